@@ -35,7 +35,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -85,15 +85,9 @@ class Result:
         """Return all figures as values for JSON."""
         kinds = {}
         for name, figures in self.figures.items():
-            fields = {key: value for key, value in vars(figures).items() if key not in ("findings", "rates")}
-            fields["rates"] = {reader: vars(rates) for reader, rates in figures.rates.items()}
             findings = [finding.to_json() for finding in figures.findings.values()]
-            kinds[name] = {
-                **fields,
-                "planned": self.planned[name],
-                "failures": failures_of(figures),
-                "findings": findings,
-            }
+            told = {"planned": self.planned[name], "failures": failures_of(figures), "findings": findings}
+            kinds[name] = {**asdict(figures), **told}
         bounds = {"seconds": LONGEST, "bytes": MEMORY_BYTES}
         machine = describe_machine(*_PACKAGES)
         return {"machine": machine, "seed": self.seed, "bounds": bounds, "well": self.is_well, "kinds": kinds}

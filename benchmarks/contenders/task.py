@@ -27,11 +27,6 @@ class Shape:
         """Sizes of the model by their names in Crosscut."""
         return {name: getattr(self, name) for name in ("num_layers", "hidden_size", "num_heads", "vocab_size")}
 
-    @property
-    def mlp_size(self) -> int:
-        """Width between the matrices of the MLP."""
-        return 4 * self.hidden_size
-
 
 @dataclass(frozen=True, kw_only=True)
 class Way:

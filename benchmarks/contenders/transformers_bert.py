@@ -21,9 +21,9 @@ def make_bert(shape: Shape, way: Way) -> Step:
     """Build the step of a BERT without dropout, with its own attention and loss."""
     config = BertConfig(
         num_hidden_layers=shape.num_layers, hidden_size=shape.hidden_size, num_attention_heads=shape.num_heads,
-        intermediate_size=shape.mlp_size, vocab_size=shape.vocab_size, max_position_embeddings=shape.sequence_length,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="sdpa",
-        num_labels=shape.num_classes or 2,
+        intermediate_size=4 * shape.hidden_size, vocab_size=shape.vocab_size,
+        max_position_embeddings=shape.sequence_length, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        attn_implementation="sdpa", num_labels=shape.num_classes or 2,
     )  # fmt: skip
     if shape.num_classes:
         return TrainerStep(BertForSequenceClassification(config), shape, way)

@@ -12,8 +12,6 @@ import bz2
 import hashlib
 import html
 import shutil
-import subprocess
-import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -21,26 +19,26 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
+from benchmarks.corpus.extraction.archives import download, read_members
+
 
 class Package(NamedTuple):
     """A package that a registry holds."""
 
-    file: str
+    registry: str
+    package: str
+    version: str
+    archive: str
     sha256: str
-    command: tuple[str, ...]
-    """Command that downloads the package into the current folder."""
 
 
 GENSIM = Package(
-    "gensim-4.4.0.tar.gz",
-    "a3f5b626da5518e79a479140361c663089fe7998df8ba52d56e1ded71ac5bdf5",
-    (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "gensim", "gensim==4.4.0"),
+    "pypi", "gensim", "4.4.0", "gensim-4.4.0.tar.gz", "a3f5b626da5518e79a479140361c663089fe7998df8ba52d56e1ded71ac5bdf5"
 )
 WTF = Package(
-    "wtf_wikipedia-0.6.1.tgz",
+    "npm", "wtf_wikipedia", "0.6.1", "wtf_wikipedia-0.6.1.tgz",
     "0c11832a97bd9f3297780bba1897355b321b3860b90cbbfe6f54e0c3c0c55a2d",
-    ("npm", "pack", "--silent", "wtf_wikipedia@0.6.1"),
-)
+)  # fmt: skip
 
 DATA = "gensim-4.4.0/gensim/test/test_data/"
 DUMP = f"{DATA}enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
@@ -86,14 +84,15 @@ def build_dump(folder: Path, cache: Path) -> None:
     """Write the articles into `folder` as pieces under the names that Wikipedia gives them."""
     cache.mkdir(parents=True, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
-    data = {package.file: _fetch(package, cache) for package in (GENSIM, WTF)}
-    first = bz2.decompress(_member(data[GENSIM.file], DUMP))
-    pages = "".join(_page(title, markup, number) for number, (title, markup) in enumerate(_articles(data[WTF.file])))
+    gensim, wtf = (_fetch(package, cache) for package in (GENSIM, WTF))
+    dumps = read_members(gensim, {DUMP, TABLES, BULGARIAN})
+    first = bz2.decompress(dumps[DUMP])
+    pages = "".join(_page(title, markup, number) for number, (title, markup) in enumerate(_articles(wtf)))
     joined = first.removesuffix(b"\n").removesuffix(b"</mediawiki>") + pages.encode() + b"</mediawiki>\n"
     pieces = {
         "enwiki-20240101-pages-articles1.xml-p1p41242.bz2": bz2.compress(joined),
-        "enwiki-20240101-pages-articles2.xml-p41243p151573.bz2": _member(data[GENSIM.file], TABLES),
-        "bgwiki-20240101-pages-articles.xml.bz2": _member(data[GENSIM.file], BULGARIAN),
+        "enwiki-20240101-pages-articles2.xml-p41243p151573.bz2": dumps[TABLES],
+        "bgwiki-20240101-pages-articles.xml.bz2": dumps[BULGARIAN],
     }
     for name, content in pieces.items():
         (folder / name).write_bytes(content)
@@ -101,31 +100,23 @@ def build_dump(folder: Path, cache: Path) -> None:
 
 def _fetch(package: Package, cache: Path) -> Path:
     """Download a package if the cache does not hold it."""
-    path = cache / package.file
+    path = cache / package.archive
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=cache) as folder:
-            subprocess.run(package.command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
-            shutil.move(Path(folder) / package.file, path)
+            shutil.move(download(package, Path(folder)), path)
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != package.sha256:
         raise SystemExit(f"`{path}` must have the SHA-256 {package.sha256}, but has {found}. Remove the file.")
     return path
 
 
-def _member(archive: Path, name: str) -> bytes:
-    with tarfile.open(archive) as tar:
-        file = tar.extractfile(name)
-        assert file
-        return file.read()
-
-
 def _articles(archive: Path) -> Iterator[tuple[str, str]]:
     """Yield titles and markup of wtf_wikipedia's articles, and the page with all constructs."""
     yield "Constructs", CONSTRUCTS
     with tarfile.open(archive) as tar:
-        names = sorted(name for name in tar.getnames() if name.startswith("package/tests/cache/"))
-    for name in names:
-        markup = _member(archive, name).decode()
+        names = {name for name in tar.getnames() if name.startswith("package/tests/cache/")}
+    for name, content in sorted(read_members(archive, names).items()):
+        markup = content.decode()
         yield Path(name).stem, html.unescape(markup) if "&lt;ref" in markup else markup  # one was saved as XML
 
 

@@ -10,15 +10,25 @@ import tarfile
 import zipfile
 from collections.abc import Collection
 from pathlib import Path
+from typing import Protocol
 
-from benchmarks.corpus.extraction.pages import Page
 from crosscut.config.errors import DataError
 
 DOWNLOAD_SECONDS = 600
 
 
-def download(page: Page, folder: Path) -> Path:
-    """Download the archive that holds this page into `folder`, and return the file.
+class Archive(Protocol):
+    """An archive of a registry, such as that of a `Page`."""
+
+    registry: str
+    package: str
+    version: str
+    archive: str
+    """File name, as the registry's client saves it."""
+
+
+def download(page: Archive, folder: Path) -> Path:
+    """Download an archive into `folder`, and return the file.
 
     Raises `DataError` if the registry's client is not installed, fails, takes longer than `DOWNLOAD_SECONDS`, or saves
     another file than the list names.
@@ -42,7 +52,7 @@ def download(page: Page, folder: Path) -> Path:
     return archive
 
 
-def _command(page: Page, folder: Path) -> list[str]:
+def _command(page: Archive, folder: Path) -> list[str]:
     if page.registry == "npm":
         return ["npm", "pack", "--silent", f"{page.package}@{page.version}"]
     if page.registry == "debian":
@@ -52,7 +62,7 @@ def _command(page: Page, folder: Path) -> list[str]:
     return [*pip, form, page.package, "--dest", str(folder), f"{page.package}=={page.version}"]
 
 
-def _remedy(page: Page) -> str:
+def _remedy(page: Archive) -> str:
     if page.registry == "debian":
         return "Run this on Debian 12, after `apt-get update`."
     return f"Check that this machine reaches {page.registry}, and that the registry still has this version."

