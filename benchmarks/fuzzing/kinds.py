@@ -27,6 +27,7 @@ from benchmarks.fuzzing.tunings import chats, encoders, tasks
 from benchmarks.fuzzing.valid import REQUESTS, SOURCES
 from benchmarks.fuzzing.valid_tunings import EMBEDDING_REQUESTS
 from crosscut.config import CorpusConfig, RunConfig
+from crosscut.config.system.deletion import MARKER_FILE
 
 _STEP = "run/checkpoints/step-00000004"
 _DAMAGES = {*BYTES, "delete", "empty", "sparse"}
@@ -208,11 +209,12 @@ def _digest(path: Path) -> str:
 
 
 def _stored_damage_is_found(case: Case, folder: Path, valid: Path, outcome: Outcome) -> str:
-    """A checkpoint with an unchanged manifest and another file that has changed must not pass `verify`."""
+    """A checkpoint with an unchanged manifest and another file of it that has changed must not pass `verify`."""
     base = CHECKPOINTS.base(case)
     if not base.name.startswith("verify") or outcome.status != 0:
         return ""
-    names = [name for name in _changed(case, folder, valid, base, under="") if "/step-" in f"/{name}"]
+    changed = _changed(case, folder, valid, base, under="")
+    names = [name for name in changed if "/step-" in f"/{name}" and Path(name).name != MARKER_FILE]
     if not names or any(name.endswith("manifest.json") for name in names):
         return ""
     return f"verify exits with 0, but {', '.join(names)} differ"
