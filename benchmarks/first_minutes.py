@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.commands import ROOT, aligned, command_line, print_figures, run_command
 from benchmarks.commands import TINY as TINY_HELP
 from benchmarks.machine import print_machine
+from benchmarks.texts import take
 from crosscut.config import DataConfig
 from crosscut.data import TokenFolder, Tokenizer, prepare, read_documents
 
@@ -80,12 +81,9 @@ class Data:
 
 def make_data(folder: Path, recipe: Recipe) -> Data:
     """Write the text, a tokenizer of characters, and the ids of both."""
-    text, kept = [], 0
-    for document in read_documents(["builtin:state-of-the-union"], text_key="text"):
-        text.append("".join(letter for letter in document.text if letter in LETTERS))
-        kept += len(text[-1])
-        if kept >= recipe.characters:
-            break
+    documents = read_documents(["builtin:state-of-the-union"], text_key="text")
+    letters = ("".join(letter for letter in document.text if letter in LETTERS) for document in documents)
+    text = take(letters, recipe.characters)
     (folder / "text.txt").write_text("\n\n".join(text)[: recipe.characters], encoding="utf-8")
     (folder / "letters.json").write_text(letter_tokenizer(), encoding="utf-8")
     tokens = folder / "tokens"

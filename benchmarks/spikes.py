@@ -39,6 +39,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.commands import aligned, command_line, write_figures
 from benchmarks.faulting.inside import replace_gradients
 from benchmarks.machine import describe_machine, print_machine
+from benchmarks.texts import take
 from crosscut.config import RunConfig, TrainingError, load_run
 from crosscut.data import open_tokens, prepare, read_documents
 from crosscut.launch import launch, process_group
@@ -72,12 +73,8 @@ def make_corpora(folder: Path) -> None:
     """Tokenize the text, and make a copy of the tokens in which noise replaces a short shard that is read near step
     `SPIKE`. The rest of both corpora is the same, in the same order.
     """
-    texts, size = [], 0
-    for document in read_documents(["builtin:state-of-the-union"], text_key="text"):
-        texts.append(document.text)
-        size += len(document.text)
-        if size > _TEXT_BYTES:
-            break
+    documents = read_documents(["builtin:state-of-the-union"], text_key="text")
+    texts = take((document.text for document in documents), _TEXT_BYTES)
     lines = (json.dumps({"text": text}) for text in texts)
     (folder / "text.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     run = make_run(folder, "clean")

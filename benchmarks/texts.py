@@ -8,12 +8,12 @@ Size = Callable[[Any], int]
 
 
 def take(items: Iterable[_T], most: float, size: Size = len) -> Iterator[_T]:
-    """First items whose sizes together reach `most`."""
+    """First items whose sizes together reach `most`. No item behind them is read."""
     for item in items:
-        if most <= 0:
-            return
         yield item
         most -= size(item)
+        if most <= 0:
+            return
 
 
 def in_batches(items: Iterable[_T], least: int, size: Size = len) -> Iterator[list[_T]]:

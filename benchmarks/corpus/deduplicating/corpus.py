@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.texts import in_batches
+from benchmarks.texts import in_batches, take
 from crosscut.corpus.documents import CLEANING, DOCUMENTS, INGEST, TEXTS, write_table
 from crosscut.corpus.duplicates.planted import HIGHEST, LOWEST, plant
 from crosscut.corpus.execution.stages import Record
@@ -43,13 +43,7 @@ class Corpus:
 def make_corpus(books: Path, megabytes: float, seed: int) -> Corpus:
     """Build a corpus of about `megabytes`: pages and copies of some pages, in random order."""
     chance = random.Random(seed)
-    pages = []
-    left = megabytes * 1e6 / (1 + NEAR + EXACT)
-    for page in cut(books, chance):
-        pages.append(page)
-        left -= len(page)
-        if left <= 0:
-            break
+    pages = list(take(cut(books, chance), megabytes * 1e6 / (1 + NEAR + EXACT)))
     near = chance.sample(range(len(pages)), int(NEAR * len(pages)))
     copies = [plant(pages[place], chance.uniform(LOWEST, HIGHEST), NGRAM, pages, chance) for place in near]
     exact = [pages[place] for place in chance.sample(range(len(pages)), int(EXACT * len(pages)))]
