@@ -17,11 +17,11 @@ from tests.pretrained import jobs
 from tests.pretrained.models import FAMILIES, their_logits
 
 LAYOUTS = [
+    Layout(tensor=2, data=2, sharding="zero2"),
     Layout(),
     Layout(tensor=4),
     Layout(tensor=2, sequence_parallel=True),
     Layout(data=2, sharding="zero3"),
-    Layout(tensor=2, data=2, sharding="zero2"),
 ]
 
 
@@ -40,7 +40,7 @@ def assert_same_tensors(one: Path, other: Path) -> None:
         assert torch.equal(tensor, second[name]), name
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_came_in_goes_out(ranks, published, tmp_path, name):
     """From two tensor ranks: the same tensors, the same computation."""
@@ -51,7 +51,7 @@ def test_what_came_in_goes_out(ranks, published, tmp_path, name):
     assert find_model(out).model == find_model(folder).model
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_layout_writes_the_same_files(ranks, published, tmp_path, layout):
     folder, out = published("llama tied"), tmp_path / "out"
@@ -141,7 +141,10 @@ def test_a_place_that_cannot_be_written_is_told_on_all_ranks(ranks, published, t
 def test_a_disk_that_fills_up_leaves_nothing(ranks, published, tmp_path):
     source = find_model(published("gpt2"))
     for told in ranks.run(2, jobs.export_raises, source, Layout(tensor=2), tmp_path / "out", 5):
-        expected = f"CheckpointError: `{tmp_path}/out` must be writable, but is not: No space left on device."
+        expected = (
+            f"CheckpointError: `{tmp_path}/out` must be writable, but is not: No space left on device. Free some "
+            "space, grant access, or choose another folder."
+        )
         assert told == [expected] * 2
     assert list(tmp_path.iterdir()) == []
 

@@ -9,9 +9,10 @@ from crosscut.config.errors import DataError
 from crosscut.corpus.audit.explain import explain
 from crosscut.corpus.audit.lookup import Runs, find_documents, latest_texts
 from crosscut.corpus.collection import earlier_id
-from crosscut.corpus.documents import DOCUMENTS, Drop, drops_name, write_drops, write_table
+from crosscut.corpus.documents import Drop, drops_name, write_drops
 from crosscut.corpus.finished import FinishedRun, mark_unfinished
 from tests.corpus.audit.conftest import FILTERS, FOREIGN, HOSTILE, LEAKED, Audited, texts
+from tests.corpus.ingested import write_documents
 
 MIDDLE = len(texts()) // 2
 
@@ -91,9 +92,8 @@ def test_a_duplicate_of_an_earlier_run_is_found_there_alone(tmp_path):
     """The ids of both runs are the same, but not the documents."""
     for run_name, texts_of_run in (("old", ["old mill", "old well"]), ("new", ["new mill", "new well"])):
         ids = [id_of(number) for number in range(2)]
-        columns = {"id": ids, "text": texts_of_run, "url": ["", ""], "karma": [None, None], "title": ["", ""]}
         (tmp_path / run_name / "work" / "ingest").mkdir(parents=True)
-        write_table(tmp_path / run_name / "work" / "ingest" / "000000-0000.arrow", columns, DOCUMENTS)
+        write_documents(tmp_path / run_name / "work" / "ingest" / "000000-0000.arrow", ids, texts_of_run)
     old, new = tmp_path / "old", tmp_path / "new" / "work"
     told_of_old = matched(new, 0, earlier_id(str(old), id_of(1)))
     assert f"matched with {id_of(1)} of the earlier run {old}\n" in told_of_old
