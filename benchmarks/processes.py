@@ -118,7 +118,7 @@ def measure_command(command: Sequence[str], *, environment: dict[str, str] | Non
     """Run a command that must succeed."""
     started, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL if quiet else None, env=environment)
-    peak = Peak(process.pid)
+    peak = Peak(process.pid, every=0.1)
     if process.wait():
         sys.exit(f"`{' '.join(command)}` must end well, but exited with {process.returncode}.")
     seconds, using = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -5,7 +5,7 @@
 
 The benchmark runs the command like a user, with the paper's settings. It prints for every stage the megabytes of its
 input per second, and marks a stage below the goal of 5 MB/s. Memory is the sum over the command and its workers,
-measured twice a second; a page shared by n processes counts 1/n in each (PSS). `--folder` keeps the corpus and its
+measured ten times a second; a page shared by n processes counts 1/n in each (PSS). `--folder` keeps the corpus and its
 report.
 """
 
