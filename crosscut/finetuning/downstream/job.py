@@ -19,6 +19,7 @@ from crosscut.checkpoint import checkpoint_folder, load_model, mark_passed_over
 from crosscut.checkpoint.format.manifest import current_versions
 from crosscut.config import ConfigError, DataError, ModelConfig, ResolvedRun, RunConfig, write_toml, write_whole
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE, TOKENS_FOLDER
+from crosscut.config.model import HeadKind
 from crosscut.config.published.folders import TOKENIZER_FILE
 from crosscut.config.system.deletion import make_folder
 from crosscut.config.system.files import copy_file
@@ -30,7 +31,7 @@ from crosscut.finetuning.downstream.predictions import scores_of
 from crosscut.finetuning.downstream.report import print_results, write_report
 from crosscut.finetuning.downstream.settings import TaskOrder, settings_of
 from crosscut.finetuning.downstream.task import DEV, PARTS, TRAIN, Example, TunedTask, files_of
-from crosscut.finetuning.encoding import EncodedRows, Special, TextEncoder
+from crosscut.finetuning.encoding import EncodedRows, Long, Special, TextEncoder
 from crosscut.launch.processes import choose_device, is_first_started
 from crosscut.pretrained import ModelSource, find_model, keep_labels, load_trunk
 from crosscut.pretrained.companions import COMPANIONS
@@ -79,7 +80,7 @@ def _asked(order: TaskOrder, source: ModelSource | None) -> RunConfig:
 
 def _model_for(task: TunedTask, source: ModelSource) -> ModelConfig:
     """Return the model's config with the head of a task. If the labels are not known yet, the head has two classes."""
-    classes = max(2, task.num_classes) if task.head == "classes" else 0
+    classes = max(2, task.num_classes) if task.head is HeadKind.CLASSES else 0
     return source.model.with_head(task.head, num_classes=classes)
 
 
@@ -190,7 +191,7 @@ def _read(task: TunedTask, files: Mapping[str, Path]) -> tuple[TunedTask, dict[s
             task, examples[part], skipped = task.read(files[part], has_labels=part in (TRAIN, DEV))
             if skipped:
                 echo(f"{skipped:,} lines of `{files[part]}` have too few columns and are left out.", err=True)
-        if part == TRAIN and task.head == "classes" and task.num_classes < 2:
+        if part == TRAIN and task.head is HeadKind.CLASSES and task.num_classes < 2:
             raise DataError(
                 f"`{files[TRAIN]}` must have at least 2 different labels, but has {task.num_classes}. Add examples, or "
                 "name the labels with --labels."
@@ -201,7 +202,7 @@ def _read(task: TunedTask, files: Mapping[str, Path]) -> tuple[TunedTask, dict[s
 def _encode(task: TunedTask, encoder: TextEncoder, part: str, examples: tuple[Example, ...], path: Path) -> EncodedRows:
     rows, num_long = task.encode(encoder, examples, name=str(path), may_drop=part == TRAIN)
     if num_long:
-        what = "left out" if task.long == "drop" and part == TRAIN else "cut"
+        what = "left out" if task.long is Long.DROP and part == TRAIN else "cut"
         echo(
             f"{num_long:,} of {len(examples):,} examples of `{path}` are longer than {encoder.length} tokens and are "
             f"{what}.",
