@@ -10,8 +10,9 @@ from typing import NamedTuple
 from crosscut.architecture import Device, Target
 from crosscut.config import Layout, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
 from crosscut.config.conventions import AMPERE, MASKED_FRACTION
+from crosscut.config.layouts.compilation import reason_against_compiling
 from crosscut.config.layouts.context import ContextChoice, choose_context_attention
-from crosscut.config.run import expected_predictions, reason_against_compiling
+from crosscut.config.run import expected_predictions
 
 
 class Candidate(NamedTuple):
