@@ -8,13 +8,13 @@ from crosscut.config.checks import listed
 from crosscut.config.optimizer import MatrixOptimizer, ParameterGroup
 from crosscut.config.precision import precision_on
 from crosscut.planner.activations import num_recomputed_layers
-from crosscut.verification.report import Report
+from crosscut.verification.report import LayoutReport
 
 COMPILED = "compiled layers"
 """Name of the check for compiled layers. A report has this check only if layers were compiled."""
 
 
-def with_scope(report: Report, *, asked: RunConfig, verified: RunConfig) -> Report:
+def with_scope(report: LayoutReport, *, asked: RunConfig, verified: RunConfig) -> LayoutReport:
     """Add the scope to a report: the options of the run `asked` that the verified step used, and the options that the
     step did not use. `verified` is the run that was verified, which may be smaller than `asked`.
     """

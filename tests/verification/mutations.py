@@ -57,7 +57,7 @@ from crosscut.parallel.state.parameters import cut_dim, local
 from crosscut.training import step as training_step
 from crosscut.training.optimization import averaging, muon
 from crosscut.training.speed import compilation
-from crosscut.verification import Report, for_verification, verify_module, verify_on_mesh
+from crosscut.verification import LayoutReport, for_verification, verify_module, verify_on_mesh
 from crosscut.verification.run_proof import MICRO_BATCHES
 from tests.verification.runs import BERT, CHOICE, CLASSES, CPU, MASKED, SPANS, tiny_run
 
@@ -100,7 +100,7 @@ class Mutation:
 MUTATIONS: list[Mutation] = []
 
 
-def row_of(mutation: Mutation, report: Report) -> str:
+def row_of(mutation: Mutation, report: LayoutReport) -> str:
     """The fault's line in the page about them."""
     named, cause = (report.first.place, report.first.cause) if report.first else ("nothing", "")
     module, comma, micro_batch = named.partition(", in ")
@@ -117,7 +117,7 @@ def fault(description: str, module: str, layout: Layout = TENSOR, *, own_module:
 
 def verify_with(
     index: int | None, layout: Layout, own_module: bool = False, *, precision: str = "float64", **options: Any
-) -> Report:
+) -> LayoutReport:
     """On a rank: verify with a fault planted, or with none. `options` replace those of the fault."""
     options = ({} if index is None else dict(MUTATIONS[index].options)) | options
     with pytest.MonkeyPatch.context() as patch:

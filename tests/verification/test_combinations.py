@@ -20,7 +20,7 @@ from crosscut.parallel import make_mesh
 from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities
 from crosscut.training.speed import compilation
-from crosscut.verification import Report, for_verification, verify_on_mesh
+from crosscut.verification import LayoutReport, for_verification, verify_on_mesh
 from tests.parallel.stand_ins import products_in_pieces
 from tests.ranks import RankPool
 from tests.verification.runs import CPU, tiny_run
@@ -166,7 +166,7 @@ def name_of(values: Values) -> str:
     return " ".join([*told, "dropout"] if values["dropout"] else told)
 
 
-def verify(values: Values) -> Report:
+def verify(values: Values) -> LayoutReport:
     """On a rank."""
     run = run_of(values)
     with products_in_pieces(), mock.patch.object(compilation, "BACKEND", "aot_eager"):

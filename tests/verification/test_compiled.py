@@ -13,7 +13,7 @@ from crosscut.parallel import linear, make_mesh
 from crosscut.parallel.collectives import split
 from crosscut.parallel.mesh import ParallelMesh
 from crosscut.training.speed import compilation
-from crosscut.verification import Report, for_verification, verify_on_mesh
+from crosscut.verification import LayoutReport, for_verification, verify_on_mesh
 from tests.ranks import RankPool
 from tests.verification.runs import CPU, MODERN, tiny_run
 
@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 
-def _verify(layout: Layout, dropout: float) -> Report:
+def _verify(layout: Layout, dropout: float) -> LayoutReport:
     run = tiny_run(dropout=dropout)
     run = dataclasses.replace(run, training=dataclasses.replace(run.training, compile="on"))
     mesh = make_mesh(layout, CPU)
@@ -54,7 +54,7 @@ def test_compiled_layers_are_compared_as_wholes(ranks: RankPool, layout: Layout,
     )
 
 
-def _verify_modern(layout: Layout, recompute: str) -> Report:
+def _verify_modern(layout: Layout, recompute: str) -> LayoutReport:
     training = {"compile": "on", "recompute": recompute, "z_loss": 0.01, "initial_spread": "fan_in"}
     run = tiny_run(training=training, optimizer={"embedding_learning_rate": 0.1}, **{**MODERN, "dropout": 0.0})
     with mock.patch.object(compilation, "BACKEND", "aot_eager"):
@@ -70,7 +70,7 @@ def test_a_modern_recipe_is_the_uncut_model_in_compiled_layers(ranks: RankPool, 
     assert "compiled layers" in {check.name for check in report.checks}
 
 
-def _verify_faulty(layout: Layout) -> Report:
+def _verify_faulty(layout: Layout) -> LayoutReport:
     def unsummed(x: Tensor, weight: Tensor, bias: Tensor, *, mesh: ParallelMesh, **_: Any) -> Tensor:
         product = F.linear(x, weight)
         return (split(product, mesh.tensor, 1) if mesh.tensor.size > 1 else product) + bias

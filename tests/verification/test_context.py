@@ -8,7 +8,7 @@ import pytest
 
 from crosscut.config import Layout, RunConfig
 from crosscut.parallel import make_mesh
-from crosscut.verification import Report, for_verification, verify_on_mesh
+from crosscut.verification import LayoutReport, for_verification, verify_on_mesh
 from tests.ranks import RankPool
 from tests.verification.runs import CPU, LLAMA, tiny_run
 
@@ -65,7 +65,7 @@ def _run(case: Case) -> RunConfig:
     return for_verification(run, Layout(**case.layout), "float64")
 
 
-def _verify(run: RunConfig) -> Report:
+def _verify(run: RunConfig) -> LayoutReport:
     return verify_on_mesh(run, make_mesh(run.layout, CPU))
 
 

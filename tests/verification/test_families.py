@@ -6,7 +6,7 @@ import pytest
 
 from crosscut.config import Layout
 from crosscut.parallel import make_mesh
-from crosscut.verification import Report, for_verification, verify_on_mesh, verify_runs
+from crosscut.verification import LayoutReport, for_verification, verify_on_mesh, verify_runs
 from tests.ranks import RankPool
 from tests.verification.runs import BERT, CHOICE, CLASSES, CPU, LLAMA, MASKED, MODERN, SPANS, tiny_run
 
@@ -59,7 +59,7 @@ CASES = [
 ]
 
 
-def _verify(layout: Layout, model: dict[str, Any]) -> Report:
+def _verify(layout: Layout, model: dict[str, Any]) -> LayoutReport:
     return verify_on_mesh(for_verification(tiny_run(**model), layout, "float64"), make_mesh(layout, CPU))
 
 

@@ -20,7 +20,7 @@ from crosscut.planner import step_traffic
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities
-from crosscut.verification import Report, for_verification, scale_down, verify_on_mesh, verify_runs
+from crosscut.verification import LayoutReport, for_verification, scale_down, verify_on_mesh, verify_runs
 from crosscut.verification.batches.made_up import made_up_batch
 from tests.ranks import RankPool
 from tests.verification.mutations import MIXED, g_missing
@@ -51,7 +51,7 @@ SLOW = [
 LAYOUTS = [*QUICK, *(pytest.param(layout, marks=pytest.mark.slow) for layout in SLOW)]
 
 
-def _verify(layout: Layout, precision: str, dropout: float) -> Report:
+def _verify(layout: Layout, precision: str, dropout: float) -> LayoutReport:
     return verify_on_mesh(for_verification(tiny_run(dropout=dropout), layout, precision), make_mesh(layout, CPU))
 
 
@@ -101,7 +101,7 @@ RECIPES: dict[str, tuple[Layout, dict[str, Any]]] = {
 """A layout and options of the modern recipe (docs/recipe.md), by name."""
 
 
-def _verify_recipe(name: str) -> Report:
+def _verify_recipe(name: str) -> LayoutReport:
     layout, options = RECIPES[name]
     return verify_on_mesh(for_verification(tiny_run(**options), layout, "float64"), make_mesh(layout, CPU))
 
@@ -132,7 +132,7 @@ EVERYTHING: dict[str, Any] = {
 """All options of docs/recipe.md and docs/data.md at once."""
 
 
-def _verify_everything(layout: Layout) -> Report:
+def _verify_everything(layout: Layout) -> LayoutReport:
     return verify_on_mesh(for_verification(tiny_run(**EVERYTHING), layout, "float64"), make_mesh(layout, CPU))
 
 
@@ -170,7 +170,7 @@ RECOMPUTING = [
 ]
 
 
-def _verify_all(layout: Layout, kinds: list[dict[str, Any]]) -> list[Report]:
+def _verify_all(layout: Layout, kinds: list[dict[str, Any]]) -> list[LayoutReport]:
     """Reports for kinds of recomputation, with dropout in the model."""
     reports = []
     for options in kinds:
@@ -263,7 +263,7 @@ def test_lower_precisions_pass_within_their_tolerance(ranks: RankPool, precision
     assert ("rounding of outputs" in {check.name for check in report.checks}) == (precision != "float32")
 
 
-def _verify_wide(precision: str) -> Report:
+def _verify_wide(precision: str) -> LayoutReport:
     """Layers of 256, whose sums over 256 tokens nearly cancel in the gradients of the norms' biases."""
     layout = Layout(tensor=2, sequence_parallel=True)
     run = load_run({
@@ -329,7 +329,7 @@ WRONG_IN_NARROW_NUMBERS = [
 ]
 
 
-def _verify_within(fault: Callable[[], AbstractContextManager[None]], precision: str) -> Report:
+def _verify_within(fault: Callable[[], AbstractContextManager[None]], precision: str) -> LayoutReport:
     run = for_verification(tiny_run(dropout=0.0, training={"recompute": "full"}), Layout(tensor=2), precision)
     with fault():
         return verify_on_mesh(run, make_mesh(run.layout, CPU))
@@ -356,7 +356,7 @@ def test_what_is_wrong_in_narrow_numbers_alone_is_not_rounding(
     assert ranks.run(2, _verify_within, fault, "float32")[0].same
 
 
-def _verify_one_more_message_and_wrong_loss() -> Report:
+def _verify_one_more_message_and_wrong_loss() -> LayoutReport:
     run = for_verification(tiny_run(dropout=0.0), Layout(tensor=2), "bfloat16")
     planned = step_traffic(run)
     with _wrong_loss(), mock.patch("crosscut.verification.run_proof.step_traffic", return_value=planned[1:]):
@@ -370,7 +370,7 @@ def test_what_is_known_to_differ_comes_before_what_may_be_rounding(ranks: RankPo
     assert report.first.module == "collectives"
 
 
-def _verify_overflowing() -> Report:
+def _verify_overflowing() -> LayoutReport:
     with mock.patch.object(LossScale.__init__, "__defaults__", (2.0**40,)):
         return _verify(Layout(tensor=2), "float16", 0.0)
 
@@ -386,7 +386,7 @@ def test_a_step_that_overflows_proves_nothing(ranks: RankPool) -> None:
 UNSUMMED = [("bfloat16", 32), ("float8", 64)]
 
 
-def _verify_unsummed(precision: str, hidden_size: int) -> Report:
+def _verify_unsummed(precision: str, hidden_size: int) -> LayoutReport:
     layout = Layout(tensor=2)
     run = for_verification(tiny_run(dropout=0.0, hidden_size=hidden_size), layout, precision)
     with pytest.MonkeyPatch.context() as patch:

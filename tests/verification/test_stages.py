@@ -4,7 +4,7 @@ import pytest
 
 from crosscut.config import Layout
 from crosscut.parallel import make_mesh
-from crosscut.verification import Report, for_verification, verify_on_mesh, with_scope
+from crosscut.verification import LayoutReport, for_verification, verify_on_mesh, with_scope
 from tests.verification.runs import CPU, LLAMA, MODERN, tiny_run
 from tests.verification.test_scope import REPORT
 
@@ -20,7 +20,7 @@ LAYOUTS = [
 MODELS = {"gpt2": {}, "untied": {"tied": False}, "llama": {**LLAMA, "num_kv_heads": 2}, "modern": MODERN}
 
 
-def verify(layout: Layout, model: dict, precision: str = "float64", **more) -> Report:
+def verify(layout: Layout, model: dict, precision: str = "float64", **more) -> LayoutReport:
     run = for_verification(tiny_run(**{"num_layers": 4, **model, **more}), layout, precision)
     return verify_on_mesh(run, make_mesh(layout, CPU))
 
@@ -69,7 +69,7 @@ def test_a_pipeline_is_verified_with_other_options(ranks, layout, options):
     assert report.same, report.first
 
 
-def verify_with_options(layout: Layout, options: dict) -> Report:
+def verify_with_options(layout: Layout, options: dict) -> LayoutReport:
     return verify(layout, {}, **options)
 
 

@@ -13,7 +13,7 @@ from crosscut.config.checks import MOST
 from crosscut.config.generation.sampling import Sampling
 from crosscut.data import Tokenizer
 from crosscut.data.tokenization.token_bytes import TokenBytes
-from crosscut.serving.news import Order
+from crosscut.serving.news import TextOrder
 from crosscut.serving.protocol.chat import ChatTemplate
 from crosscut.serving.protocol.choices import read_sampling
 from crosscut.serving.protocol.fields import Fields, is_text, shown
@@ -108,13 +108,13 @@ class Request:
     """For each prompt whose tokens are reported one by one, the number of characters by which the tokens exceed the
     text (`surplus_of`)."""
 
-    def orders(self) -> Iterator[Order]:
+    def orders(self) -> Iterator[TextOrder]:
         """Yield the texts to generate, in the order of the answer's choices: all texts of the first prompt, then all
         texts of the second prompt, and so on.
         """
         for number, prompt in enumerate(self.prompts):
             for sample in range(self.num_choices):
-                yield Order(prompt, self.sampling, sample, number * self.num_choices + sample)
+                yield TextOrder(prompt, self.sampling, sample, number * self.num_choices + sample)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ _NICENESS = 10
 """Niceness of the process that reads large requests, which gives way to the model."""
 
 
-class Reading:
+class RequestReading:
     """Processes that read the requests for the model `served`. `is_busy` returns whether the model is computing."""
 
     def __init__(self, served: Served | ServedEncoder, is_busy: Callable[[], bool]) -> None:

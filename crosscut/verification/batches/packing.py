@@ -21,7 +21,7 @@ from crosscut.training.speed.compilation import uncompiled
 from crosscut.training.step import Trainer
 from crosscut.verification.comparison import relative_difference
 from crosscut.verification.recording import gradients_of
-from crosscut.verification.report import DOCUMENTS, Check
+from crosscut.verification.report import DOCUMENTS, ReportCheck
 
 MOST_DOCUMENTS = 4
 """Maximum number of documents in a verified sequence."""
@@ -66,7 +66,7 @@ def separated(batch: Batch, *, end_of_text: int) -> list[Batch]:
 
 def compare_documents(
     trainer: Trainer, micro_batches: Sequence[Batch], *, end_of_text: int, tolerance: float
-) -> list[Check]:
+) -> list[ReportCheck]:
     """Compare packed sequences with the same documents in separate sequences. Check that both give the same loss and
     the same gradients. `micro_batches` are the packed micro-batches of this data rank. They hold whole sequences, of
     which this function takes the part of each context rank. Every rank must call this function. The list has one check
@@ -85,7 +85,7 @@ def compare_documents(
         return []
     difference, worst = max(every)
     told = f"{len(apart) // len(micro_batches)} per sequence, against separate sequences; largest at {worst}"
-    return [Check(DOCUMENTS, difference, difference <= tolerance, told)]
+    return [ReportCheck(DOCUMENTS, difference, difference <= tolerance, told)]
 
 
 def _loss_and_gradients(trainer: Trainer, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -21,7 +21,7 @@ from crosscut.parallel.recorder import comes_again
 from crosscut.verification.recording import MicroBatches, display_name
 
 
-class Draw(NamedTuple):
+class DropoutDraw(NamedTuple):
     """One use of the random generator."""
 
     module: str
@@ -36,7 +36,7 @@ class Draw(NamedTuple):
     """Number of the micro-batch, from 1, during whose forward pass the draw was made. 1 if the model is not a `GPT`."""
 
 
-class Entry(NamedTuple):
+class ModuleEntry(NamedTuple):
     """One forward call of a module."""
 
     module: str
@@ -49,13 +49,13 @@ class Entry(NamedTuple):
 class Drawn(NamedTuple):
     """Draws of one rank in one step."""
 
-    draws: list[Draw]
+    draws: list[DropoutDraw]
     """Draws of all forward passes, in order."""
-    repeated: list[Draw]
+    repeated: list[DropoutDraw]
     """Draws of recomputations, in order."""
-    states: dict[Entry, str]
+    states: dict[ModuleEntry, str]
     """Digest of the default generator's state at the start of each forward call of a module."""
-    restarts: list[Entry]
+    restarts: list[ModuleEntry]
     """Calls before which the default generator was set to a new state, in order. Complete only on a rank with one
     random stream. Empty if the model is not a `GPT`.
     """
@@ -75,10 +75,10 @@ class _Draws(TorchDispatchMode):
 
     def __init__(self, model: nn.Module, mesh: ParallelMesh) -> None:
         super().__init__()
-        self._draws: list[Draw] = []
+        self._draws: list[DropoutDraw] = []
         """All draws, in order. The module of a recomputed draw is empty."""
-        self._states: dict[Entry, str] = {}
-        self._restarts: list[Entry] = []
+        self._states: dict[ModuleEntry, str] = {}
+        self._restarts: list[ModuleEntry] = []
         self._calls: Counter[tuple[str, int]] = Counter()
         self._device = mesh.device
         self._last = self._state(None)
@@ -129,7 +129,7 @@ class _Draws(TorchDispatchMode):
         if after != before and (self._running or is_recomputing()):  # attention without dropout does not draw
             module = "" if is_recomputing() else self._running[-1]
             operator = f"{func.name()} {[a for a in args if isinstance(a, float)]}"
-            self._draws.append(Draw(module, _digest_of(before), digest, operator, self._micro_batches.current))
+            self._draws.append(DropoutDraw(module, _digest_of(before), digest, operator, self._micro_batches.current))
             if not digest:  # the dropped tensor is known once another operator combines the numbers with it
                 self._hold(result, frozenset([len(self._draws) - 1]))
         return result
@@ -164,7 +164,7 @@ class _Draws(TorchDispatchMode):
     def _note_entry(self, module: str) -> None:
         place = (module, self._micro_batches.current)
         self._calls[place] += 1
-        entry, state = Entry(*place, self._calls[place]), self._state(None)
+        entry, state = ModuleEntry(*place, self._calls[place]), self._state(None)
         self._states[entry] = _digest_of(state)
         if state != self._last and isinstance(self._model, GPT):
             self._restarts.append(entry)

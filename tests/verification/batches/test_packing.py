@@ -10,7 +10,7 @@ from crosscut.config import IGNORED, Layout
 from crosscut.model import Batch
 from crosscut.parallel import make_mesh
 from crosscut.training.speed import compilation
-from crosscut.verification import Report, for_verification, verify_on_mesh
+from crosscut.verification import LayoutReport, for_verification, verify_on_mesh
 from crosscut.verification.batches.packing import pack, separated
 from tests.ranks import RankPool
 from tests.verification.runs import BERT, CPU, LLAMA, tiny_run
@@ -29,7 +29,7 @@ CASES = [
 ]
 
 
-def _verify(layout: Layout, model: dict[str, Any], training: dict[str, Any]) -> Report:
+def _verify(layout: Layout, model: dict[str, Any], training: dict[str, Any]) -> LayoutReport:
     run = tiny_run(training={"document_mask": True, **training}, **model)
     with mock.patch.object(compilation, "BACKEND", "aot_eager"):
         return verify_on_mesh(for_verification(run, layout, "float64"), make_mesh(layout, CPU))
