@@ -15,7 +15,7 @@ from crosscut.config.layout import Layout
 from crosscut.config.layouts.compilation import reason_against_compiling, require_compilable
 from crosscut.config.layouts.context import ContextChoice, choose_context_attention, require_context
 from crosscut.config.layouts.divisibility import require_batch, require_float8, require_sequence, require_stages
-from crosscut.config.model import ModelConfig, RotaryScaling, require_tensor_axis
+from crosscut.config.model import Biases, ModelConfig, RotaryScaling, require_tensor_axis
 from crosscut.config.optimizer import OptimizerConfig
 from crosscut.config.training import Compile, TrainingConfig
 
@@ -223,7 +223,7 @@ def _require_rates(model: ModelConfig, optimizer: OptimizerConfig) -> None:
             f"embedding, but is {optimizer.head_learning_rate}. Set `optimizer.embedding_learning_rate`, or "
             "set model.tied=false."
         )
-    if optimizer.scalar_learning_rate and not model.norm_affine and model.biases == "none":
+    if optimizer.scalar_learning_rate and not model.norm_affine and model.biases is Biases.NONE:
         raise ConfigError(
             "`optimizer.scalar_learning_rate` must be 0 for a model whose matrices have no biases and whose norms "
             f"have no parameters, but is {optimizer.scalar_learning_rate}. Remove "

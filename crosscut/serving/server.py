@@ -32,7 +32,7 @@ from crosscut.launch.stopping import REQUESTS, ignore_requests
 from crosscut.model.packing import pack_weights
 from crosscut.parallel import ParallelMesh, make_mesh
 from crosscut.pretrained import ModelSource, find_model
-from crosscut.serving.desk import MOST_EMBEDDED, Desk
+from crosscut.serving.desk import MOST_EMBEDDED, Desk, PartT
 from crosscut.serving.loop import embed_texts, write_texts
 from crosscut.serving.protocol.chat import ChatTemplate
 from crosscut.serving.protocol.embeddings import ServedEncoder
@@ -204,7 +204,7 @@ def _follow(work: Callable[[], None]) -> None:
 
 
 def _lead(
-    work: Callable[[], None], application: Starlette, desk: Desk[Any], listener: socket.socket, greeting: str
+    work: Callable[[], None], application: Starlette, desk: Desk[PartT], listener: socket.socket, greeting: str
 ) -> None:
     """Run `work`, the main loop, on the first rank, while a second thread talks to clients. `greeting` is printed as
     soon as clients can connect.
@@ -263,7 +263,7 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def _talking(application: Starlette, listener: socket.socket, desk: Desk[Any]) -> Iterator[None]:
+def _talking(application: Starlette, listener: socket.socket, desk: Desk[PartT]) -> Iterator[None]:
     """Context in which a thread talks to clients. If the thread ends, the server stops."""
     connections = Connections(allow_connections())
     settings = uvicorn.Config(

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from crosscut.config.axes import Role, role_of
+from crosscut.config.axes import AxisRole, role_of
 from crosscut.parallel.context import join_zigzag
 
 
@@ -42,7 +42,7 @@ class Grid:
         firsts = (rank for rank in range(len(self.parts)) if rank // stride % size == 0)
         return [[rank + place * stride for place in range(size)] for rank in firsts]
 
-    def line(self, role: Role) -> list[Tensor]:
+    def line(self, role: AxisRole) -> list[Tensor]:
         """Return the parts along the axes with the role `role`, in the order of the ranks. On all other axes, only the
         ranks at position 0 are taken.
         """
@@ -91,7 +91,7 @@ def assemble_parameter(grid: Grid, cut_dim: int | None, like: Tensor) -> Assembl
     """
     how = {name: _AxisShare(None, size) for name, size in grid.axes.items()}
     if cut_dim is not None:
-        how |= {name: _AxisShare(cut_dim, 1) for name in grid.axes if role_of(name) is Role.CUTS}
+        how |= {name: _AxisShare(cut_dim, 1) for name in grid.axes if role_of(name) is AxisRole.CUTS}
     assembled = _assemble(grid, how)
     whole = assembled.whole
     if cut_dim == 0 and whole.dim() and whole.shape[0] != like.shape[0]:
@@ -148,7 +148,7 @@ def _summed_or_not(
     the parts may be summands, other grids have sums of the parts. If data ranks hold copies of an activation that is
     not a scalar, the parts of its gradient must be summands, so only sums are yielded.
     """
-    whole = [name for name, share in how.items() if role_of(name) is Role.TOKENS and share.dim is None]
+    whole = [name for name, share in how.items() if role_of(name) is AxisRole.TOKENS and share.dim is None]
     sums = is_gradient and bool(whole)
     if not sums or like.dim() == 0:
         yield grid, how
@@ -157,7 +157,7 @@ def _summed_or_not(
             grid, how = _summed(grid, name, how, len_of_group=grid.axes[name])
         yield grid, how
     for name, share in how.items():
-        if role_of(name) is Role.CUTS and is_gradient and share.group > 1 and (is_inside or share.dim is not None):
+        if role_of(name) is AxisRole.CUTS and is_gradient and share.group > 1 and (is_inside or share.dim is not None):
             yield _summed(grid, name, how, len_of_group=share.group)
 
 
@@ -179,7 +179,7 @@ def _arrangements(grid: Grid, like: Tensor) -> Iterator[_Arrangement]:
         how: dict[str, _AxisShare] = {}
         for (name, num_ranks), dim in zip(grid.axes.items(), dims, strict=True):
             group = num_ranks
-            if dim is not None and role_of(name) is not Role.CUTS:
+            if dim is not None and role_of(name) is not AxisRole.CUTS:
                 group = 1
             elif dim is not None and like.shape[dim]:
                 group = max(sizes[dim] * num_ranks // like.shape[dim], 1)

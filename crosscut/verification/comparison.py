@@ -14,8 +14,8 @@ from crosscut.config import TrainingError
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import gather_to_first, share_from_first
 from crosscut.verification.assembly import Assembled, Grid, assemble_activation, assemble_parameter, distance
-from crosscut.verification.causes import StepDifference
-from crosscut.verification.differences import Differences
+from crosscut.verification.judging.causes import StepDifference
+from crosscut.verification.judging.differences import Differences
 from crosscut.verification.recording import (
     ARRIVED,
     INSIDE,

@@ -18,11 +18,11 @@ from crosscut.parallel.collectives import gather_to_first, share_from_first
 from crosscut.parallel.mesh import layout_of
 from crosscut.training.speed.compilation import compiled_modules, uncompiled
 from crosscut.verification.comparison import StepComparison
-from crosscut.verification.differences import Differences
 from crosscut.verification.dropout.draw_rules import DrawDisagreement, first_disagreement, first_other_start
 from crosscut.verification.dropout.draws import Drawn, DropoutDraw, draws_of
 from crosscut.verification.dropout.dropping import drop_by_value
-from crosscut.verification.judgement import Judgement
+from crosscut.verification.judging.differences import Differences
+from crosscut.verification.judging.judgement import StepJudgement
 from crosscut.verification.recording import RecordedStep, Recording, record
 from crosscut.verification.report import (
     AVERAGE,
@@ -116,21 +116,10 @@ def prove(claim: Claim, mesh: ParallelMesh) -> LayoutReport:
 
     def report() -> LayoutReport:
         assert uncut is not None and every is not None
-        judged, told = _judge_draws(every, uncut.drawn, mesh)
-        judgement = Judgement(differences, uncut.recording)
+        judged, draw = _judge_draws(every, uncut.drawn, mesh)
+        judgement = StepJudgement(differences, uncut.recording)
         checks = (*judgement.checks(cut.norm), judged, *further, *judgement.rounding(exact))
-        first = _first_of(judgement.first(), told) or _first_failed(checks)
-        return LayoutReport(
-            layout=claim.layout,
-            model=claim.model,
-            precision=claim.precision or str(dtype).removeprefix("torch."),
-            tolerance=differences.bounds.tolerance,
-            largest_tolerance=differences.largest_allowed,
-            rows=tuple(judgement.rows()),
-            checks=checks,
-            first=first,
-            seconds=time.perf_counter() - start,
-        )
+        return _report(claim, judgement, dtype, checks=checks, draw=draw, seconds=time.perf_counter() - start)
 
     shared = share_from_first(outcome if uncut is None or outcome is not None else _attempt(report))
     if isinstance(shared, Exception):
@@ -159,6 +148,29 @@ def _attempt(function: Callable[[], _T]) -> _T | Exception:
         return function()
     except Exception as error:
         return error
+
+
+def _report(
+    claim: Claim,
+    judgement: StepJudgement,
+    dtype: torch.dtype,
+    *,
+    checks: tuple[ReportCheck, ...],
+    draw: FirstDifference | None,
+    seconds: float,
+) -> LayoutReport:
+    """Make the report on the first rank. `draw` is the first module whose random draws are wrong."""
+    return LayoutReport(
+        layout=claim.layout,
+        model=claim.model,
+        precision=claim.precision or str(dtype).removeprefix("torch."),
+        tolerance=judgement.differences.bounds.tolerance,
+        largest_tolerance=judgement.differences.largest_allowed,
+        rows=tuple(judgement.rows()),
+        checks=checks,
+        first=_first_of(judgement.first(), draw) or _first_failed(checks),
+        seconds=seconds,
+    )
 
 
 class _Uncut(NamedTuple):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from crosscut.model import GPT
 from crosscut.parallel import ParallelMesh
@@ -276,7 +277,7 @@ class MicroBatches:
         """Number of the micro-batch whose forward pass runs, or was the last to run."""
         self._model = model
         self._calls: Counter[object] = Counter()
-        self._hook: Any = None
+        self._hook: RemovableHandle | None = None
 
     def __enter__(self) -> Self:
         if isinstance(self._model, GPT):
@@ -287,7 +288,7 @@ class MicroBatches:
         if self._hook is not None:
             self._hook.remove()
 
-    def _count(self, _: nn.Module, __: tuple[Any, ...], how: dict[str, Any]) -> None:
+    def _count(self, _: nn.Module, __: tuple[object, ...], how: dict[str, Any]) -> None:
         stage = how["stage_input"].stage if how.get("stage_input") else None
         self._calls[stage] += 1
         self.current = self._calls[stage]
@@ -309,7 +310,7 @@ class _StepWatcher:
         """
         self._entering: _Followed | None = None
 
-    def enter(self, name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def enter(self, name: str, _: nn.Module, inputs: tuple[object, ...]) -> None:
         if is_recomputing():
             return
         self._num_calls[self._name(name)] += 1
@@ -326,7 +327,7 @@ class _StepWatcher:
             if len(self._running) == 2:
                 self.recording.outputs[self._name(f"{call}{ARRIVED}")] = self._copied(self._entering, inputs[0])
 
-    def entered(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def entered(self, _: nn.Module, inputs: tuple[object, ...]) -> None:
         """Treat a replaced input as the module's input. If the module is sharded, a hook replaces the module's input
         after `enter` has run. This function runs after that hook.
         """
@@ -338,13 +339,13 @@ class _StepWatcher:
             self._followed[id(inputs[0])] = self._entering
             self._held.append(inputs[0])
 
-    def leave(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+    def leave(self, _: nn.Module, __: tuple[object, ...], output: object) -> None:
         if is_recomputing():
             return
         call = self._running.pop()
         inside = f"{self._running[-1] if self._running else LOSS}{INSIDE}output of "
         several = isinstance(output, tuple | list)
-        for i, tensor in enumerate(output if several else [output]):
+        for i, tensor in enumerate(output if isinstance(output, tuple | list) else [output]):
             if not isinstance(tensor, Tensor):
                 continue
             name = f"{call}[{i}]" if several else call

@@ -3,7 +3,6 @@
 import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from rich.console import Group
 from rich.table import Table
@@ -115,7 +114,7 @@ class LayoutReport:
         """Whether the cut model equals the uncut model."""
         return self.first is None and all(row.same for row in self.rows) and all(check.same for check in self.checks)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the whole report as plain values for JSON."""
         return {"same": self.same, **dataclasses.asdict(self)}
 

@@ -213,7 +213,7 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> LayoutReport:
     claim = Claim(
         make_step=lambda on: _RunStep(run, on),
         make_uncut=lambda on: _RunStep(_plain(run), on),
-        drops=run.training.precision == "float64" and model.dropout > 0,
+        drops=run.training.precision is Precision.FLOAT64 and model.dropout > 0,
         layout=told_layout(run),
         model=f"{model.family}, {count_parameters(model):,} parameters ({shape})",
         precision=run.training.precision,
@@ -252,7 +252,7 @@ def _other_suspects(run: RunConfig, report: LayoutReport) -> str:
     if failed and failed <= {DRAWS, AVERAGE, AVERAGES, *ROUNDING} and all(row.same for row in report.rows):
         return ""
     found = ['training.compile="off"'] if any(check.name == COMPILED for check in report.checks) else []
-    if run.training.recompute != "none":
+    if run.training.recompute is not Recompute.NONE:
         found.append('training.recompute="none"')
     return " and ".join(found)
 

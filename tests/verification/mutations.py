@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from crosscut.architecture import GatedMLP, Layer
 from crosscut.config import IGNORED, Layout
-from crosscut.config.axes import Role, role_of
+from crosscut.config.axes import AxisRole, role_of
 from crosscut.config.model import FeedForward, NormPosition
 from crosscut.data import mixture
 from crosscut.kernels import deferral
@@ -802,15 +802,15 @@ def shares_drawn_alike(patch: Patch) -> None:
 
 @fault("a rank orthogonalizes only its own part of a matrix", AFTER, optimizer=MUON)
 def own_part_orthogonalized(patch: Patch) -> None:
-    _of_own_part(patch, Role.CUTS)
+    _of_own_part(patch, AxisRole.CUTS)
 
 
 @fault("a data rank orthogonalizes only its own shard of a matrix", AFTER, SHARED, optimizer=MUON)
 def own_shard_orthogonalized(patch: Patch) -> None:
-    _of_own_part(patch, Role.TOKENS)
+    _of_own_part(patch, AxisRole.TOKENS)
 
 
-def _of_own_part(patch: Patch, role: Role) -> None:
+def _of_own_part(patch: Patch, role: AxisRole) -> None:
     """Leave out what the other ranks of the axes with this role have sent."""
     plain = turns._Level._joined
 

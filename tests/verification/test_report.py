@@ -3,6 +3,7 @@ import json
 
 from crosscut.config import Layout
 from crosscut.verification import CallRow, FirstDifference, LayoutReport, ReportCheck, for_verification, print_report
+from crosscut.verification.report import StepPhase
 from crosscut.verification.run_proof import told_layout
 from tests.verification.runs import tiny_run
 
@@ -20,7 +21,7 @@ GOOD = LayoutReport(
 BAD = dataclasses.replace(
     GOOD,
     rows=(CallRow("tokens", 0.5, 3e-16, False), CallRow("loss", None, 1e-15, True)),
-    first=FirstDifference("tokens", "forward", "A sum is missing."),
+    first=FirstDifference("tokens", StepPhase.FORWARD, "A sum is missing."),
 )
 
 
@@ -64,7 +65,7 @@ def test_where_both_models_may_be_wrong_alike_nothing_is_proven(capsys):
     check = ReportCheck("rounding of outputs", 0.7, False, "at most 0.1 from float32, largest at output of tokens")
     print_report(
         dataclasses.replace(
-            GOOD, checks=(check,), first=FirstDifference("rounding of outputs", "step", "Both models agree.")
+            GOOD, checks=(check,), first=FirstDifference("rounding of outputs", StepPhase.STEP, "Both models agree.")
         )
     )
     told = " ".join(capsys.readouterr().out.split())

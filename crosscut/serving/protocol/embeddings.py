@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from crosscut.data.tokenization.inner import read_inner
 from crosscut.data.tokenization.token_bytes import TokenBytes
 from crosscut.serving.news import TextOrder
-from crosscut.serving.protocol.fields import Fields, is_text, shown
+from crosscut.serving.protocol.fields import Fields, RequestKind, is_text, shown
 from crosscut.serving.protocol.model import require_model
 from crosscut.serving.protocol.refusals import Refusal, require_bytes
 from crosscut.serving.protocol.unsupported import LABELS
@@ -41,9 +41,9 @@ class ServedEncoder:
     created: int
     """Start time of the server, in seconds since 1970."""
 
-    def load(self, kind: str) -> None:
+    def load(self, kind: RequestKind) -> None:
         """Load what it takes to read requests of this kind, which must be `embedding`."""
-        assert kind == "embedding"
+        assert kind is RequestKind.EMBEDDING
         assert self.longest
 
     @cached_property

@@ -16,7 +16,7 @@ from crosscut.data.tokenization.token_bytes import TokenBytes
 from crosscut.serving.news import TextOrder
 from crosscut.serving.protocol.chat import ChatTemplate
 from crosscut.serving.protocol.choices import read_sampling
-from crosscut.serving.protocol.fields import Fields, is_text, shown
+from crosscut.serving.protocol.fields import Fields, RequestKind, is_text, shown
 from crosscut.serving.protocol.messages import read_messages
 from crosscut.serving.protocol.model import require_model
 from crosscut.serving.protocol.refusals import Refusal, require_bytes
@@ -61,9 +61,9 @@ class Served:
     created: int
     """Start time of the server, in seconds since 1970."""
 
-    def load(self, kind: str) -> None:
+    def load(self, kind: RequestKind) -> None:
         """Load what it takes to read requests of this kind (`chat` or `completion`)."""
-        if kind == "chat":
+        if kind is RequestKind.CHAT:
             assert self.template is not None
             assert self.template.longest
         else:

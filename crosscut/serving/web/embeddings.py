@@ -9,6 +9,7 @@ from torch import Tensor
 from crosscut.evaluation.embeddings.embedder import Embedded
 from crosscut.serving.desk import Desk, RequestJob
 from crosscut.serving.protocol.embeddings import EmbeddingRequest, ServedEncoder, embedding_answer
+from crosscut.serving.protocol.fields import RequestKind
 from crosscut.serving.web.endpoints import CHAT, COMPLETIONS, EMBEDDINGS, Endpoint, refusing
 from crosscut.serving.web.reading import RequestReading
 from crosscut.serving.web.waiting import Readers, until_gone
@@ -22,7 +23,7 @@ def embedding_endpoints(served: ServedEncoder, desk: Desk[Embedded]) -> dict[str
     reading, writers = RequestReading(served, lambda: desk.num_running > 0), Readers(_WRITERS)
 
     async def embeddings(request: HttpRequest) -> Response:
-        asked = await reading.read(request, "embedding")
+        asked = await reading.read(request, RequestKind.EMBEDDING)
         assert isinstance(asked, EmbeddingRequest)
         vectors = await until_gone(_embedded(asked, desk), request.receive)
         write = partial(embedding_answer, asked, served, vectors)

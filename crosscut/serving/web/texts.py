@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from crosscut.generation import Piece
 from crosscut.serving.desk import Desk, RequestJob
 from crosscut.serving.protocol.answers import ChatAnswer, CompletionAnswer, Json, TextAnswer, in_parts, to_json
+from crosscut.serving.protocol.fields import RequestKind
 from crosscut.serving.protocol.refusals import Refusal, failure_of
 from crosscut.serving.protocol.requests import Request, Served
 from crosscut.serving.web.endpoints import CHAT, COMPLETIONS, EMBEDDINGS, Endpoint, refusing
@@ -27,7 +28,7 @@ def text_endpoints(served: Served, desk: Desk[Piece]) -> dict[str, Endpoint]:
     spell = served.spell  # the first answer should not wait until the tokens are loaded
     reading, writers = RequestReading(served, lambda: desk.num_running > 0), Readers(_WRITERS)
 
-    def answering(kind: str, make: type[TextAnswer]) -> Endpoint:
+    def answering(kind: RequestKind, make: type[TextAnswer]) -> Endpoint:
         async def endpoint(request: HttpRequest) -> Response:
             asked = await reading.read(request, kind)
             assert isinstance(asked, Request)
@@ -37,8 +38,8 @@ def text_endpoints(served: Served, desk: Desk[Piece]) -> dict[str, Endpoint]:
 
     why = f"`{served.name}` must be an encoder to embed texts, but predicts the next token. Use {COMPLETIONS}."
     return {
-        COMPLETIONS: answering("completion", CompletionAnswer),
-        CHAT: answering("chat", ChatAnswer),
+        COMPLETIONS: answering(RequestKind.COMPLETION, CompletionAnswer),
+        CHAT: answering(RequestKind.CHAT, ChatAnswer),
         EMBEDDINGS: refusing(why, code="no_embeddings"),
     }
 

@@ -7,11 +7,12 @@ the generator, and finds the tensor from which dropout removes elements. `draw_r
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from crosscut.model import GPT
@@ -89,27 +90,25 @@ class _Draws(TorchDispatchMode):
         """Tensors computed from random numbers alone, each with the draws of these numbers, keyed by the tensor's id.
         The tensors are kept alive so that no other tensor gets the same id.
         """
-        self._hooks: Any = None
+        self._hooks = ExitStack()
 
     def __enter__(self) -> Self:
-        self._hooks = self._module_names()
-        self._hooks.__enter__()
-        self._micro_batches.__enter__()
+        self._hooks.enter_context(self._module_names())
+        self._hooks.enter_context(self._micro_batches)
         super().__enter__()
         return self
 
     def __exit__(self, *failure: object) -> None:
         super().__exit__(*failure)
-        self._micro_batches.__exit__(*failure)
-        self._hooks.__exit__(*failure)
+        self._hooks.close()
 
     def __torch_dispatch__(
         self,
-        func: Any,
+        func: OpOverload,
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
+        args: tuple[object, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> object:
         """Run the operator, and record a draw if the operator changed the state of the random generator."""
         if comes_again(types):
             return NotImplemented
@@ -139,12 +138,12 @@ class _Draws(TorchDispatchMode):
         forward, repeated = ([draw for draw in self._draws if bool(draw.module) is made] for made in (True, False))
         return Drawn(forward, repeated, self._states, self._restarts)
 
-    def _hold(self, made: Any, draws: frozenset[int]) -> None:
+    def _hold(self, made: object, draws: frozenset[int]) -> None:
         for tensor in made if isinstance(made, tuple | list) else [made]:
             if isinstance(tensor, Tensor):
                 self._noise[id(tensor)] = (tensor, draws)
 
-    def _meet(self, args: tuple[Any, ...]) -> frozenset[int]:
+    def _meet(self, args: tuple[object, ...]) -> frozenset[int]:
         """If an operator combines random numbers with another tensor, record this tensor as the one from which the
         draws of these numbers drop elements. Call this before the operator runs.
 
@@ -202,7 +201,7 @@ class _Draws(TorchDispatchMode):
                 handle.remove()
 
 
-def _is_fused(func: Any) -> bool:
+def _is_fused(func: OpOverload) -> bool:
     """Whether an operator draws random numbers and drops elements in one call."""
     return "dropout" in func.name() or "attention" in func.name()
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from crosscut.config.axes import Role
+from crosscut.config.axes import AxisRole
 from crosscut.verification.assembly import Assembled, Grid, distance
 from crosscut.verification.recording import TensorKind
 
@@ -78,7 +78,7 @@ def _not_finite(difference: StepDifference) -> bool:
 
 def _sum_is_missing(difference: StepDifference) -> bool:
     """Whether the ranks' parts differ and their sum is the value that each rank should hold."""
-    row = difference.grid.line(Role.CUTS)
+    row = difference.grid.line(AxisRole.CUTS)
     if len(row) == 1 or all(torch.equal(row[0], part) for part in row[1:]):
         return False
     whole = difference.uncut
@@ -86,7 +86,7 @@ def _sum_is_missing(difference: StepDifference) -> bool:
 
 
 def _data_sum_is_missing(difference: StepDifference) -> bool:
-    parts = difference.grid.line(Role.TOKENS)
+    parts = difference.grid.line(AxisRole.TOKENS)
     if len(parts) == 1 or all(torch.equal(parts[0], part) for part in parts[1:]):
         return False
     return _close(torch.stack(parts).sum(0), difference.uncut, difference)

@@ -2,10 +2,10 @@
 difference.
 """
 
-from crosscut.verification.calls import RecordedCalls
-from crosscut.verification.causes import usual_cause
 from crosscut.verification.comparison import relative_distance
-from crosscut.verification.differences import Differences, TensorKey
+from crosscut.verification.judging.calls import RecordedCalls
+from crosscut.verification.judging.causes import usual_cause
+from crosscut.verification.judging.differences import Differences, TensorKey
 from crosscut.verification.recording import (
     INSIDE,
     LOSS,
@@ -24,16 +24,16 @@ _LOSS_CAUSE = (
 )
 
 
-class Judgement:
+class StepJudgement:
     """Judgement of the `differences` from the `uncut` step, for the report."""
 
     def __init__(self, differences: Differences, uncut: Recording) -> None:
-        self._differences, self._uncut = differences, uncut
+        self.differences, self._uncut = differences, uncut
         self._calls = RecordedCalls(uncut)
 
     def rows(self) -> list[CallRow]:
         """Return a row for each module call, in the order in which the calls ended."""
-        differences, calls = self._differences, self._calls
+        differences, calls = self.differences, self._calls
         rows = []
         for call in calls.names():
             outputs = [(TensorKind.OUTPUT, name) for name in calls.outputs.get(call, []) if INSIDE not in name]
@@ -50,12 +50,12 @@ class Judgement:
         often, return the first module whose output differs in the forward pass. If all outputs agree, return the first
         module whose gradients differ in the backward pass. None if nothing differs.
         """
-        if self._differences.first_call is not None:
-            return self._differences.first_call
+        if self.differences.first_call is not None:
+            return self.differences.first_call
         for name in self._uncut.outputs:
-            if (TensorKind.OUTPUT, name) in self._differences.found:
+            if (TensorKind.OUTPUT, name) in self.differences.found:
                 return self._place(StepPhase.FORWARD, (TensorKind.OUTPUT, name))
-        if not self._differences.is_same(self._differences.loss):
+        if not self.differences.is_same(self.differences.loss):
             return FirstDifference(LOSS, StepPhase.FORWARD, _LOSS_CAUSE)
         return self._first_backward()
 
@@ -64,7 +64,7 @@ class Judgement:
         step, their moving averages if there are any, and copies on different ranks. `norm` is the gradient norm of the
         cut model on the first rank.
         """
-        differences, copies = self._differences, self._differences.copies
+        differences, copies = self.differences, self.differences.copies
         return [
             self._check("loss", differences.loss),
             self._check("gradient norm", differences.norm, f"{norm:.6g}, uncut {self._uncut.norm:.6g}"),
@@ -85,10 +85,10 @@ class Judgement:
             return []
         forward = [(relative_distance(self._uncut.loss, exact.loss), LOSS)]
         backward = [(relative_distance(self._uncut.norm, exact.norm), "gradient norm")]
-        for (kind, name), off in self._differences.rounded.items():
+        for (kind, name), off in self.differences.rounded.items():
             if kind in (TensorKind.OUTPUT, TensorKind.RETURNED, TensorKind.GRADIENT):
                 (forward if kind is TensorKind.OUTPUT else backward).append((off, f"{kind.of} {name}"))
-        bounds = self._differences.bounds.rounding
+        bounds = self.differences.bounds.rounding
         wider = str(next(iter(exact.parameters.values())).tensor.dtype).removeprefix("torch.")
         checks = []
         for title, found, allowed in zip(
@@ -100,7 +100,7 @@ class Judgement:
         return checks
 
     def _first_backward(self) -> FirstDifference | None:
-        found = self._differences.found
+        found = self.differences.found
         parameters = [name for name in self._uncut.gradients if (TensorKind.GRADIENT, name) in found]
         returned = [name for name in self._uncut.returned if (TensorKind.RETURNED, name) in found]
         if parameters and not returned and len(parameters) == len(self._uncut.gradients):
@@ -118,22 +118,22 @@ class Judgement:
 
     def _place(self, direction: StepPhase, key: TensorKey) -> FirstDifference:
         """Return the place and the usual cause of a difference."""
-        cause = usual_cause(self._differences.found[key])
+        cause = usual_cause(self.differences.found[key])
         return FirstDifference(call_of(key[1]), direction, cause, micro_batch_of(key[1]))
 
     def _largest(self, keys: list[TensorKey]) -> float | None:
-        return max((self._differences.largest[key] for key in keys), default=None)
+        return max((self.differences.largest[key] for key in keys), default=None)
 
     def _worst(self, title: str, kind: TensorKind) -> ReportCheck:
         """Return the check for the largest difference of a kind. If some tensors exceed their bounds, only these
         tensors count.
         """
-        largest, agrees = self._differences.largest, self._differences.agrees
+        largest, agrees = self.differences.largest, self.differences.agrees
         worst = max((key for key in largest if key[0] is kind), key=lambda key: (not agrees(key), largest[key]))
         return ReportCheck(title, largest[worst], agrees(worst), f"largest at {worst[1]}")
 
     def _check(self, name: str, difference: float, told: str = "") -> ReportCheck:
-        return ReportCheck(name, difference, self._differences.is_same(difference), told)
+        return ReportCheck(name, difference, self.differences.is_same(difference), told)
 
 
 def _listed(copies: list[str]) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from crosscut.verification.causes import StepDifference, is_arrangement
+from crosscut.verification.judging.causes import StepDifference, is_arrangement
 from crosscut.verification.recording import TensorKind
 from crosscut.verification.report import FirstDifference
 from crosscut.verification.tolerance import MOST, Bounds
