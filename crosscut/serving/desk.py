@@ -165,22 +165,15 @@ class Desk(Generic[PartT]):
         except Empty:
             return
 
-    def hand_out(self, keyed: Sequence[tuple[int, PartT]]) -> None:
-        """Give each part to the job of its text. Called from any thread."""
-        self._call(self._hand_out, keyed)
-
-    def refuse(self, key: int, why: Refusal) -> None:
-        """End the whole job of a text with a refusal. Called from any thread."""
-        self._call(self._refuse, key, why)
-
     def close(self) -> None:
         """Refuse all unfinished jobs. The computing thread calls this after its last step, or if the clients' thread
         has ended before its loop began.
         """
         if self._loop is not None:
-            self._call(self._turn_away)
+            self.schedule(self._turn_away)
 
-    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+    def schedule(self, function: Callable[..., None], *arguments: object) -> None:
+        """Call a function in the clients' thread. May be called from any thread."""
         assert self._loop is not None
         with suppress(RuntimeError):  # the clients' loop is closed because their thread has ended
             self._loop.call_soon_threadsafe(function, *arguments)
@@ -191,19 +184,22 @@ class Desk(Generic[PartT]):
             job.pieces.put_nowait(why)
         self._jobs.clear()
 
-    def _hand_out(self, keyed: Sequence[tuple[int, PartT]]) -> None:
+    def hand_out(self, keyed: Sequence[tuple[int, PartT]]) -> None:
+        """Give each part to the job of its text, by the text's key. Called from the clients' thread."""
         for key, piece in keyed:
             if key in self._jobs:
                 job, which = self._jobs[key]
                 if job.pieces.qsize() == MOST_UNREAD:
-                    self._refuse(key, _unread())
+                    self.refuse(key, _unread())
                     continue
                 job.pieces.put_nowait((which, piece))
                 if piece.finish:
                     del self._jobs[key]
 
-    def _refuse(self, key: int, why: Refusal) -> None:
-        """End the job of a text with a refusal. The refusal replaces the pieces that the client has not read."""
+    def refuse(self, key: int, why: Refusal) -> None:
+        """End the job of a text with a refusal. The refusal replaces the pieces that the client has not read. Called
+        from the clients' thread.
+        """
         if key in self._jobs:
             job, _ = self._jobs[key]
             self.withdraw(job)

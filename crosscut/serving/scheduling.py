@@ -69,7 +69,7 @@ class Scheduler(Generic[PartT]):
         """
         for key, outcome in zip(self._beginning, begun, strict=True):
             if isinstance(outcome, Exception):
-                self._desk.refuse(key, failure_of(outcome))
+                self._desk.schedule(self._desk.refuse, key, failure_of(outcome))
             else:
                 self._numbers[key], self._known[outcome] = outcome, key
 
@@ -80,8 +80,8 @@ class Scheduler(Generic[PartT]):
             if piece.finish:
                 self._forget(key)
             if piece.error is not None:
-                self._desk.refuse(key, failure_of(piece.error))
-        self._desk.hand_out([(key, piece) for key, piece in keyed if piece.error is None])
+                self._desk.schedule(self._desk.refuse, key, failure_of(piece.error))
+        self._desk.schedule(self._desk.hand_out, [(key, piece) for key, piece in keyed if piece.error is None])
 
     def _next_orders(self) -> dict[int, TextOrder]:
         """Choose the texts that begin now, first come first served. Remove them from the arrived texts, and return them

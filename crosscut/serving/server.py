@@ -163,16 +163,10 @@ def _write(source: ModelSource, mesh: ParallelMesh, options: ServerOptions, list
         created=int(time.time()),
     )
     desk: Desk[Piece] = Desk(options.rows)
-    scheduler = Scheduler(desk)
+    work = partial(write_texts, decoder, Scheduler(desk))
     endpoints = text_endpoints(served, desk)
     application = make_application(served, desk, endpoints, key=options.api_key, names=_names(options))
-    _lead(
-        partial(write_texts, decoder, scheduler),
-        application,
-        desk,
-        listener,
-        _greeting(source, options, listener),
-    )
+    _lead(work, application, desk, listener, _greeting(source, options, listener))
 
 
 def _embed(source: ModelSource, mesh: ParallelMesh, options: ServerOptions, listener: socket.socket | None) -> None:
@@ -190,10 +184,10 @@ def _embed(source: ModelSource, mesh: ParallelMesh, options: ServerOptions, list
         created=int(time.time()),
     )
     desk: Desk[Embedded] = Desk(options.rows, most_waiting=MOST_EMBEDDED)
-    scheduler = Scheduler(desk, most_begun=MOST_EMBEDDED_BEGUN)
+    work = partial(embed_texts, embedder, Scheduler(desk, most_begun=MOST_EMBEDDED_BEGUN))
     endpoints = embedding_endpoints(served, desk)
     application = make_application(served, desk, endpoints, key=options.api_key, names=_names(options))
-    _lead(partial(embed_texts, embedder, scheduler), application, desk, listener, _greeting(source, options, listener))
+    _lead(work, application, desk, listener, _greeting(source, options, listener))
 
 
 def _follow(work: Callable[[], None]) -> None:

@@ -170,14 +170,12 @@ def _is_equal(one: Recorded | None, other: Recorded | None) -> bool:
 
 
 def _first_other_call(
-    stages: list[list[list[tuple[str, int]] | None]], uncut: list[tuple[str, int]]
+    stages: list[list[list[tuple[str, int]]]], uncut: list[tuple[str, int]]
 ) -> FirstDifference | None:
     """Find the first module that the cut model calls more often or less often than the uncut model does. `stages` holds
     the calls of each rank, by pipeline stage. A stage makes a call if one of its ranks makes the call.
     """
-    cut = Counter(
-        call for of_ranks in stages for call in dict.fromkeys(call for calls in of_ranks for call in calls or ())
-    )
+    cut = Counter(call for of_ranks in stages for call in dict.fromkeys(call for calls in of_ranks for call in calls))
     expected = Counter(uncut)
     changed = [*(cut - expected), *(expected - cut)]
     modules = {module_of(name) for name, _ in changed}
@@ -198,7 +196,7 @@ def _times_called(module: str, micro_batch: int, calls: Counter[tuple[str, int]]
     return "once" if number == 1 else f"{number} times"
 
 
-def _stages_with(parts: list[_T | None], mesh: ParallelMesh) -> list[list[_T | None]]:
+def _stages_with(parts: list[_T], mesh: ParallelMesh) -> list[list[_T]]:
     """Split the parts of a tensor by pipeline stage, and return the parts of each stage that holds the tensor. `parts`
     has one entry per rank; an entry is None if the rank holds no part. Without a pipeline, or if no rank holds the
     tensor, all parts count as one stage.
