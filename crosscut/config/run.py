@@ -7,17 +7,18 @@ tensor ranks divide the heads.
 from dataclasses import dataclass, field, replace
 
 from crosscut.config.checks import Choice, require_at_least, resolve_choices, shown
-from crosscut.config.conventions import CHECKPOINTS_FOLDER, TOKENS_FOLDER, predicted_rows
+from crosscut.config.conventions import CHECKPOINTS_FOLDER, TOKENS_FOLDER
 from crosscut.config.data import SHORTEST_PAIR, DataConfig, Objective
 from crosscut.config.errors import ConfigError
 from crosscut.config.evaluation import EvaluationConfig
 from crosscut.config.layout import Layout
-from crosscut.config.layouts.compilation import reason_against_compiling, require_compilable
-from crosscut.config.layouts.context import ContextChoice, choose_context_attention, require_context
+from crosscut.config.layouts.compilation import require_compilable
+from crosscut.config.layouts.context import require_context
 from crosscut.config.layouts.divisibility import require_batch, require_float8, require_sequence, require_stages
+from crosscut.config.layouts.step import StepShape
 from crosscut.config.model import Biases, ModelConfig, RotaryScaling, require_tensor_axis
 from crosscut.config.optimizer import OptimizerConfig
-from crosscut.config.training import Compile, TrainingConfig
+from crosscut.config.training import TrainingConfig
 
 
 class OnFailure(Choice):
@@ -94,7 +95,7 @@ class OutputConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(StepShape):
     """Complete description of a run, sufficient to repeat the run."""
 
     model: ModelConfig
@@ -128,34 +129,9 @@ class RunConfig:
             self.evaluation.window_for(training.sequence_length)
 
     @property
-    def micro_batch_size(self) -> int:
-        """Number of sequences per forward pass of one data rank."""
-        return self.training.sequences_at_once(self.layout.data)
-
-    @property
-    def num_micro_batches(self) -> int:
-        """Number of micro-batches per step on each data rank. If the batch grows, the first steps have fewer
-        micro-batches.
-        """
-        return self.training.batch_size // (self.layout.data * self.micro_batch_size)
-
-    @property
     def mask_fraction(self) -> float:
         """Fraction of the tokens that a masked language model predicts."""
         return self.data.mask_fraction
-
-    @property
-    def predicted_tokens(self) -> int:
-        """Number of tokens of a rank's micro-batch for which the head computes logits. For a masked language model,
-        this is the expected number.
-        """
-        tokens = self.micro_batch_size * self.training.sequence_length // self.layout.context
-        return expected_predictions(self.model, tokens, self.mask_fraction)
-
-    @property
-    def context_attention(self) -> ContextChoice:
-        """Method of computing attention over sequences that several context ranks share, and the reason for it."""
-        return choose_context_attention(self.model, self.layout, self.training)
 
     @property
     def tokens_folder(self) -> str:
@@ -175,28 +151,6 @@ class RunConfig:
         0 means that the run trains a tokenizer. The tokenizer has at most `data.vocab_size` tokens.
         """
         return replace(self, model=replace(self.model, vocab_size=self.model.vocab_size or self.data.vocab_size))
-
-    @property
-    def reason_against_compiling(self) -> str:
-        """Reason why the layers of this run cannot be compiled, as a clause to follow a colon. Empty if the layers can
-        be compiled.
-        """
-        return reason_against_compiling(self.model, self.layout)
-
-    @property
-    def is_compiled_on_gpus(self) -> bool:
-        """Whether the run compiles its layers if it is on GPUs that support compilation."""
-        return self.training.compile != Compile.OFF and not self.reason_against_compiling
-
-
-def expected_predictions(model: ModelConfig, num_tokens: int, fraction: float) -> int:
-    """Number of tokens, out of `num_tokens`, for which the head computes logits of the vocabulary. A model that
-    predicts masked tokens computes logits for a `fraction` of the tokens, a model that solves a task for none, and any
-    other model for all tokens.
-    """
-    if model.solves_task:
-        return 0
-    return predicted_rows(None, num_tokens, fraction) if model.predicts_masked else num_tokens
 
 
 def _require_warm_up(optimizer: OptimizerConfig, training: TrainingConfig) -> None:

@@ -54,7 +54,7 @@ def main() -> None:
         if len(body) < message["size"]:
             return
         signal.setitimer(signal.ITIMER_PROF, first["patience"] * seconds_for(len(body)))
-        answer, content = _answer(RequestKind(message["kind"]), body, served)
+        answer, content = _answer(message["kind"], body, served)
         signal.setitimer(signal.ITIMER_PROF, 0)
         write_message(sys.stdout.buffer, answer)
         sys.stdout.buffer.write(content)
