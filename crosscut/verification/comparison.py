@@ -33,7 +33,7 @@ from crosscut.verification.tolerance import ROUNDINGS
 
 _T = TypeVar("_T")
 
-_FLOOR = 1e-3
+FLOOR = 1e-3
 """Fraction of the largest element among all tensors of a kind, such as all gradients. For an output, the difference is
 divided by the output's own largest element. For any other tensor, it is divided by the tensor's own largest element or
 by this fraction, whichever is larger. Without the fraction, a gradient that cancels to almost zero would always differ.
@@ -98,7 +98,7 @@ class StepComparison:
         for name in names:
             parts = gather_to_first(self._cut.tensors(kind).get(name))
             if parts is not None:
-                yield name, parts, 0.0 if kind is TensorKind.OUTPUT else _FLOOR * largest
+                yield name, parts, 0.0 if kind is TensorKind.OUTPUT else FLOOR * largest
 
     def _note_rounding(self, kind: TensorKind, name: str, floor: float) -> None:
         """Allow a tensor to differ by `ROUNDINGS` times the uncut tensor's own rounding, if this bound is larger than

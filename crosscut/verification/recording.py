@@ -344,8 +344,9 @@ class _StepWatcher:
             return
         call = self._running.pop()
         inside = f"{self._running[-1] if self._running else LOSS}{INSIDE}output of "
-        several = isinstance(output, tuple | list)
-        for i, tensor in enumerate(output if isinstance(output, tuple | list) else [output]):
+        outputs = output if isinstance(output, tuple | list) else [output]
+        several = outputs is output
+        for i, tensor in enumerate(outputs):
             if not isinstance(tensor, Tensor):
                 continue
             name = f"{call}[{i}]" if several else call

@@ -172,9 +172,7 @@ def published_table(
     if not model.logit_softcap and SOFT_CAP_FIELD in family.keys:
         table[family.keys[SOFT_CAP_FIELD]] = None
     table.update({key: allowed[0] for key, allowed in family.required.items() if allowed[0] is not None})
-    table.update(
-        dict.fromkeys(family.dropouts, model.dropout), **dict.fromkeys(family.biases, model.biases is Biases.ALL)
-    )
+    table |= dict.fromkeys(family.dropouts, model.dropout) | dict.fromkeys(family.biases, model.biases is Biases.ALL)
     if model.positions is Positions.ROTARY:
         table.update(rotary_keys(model, family.keys["max_sequence_length"]))
     if model.num_classes:

@@ -19,18 +19,12 @@ from crosscut.model import Batch
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.training.speed.compilation import uncompiled
 from crosscut.training.step import Trainer
-from crosscut.verification.comparison import relative_difference
+from crosscut.verification.comparison import FLOOR, relative_difference
 from crosscut.verification.recording import gradients_of
 from crosscut.verification.report import DOCUMENTS, ReportCheck
 
 MOST_DOCUMENTS = 4
 """Maximum number of documents in a verified sequence."""
-
-_FLOOR = 1e-3
-"""Fraction of the largest element among all gradients. The difference of a gradient is divided by the gradient's own
-largest element or by this fraction, whichever is larger. Without the fraction, gradients that consist of rounding
-alone, such as the gradients of key biases, would always differ.
-"""
 
 
 def pack(tokens: Tensor, *, end_of_text: int, num_free: int, generator: torch.Generator) -> None:
@@ -76,7 +70,7 @@ def compare_documents(
     with uncompiled(trainer.model):  # the shapes are as in training, but there is no mask
         expected_loss, expected = _loss_and_gradients(trainer, apart)
     loss, gradients = _loss_and_gradients(trainer, micro_batches)
-    floor = _FLOOR * max(float(gradient.abs().max()) for gradient in expected.values() if gradient.numel())
+    floor = FLOOR * max(float(gradient.abs().max()) for gradient in expected.values() if gradient.numel())
     found = {name: relative_difference(gradients[name], own, floor=floor) for name, own in expected.items()}
     found["the loss"] = relative_difference(loss, expected_loss)
     worst = max(found, key=lambda name: found[name])
