@@ -114,7 +114,7 @@ def test_a_stage_has_a_task_for_each_part_in_the_corpus_order(tmp_path):
     folder = tmp_path / "ingest"
     folder.mkdir()
     for task, parts in (("000001", {"000001-0000": 5}), ("000000", {"000000-0001": 7, "000000-0000": 6})):
-        record = Record(task=task, key="k", seconds=0.0, size=1, files={}, sizes={}, counts={"parts": parts})
+        record = Record(task=task, key="k", seconds=0, size=1, files={}, sizes={}, counts={"parts": parts})
         (folder / f"{task}.json").write_text(record.content())
     assert [(part.name, size) for part, size in find_parts(tmp_path)] == [
         ("000000-0000", 6), ("000000-0001", 7), ("000001-0000", 5),
