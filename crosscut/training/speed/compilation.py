@@ -26,7 +26,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from crosscut.config import ConfigError, ResolvedRun, TrainingError
 from crosscut.config.conventions import keeps_scores
 from crosscut.config.layout import ContextAttention
-from crosscut.config.run import not_compilable
+from crosscut.config.layouts.compilation import not_compilable
 from crosscut.config.system.terminal import new_console
 from crosscut.config.training import Compile, Recompute
 from crosscut.kernels import LossPasses
