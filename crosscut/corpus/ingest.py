@@ -27,8 +27,8 @@ from crosscut.corpus.json_rows import REJECT_KEYS, read_rows
 from crosscut.corpus.origins import Skipped, SkippedWriter, files_name, skipped_name, write_files
 from crosscut.corpus.readers import Item, Reading, Reject, Skip, Text, find_reader
 from crosscut.corpus.readers.files import File, find_source
-from crosscut.corpus.readers.record import too_long
 from crosscut.data.hashing import sha256
+from crosscut.data.text.records import too_long
 from crosscut.data.text.sources import unreadable
 
 TASK_BYTES = 64 << 20

@@ -15,10 +15,11 @@ from crosscut.corpus.extraction.careful import extract_carefully
 from crosscut.corpus.extraction.main_text import find_main_text
 from crosscut.corpus.readers.charsets import charset_in_page, decode
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.lines import read_whole
 from crosscut.corpus.readers.markup import Markup, limit_nesting
-from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long, within_budget
+from crosscut.corpus.readers.record import Item, Reading, Skip, Text, within_budget
 from crosscut.corpus.readers.steps import TOO_COMPLEX, TooComplexError
+from crosscut.corpus.readers.text import read_whole
+from crosscut.data.text.records import Reject, excerpt, too_long
 
 MAX_PAGE_BYTES = 16 * 10**6
 """Maximum size of a page in bytes. Parsing takes about a second for every 5 MB, and memory of up to 60 times the size

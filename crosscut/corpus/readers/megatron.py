@@ -5,9 +5,10 @@ from pathlib import Path
 
 from crosscut.config.errors import DataError
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, too_long
+from crosscut.corpus.readers.record import Item, Reading, Skip, Text
 from crosscut.corpus.tokens.tokenizer import load_tokenizer
 from crosscut.data.shards.megatron import IndexedTokens
+from crosscut.data.text.records import Reject, too_long
 
 
 def read_megatron(file: File, reading: Reading) -> Iterator[Item]:

@@ -11,11 +11,11 @@ from functools import partial
 
 from crosscut.corpus.readers.dumps import EXCERPT, Page, Pages
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.lines import broken_off
-from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long, within_budget
+from crosscut.corpus.readers.record import Item, Reading, Skip, Text, within_budget
 from crosscut.corpus.readers.steps import TOO_COMPLEX, TooComplexError
 from crosscut.corpus.readers.wikitext.prose import prose
 from crosscut.corpus.readers.wikitext.wiki import ARTICLES
+from crosscut.data.text.records import Reject, broken_off, excerpt, too_long
 from crosscut.data.text.sources import BrokenOffError
 
 _REDIRECT = re.compile(r"\s*#\w+\s*:?\s*\[\[")
@@ -35,7 +35,7 @@ def read_wikipedia(file: File, reading: Reading) -> Iterator[Item]:
                 size = min(page.length, reading.max_bytes)
                 yield within_budget(file.watch, f"page {page.number}", start, read, size=size)
     except BrokenOffError as error:
-        yield broken_off(file, error, f"page {pages.first_lost}")
+        yield broken_off(file.size, error, f"page {pages.first_lost}")
         return
     problem = pages.close()
     if problem:

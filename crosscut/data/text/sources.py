@@ -152,6 +152,12 @@ def unreadable(name: str, error: OSError) -> DataError:
     return DataError(f"`{name}` must be a readable file, but is not: {error.strerror or error}. {remedy}")
 
 
+def undecodable(name: str, compression: str, offset: int) -> str:
+    """Return the message about a byte that is not UTF-8, by its offset in the decompressed data."""
+    unpacked = " of the decompressed data" if compression else ""
+    return f"`{name}` must be UTF-8 text, but byte {offset}{unpacked} is not. Convert the file to UTF-8."
+
+
 def read_chunks(source: Source) -> Iterator[tuple[bytes, int]]:
     """Read the decompressed bytes of a source in order.
 

@@ -9,7 +9,8 @@ from crosscut.corpus.filters.urls import UrlFilter
 from crosscut.corpus.readers.archives.records import Record, read_records
 from crosscut.corpus.readers.charsets import decode
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, within_budget
+from crosscut.corpus.readers.record import Item, Reading, Skip, Text, within_budget
+from crosscut.data.text.records import Reject, excerpt
 
 ReadRecord = Callable[[Record, Reading, UrlFilter], Item]
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from crosscut.corpus.readers.archives.headers import BLANK_LINE, split_head
 from crosscut.corpus.readers.archives.members import Chunk, Damage, unpack_members
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.record import Reject, excerpt
+from crosscut.data.text.records import Reject, excerpt
 
 HEAD_BYTES = 64 * 1024
 """Maximum size of a header block in bytes. If the content of a record is too long, only this many bytes of it are

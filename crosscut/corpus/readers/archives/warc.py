@@ -19,8 +19,9 @@ from crosscut.corpus.readers.archives.responses import (
 )
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.html import read_page
-from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long
+from crosscut.corpus.readers.record import Item, Reading, Skip, Text
 from crosscut.corpus.readers.selection import START_BYTES, is_html
+from crosscut.data.text.records import Reject, excerpt, too_long
 
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 TEXT_TYPE = "text/plain"

@@ -7,7 +7,8 @@ from crosscut.corpus.readers.archives.headers import media_type
 from crosscut.corpus.readers.archives.reading import find_reason, other_kind, read_archive, read_text
 from crosscut.corpus.readers.archives.records import Record
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.record import Item, Reading, too_long
+from crosscut.corpus.readers.record import Item, Reading
+from crosscut.data.text.records import too_long
 
 
 def read_wet(file: File, reading: Reading) -> Iterator[Item]:

@@ -17,11 +17,11 @@ from resiliparse.parse.encoding import detect_encoding
 from crosscut.corpus.readers.charsets import decode
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.html import extract
-from crosscut.corpus.readers.lines import broken_off
 from crosscut.corpus.readers.mail.mime import Mail, Part
-from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long, within_budget
+from crosscut.corpus.readers.record import Item, Reading, Skip, Text, within_budget
 from crosscut.corpus.readers.steps import TOO_COMPLEX, TooComplexError
 from crosscut.data.text.json_text import encodable
+from crosscut.data.text.records import Reject, broken_off, excerpt, too_long
 from crosscut.data.text.sources import BrokenOffError
 
 _START = re.compile(
@@ -43,7 +43,7 @@ def read_mail(file: File, reading: Reading) -> Iterator[Item]:
                 read = partial(_read_message, message, number, position)
                 yield within_budget(file.watch, f"message {number}", message, read)
     except BrokenOffError as error:
-        yield broken_off(file, error, "a message")
+        yield broken_off(file.size, error, "a message")
 
 
 def _split(file: File, max_bytes: int) -> Iterator[tuple[bytes, int]]:
