@@ -19,7 +19,7 @@ from crosscut.config.corpora import CorpusConfig, SourceConfig
 from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.corpus.documents import DOCUMENTS, INGEST, count_bytes, write_table
 from crosscut.corpus.execution.budget import Watch
-from crosscut.corpus.execution.stages import Counts, Output, Record, Task
+from crosscut.corpus.execution.stages import Counts, Output, Record, Task, Yields
 from crosscut.corpus.extraction.careful import check_installed
 from crosscut.corpus.filters.urls import UrlFilter
 from crosscut.corpus.finished import WORK_FOLDER
@@ -49,6 +49,7 @@ class IngestStage:
     config: CorpusConfig
     name: str = field(default=INGEST, init=False)
     version: int = field(default=6, init=False)
+    yields: Yields = field(default=Yields.MEASUREMENTS, init=False)
 
     def tasks(self, work: Path) -> list[Task]:  # noqa: ARG002 - no stage comes before
         """List the tasks. Each task reads some files of one source.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from crosscut.corpus.documents import CLEANING, DOCUMENTS, INGEST, TEXTS, Part, write_table
+from crosscut.corpus.documents import CLEANING, DOCUMENTS, INGEST, TEXTS, Lineage, Part, write_table
 from crosscut.corpus.execution.engine import _Processes
 from crosscut.corpus.execution.running import StageResult, run_stage
 from crosscut.corpus.execution.stages import Digests, Output, Record, Stage, Task, execute
@@ -40,7 +40,7 @@ def write_part(
 
     execute(work / INGEST, Task(name=name.partition("-")[0], function=ingest), "ingested")
     execute(work / CLEANING, Task(name=name, function=clean), "cleaned")
-    return Part(work, name, filters, cleaned=True)
+    return Part(work, name, Lineage(filters, cleaned=True))
 
 
 def run(work: Path, stages: Sequence[Stage]) -> dict[str, StageResult]:

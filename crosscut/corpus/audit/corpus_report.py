@@ -22,7 +22,7 @@ from crosscut.corpus.audit.lookup import Place, Runs, find_documents, latest_tex
 from crosscut.corpus.audit.rejects import rejected_samples, skipped_samples
 from crosscut.corpus.audit.samples import CHANGED, CUT, NOTHING, SHORT_PIECES, merge_samples
 from crosscut.corpus.audit.totals import cut_words, make_totals
-from crosscut.corpus.documents import CLEANING, INGEST
+from crosscut.corpus.documents import CLEANING, INGEST, Lineage
 from crosscut.corpus.execution.running import StageResult
 
 FORMAT = "crosscut-corpus-report"
@@ -51,7 +51,7 @@ def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Pat
     """
     counts = {result.name: result.counts for result in results}
     flow = make_flow(results)
-    runs = Runs(work, cleaned=CLEANING in counts, against=config.duplicates.against)
+    runs = Runs(work, Lineage(cleaned=CLEANING in counts), against=config.duplicates.against)
     _add_samples(flow, counts, config, runs)
     audit = counts.get("audit", {})
     ratio = tokens_of_byte(counts)

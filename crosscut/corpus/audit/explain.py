@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,31 +46,32 @@ _WIDTH = 100
 _LABEL = 16
 
 
-def explain(work: Path, filters: Sequence[str], document_id: str, *, cleaned: bool, against: Sequence[str] = ()) -> str:
-    """Describe the history of a document, as lines of text to print.
+def explain(runs: Runs, document_id: str) -> str:
+    """Describe the history of a document of this run, as lines of text to print. The document may duplicate a document
+    of an earlier run.
 
-    `filters` lists the stages that drop documents, in order, including the stage `tokens`. `cleaned` says whether the
-    corpus has the stage `cleaning`. `against` lists the output folders of earlier runs, because the document may
-    duplicate a document of an earlier run. Raises `DataError` if the corpus has no document with this id, and
-    `DamagedDataError` if a file of the corpus is damaged or missing.
+    Raises `DataError` if the corpus has no document with this id, and `DamagedDataError` if a file of the corpus is
+    damaged or missing.
     """
     try:
-        return _explained(work, filters, document_id, cleaned, against)
+        return _explained(runs, document_id)
     except (pa.ArrowException, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).partition("\n")[0]
         raise DamagedDataError(
-            f"`{work}` must hold the files that `crosscut prepare` wrote, but a file cannot be read: {reason}. Start "
-            "`crosscut prepare` again to rewrite the damaged files."
+            f"`{runs.work}` must hold the files that `crosscut prepare` wrote, but a file cannot be read: {reason}. "
+            "Start `crosscut prepare` again to rewrite the damaged files."
         ) from None
 
 
-def _explained(work: Path, filters: Sequence[str], document_id: str, cleaned: bool, against: Sequence[str]) -> str:
-    place = find_documents(Runs(work, cleaned), [document_id]).get(document_id)
+def _explained(runs: Runs, document_id: str) -> str:
+    work = runs.work
+    place = find_documents(replace(runs, against=()), [document_id]).get(document_id)
     if place is None:
         return _without_document(work, document_id)
-    story = _Story(Runs(work, cleaned, tuple(against)), document_id, place)
+    story = _Story(runs, document_id, place)
     lines = [document_id, ""]
-    for label, told in story.tell([name for name in filters if (work / name / drops_name(place.part)).is_file()]):
+    done = [name for name in runs.lineage.filters if (work / name / drops_name(place.part)).is_file()]
+    for label, told in story.tell(done):
         lines.append(f"{label:<{_LABEL}}{told[0]}" if told else label)
         lines += [textwrap.indent(line, " " * _LABEL) for line in told[1:]]
     return "\n".join(lines)

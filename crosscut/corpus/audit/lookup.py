@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from crosscut.corpus.collection import earlier_id
-from crosscut.corpus.documents import CLEANING, INGEST, read_columns, read_table
-from crosscut.corpus.finished import WORK_FOLDER, FinishedRun
+from crosscut.corpus.documents import CLEANING, INGEST, Lineage, read_columns, read_table
+from crosscut.corpus.finished import WORK_FOLDER, read_finished
 
 _NEAREST = 3
 """Maximum number of similar ids that the message about an unknown id lists."""
@@ -48,18 +48,16 @@ class Runs:
     work: Path
     """Work folder of the run, which contains a folder for each stage."""
 
-    cleaned: bool
-    """Whether the run has the stage `cleaning`."""
+    lineage: Lineage
+    """The stages of the run that yield drops or texts, in order, including the stage `tokens`."""
 
     against: tuple[str, ...] = ()
     """Output folders of the earlier runs."""
 
     def is_cleaned(self, work: Path) -> bool:
         """Whether a run has the stage `cleaning`. `work` is the work folder of this run or of an earlier run."""
-        if work == self.work:
-            return self.cleaned
-        finished = FinishedRun.read(work)
-        return finished is not None and finished.cleaned
+        lineage = self.lineage if work == self.work else read_finished(work)
+        return lineage is not None and lineage.cleaned
 
     def locate(self, name: str) -> tuple[Path, str]:
         """Return the work folder of the run that has the named document, and the id of the document in that run."""

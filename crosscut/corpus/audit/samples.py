@@ -21,13 +21,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from crosscut.corpus.audit.excerpts import excerpt, excerpts_of_pair
-from crosscut.corpus.documents import CLEANING, INGEST, TEXTS, Part, marks_name, read_drops, read_table
-from crosscut.corpus.execution.stages import Counts, Output, Task
+from crosscut.corpus.documents import CLEANING, INGEST, TEXTS, Lineage, Part, marks_name, read_drops, read_table
+from crosscut.corpus.execution.stages import Counts, Output, Task, Yields
 from crosscut.corpus.json_rows import read_rows
 from crosscut.corpus.leakage.passages import Span, pieces
 from crosscut.corpus.leakage.removal import cuts_name, read_cuts
 from crosscut.corpus.leakage.stages import LEAKAGE
-from crosscut.corpus.parts import files_of, find_parts
+from crosscut.corpus.parts import find_parts
 from crosscut.corpus.tokens.encoding import TOKENS, index_name
 
 AUDIT = "audit"
@@ -55,17 +55,15 @@ documents whose tokens were counted, and `uncounted` holds the bytes of all othe
 class AuditStage:
     """The stage `audit`, which counts and samples the documents of every part after all filters."""
 
-    filters: tuple[str, ...]
-    """Names of all filters of the corpus, in order."""
-
-    cleaned: bool
-    """Whether the corpus has the stage `cleaning`."""
+    lineage: Lineage
+    """All stages of the corpus that yield drops or texts."""
 
     seed: int
     """Seed for choosing the samples."""
 
     name: str = AUDIT
     version: int = 3
+    yields: Yields = Yields.MEASUREMENTS
 
     def tasks(self, work: Path) -> list[Task]:
         """List the tasks, one per part (an Arrow file of documents)."""
@@ -73,24 +71,24 @@ class AuditStage:
             Task(
                 name=part.name,
                 function=partial(audit_part, part, self.seed),
-                inputs=(*files_of(part), *_marks_of(part), *_written_of(part)),
-                settings={"seed": self.seed, "samples": SAMPLES, "filters": list(self.filters)},
+                inputs=(*part.files, *_marks_of(part), *_written_of(part)),
+                settings={"seed": self.seed, "samples": SAMPLES, "filters": list(self.lineage.filters)},
                 size=size,
             )
-            for part, size in find_parts(work, filters=self.filters, cleaned=self.cleaned)
+            for part, size in find_parts(work, self.lineage)
         ]
 
 
 def _marks_of(part: Part) -> tuple[Path, ...]:
-    paths = (part.work / stage / marks_name(part.name) for stage in part.filters)
+    paths = (part.work / stage / marks_name(part.name) for stage in part.lineage.filters)
     return tuple(path for path in paths if path.is_file())
 
 
 def _written_of(part: Part) -> tuple[Path, ...]:
     """Files that tell which pieces of each document were written as tokens: the index of tokens, and the cuts."""
-    if TOKENS not in part.filters:
+    if TOKENS not in part.lineage.filters:
         return ()
-    cuts = [part.work / LEAKAGE / cuts_name(part.name)] if LEAKAGE in part.filters else []
+    cuts = [part.work / LEAKAGE / cuts_name(part.name)] if LEAKAGE in part.lineage.filters else []
     return (part.work / TOKENS / index_name(part.name), *cuts)
 
 
@@ -102,7 +100,7 @@ def samples_name(part: str) -> str:
 def audit_part(part: Part, seed: int, output: Output) -> Counts:
     """Run a task: count a part's documents by source, rule, language and length, and write its samples."""
     documents = _Documents(part)
-    drops = {stage: read_drops(part.work, stage, part.name) for stage in part.filters}
+    drops = {stage: read_drops(part.work, stage, part.name) for stage in part.lineage.filters}
     samples = [*_dropped(part, documents, drops, seed), *_mended(documents, seed), *_shortened(part, documents, seed)]
     lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
     output.path(samples_name(part.name)).write_text(lines, encoding="utf-8")
@@ -112,7 +110,7 @@ def audit_part(part: Part, seed: int, output: Output) -> Counts:
         **_histograms(part, documents),
     }
     kept = np.setdiff1d(np.arange(len(documents)), part.dropped())
-    if TOKENS in part.filters:
+    if TOKENS in part.lineage.filters:
         _take_written(part, documents)
     return {"sources": documents.amounts(documents.sources[kept], kept), **counts}
 
@@ -122,7 +120,8 @@ class _Documents:
 
     def __init__(self, part: Part) -> None:
         self.read = read_table(part.work / INGEST / f"{part.name}.arrow")
-        self.mended = read_table(part.work / CLEANING / f"{part.name}.arrow") if part.cleaned else TEXTS.empty_table()
+        cleaned = part.work / CLEANING / f"{part.name}.arrow"
+        self.mended = read_table(cleaned) if part.lineage.cleaned else TEXTS.empty_table()
         self.mended_rows = self.mended["row"].to_numpy()
         self.ids = self.read["id"]
         self.sources = np.asarray([name.partition("/")[0] for name in self.ids.to_pylist()], dtype=np.str_)
@@ -181,7 +180,7 @@ def _cuts_of(part: Part) -> dict[int, list[Span]]:
     """Spans that were cut from the documents of a part, keyed by row. Empty unless the stages `leakage` and `tokens`
     have run.
     """
-    return read_cuts(part.work, LEAKAGE, part.name) if {LEAKAGE, TOKENS} <= set(part.filters) else {}
+    return read_cuts(part.work, LEAKAGE, part.name) if {LEAKAGE, TOKENS} <= set(part.lineage.filters) else {}
 
 
 def _sums(group: Numbers, values: Numbers, size: int) -> Numbers:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from crosscut.corpus.collection import Collection, collect
+from crosscut.corpus.documents import Lineage
 from crosscut.corpus.execution.stages import Counts, read_records
 
 
@@ -24,8 +25,7 @@ class Gathered(NamedTuple):
 
     work: Path
     earlier: tuple[str, ...]
-    filters: tuple[str, ...]
-    cleaned: bool
+    lineage: Lineage
     digest: str
     """Hash of the collection, so that a long-lived process never uses an outdated collection."""
 
@@ -37,23 +37,20 @@ class Gathered(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _gather(gathered: Gathered) -> Collection:
-    return collect(gathered.work, gathered.earlier, filters=gathered.filters, cleaned=gathered.cleaned)
+    return collect(gathered.work, gathered.earlier, gathered.lineage)
 
 
 class Gather(NamedTuple):
-    """Settings that determine the documents of a collection: the earlier runs, the filters, and whether texts are
-    cleaned.
-    """
+    """Settings that determine the documents of a collection: the earlier runs, and the stages of this run."""
 
     earlier: tuple[str, ...]
     """Output folders of earlier runs."""
 
-    filters: tuple[str, ...]
-    cleaned: bool
+    lineage: Lineage
 
     def now(self, work: Path) -> Collection:
         """Build the collection from the current files of the work folder."""
-        return collect(work, self.earlier, filters=self.filters, cleaned=self.cleaned)
+        return collect(work, self.earlier, self.lineage)
 
     def described(self, work: Path, collection: Collection) -> Gathered:
         """Return a reference to the given collection. From the reference, a task in another process can rebuild the

@@ -23,7 +23,7 @@ import numpy as np
 from crosscut.config.corpora import CorpusConfig
 from crosscut.config.errors import DataError
 from crosscut.corpus.collection import Collection, first_number, require_finished_run
-from crosscut.corpus.documents import INGEST, read_table
+from crosscut.corpus.documents import INGEST, Lineage, read_table
 from crosscut.corpus.duplicates.bands import choose_bands, least_equal
 from crosscut.corpus.duplicates.candidates import CANDIDATES, find_candidates, groups_name, pairs_name, shares
 from crosscut.corpus.duplicates.clusters import CLUSTERS, NEAR, drop_near, join
@@ -41,18 +41,18 @@ from crosscut.corpus.duplicates.similarity import (
     share_groups,
 )
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, read_settings, write_sketches
-from crosscut.corpus.execution.stages import Counts, Output, PlannedStage, Stage, Task, read_records
+from crosscut.corpus.execution.stages import Counts, Output, PlannedStage, Stage, Task, Yields, read_records
 from crosscut.corpus.finished import WORK_FOLDER
 from crosscut.corpus.occurrences import first_stages, text_key
-from crosscut.corpus.parts import PartStage, files_of, find_parts
+from crosscut.corpus.parts import PartStage, find_parts
 
 EXACT = "exact"
 _SAMPLED = 16
 """One of every `_SAMPLED` pairs is sampled. The sample is used to divide all pairs evenly among the tasks."""
 
 
-def duplicate_stages(config: CorpusConfig, filters: tuple[str, ...], cleaned: bool) -> list[Stage]:
-    """List the stages that remove duplicates. The stages process the documents that the given `filters` kept.
+def duplicate_stages(config: CorpusConfig, lineage: Lineage) -> list[Stage]:
+    """List the stages that remove duplicates. The stages process documents of the given lineage.
 
     The stages that drop documents are `exact` and, if `duplicates.jaccard` is below 1, `near`. Raises `DataError` if a
     run in `duplicates.against` has not finished, was made with different `duplicates` settings, is this run, or is
@@ -60,16 +60,14 @@ def duplicate_stages(config: CorpusConfig, filters: tuple[str, ...], cleaned: bo
     """
     wanted = config.duplicates
     check_earlier(config)
-    exact = first_stages(
-        EXACT, rule="same text", key=text_key, filters=filters, cleaned=cleaned, against=wanted.against
-    )
+    exact = first_stages(EXACT, rule="same text", key=text_key, lineage=lineage, against=wanted.against)
     if wanted.jaccard == 1:
         return exact
     settings = SketchSettings(wanted.ngram, *choose_bands(wanted.jaccard, wanted.recall))
     _require_sketches(wanted.against, settings)
-    filters = (*filters, EXACT)
+    lineage = lineage.after(exact)
     check = Check(wanted.ngram, wanted.jaccard, least_equal(settings.shape, wanted.jaccard, wanted.recall))
-    gather = Gather(wanted.against, filters, cleaned)
+    gather = Gather(wanted.against, lineage)
     return [
         *exact,
         PartStage(
@@ -78,14 +76,13 @@ def duplicate_stages(config: CorpusConfig, filters: tuple[str, ...], cleaned: bo
             function=write_sketches,
             arguments=(settings,),
             settings=settings._asdict(),
-            filters=filters,
-            cleaned=cleaned,
+            lineage=lineage,
         ),
         PlannedStage(name=CANDIDATES, version=2, plan=partial(_plan_candidates, gather, settings, check.least_equal)),
         PlannedStage(name=NGRAMS, version=1, plan=partial(_plan_ngrams, gather, wanted.ngram)),
         PlannedStage(name=SIMILAR, version=3, plan=partial(_plan_similar, gather, check)),
         PlannedStage(name=CLUSTERS, version=2, plan=partial(_plan_clusters, gather)),
-        PlannedStage(name=NEAR, version=1, plan=partial(_plan_near, gather)),
+        PlannedStage(name=NEAR, version=1, plan=partial(_plan_near, gather), yields=Yields.DROPS),
         PlannedStage(name=PLANTED, version=1, plan=partial(_plan_planted, gather, config)),
     ]
 
@@ -158,7 +155,7 @@ def _plan_ngrams(gather: Gather, ngram: int, work: Path) -> Sequence[Task]:
         Task(
             name=sets_name(index),
             function=partial(with_collection, gathered, write_sets, work, ngram, index),
-            inputs=() if index < collection.num_earlier else files_of(part),  # `common` covers the earlier runs
+            inputs=() if index < collection.num_earlier else part.files,  # `common` covers the earlier runs
             settings={"ngram": ngram, "common": common},
             size=size,
         )
@@ -240,7 +237,7 @@ def _plan_near(gather: Gather, work: Path) -> Sequence[Task]:
         Task(
             name=part.name,
             function=partial(drop_near, part, collection.num_earlier + place, matches),
-            inputs=(*files_of(part), matches),
+            inputs=(*part.files, matches),
             settings={"earlier": collection.num_earlier},
             size=size,
         )
@@ -255,7 +252,7 @@ def _plan_planted(gather: Gather, config: CorpusConfig, work: Path) -> Sequence[
         Task(
             name=PLANTED,
             function=partial(measure_planted, parts, wanted, config.seed),
-            inputs=tuple(path for part in parts for path in files_of(part)),
+            inputs=tuple(path for part in parts for path in part.files),
             settings={
                 "ngram": wanted.ngram,
                 "jaccard": wanted.jaccard,

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from enum import Flag, auto
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -84,6 +85,19 @@ class Task:
     one worker."""
 
 
+class Yields(Flag):
+    """What a stage yields for the stages after it."""
+
+    MEASUREMENTS = 0
+    """Only files that other stages name."""
+
+    DROPS = auto()
+    """The rows of dropped documents, for each part."""
+
+    TEXTS = auto()
+    """New texts, for each part."""
+
+
 class Stage(Protocol):
     """One step of the pipeline."""
 
@@ -95,6 +109,11 @@ class Stage(Protocol):
     @property
     def version(self) -> int:
         """Version of the stage's code. Increase it with every code change that alters the results."""
+        ...
+
+    @property
+    def yields(self) -> Yields:
+        """What the stage yields."""
         ...
 
     def tasks(self, work: Path) -> Sequence[Task]:
@@ -110,6 +129,8 @@ class PlannedStage:
     version: int
     plan: Callable[[Path], Sequence[Task]]
     """Function that takes the work folder and returns the tasks."""
+
+    yields: Yields = Yields.MEASUREMENTS
 
     def tasks(self, work: Path) -> Sequence[Task]:
         """List the tasks, as returned by `plan`."""

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from crosscut.config.corpora import LeakageConfig
-from crosscut.corpus.execution.stages import Stage, Task
+from crosscut.corpus.documents import Lineage
+from crosscut.corpus.execution.stages import Stage, Task, Yields
 from crosscut.corpus.leakage.grams import FILES, gather
 from crosscut.corpus.leakage.overlap import add_up
 from crosscut.corpus.leakage.removal import hits_name, matches_name, remove_leaks
@@ -21,10 +22,10 @@ GATHERING, LEAKAGE, OVERLAP = "test-sets", "leakage", "overlap"
 """Names of the three stages."""
 
 
-def leakage_stages(config: LeakageConfig, work: Path, *, filters: tuple[str, ...], cleaned: bool) -> Sequence[Stage]:
+def leakage_stages(config: LeakageConfig, work: Path, lineage: Lineage) -> Sequence[Stage]:
     """List the stages that search a corpus for text of test sets. Without test sets, the list is empty.
 
-    The stages process the documents that the given `filters` kept. Only the stage `leakage` drops documents. Raises
+    The stages process documents of the given lineage. Only the stage `leakage` drops documents. Raises
     `DataError` if a test set cannot be read.
     """
     if not config.test_sets:
@@ -37,8 +38,8 @@ def leakage_stages(config: LeakageConfig, work: Path, *, filters: tuple[str, ...
         arguments=(folder, config),
         settings={name: getattr(config, name) for name in ("ngram", "action", "margin", "min_matches", "max_cuts")},
         inputs=tuple(folder / name for name in FILES),
-        filters=filters,
-        cleaned=cleaned,
+        lineage=lineage,
+        yields=Yields.DROPS,
     )
     return _Gathering(config=config, digests=_digests(config)), removal, _Overlap(config=config)
 
@@ -60,6 +61,7 @@ class _Gathering:
 
     name: str = GATHERING
     version: int = 1
+    yields: Yields = Yields.MEASUREMENTS
 
     def tasks(self, _work: Path) -> list[Task]:
         """Return the single task, which gathers all test sets."""
@@ -82,6 +84,7 @@ class _Overlap:
     config: LeakageConfig
     name: str = OVERLAP
     version: int = 1
+    yields: Yields = Yields.MEASUREMENTS
 
     def tasks(self, work: Path) -> list[Task]:
         """Return the single task, which reads the results of the stage `leakage` for all parts."""

@@ -21,13 +21,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from crosscut.config.published.folders import TOKENIZER_CONFIG_FILE
-from crosscut.corpus.documents import Document, Drop, Part, drops_name, write_drops, write_table
-from crosscut.corpus.execution.stages import Counts, Output, Task
+from crosscut.corpus.documents import Document, Drop, Lineage, Part, drops_name, write_drops, write_table
+from crosscut.corpus.execution.stages import Counts, Output, Task, Yields
 from crosscut.corpus.filters.judging import count_drops
 from crosscut.corpus.leakage.passages import Span, pieces
 from crosscut.corpus.leakage.removal import cuts_name, read_cuts
 from crosscut.corpus.leakage.stages import LEAKAGE
-from crosscut.corpus.parts import files_of, find_parts
+from crosscut.corpus.parts import find_parts
 from crosscut.corpus.tokens.tokenizer import load_tokenizer
 from crosscut.data.text.sentences import sentence_rules
 from crosscut.data.tokenization.encoding import BATCH_CHARACTERS, encode
@@ -78,27 +78,27 @@ class TokensStage:
     """Minimum number of tokens in a piece of a cut document, not counting the end-of-text token. Shorter pieces are
     left out."""
 
-    filters: tuple[str, ...]
-    """Names of all filters that the documents have passed. If `leakage` is one of these filters, the passages that
-    `leakage` marked are cut out."""
+    lineage: Lineage
+    """The stages that the documents have passed through. If `leakage` is one of them, the passages that `leakage`
+    marked are cut out."""
 
-    cleaned: bool = True
     sentences: bool = False
     """Whether to write an index of sentences."""
 
     name: str = TOKENS
     version: int = 1
+    yields: Yields = Yields.DROPS
 
     def tasks(self, work: Path) -> list[Task]:
         """List the tasks, one for each part."""
-        with_cuts = LEAKAGE in self.filters
+        with_cuts = LEAKAGE in self.lineage.filters
         settings = self.tokenizer.with_name(TOKENIZER_CONFIG_FILE)  # a trained tokenizer does not have this file
         return [
             Task(
                 name=part.name,
                 function=partial(encode_part, part, self.tokenizer, self.min_tokens, sentences=self.sentences),
                 inputs=(
-                    *files_of(part),
+                    *part.files,
                     *([work / LEAKAGE / cuts_name(part.name)] if with_cuts else []),
                     self.tokenizer,
                     *([settings] if settings.is_file() else []),
@@ -109,7 +109,7 @@ class TokensStage:
                 },
                 size=size,
             )
-            for part, size in find_parts(work, filters=self.filters, cleaned=self.cleaned)
+            for part, size in find_parts(work, self.lineage)
         ]
 
 
@@ -140,7 +140,7 @@ def encode_part(part: Part, tokenizer: Path, min_tokens: int, output: Output, *,
     If all pieces of a document are too short, the rule `cut to pieces` drops the document.
     """
     documents = list(part.documents())
-    cuts = read_cuts(part.work, LEAKAGE, part.name) if LEAKAGE in part.filters else {}
+    cuts = read_cuts(part.work, LEAKAGE, part.name) if LEAKAGE in part.lineage.filters else {}
     encoder = load_tokenizer(tokenizer)
     written = _Written()
     with output.path(tokens_name(part.name)).open("wb") as file:

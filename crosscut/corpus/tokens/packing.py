@@ -31,7 +31,7 @@ from crosscut.config.data import Objective
 from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.config.system.deletion import MARKER_FILE, remove_file, why_kept
 from crosscut.corpus.documents import read_table
-from crosscut.corpus.execution.stages import Counts, Output, Record, Task, read_records
+from crosscut.corpus.execution.stages import Counts, Output, Record, Task, Yields, read_records
 from crosscut.corpus.parts import find_parts
 from crosscut.corpus.tokens.encoding import TOKENS, index_name, sentences_name, tokens_name
 from crosscut.data.folders import beside, exchange, is_taken, unwritable
@@ -64,6 +64,7 @@ class PackingStage:
 
     name: str = PACKING
     version: int = 1
+    yields: Yields = Yields.MEASUREMENTS
 
     def tasks(self, work: Path) -> list[Task]:
         """Return the single task, which packs all parts."""

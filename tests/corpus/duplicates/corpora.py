@@ -6,7 +6,7 @@ from pathlib import Path
 
 from crosscut.config.corpora import CorpusConfig, DuplicatesConfig, EngineConfig, SourceConfig
 from crosscut.corpus.collection import Collection, collect
-from crosscut.corpus.documents import DOCUMENTS, INGEST, Part, read_drops, write_table
+from crosscut.corpus.documents import DOCUMENTS, INGEST, READ, Part, read_drops, write_table
 from crosscut.corpus.duplicates.candidates import preference
 from crosscut.corpus.duplicates.planted import exact_jaccard
 from crosscut.corpus.execution.engine import start_engine
@@ -39,7 +39,7 @@ def ingest(work: Path, parts: Sequence[Sequence[str]], urls: Sequence[Sequence[s
 
 def collection_of(work: Path, texts: Sequence[str]) -> Collection:
     """A collection of one part."""
-    return collect(ingest(work, [texts]), (), filters=(), cleaned=False)
+    return collect(ingest(work, [texts]), (), READ)
 
 
 def run(work: Path, stages: Sequence[Stage], workers: int = 1) -> dict[str, StageResult]:

@@ -17,7 +17,8 @@ from crosscut.config.corpora import CorpusConfig, EngineConfig, IngestConfig, So
 from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.config.system.deletion import MARKER_FILE
 from crosscut.corpus.audit.explain import explain
-from crosscut.corpus.documents import Part
+from crosscut.corpus.audit.lookup import Runs
+from crosscut.corpus.documents import READ, Part
 from crosscut.corpus.execution import budget
 from crosscut.corpus.execution.budget import Loss, add_loss, memory_for, read_losses, seconds_for
 from crosscut.corpus.execution.engine import Call, start_engine
@@ -132,7 +133,7 @@ def test_records_that_exceed_their_budget_are_rejects_by_name(config):
     check_damage(records, config)
     with pytest.raises(DataError, match=r"3 of 5 records.*box.mbox`, message 2: the record of 27 bytes took more than"):
         check_rejects(records, replace(config, ingest=IngestConfig(max_rejects=0.1)))
-    told = explain(Path(config.folder) / "work", (), "mail/box.mbox#message 2", cleaned=False, against=())
+    told = explain(Runs(Path(config.folder) / "work", READ), "mail/box.mbox#message 2")
     assert "message 2: the record of 27 bytes took more than 0.3 s of processor time" in told
     assert not list(Path(config.folder).glob("work/*/*.unfinished"))
     check_resumed_runs(config, Path(config.folder) / "work" / "ingest")

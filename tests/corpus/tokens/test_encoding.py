@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crosscut.corpus.documents import Drop, Part, drops_name, read_drops, read_table, write_drops, write_table
+from crosscut.corpus.documents import Drop, Lineage, Part, drops_name, read_drops, read_table, write_drops, write_table
 from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.leakage.removal import CUTS, cuts_name
 from crosscut.corpus.tokens import encoding as tokens_module
@@ -117,7 +117,7 @@ def test_part_without_documents_has_no_ids(part: Part, tokenizer_file: Path) -> 
 
 def test_other_rules_for_sentences_encode_a_part_anew(part: Part, tokenizer_file: Path) -> None:
     settings = [
-        TokensStage(tokenizer=tokenizer_file, min_tokens=3, filters=(), sentences=sentences)
+        TokensStage(tokenizer=tokenizer_file, min_tokens=3, lineage=Lineage(cleaned=True), sentences=sentences)
         .tasks(part.work)[0]
         .settings
         for sentences in (False, True)
@@ -127,7 +127,7 @@ def test_other_rules_for_sentences_encode_a_part_anew(part: Part, tokenizer_file
 
 def test_other_cuts_are_encoded_anew(part: Part, tokenizer_file: Path) -> None:
     # As the pipeline's own stages write them, whose drops may stay the same when their cuts do not.
-    stage = TokensStage(tokenizer=tokenizer_file, min_tokens=0, filters=("length", "leakage"))
+    stage = TokensStage(tokenizer=tokenizer_file, min_tokens=0, lineage=Lineage(("length", "leakage"), cleaned=True))
     (task,) = stage.tasks(part.work)
     names = [path.relative_to(part.work).as_posix() for path in task.inputs[:-1]]
     assert names == [
@@ -135,5 +135,7 @@ def test_other_cuts_are_encoded_anew(part: Part, tokenizer_file: Path) -> None:
         f"leakage/{NAME}.cuts.arrow",
     ]  # fmt: skip
     assert task.inputs[-1] == tokenizer_file
-    (without,) = TokensStage(tokenizer=tokenizer_file, min_tokens=0, filters=("length",)).tasks(part.work)
+    (without,) = TokensStage(tokenizer=tokenizer_file, min_tokens=0, lineage=Lineage(("length",), cleaned=True)).tasks(
+        part.work
+    )
     assert len(without.inputs) == 4
