@@ -9,12 +9,17 @@ demo: .venv/ready
 	while [ -e $$folder ]; do number=$$((number + 1)); folder=runs/demo-$$number; done; \
 	$(BIN)/crosscut train output.folder=$$folder
 
-# The processes of the tests share compiled modules, whatever the shell is set to.
-test: .venv/ready
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
+# The processes of the tests share compiled modules, whatever the shell is set to. ARGS are more arguments of pytest.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
+IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
-test-slow: .venv/ready-slow
-	$(BIN)/python -m pytest -m slow
+test: .venv/ready
+	$(PYTEST) -m "not slow" $(IN_TWO) $(ARGS)
+
+# PART=7/18: one of 18 parts that take about equally long. PART=extras: the tests that need the extras `harness` and
+# `ray`. Without PART: all slow tests.
+test-slow: $(if $(findstring /,$(PART)),.venv/ready,.venv/ready-slow)
+	$(PYTEST) -m slow $(if $(PART),--part $(PART)) $(IN_TWO) $(ARGS)
 
 test-gpu: .venv/ready
 	$(BIN)/python -m pytest -m gpu

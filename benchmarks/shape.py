@@ -41,16 +41,16 @@ LAUNCHERS = {"launch", "process_group"}
 
 @dataclass(frozen=True)
 class Source:
-    """A Python file of the package."""
+    """A Python file of the package, the tests or the benchmarks."""
 
     path: Path
-    """Relative to the folder of the package."""
+    """Relative to the folder of the package, the tests or the benchmarks."""
     text: str
     tree: ast.Module
 
     @property
     def package(self) -> str:
-        """Name of the package directly below `crosscut` that holds the file."""
+        """Name of the folder directly below `crosscut`, `tests` or `benchmarks` that holds the file."""
         return self.path.parts[0] if len(self.path.parts) > 1 else ""
 
     @cached_property
@@ -81,16 +81,15 @@ class Row:
     """File and line of everything that the figure counts, or the names of the folders."""
 
 
-def read_package(checkout: Path) -> list[Source]:
-    """Parse all Python files of the package."""
-    folder = checkout / "crosscut"
+def read_sources(folder: Path) -> list[Source]:
+    """Parse all Python files of a folder, such as the package of a checkout."""
     texts = {path: path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))}
     return [Source(path.relative_to(folder), text, ast.parse(text, str(path))) for path, text in texts.items()]
 
 
 def measure(checkout: Path) -> list[Row]:
     """Count all rows of a checkout."""
-    sources = read_package(checkout)
+    sources = read_sources(checkout / "crosscut")
     return [
         Row("files", f"{len(sources):,}"),
         Row("lines", f"{sum(len(source.text.splitlines()) for source in sources):,}"),
@@ -274,15 +273,20 @@ def to_markdown(columns: dict[str, list[Row]]) -> str:
     return "\n".join([*lines, *(f"| {rows[0].name} | {' | '.join(row.figure for row in rows)} |" for rows in table)])
 
 
+def refuse_other_folders(parser: argparse.ArgumentParser, checkouts: Sequence[Path]) -> None:
+    """End the program if a folder is no checkout."""
+    for checkout in checkouts:
+        if not any((checkout / "crosscut").glob("*.py")):
+            parser.error(f"`checkouts` must be folders that hold `crosscut/`, but {checkout} is not. Name a checkout.")
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkouts", nargs="*", type=Path, default=[ROOT], help="folders that hold `crosscut/`")
     parser.add_argument("--places", action="store_true", help="also list the file and line of everything counted")
     options = parser.parse_args(arguments)
-    for checkout in options.checkouts:
-        if not any((checkout / "crosscut").glob("*.py")):
-            parser.error(f"`checkouts` must be folders that hold `crosscut/`, but {checkout} is not. Name a checkout.")
+    refuse_other_folders(parser, options.checkouts)
     columns = {str(checkout): measure(checkout) for checkout in options.checkouts}
     print(to_markdown(columns))
     for checkout, rows in columns.items() if options.places else ():

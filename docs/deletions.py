@@ -95,8 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(finding)
     if found:
         print(
-            f"Only `{HOME.relative_to(ROOT)}` may remove, rename or replace files, but {len(found)} other places do. "
-            "Use its functions.",
+            f"Only `{HOME.relative_to(ROOT)}` may remove, rename or replace files, but "
+            f"{'1 other place does' if len(found) == 1 else f'{len(found)} other places do'}. Use its functions.",
             file=sys.stderr,
         )
     return 1 if found else 0

@@ -15,6 +15,8 @@ import pytest
 
 from tests.ranks import RankPool
 
+pytest_plugins = ["tests.alone", "tests.slices"]
+
 # A shell starts background jobs with SIGINT ignored, and programs that the tests start would inherit this.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

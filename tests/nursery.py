@@ -11,6 +11,7 @@ _IMPORTED = (
     "torch.distributed.tensor.debug",
     "torch.distributed.checkpoint",
     "torch.distributed.elastic.multiprocessing",
+    "crosscut.corpus",
     "crosscut.training",
     "crosscut.verification",
 )

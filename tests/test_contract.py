@@ -51,6 +51,8 @@ def resolve(node: ast.expr, bound: dict[str, str]) -> str:
 
 def mentions(code: str, room: str) -> list[str]:
     """`line: name` of what code of this room may not name."""
+    if "distributed" not in code and "c10d" not in code:
+        return []  # without a look at the syntax, which takes seconds for all rooms
     return [
         f"{line}: {name}"
         for line, name in names(ast.parse(code))

@@ -83,12 +83,12 @@ def run(command: list[str]) -> tuple[float, int]:
 
 
 def show(figures: dict[str, Any]) -> None:
-    print(f"\n{'stage':<16}{'MB':>9}{'seconds':>10}{'MB/s':>9}")
+    print(f"\n{'stage':<24}{'MB':>9}{'seconds':>10}{'MB/s':>9}")
     for stage in figures["stages"]:
         size, seconds = stage["bytes"] / 1e6, stage["elapsed"]
         if stage["run"]:
             slow = "  below the goal" if size > 10 and size / seconds < GOAL_MB_PER_SECOND else ""
-            print(f"{stage['name']:<16}{size:>9.1f}{seconds:>10.1f}{size / seconds:>9.1f}{slow}")
+            print(f"{stage['name']:<24}{size:>9.1f}{seconds:>10.1f}{size / seconds:>9.1f}{slow}")
     print(f"\nin all {figures['seconds']:.0f} s, peak {figures['peak_bytes'] / 1e6:,.0f} MB ", end="")
     print(f"(goals: {GOAL_MB_PER_SECOND:.0f} MB/s for every stage, {GOAL_MEMORY / 1e6:,.0f} MB)")
 

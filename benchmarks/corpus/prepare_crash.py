@@ -6,7 +6,7 @@
 First the command runs unharmed. Then it starts in another folder, and SIGKILL hits the command, one of its workers, or
 all of them at a random instant, while it starts or after some tasks. The same command then starts again, until all
 kills are done, and runs to its end. All files of both runs are compared byte by byte: tokens, tokenizer, report, and
-the parts of every stage. Files and fields that hold times are left out.
+the parts of every stage. Files and fields that hold times or random ids are left out.
 """
 
 import argparse
@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.machine import print_machine
 from crosscut.data.text.sources import BUILTIN_CORPORA
 
-TIMES = ("timings.json", "report.html", "config.toml", ".lock")
-"""Files of a corpus that hold times or paths, and so differ between runs."""
+OF_THE_RUN = ("timings.json", "report.html", "config.toml", ".lock", ".crosscut")
+"""Files of a corpus that hold times, paths or a random id, and so differ between runs."""
 
 
 @dataclass(frozen=True)
@@ -107,15 +107,17 @@ class Corpus:
 
     def digests(self) -> dict[str, str]:
         """Hash all files of the corpus, by name."""
-        files = sorted(path for path in self.folder.rglob("*") if path.is_file() and path.name not in TIMES)
+        files = sorted(path for path in self.folder.rglob("*") if path.is_file() and path.name not in OF_THE_RUN)
         return {path.relative_to(self.folder).as_posix(): digest(path) for path in files}
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file. The seconds of a record are left out."""
+    """Return the SHA-256 of a file. The seconds of a record are left out, and so is the record's own hash, which covers
+    the seconds.
+    """
     content = path.read_bytes()
     if path.suffix == ".json" and b'"seconds"' in content:
-        content = json.dumps({**json.loads(content), "seconds": 0}).encode()
+        content = json.dumps({**json.loads(content), "seconds": 0, "sha256": ""}).encode()
     return hashlib.sha256(content).hexdigest()
 
 

@@ -65,14 +65,14 @@ def score_as_transformers(folder: str, config: EvaluationConfig) -> dict[str, An
     from transformers import AutoModelForCausalLM
 
     from crosscut.evaluation import Result, WindowScores
-    from crosscut.evaluation.progress import progress
+    from crosscut.evaluation.progress import Bar, progress
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     task = read_task(folder, config)
     table = np.zeros((len(task.windows), 3))
     num_tokens = sum(window.length for window in task.windows)
     began = time.perf_counter()
-    with progress(task.name, num_tokens, shown=True) as advance:
+    with progress(Bar(task.name, shown=True), num_tokens) as advance:
         for group in in_groups(task.windows):
             windows = [task.windows[i] for i in group]
             table[group] = read_together(model, task.texts, windows)

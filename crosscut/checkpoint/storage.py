@@ -381,16 +381,17 @@ def folder_at(location: "str | Path | Folder") -> Folder:
 
 
 @contextmanager
-def storage_errors_told(folder: Folder, must: str) -> Iterator[None]:
+def storage_errors_told(folder: Folder, must: str, *, remedy: str = "") -> Iterator[None]:
     """Convert any error in the context to a `CheckpointError` whose message names the cause. `must` says in the message
-    what `folder` must be, for example "writable".
+    what `folder` must be, for example "writable". `remedy` is the last sentence of the message.
     """
     try:
         yield
     except CheckpointError:
         raise
     except Exception as error:  # object stores have exception classes of their own
-        raise CheckpointError(f"`{folder}` must be {must}, but is not: {reason(error)}.") from error
+        told = f"`{folder}` must be {must}, but is not: {reason(error)}. {remedy}"
+        raise CheckpointError(told.rstrip()) from error
 
 
 def reason(error: BaseException) -> str:

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from io import StringIO
+from itertools import chain
 from typing import NoReturn
 
 import click
@@ -45,11 +46,23 @@ _OF_PLACES = frozenset(
         errno.EROFS,
         errno.ENOSPC,
         errno.EDQUOT,
+        errno.EFBIG,
         errno.EIO,
     }
 )
 """Errors of the operating system that the user can avoid by giving another path. They are reported as mistakes of the
 user."""
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Errors of writing that end when there is more room. Python does not always know the name of the file."""
+
+_LEAST_ADDRESS_SPACE = 1_500_000_000
+"""Address space in bytes below which PyTorch, or a library that PyTorch loads, may end the process without an error."""
+
+_TO_CONTINUE = (
+    "To continue a training run from its last checkpoint, use --resume auto. To continue preparing a corpus, start the "
+    "same command again."
+)
 
 _LONG_WORD = re.compile(r"(\S{150})\S{200,}(\S{50})")
 
@@ -66,6 +79,12 @@ _EXIT_INTERRUPTED = 128 + signal.SIGINT
 @click.version_option(__version__, prog_name="crosscut")
 def commands() -> None:
     """Train transformers that are too big for one GPU. Every layer's matrices are sharded over several GPUs."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESS_SPACE:
+        raise ConfigError(
+            f"`ulimit -v` must allow at least {_LEAST_ADDRESS_SPACE / 1e9} GB of address space, but allows "
+            f"{limit / 1e9:.2g} GB. Raise the limit: ulimit -v unlimited"
+        )
 
 
 for command in (plan, prepare, train, finetune, verify, evaluate, lm_eval, generate, embed, serve, checkpoint, study):
@@ -100,17 +119,12 @@ def main() -> None:
 def _end(error: BaseException) -> NoReturn:
     """Report an error and exit with its status."""
     match error:
+        case CrosscutError(is_told=True):
+            _fail(error, 2, "")
+        case Exception() if not isinstance(error, RankFailure) and (message := _told_by_system(error)):
+            _fail(error, 2, message)
         case CrosscutError():
-            _fail(error, EXIT_DAMAGED if isinstance(error, DamagedError) else 2, "" if error.is_told else str(error))
-        case Exception() if "Too many open files" in str(error):
-            _fail(error, 2, f"A process must be able to open more files than `ulimit -n` allows "
-                  f"({resource.getrlimit(resource.RLIMIT_NOFILE)[0]}). Raise the limit: ulimit -n 4096")  # fmt: skip
-        case OSError(filename=str(name)) if error.errno in _OF_PLACES:
-            room = "Free some space, or choose" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Choose"
-            _fail(error, 2, f"`{name}` must be a path that this command can use, but is not: {error.strerror}. "
-                  f"{room} another path.")  # fmt: skip
-        case ValueError() if "null byte" in str(error):
-            _fail(error, 2, "A path must not contain a NUL character, but the given path does. Choose another path.")
+            _fail(error, EXIT_DAMAGED if isinstance(error, DamagedError) else 2, str(error))
         case RankFailure():
             _fail(error, 1, str(error), begin="")
         case RunStopped():
@@ -125,15 +139,50 @@ def _end(error: BaseException) -> NoReturn:
             sys.exit(error.exit_code)
         case click.Abort() | KeyboardInterrupt():
             show_cursor()  # the progress bar of a killed rank has left the cursor hidden
-            _fail(
-                error,
-                _EXIT_INTERRUPTED,
-                "Interrupted. To continue a training run from its last checkpoint, use --resume auto. To continue "
-                "preparing a corpus, start the same command again.",
-            )
+            _fail(error, _EXIT_INTERRUPTED, f"Interrupted. {_TO_CONTINUE}")
     echo("".join(traceback.format_exception(error)), err=True, nl=False)  # escaped, as the message may be untrusted
     sys.last_value = error  # as for an uncaught error, so that `launch.processes` does not destroy the process group
     sys.exit(1)
+
+
+def _told_by_system(error: Exception) -> str:
+    """Message about an error that the operating system caused. Empty for any other error."""
+    if limited := _at_limit_on_files(error):
+        name = getattr(limited, "filename", None)
+        return (
+            f"A process must be able to open more files than `ulimit -n` allows "
+            f"({resource.getrlimit(resource.RLIMIT_NOFILE)[0]}){f', but could not open `{name}`' if name else ''}. "
+            f"Raise the limit: ulimit -n 4096. {_TO_CONTINUE}"
+        )
+    match error:
+        case CrosscutError():
+            return ""
+        case MemoryError() | OSError(errno=errno.ENOMEM):
+            return (
+                "There must be enough memory for this command, but there is not. Free some memory, or raise the limits "
+                f"on memory (`ulimit -v`, or that of the container). {_TO_CONTINUE}"
+            )
+        case OSError(filename=str(name)) if error.errno in _OF_PLACES:
+            remedy = "Free some space, or choose another path." if error.errno in _NO_ROOM else "Choose another path."
+            return f"`{name}` must be a path that this command can use, but is not: {error.strerror}. {remedy}"
+        case OSError() if error.errno in _NO_ROOM:
+            return f"Everything must be written, but writing failed: {error.strerror}. Free some space. {_TO_CONTINUE}"
+        case ValueError() if "null byte" in str(error):
+            return "A path must not contain a NUL character, but the given path does. Choose another path."
+    return ""
+
+
+def _at_limit_on_files(error: BaseException) -> BaseException | None:
+    """Error that the limit on open files caused. None if there is no such error.
+
+    A message such as "must be writable, but is not" may hide it. The errors in whose handling the message was raised
+    are therefore looked at, too.
+    """
+    errors = [error]
+    while following := errors[-1].__cause__ or errors[-1].__context__:
+        errors.append(following)
+    by_number = (one for one in errors if isinstance(one, OSError) and one.errno in (errno.EMFILE, errno.ENFILE))
+    return next(chain(by_number, (one for one in errors if "Too many open files" in str(one))), None)
 
 
 def _require_text(arguments: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from crosscut.config import ConfigError, DataError
 from crosscut.config.system.terminal import echo
 from crosscut.data.tokenization.inner import read_inner
+from crosscut.data.tokenization.long_texts import require_short
 from crosscut.data.tokenization.special_tokens import special_tokens
 from crosscut.generation.sampling import not_finite
 from crosscut.model import GPT
@@ -84,6 +85,7 @@ class Filler:
         `ConfigError` if the prompt has no mask or exceeds the model's maximum sequence length, and `DataError` for an
         id that is not in the model's vocabulary.
         """
+        require_short(prompt, "The prompt")
         ids: list[int] = self._tokenizer.encode(prompt).ids
         start, most = f"{prompt[:40]}..." if len(prompt) > 40 else prompt, self._config.max_sequence_length
         if self.mask not in ids:

@@ -32,7 +32,7 @@ from crosscut.launch.causes import told_by_cause
 from crosscut.launch.hangs import EXIT_HUNG, EXIT_RESTART
 from crosscut.launch.heap import give_freed_tensors_back
 from crosscut.launch.restarts import store_of_restart
-from crosscut.launch.room import require_ports, shared_memory_told
+from crosscut.launch.room import require_files, require_ports, shared_memory_told
 from crosscut.launch.server import start_ranks
 from crosscut.launch.stopping import REQUESTS, is_repeated
 
@@ -218,6 +218,7 @@ def _run_ranks(
     """Start the ranks and wait until all of them have ended. No rank is left running, even if an error or a signal ends
     the wait.
     """
+    require_files(num_ranks)
     require_ports(_LOOPBACK, num_ranks)
     store = dist.TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
     with _signals_and_logs_restored(), tempfile.TemporaryDirectory(prefix="crosscut-ranks-") as folder:

@@ -5,6 +5,7 @@ would not say which memory is full.
 """
 
 import errno
+import resource
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,22 @@ _MOST_PORTS = 64
 """Maximum number of ports to check."""
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the name in a message
 _NO_ROOM = frozenset({errno.ENOSPC, errno.ENOENT, errno.EACCES, errno.EROFS, errno.ENOSYS})
+
+
+_FILES, _FILES_PER_RANK = 56, 4
+"""Number of files and connections that each rank needs, and how many more it needs for each of all ranks."""
+
+
+def require_files(num_ranks: int) -> None:
+    """Raise `ConfigError` unless a process may open enough files for the connections of `num_ranks` ranks. A rank that
+    reaches the limit while it starts cannot even write down its error.
+    """
+    limit, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], _FILES + _FILES_PER_RANK * num_ranks
+    if limit < needed:
+        raise ConfigError(
+            f"Each of {num_ranks} ranks must be able to open at least {needed} files and connections, but `ulimit -n` "
+            f"allows {limit}. Raise the limit: ulimit -n 4096"
+        )
 
 
 def require_ports(address: str, num_ranks: int) -> None:

@@ -41,6 +41,7 @@ from crosscut.pretrained.source import ModelSource
 from crosscut.pretrained.tensors import DTYPES, read_whole
 from crosscut.pretrained.writing import plan_files, write_tensors
 
+_REMEDY = "Free some space, grant access, or choose another folder."
 MAX_FILE_BYTES = 5 * 10**9
 """Default maximum size of one file, in bytes."""
 
@@ -104,7 +105,7 @@ class _Target:
         shapes = published_shapes(self.config)
         files = plan_files(shapes, self.dtype, max_bytes=self.max_file_bytes)
         draft = self.folder.draft()
-        with storage_errors_told(self.folder, "writable"):
+        with storage_errors_told(self.folder, "writable", remedy=_REMEDY):
             draft.begin(MODEL_FILE)
             try:
                 write_tensors(draft, files, self.dtype, tensors)
@@ -188,7 +189,7 @@ def export_adapter(source: ModelSource, out: str | Path | Folder, *, base: str =
     require_new(folder)
     _, read = _reader(source)
     draft = folder.draft()
-    with storage_errors_told(folder, "writable"):
+    with storage_errors_told(folder, "writable", remedy=_REMEDY):
         draft.begin(CONFIG_NAME)
         try:
             names = write_adapter(draft, source.model, read, base=base)

@@ -232,8 +232,11 @@ class Desk(Generic[PartT]):
         self._call(self._hand_out, [(key, piece) for key, piece in keyed if piece.error is None])
 
     def close(self) -> None:
-        """Refuse all unfinished jobs. The computing thread calls this after its last step."""
-        self._call(self._turn_away)
+        """Refuse all unfinished jobs. The computing thread calls this after its last step, or if the clients' thread
+        has ended before its loop began.
+        """
+        if self._loop is not None:
+            self._call(self._turn_away)
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
         assert self._loop is not None

@@ -1,5 +1,7 @@
 """The shape of a small package is counted line by line, two checkouts stand side by side, and ours keeps its limits."""
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -131,6 +133,15 @@ LIMITS = {
 }
 
 
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """The syntax trees of the package are a million objects, and none of them is garbage."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collections")
 def test_the_package_keeps_its_shape():
     rows = {row.name: row for row in shape.measure(shape.ROOT)}
     assert {name: rows[name].places for name, most in LIMITS.items() if int(rows[name].figure) > most} == {}

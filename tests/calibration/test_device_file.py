@@ -173,6 +173,7 @@ def test_one_gpu_that_is_not_known_has_an_assumed_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone  # measures the speed of the machine
 def test_a_calibration_takes_less_than_a_minute_and_is_a_device_to_plan_for(tmp_path: Path) -> None:
     path = tmp_path / "here.toml"
     start = time.monotonic()

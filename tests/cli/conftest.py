@@ -1,16 +1,20 @@
 """A small text file and a way to run the real command."""
 
+import multiprocessing.process
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
 from crosscut.data import read_documents
+from crosscut.launch.server import Stream
+from tests.nursery import forked
 
 TINY = (
     "model.num_layers=2",
@@ -28,6 +32,9 @@ TINY = (
     "output.sample_tokens=5",
 )
 
+# The loopback device has this name on Linux only; elsewhere gloo finds an interface by itself.
+ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+
 
 @pytest.fixture(scope="session")
 def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -37,6 +44,19 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
     paragraphs = [text[i : i + 500] for i in range(0, len(text), 500)]
     path.write_text("\n\n".join(paragraphs * (150_000 // len(text) + 1)), encoding="utf-8")
     return path
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, book: Path) -> Path:
+    """The folder of a run of four steps on one rank of this process, to be read only."""
+    from crosscut.config import load_run
+    from crosscut.training import run_training
+
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    table = {"model": {"num_layers": 1, "hidden_size": 1, "num_heads": 1}}
+    faster = "optimizer.learning_rate=0.05"  # so that the checkpoints differ
+    run_training(load_run(table, [*TINY, f"data.text={book}", f"output.folder={folder}", faster]))
+    return folder
 
 
 @pytest.fixture
@@ -69,6 +89,66 @@ def crosscut_here(
         return subprocess.CompletedProcess(arguments, status, *capfd.readouterr())
 
     return run
+
+
+class Forked:
+    """`crosscut` with arguments in a process of its own: a fork that need not import torch and leads its own group."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._files = (folder / "stdout", folder / "stderr")
+        with ExitStack() as opened:
+            files = [opened.enter_context(file.open("wb")) for file in self._files]
+            streams = [opened.enter_context(Stream(file.fileno())) for file in files]
+            self.process: BaseProcess = forked().Process(target=_run_in_fork, args=(arguments, streams))
+            self.process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def ended(self, timeout: float = 60) -> tuple[int | None, str, str]:
+        """Wait for the end; the exit status, and what went to both streams."""
+        self.process.join(timeout)
+        output, errors = (file.read_text() for file in self._files)
+        return self.process.exitcode, output, errors
+
+
+def _run_in_fork(arguments: tuple[str, ...], streams: list[int]) -> None:
+    from crosscut.cli import main
+
+    os.setsid()
+    os.dup2(streams[0], 1)
+    os.dup2(streams[1], 2)
+    multiprocessing.process._parent_process = None  # type: ignore[attr-defined]  # no rank of a launching process
+    sys.argv = ["crosscut", *arguments]
+    main()
+
+
+@pytest.fixture
+def fork(tmp_path: Path) -> Iterator[Callable[..., Forked]]:
+    """Function that starts `crosscut` with arguments in a fork. What still runs at the end of the test is killed."""
+    started: list[Forked] = []
+
+    def start(*arguments: str) -> Forked:
+        started.append(Forked(tmp_path, *arguments))
+        return started[-1]
+
+    yield start
+    for command in started:
+        if command.process.is_alive():
+            os.killpg(command.pid, signal.SIGKILL)
+        command.process.join()
+
+
+@pytest.fixture
+def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process of a rank may start."""
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise AssertionError("a process was about to start")
+
+    monkeypatch.setattr("crosscut.launch.door.launch", refuse)
 
 
 @contextmanager

@@ -47,12 +47,7 @@ def test_evaluation_is_of_the_average_unless_the_last_weights_are_asked_for(trai
     text.write_text("Fellow-Citizens of the Senate and House of Representatives. " * 3)
     options = ("--text", text, "--device", "cpu", "--window", "16")
     scores = {}
-    for place, *more in (
-        (trained,),
-        (trained, "--last-weights"),
-        (trained.parent / "average",),
-        (trained.parent / "last",),
-    ):
+    for place, *more in readers(trained):
         report = json.loads(command("evaluate", place, *options, *more, "--json"))
         assert report["model"]["averaged_weights"] is (place == trained and not more)
         scores[place.name, *more] = report["tasks"]["text"]["figures"]["loss_per_token"]
@@ -65,12 +60,7 @@ def test_generation_is_of_the_average_unless_the_last_weights_are_asked_for(trai
     greedy = ("--prompt", "The ", "--tokens", 20, "--temperature", 0, "--device", "cpu", "--json")
     ids = {
         (place.name, *more): json.loads(command("generate", place, *greedy, *more))["tokens"]
-        for place, *more in (
-            (trained,),
-            (trained, "--last-weights"),
-            (trained.parent / "average",),
-            (trained.parent / "last",),
-        )
+        for place, *more in readers(trained)
     }
     assert ids["run",] == ids["average",]
     assert ids["run", "--last-weights"] == ids["last",]

@@ -32,14 +32,13 @@ def changed_in_the_meantime(run: Path, name: str, size: int) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.slow  # tests/data/shards has the error, and test_damage.py its exit status
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
         ("train-0.tokens", "layout.tensor=1"),
-        # A rank that only loses its connection waits for seconds. tests/launch has errors of several ranks.
-        pytest.param("train-0.tokens", "layout.tensor=2", marks=pytest.mark.slow),
-        # The same error on another thread.
-        pytest.param("validation.tokens", "layout.tensor=2", marks=pytest.mark.slow),
+        ("train-0.tokens", "layout.tensor=2"),  # a rank that only loses its connection waits for seconds
+        ("validation.tokens", "layout.tensor=2"),  # the same error on another thread
     ],
 )
 def test_run_whose_shard_is_truncated_ends_with_one_message(crosscut_here, book, tmp_path, name, layout):

@@ -76,6 +76,7 @@ def test_damage_that_is_allowed_is_no_error(crosscut_here, folder: Path) -> None
     assert "damaged" in result.stdout
 
 
+@pytest.mark.slow  # tests/corpus/test_pipeline.py has the rule
 def test_flipped_byte_in_a_shard_of_a_finished_corpus(crosscut_here, folder: Path) -> None:
     assert crosscut_here("prepare", "corpus.toml").returncode == 0
     flip(folder / "corpus" / "tokens" / "train-0.tokens")

@@ -20,13 +20,9 @@ def train(book, folder, *overrides: str) -> subprocess.CompletedProcess[str]:
     """A run on a disk that takes no large files, which every write finds out as it does a full disk."""
     command = [sys.executable, "-m", "crosscut", "train", *TINY, "checkpoint.every=1"]
     return subprocess.run(
-        [*command, f"data.text={book}", f"output.folder={folder}", *overrides],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT)),
-    )
+        [*command, f"data.text={book}", f"output.folder={folder}", *overrides], capture_output=True, text=True,
+        timeout=120, check=False, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT)),
+    )  # fmt: skip
 
 
 @pytest.mark.slow  # test_full_disk_stops_the_run_without_a_traceback is quick

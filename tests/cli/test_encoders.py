@@ -97,7 +97,11 @@ def test_masked_loss_is_a_score(crosscut_here, masked, tmp_path):
             ("--text", "t.txt", "--stride", "4"),
             "`--stride` must be 0 for a model that predicts masked tokens, but is 4.",
         ),
-        (("--harness", "arc_easy"), "must hold a model that predicts the next token, but holds an encoder"),
+        pytest.param(
+            ("--harness", "arc_easy"),
+            "must hold a model that predicts the next token, but holds an encoder",
+            marks=[pytest.mark.slow, pytest.mark.extras],
+        ),
     ],
 )
 def test_scores_of_the_next_token_are_refused(crosscut_here, masked, tmp_path, monkeypatch, options, message):

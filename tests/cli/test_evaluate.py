@@ -81,20 +81,6 @@ def test_a_limit_scores_the_first_passages(model):
     assert found["figures"] == json.loads(alone.stdout)["tasks"]["lambada"]["figures"]
 
 
-@pytest.mark.parametrize(
-    ("limit", "message"),
-    [
-        ("1", "must be 0 without `--task lambada`, but is 1. Only LAMBADA has passages to limit. Remove `--limit`."),
-        ("-1", "must be at least 0, but is -1."),
-    ],
-)
-def test_a_limit_needs_passages(model, limit, message):
-    wanted = ["evaluate", str(model), "--text", str(model / "text.txt"), "--limit", limit]
-    with pytest.raises(ConfigError) as error:
-        CliRunner().invoke(commands, wanted, catch_exceptions=False)
-    assert str(error.value) == f"`--limit` {message}"
-
-
 def test_settings_that_are_not_used_are_not_shown(model):
     done = CliRunner().invoke(commands, arguments(model), catch_exceptions=False)
     assert "None" not in done.stdout
@@ -133,6 +119,11 @@ def test_messages_name_the_options(model, options, message):
             ("--task", "lambada=a", "--task", "lambada=b"),
             "`--task lambada=FILE` must be given once, but names both `a` and `b`",
         ),
+        (
+            ("--text", "a", "--limit", "1"),
+            "`--limit` must be 0 without `--task lambada`, but is 1. Only LAMBADA has pass",
+        ),
+        (("--text", "a", "--limit", "-1"), "`--limit` must be at least 0, but is -1."),
         (("--text", "a.txt", "--stride", "-1"), "`--stride` must be at least 0, but is -1."),
         (("--text", "a.txt", "--tensor", "0"), "`--tensor` must be at least 1, but is 0."),
     ],

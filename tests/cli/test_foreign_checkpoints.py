@@ -93,8 +93,12 @@ def test_export_and_scores_into_a_read_only_folder_are_told(crosscut_here, run):
     Path("file").touch()
     result = crosscut_here("checkpoint", "export", RUN, "file/out")
     assert (result.returncode, result.stderr) == (
-        2, "crosscut: `file/out` must be writable, but is not: Not a directory (`file`).\n",
-    )  # fmt: skip
+        2,
+        (
+            "crosscut: `file/out` must be writable, but is not: Not a directory (`file`). Free some space, grant "
+            "access, or choose another folder.\n"
+        ),
+    )
     result = crosscut_here("evaluate", RUN, "--text", "nowhere", "--output", "file/scores.json")
     assert result.returncode == 2
     assert result.stderr.startswith(

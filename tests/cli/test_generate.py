@@ -5,25 +5,10 @@ import os
 import pty
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from crosscut.cli import main as run_main
-from tests.cli.conftest import TINY
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, book: Path) -> Path:
-    """A run of four steps; its window is 64 tokens."""
-    from crosscut.config import load_run
-    from crosscut.training import run_training
-
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    table = {"model": {"num_layers": 1, "hidden_size": 1, "num_heads": 1}}
-    faster = "optimizer.learning_rate=0.05"  # so that the checkpoints differ
-    run_training(load_run(table, [*TINY, f"data.text={book}", f"output.folder={folder}", faster]))
-    return folder
 
 
 @pytest.fixture
@@ -40,13 +25,8 @@ def generate(trained, monkeypatch, capsys):
 
 
 @pytest.fixture
-def fail(generate, capsys, monkeypatch):
+def fail(generate, capsys, no_launch):
     """Runs the command, which must fail before a rank starts; gives its message."""
-
-    def no_launch(*_arguments: object, **_options: object) -> None:
-        raise AssertionError("a process was about to start")
-
-    monkeypatch.setattr("crosscut.launch.door.launch", no_launch)
 
     def run(*arguments: str) -> str:
         with pytest.raises(SystemExit) as stopped:

@@ -3,7 +3,9 @@ from collections.abc import Iterator
 
 import click
 import pytest
+from click.testing import CliRunner
 
+from crosscut import __version__
 from crosscut.cli.main import commands
 from tests.cli.conftest import run_python
 from tests.timing import quickest
@@ -22,10 +24,10 @@ def test_help_is_quick_and_imports_no_torch():
     assert not loaded & {"torch", "numpy", "rich", "matplotlib", "tokenizers"}
 
 
-def test_every_command_has_help(crosscut):
+def test_every_command_has_help():
     for command in ("plan", "train", "prepare", "evaluate", "generate", "embed", "serve", "study"):
-        done = crosscut(command, "--help")
-        assert done.returncode == 0
+        done = CliRunner().invoke(commands, [command, "--help"], prog_name="crosscut")
+        assert done.exit_code == 0
         assert done.stdout.startswith(f"Usage: crosscut {command}")
 
 
@@ -49,7 +51,5 @@ def test_a_model_is_asked_in_types_that_hold_weights(command):
     assert list(option.type.choices) == ["float32", "bfloat16", "float16", "float64"]
 
 
-def test_version_is_told(crosscut):
-    from crosscut import __version__
-
-    assert crosscut("--version").stdout.strip().endswith(__version__)
+def test_version_is_told():
+    assert CliRunner().invoke(commands, ["--version"]).stdout.strip().endswith(__version__)

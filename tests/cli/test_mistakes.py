@@ -1,8 +1,12 @@
 """A user's mistake is one message on one line, exit status 2, and no process started."""
 
+import errno
+import os
+import resource
+import shutil
 import subprocess
 import sys
-from pathlib import Path
+import time
 from unittest import mock
 
 import pytest
@@ -15,17 +19,12 @@ from tests.cli.conftest import TINY, handlers_restored
 
 
 @pytest.fixture
-def fail(forked_ranks: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def fail(forked_ranks, no_launch, monkeypatch, capsys, tmp_path):
     """Runs a command that must fail, in this process and with `launch` out of reach; gives its message.
 
     The server of the ranks runs already. A command would start it in the test's folder, which may be gone before the
     server has started.
     """
-
-    def no_launch(*_arguments: object, **_options: object) -> None:
-        raise AssertionError("a process was about to start")
-
-    monkeypatch.setattr("crosscut.launch.door.launch", no_launch)
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str, status: int = 2) -> str:
@@ -97,12 +96,6 @@ def test_error_after_the_loading_names_the_line_too(fail, tmp_path):
     assert fail("train", "run.toml", "data.text=gone.txt") == told
 
 
-def test_tensor_must_divide_the_heads(fail):
-    assert fail("train", *TINY, "layout.tensor=3") == (
-        "`layout.tensor` must divide `model.num_heads` (4), but is 3. Try 1, 2 or 4."
-    )
-
-
 def test_profile_needs_steps(fail, tmp_path):
     text = tmp_path / "book.txt"
     text.write_text("\n\n".join(f"Fellow citizens, address {i} of many, each long enough." * 9 for i in range(60)))
@@ -149,22 +142,8 @@ def test_run_folder_with_checkpoints_is_not_overwritten(fail, tmp_path):
     assert "holds checkpoints of a run. Pass --resume" in fail("train", *TINY, "output.folder=run")
 
 
-def test_run_folder_that_is_a_file_is_told(fail, tmp_path):
-    (tmp_path / "run").write_text("not a folder")
-    assert fail("train", *TINY, "output.folder=run").startswith(
-        "The run's folder must be a folder, but `run` is a file, or a path inside a file."
-    )
-
-
 def test_generating_without_a_run_is_told(fail):
     assert fail("generate", "nowhere").startswith("`nowhere` must be a run's folder, a checkpoint or a Hugging Face")
-
-
-def test_cuda_without_a_device_is_told(fail, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert fail("train", *TINY, "training.device=cuda").startswith(
-        "This machine has no GPU, so the device must be cpu, but is cuda"
-    )
 
 
 @pytest.mark.parametrize(
@@ -181,18 +160,6 @@ def test_more_ranks_than_the_machine_can_hold_are_refused_at_once(fail, command)
     message = fail(*command)
     assert message.startswith("`layout.tensor` x `layout.data` must be at most ")
     assert message.endswith("Choose a smaller layout, or use several machines with torchrun.")
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, book):
-    """A run of four steps, on one rank of this process."""
-    from crosscut.config import load_run
-    from crosscut.training import run_training
-
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    table = {"model": {"dropout": 0.1, "num_layers": 1, "hidden_size": 1, "num_heads": 1}}
-    run_training(load_run(table, [*TINY, f"data.text={book}", f"output.folder={folder}"]))
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -216,11 +183,13 @@ def test_resuming_another_run_is_told(fail, trained, override, message):
     assert config.read_bytes() == before, "a resume that fails must leave the run's config"
 
 
-def test_resuming_needs_the_tokens_but_not_the_text(trained, capsys):
+def test_resuming_needs_the_tokens_but_not_the_text(trained, tmp_path, capsys):
     from crosscut.config import load_run
     from crosscut.training import run_training
 
-    run_training(load_run(trained / "config.toml", ["training.steps=6", "data.text=gone.txt"]), resume=True)
+    shutil.copytree(trained, tmp_path / "run")
+    options = [f"output.folder={tmp_path / 'run'}", "training.steps=6", "data.text=gone.txt"]
+    run_training(load_run(trained / "config.toml", options), resume=True)
     assert "after 6 steps" in capsys.readouterr().out
 
 
@@ -235,15 +204,6 @@ def test_changed_shard_is_told(fail, book, tmp_path):
     shard.write_bytes(bytes(damaged))
     message = fail("train", *TINY, "data.text=[]", "data.tokens=tokens", "output.folder=run", status=65)
     assert "train-0.tokens` must have the SHA-256" in message
-
-
-def test_wrong_number_of_started_processes_is_told(fail, monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    assert fail("train", *TINY, "layout.tensor=2") == (
-        "`layout.tensor` x `layout.data` must be the number of processes (3), but is 2 x 1 = 2. Change the number of "
-        "processes to 2, or change the layout."
-    )
 
 
 def test_unknown_command_is_clicks_to_tell():
@@ -265,12 +225,100 @@ def test_a_mistake_that_another_rank_tells_is_not_told_again(
     assert capsys.readouterr().err == ("" if is_told else f"crosscut: {error}\n")
 
 
-@pytest.mark.slow  # two ranks are started, each with PyTorch
-def test_too_few_open_files_are_told_without_a_traceback() -> None:
+def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException) -> str:
+    """Message of a command that ends with an error of the operating system."""
+    monkeypatch.setattr(commands, "main", mock.Mock(side_effect=error))
+    with pytest.raises(SystemExit) as stopped, handlers_restored():
+        run_main()
+    told = capsys.readouterr().err
+    assert stopped.value.code == 2, told
+    assert "Traceback" not in told
+    return told
+
+
+def hidden(error: OSError) -> ConfigError:
+    """An error of the system behind a message, as when writing a checkpoint fails."""
+    try:
+        try:
+            raise error
+        except OSError:
+            raise ConfigError("`run` must be writable, but is not: Too many files. Free some space.") from None
+    except ConfigError as told:
+        return told
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EMFILE, "Too many open files", "run/x"),
+        hidden(OSError(errno.EMFILE, "Too many open files", "run/x")),
+        hidden(OSError(errno.ENFILE, "Too many open files in system", "run/x")),
+        RuntimeError("pthread_create failed: Too many open files"),
+    ],
+    ids=["plain", "hidden", "of the system", "of a library"],
+)
+def test_limit_on_open_files_is_told_with_its_remedy(monkeypatch, capsys, error):
+    """Free space, another folder and a fresh copy were once recommended, depending on the place."""
+    named = "" if isinstance(error, RuntimeError) else ", but could not open `run/x`"
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert ended(monkeypatch, capsys, error) == (
+        f"crosscut: A process must be able to open more files than `ulimit -n` allows ({limit}){named}. Raise the "
+        "limit: ulimit -n 4096. To continue a training run from its last checkpoint, use --resume auto. To continue "
+        "preparing a corpus, start the same command again.\n"
+    )
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")], ids=repr)
+def test_too_little_memory_is_told(monkeypatch, capsys, error):
+    assert ended(monkeypatch, capsys, error).startswith(
+        "crosscut: There must be enough memory for this command, but there is not. Free some memory, or raise the "
+        "limits on memory (`ulimit -v`, or that of the container). To continue a training run"
+    )
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG], ids=errno.errorcode.get)
+def test_full_disk_is_told_where_the_system_names_no_file(monkeypatch, capsys, code):
+    """As if the output goes to a file on the disk."""
+    assert ended(monkeypatch, capsys, OSError(code, os.strerror(code))).startswith(
+        f"crosscut: Everything must be written, but writing failed: {os.strerror(code)}. Free some space. To continue"
+    )
+    named = ended(monkeypatch, capsys, OSError(code, os.strerror(code), "out"))
+    assert named.startswith("crosscut: `out` must be a path that this command can use, but is not: ")
+    assert named.endswith("Free some space, or choose another path.\n")
+
+
+def test_too_small_address_space_is_told_before_a_library_aborts(fail, monkeypatch):
+    monkeypatch.setattr("resource.getrlimit", lambda _kind: (400_000_000, resource.RLIM_INFINITY))
+    assert fail("train", *TINY) == (
+        "`ulimit -v` must allow at least 1.5 GB of address space, but allows 0.4 GB. Raise the limit: ulimit -v "
+        "unlimited"
+    )
+
+
+@pytest.mark.slow  # a process that imports PyTorch, with each limit
+@pytest.mark.parametrize("limit", ["-n 12", "-v 400000"])
+def test_limits_of_the_system_are_told_without_a_traceback(limit: str) -> None:
     told = subprocess.run(
-        ["sh", "-c", f"ulimit -n 12 && exec {sys.executable} -m crosscut verify model.num_layers=1 --layout tensor=2"],
+        ["sh", "-c", f"ulimit {limit} && {sys.executable} -m crosscut verify model.num_layers=1 --layout tensor=2"],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert told.returncode == 2
-    assert "Raise the limit on open files (`ulimit -n`)." in told.stderr
+    assert "Raise the limit: ulimit" in told.stderr
     assert "Traceback" not in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--layout", "data=100000000"], "on this machine, but is 100,000,000"),
+        (["--layout", "pipeline=100000000"], "must leave at least one layer for each stage"),
+        (["--layout", "data=2", "model.num_layers=1000000000"], "must be at most 10,000, but is 1,000,000,000"),
+        (["layout.pipeline=2", "layout.stages=[100000000,2]"], "must add up to `model.num_layers` (2)"),
+        (["--layout", f"tensor={10**40}"], "must be between -2^63 and 2^63"),
+    ],
+    ids=lambda value: value[1] if isinstance(value, list) else "",
+)
+def test_absurd_sizes_are_refused_at_once(fail, words: list[str], told: str) -> None:
+    began = time.process_time()
+    assert told in fail("verify", *TINY, *words)
+    assert time.process_time() - began < 2

@@ -79,14 +79,6 @@ def read_only(tmp_path: Path) -> Path:
     return tmp_path / "read-only"
 
 
-@pytest.fixture
-def no_ranks(monkeypatch) -> None:
-    def no_launch(*_arguments: object, **_options: object) -> None:
-        raise AssertionError("a process was about to start")
-
-    monkeypatch.setattr("crosscut.launch.door.launch", no_launch)
-
-
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
@@ -103,7 +95,7 @@ def no_ranks(monkeypatch) -> None:
         (["output.folder=run", "data.tokens={}/tokens"], "`{}/tokens` must be a path where a folder can be created"),
     ],
 )
-@pytest.mark.usefixtures("no_ranks")
+@pytest.mark.usefixtures("no_launch")
 def test_training_into_a_read_only_folder_is_told_before_it_starts(
     crosscut_here, book, tmp_path, monkeypatch, settings, told
 ):

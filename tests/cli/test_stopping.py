@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -14,7 +13,7 @@ import pytest
 
 from crosscut.checkpoint import list_checkpoints
 from crosscut.cli.train import train
-from tests.cli.conftest import TINY, ranks_of
+from tests.cli.conftest import ON_LOOPBACK, TINY, ranks_of
 
 
 @pytest.mark.parametrize(
@@ -43,27 +42,6 @@ def test_another_way_to_resume_is_refused():
         train.make_context("train", ["--resume=latest"])
 
 
-@pytest.fixture
-def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts Python with arguments and more of an environment; what still runs at the test's end is killed."""
-    processes = []
-
-    def start(*command: str, **environment: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={name: v for name, v in (os.environ | environment).items() if name not in ("RANK", "WORLD_SIZE")},
-            start_new_session=True,
-        )  # fmt: skip
-        processes.append(process)
-        return process
-
-    yield start
-    for process in processes:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-
-
 def wait_for_steps(run: Path, count: int) -> None:
     deadline = time.monotonic() + 300
     metrics = run / "metrics.jsonl"
@@ -80,22 +58,25 @@ def only_checkpoint(run: Path) -> int:
 ENDLESS = ("training.steps=1000000", "training.validate_every=0", "checkpoint.every=0")
 
 
-# On two ranks, test_ctrl_c_leaves_a_checkpoint_and_exits_130 stops a run.
-@pytest.mark.parametrize("layout", ["layout.tensor=1", pytest.param("layout.tensor=2", marks=pytest.mark.slow)])
-def test_stopped_run_exits_75_and_the_same_command_completes_it(crosscut_here, start, book, tmp_path, layout):
+# `tests/launch` asks two ranks to stop.
+LAYOUTS = ["layout.tensor=1", pytest.param("layout.tensor=2", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_stopped_run_exits_75_and_the_same_command_completes_it(crosscut_here, fork, book, tmp_path, layout):
     run = tmp_path / "run"
     command = ("train", *TINY, f"data.text={book}", layout, f"output.folder={run}", "--resume", "auto")
-    process = start("-m", "crosscut", *command, *ENDLESS)
+    first = fork(*command, *ENDLESS)
     wait_for_steps(run, 3)
     second = crosscut_here(*command)
-    assert (second.returncode, process.poll()) == (2, None), "the first run goes on"
+    assert (second.returncode, first.process.exitcode) == (2, None), "the first run goes on"
     assert second.stderr.startswith(
-        f"crosscut: The run's folder must be used by one run at a time, but `{run}` is in use by process {process.pid} "
+        f"crosscut: The run's folder must be used by one run at a time, but `{run}` is in use by process {first.pid} "
     )
     begin = time.monotonic()
-    os.killpg(process.pid, signal.SIGTERM)  # the ranks get it directly, too
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 75, errors
+    os.killpg(first.pid, signal.SIGTERM)  # the ranks get it directly, too
+    status, _, errors = first.ended()
+    assert status == 75, errors
     assert time.monotonic() - begin < 30, "at the end of a step, on a busy machine"
     step = only_checkpoint(run)
     assert errors.splitlines()[-1].startswith(
@@ -117,47 +98,52 @@ def test_stopped_run_exits_75_and_the_same_command_completes_it(crosscut_here, s
     # One handler takes the first two; Python's own takes the third.
     [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGUSR1, signal.SIGINT))],
 )
-def test_request_during_preparation_ends_at_once(start, book, tmp_path, number):
+def test_request_during_preparation_ends_at_once(fork, book, tmp_path, number):
     """There is nothing to save, so nothing is said of a checkpoint."""
     corpus, run = tmp_path / "long.txt", tmp_path / "run"
     corpus.write_text(book.read_text() * 60)  # seconds of work
-    process = start("-m", "crosscut", "train", *TINY, f"data.text={corpus}", f"output.folder={run}")
+    command = fork("train", *TINY, f"data.text={corpus}", f"output.folder={run}")
     deadline = time.monotonic() + 60
     while not list(run.glob(".tokens*")) and time.monotonic() < deadline:
         time.sleep(0.02)
     begin = time.monotonic()
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, errors
+    os.kill(command.pid, number)
+    status, _, errors = command.ended()
+    assert status == 128 + number, errors
     assert time.monotonic() - begin < 30, "at once, on a busy machine"
     assert "has stopped after step" not in errors
     assert not (run / "tokens").exists()
 
 
-@pytest.mark.slow
-def test_under_torchrun_the_agents_sigterm_leaves_a_checkpoint(start, book, tmp_path):
+@pytest.mark.slow  # starts torchrun
+def test_under_torchrun_the_agents_sigterm_leaves_a_checkpoint(book, tmp_path):
     run = tmp_path / "run"
-    process = start(
-        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "crosscut", "train", *TINY,
-        *ENDLESS, f"data.text={book}", "layout.tensor=2", f"output.folder={run}", "--resume", "auto",
-        OMP_NUM_THREADS="1", **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
-    )  # fmt: skip
-    wait_for_steps(run, 3)
-    os.killpg(process.pid, signal.SIGTERM)  # the agent passes it on: the ranks get it twice
-    _, errors = process.communicate(timeout=60)
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "crosscut", "train",
+        *TINY, *ENDLESS, f"data.text={book}", "layout.tensor=2", f"output.folder={run}", "--resume", "auto",
+    ]  # fmt: skip
+    environment = os.environ | ON_LOOPBACK | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+    try:
+        wait_for_steps(run, 3)
+        os.killpg(process.pid, signal.SIGTERM)  # the agent passes it on: the ranks get it twice
+        _, errors = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode != 0
     assert errors.count("crosscut: The run was asked to stop and has stopped after step") == 1
     assert only_checkpoint(run) >= 3
 
 
-@pytest.mark.parametrize("layout", [pytest.param("layout.tensor=1", marks=pytest.mark.slow), "layout.tensor=2"])
-def test_ctrl_c_leaves_a_checkpoint_and_exits_130(start, book, tmp_path, layout):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ctrl_c_leaves_a_checkpoint_and_exits_130(fork, book, tmp_path, layout):
     run = tmp_path / "run"
-    process = start("-m", "crosscut", "train", *TINY, *ENDLESS, f"data.text={book}", layout, f"output.folder={run}")
+    command = fork("train", *TINY, *ENDLESS, f"data.text={book}", layout, f"output.folder={run}")
     wait_for_steps(run, 3)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
+    os.killpg(command.pid, signal.SIGINT)  # as a terminal does
+    status, output, errors = command.ended()
+    assert status == 130, errors
     step = only_checkpoint(run)
     assert step >= 3
     assert "Stopping after this step, with a checkpoint. Press Ctrl-C again to end at once" in output
@@ -168,19 +154,19 @@ def test_ctrl_c_leaves_a_checkpoint_and_exits_130(start, book, tmp_path, layout)
 
 @pytest.mark.slow  # waits for ranks that are halted
 @pytest.mark.skipif(sys.platform != "linux", reason="the ranks are found in /proc")
-def test_a_second_ctrl_c_ends_a_run_at_once(start, book, tmp_path):
+def test_a_second_ctrl_c_ends_a_run_at_once(fork, book, tmp_path):
     """The first one cannot take effect, since the ranks are halted and reach the end of no step."""
     run, layout = tmp_path / "run", "layout.tensor=2"
-    process = start("-m", "crosscut", "train", *TINY, *ENDLESS, f"data.text={book}", layout, f"output.folder={run}")
+    command = fork("train", *TINY, *ENDLESS, f"data.text={book}", layout, f"output.folder={run}")
     wait_for_steps(run, 3)
-    ranks = ranks_of(process.pid)
+    ranks = ranks_of(command.pid)
     assert len(ranks) == 2, "both ranks must be running"
     for pid in ranks:
         os.kill(pid, signal.SIGSTOP)
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(command.pid, signal.SIGINT)
     time.sleep(1)
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
+    os.killpg(command.pid, signal.SIGINT)
+    status, _, errors = command.ended()
+    assert status == 130, errors
     assert list_checkpoints(run / "checkpoints") == []
     assert "Traceback" not in errors

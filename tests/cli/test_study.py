@@ -22,14 +22,16 @@ TINY = (
 )
 
 
-def fails(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
-    """The message of a study that must fail before a process starts."""
+pytestmark = pytest.mark.usefixtures("two_cores")
 
-    def no_launch(*_arguments: object, **_options: object) -> None:
-        raise AssertionError("a process was about to start")
 
-    monkeypatch.setattr("crosscut.launch.door.launch", no_launch)
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crosscut.scaling.study, "available_cores", lambda: 2)
+
+
+def fails(*arguments: str) -> str:
+    """The message of a study that must fail before a process starts."""
     with pytest.raises(ConfigError) as raised:
         CliRunner().invoke(commands, ("study", "measure", *arguments), catch_exceptions=False)
     return str(raised.value)
@@ -58,24 +60,23 @@ def fails(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
         ),
     ],
 )
-def test_a_mistake_is_told_before_a_process_starts(
-    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
-) -> None:
-    assert fails(monkeypatch, *TINY, *arguments) == message
+@pytest.mark.usefixtures("no_launch")
+def test_a_mistake_is_told_before_a_process_starts(arguments: tuple[str, ...], message: str) -> None:
+    assert fails(*TINY, *arguments) == message
 
 
+@pytest.mark.usefixtures("no_launch")
 def test_a_study_under_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert fails(monkeypatch, *TINY) == (
+    assert fails(*TINY) == (
         "`crosscut study measure` must start its ranks itself, but torchrun has started several. Run the command "
         "without torchrun."
     )
 
 
 @pytest.mark.slow
-def test_a_study_is_trained_and_written(crosscut_here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(crosscut.scaling.study, "available_cores", lambda: 2)
+def test_a_study_is_trained_and_written(crosscut_here, tmp_path: Path) -> None:
     options = ("--ranks", "2", "--turns", "2", "--gpu", "laptop", "--output", str(tmp_path))
     done = crosscut_here("study", "measure", *TINY, *options)
     assert done.returncode == 0, done.stderr

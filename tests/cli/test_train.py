@@ -12,19 +12,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import TINY, ranks_of, run_python
-
-# The loopback device has this name on Linux only; elsewhere gloo finds an interface by itself.
-ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+from tests.cli.conftest import ON_LOOPBACK, TINY, ranks_of, run_python
 
 
 @pytest.fixture(scope="module")
-def trained(book, tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """A run over two ranks by the real command: its folder, and what it said."""
-    run = tmp_path_factory.mktemp("trained") / "run"
-    small = "recipe=small"  # a GPT-2, which a high learning rate can make diverge
-    command = ("train", *TINY, small, f"data.text={book}", "layout.tensor=2", f"output.folder={run}")
-    return run, run_python("-m", "crosscut", *command)
+def finished() -> list[tuple[Path, subprocess.CompletedProcess[str]]]:
+    """The run of `trained`, once a test has asked for it."""
+    return []
+
+
+@pytest.fixture
+def trained(finished, crosscut_here, book, tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A run over two ranks: its folder, and what the command said."""
+    if not finished:
+        run = tmp_path_factory.mktemp("trained") / "run"
+        small = "recipe=small"  # a GPT-2, which a high learning rate can make diverge
+        command = ("train", *TINY, small, f"data.text={book}", "layout.tensor=2", f"output.folder={run}")
+        finished.append((run, crosscut_here(*command)))
+    return finished[0]
 
 
 @pytest.fixture
@@ -50,6 +55,7 @@ def test_readers_own_text_trains(trained):
     assert summary["layout"] == "tensor 2 x data 1"
 
 
+@pytest.mark.slow  # tests/training resumes on other layouts, and tests/generation writes on two ranks
 def test_trained_model_resumes_elsewhere_and_writes(crosscut_here, run):
     config, folder = str(run / "config.toml"), f"output.folder={run}"
     resumed = crosscut_here("train", config, folder, "--resume", "training.steps=6", "layout.tensor=1", "layout.data=2")
@@ -75,6 +81,7 @@ def test_prepare_makes_the_tokens_that_train_then_uses(crosscut_here, book, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.alone  # torchrun takes the port that was free a moment ago
 def test_two_torchrun_nodes_make_one_run(book, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -1,6 +1,7 @@
 """`crosscut verify`: by the real command where what it starts is looked at, in this process where what it says is."""
 
 import json
+import sys
 
 import pytest
 
@@ -34,13 +35,25 @@ def test_verify_takes_several_layouts_and_answers_in_json(crosscut_here):
     ]
 
 
-def test_a_layout_that_is_given_stands_in_for_one_that_the_model_does_not_allow(crosscut_here):
+@pytest.fixture
+def layouts_of(crosscut_here, monkeypatch):
+    """Function that returns the layouts that a command would verify."""
+
+    def find(*arguments: str) -> list[str]:
+        found = []
+        monkeypatch.setattr("crosscut.verification.verify_runs", lambda runs: found.extend(runs) or sys.exit(0))
+        done = crosscut_here(*arguments)
+        assert done.returncode == 0, done.stderr
+        return [str(run.layout) for run in found]
+
+    return find
+
+
+def test_a_layout_that_is_given_stands_in_for_one_that_the_model_does_not_allow(crosscut_here, layouts_of):
     of_three = ("verify", *RUN, "model.hidden_size=30", "model.num_heads=3")
     refused = crosscut_here(*of_three, "layout.tensor=2")
     assert "`layout.tensor` must divide `model.num_heads` (3), but is 2." in refused.stderr
-    done = crosscut_here(*of_three, "layout.tensor=2", "--layout", "tensor=1", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["reports"][0]["layout"] == "tensor 1 x data 1"
+    assert layouts_of(*of_three, "layout.tensor=2", "--layout", "tensor=1") == ["tensor 1 x data 1"]
 
 
 def test_a_layout_that_is_given_does_not_hide_a_mistake_in_the_runs_own(crosscut_here):
@@ -101,10 +114,9 @@ def faulty_rank(function, arguments):
 SHARDED = ("layout.sharding=zero3", "layout.context_attention=gather", "model.max_sequence_length=32")
 
 
-def test_a_layout_that_is_given_replaces_the_sizes_of_axes_alone(crosscut_here):
-    done = crosscut_here("verify", *RUN, *SHARDED, "layout.tensor=2", "--layout", "data=2", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["reports"][0]["layout"] == "tensor 1 x data 2, zero3"
+def test_a_layout_that_is_given_replaces_the_sizes_of_axes_alone(layouts_of):
+    asked = ("verify", *RUN, *SHARDED, "layout.tensor=2", "--layout", "data=2")
+    assert layouts_of(*asked) == ["tensor 1 x data 2, zero3"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from crosscut.config import Layout, LayoutError, RunConfig, ZeroStage, dump_toml, layout, load_layout, load_run
 from crosscut.config.axes import AXES, OPTIONS, AxisRow, Role, arrangements, role_of
+from tests.refusals import refusal
 
 UNSUPPORTED = [row for row in AXES if not row.is_supported]
 
@@ -43,9 +44,7 @@ def test_every_axis_has_its_size_in_a_layout() -> None:
 @pytest.mark.parametrize("row", UNSUPPORTED, ids=lambda row: row.name)
 def test_an_axis_that_nothing_supports_is_refused(row: AxisRow) -> None:
     option = row.option
-    with pytest.raises(LayoutError) as error:
-        load_run({"model": {"preset": "gpt2-small"}}, [f"layout.{option}=2"])
-    assert str(error.value) == (
+    assert refusal(LayoutError, load_run, {"model": {"preset": "gpt2-small"}}, [f"layout.{option}=2"]) == (
         f"`layout.{option}` must be 1, but is 2. This version of Crosscut has no {option} parallelism. "
         f"Remove `layout.{option}`, and raise layout.tensor or layout.data instead."
     )

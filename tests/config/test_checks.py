@@ -9,6 +9,7 @@ import tomli_w
 from crosscut.config import ConfigError
 from crosscut.config.checks import Choice, divisors, resolve_choices
 from crosscut.config.loading import dump_toml, load_run
+from tests.refusals import refusal
 
 
 class Colour(Choice):
@@ -45,9 +46,7 @@ def test_a_member_equals_its_string() -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("colour", "green"), ("accents", ("red", "green"))])
 def test_an_error_lists_the_choices(field: str, value: object) -> None:
-    with pytest.raises(ConfigError) as error:
-        paint(**{field: value})
-    assert str(error.value) == f"`paint.{field}` must be 'red' or 'blue', but is 'green'."
+    assert refusal(ConfigError, paint, **{field: value}) == f"`paint.{field}` must be 'red' or 'blue', but is 'green'."
 
 
 def test_members_are_shown_and_written_as_plain_strings() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from crosscut.config import ConfigError, CorpusConfig, dump_toml, is_corpus, load_corpus
+from tests.refusals import refusal
 
 SOURCE = {"name": "web", "files": ["web.jsonl"]}
 
@@ -68,10 +69,7 @@ MESSAGES = {
         {"duplicates": {"jaccard": 0.2}},
         "`duplicates.jaccard` must be between 0.3 and 1, but is 0.2. The paper uses 0.7.",
     ),
-    "recall": (
-        {"duplicates": {"recall": 1.0}},
-        "`duplicates.recall` must be above 0 and at most 0.9999, but is 1.0.",
-    ),
+    "recall": ({"duplicates": {"recall": 1.0}}, "`duplicates.recall` must be above 0 and at most 0.9999, but is 1.0."),
     "action": (
         {"leakage": {"action": "delete"}},
         "`leakage.action` must be 'report', 'document' or 'passage', but is 'delete'.",
@@ -84,18 +82,12 @@ MESSAGES = {
         {"cleaning": {"normalization": "NFKC"}},
         "`cleaning.normalization` must be 'none' or 'NFC', but is 'NFKC'.",
     ),
-    "repair": (
-        {"cleaning": {"uncurl_quotes": "yes"}},
-        "`cleaning.uncurl_quotes` must be true or false, but is 'yes'.",
-    ),
+    "repair": ({"cleaning": {"uncurl_quotes": "yes"}}, "`cleaning.uncurl_quotes` must be true or false, but is 'yes'."),
     "detector": (
         {"language": {"detector": "fasttext"}},
         "`language.detector` must be 'eldc' or 'langdetect', but is 'fasttext'.",
     ),
-    "extraction": (
-        {"html": {"extraction": "slow"}},
-        "`html.extraction` must be 'fast' or 'careful', but is 'slow'.",
-    ),
+    "extraction": ({"html": {"extraction": "slow"}}, "`html.extraction` must be 'fast' or 'careful', but is 'slow'."),
     "engine": ({"engine": {"kind": "slurm"}}, "`engine.kind` must be 'local' or 'ray', but is 'slurm'."),
     "rejects": ({"ingest": {"max_rejects": 1.0}}, "`ingest.max_rejects` must be at least 0 and below 1, but is 1.0."),
 }
@@ -104,9 +96,7 @@ MESSAGES = {
 @pytest.mark.parametrize("case", MESSAGES)
 def test_messages(case):
     table, message = MESSAGES[case]
-    with pytest.raises(ConfigError) as raised:
-        load_corpus({"folder": "out", "sources": [SOURCE], **table})
-    assert str(raised.value) == message
+    assert refusal(ConfigError, load_corpus, {"folder": "out", "sources": [SOURCE], **table}) == message
 
 
 SOURCE_MESSAGES = {
@@ -150,6 +140,7 @@ def test_two_sources_have_two_names():
     ],
 )  # fmt: skip
 def test_lower_bounds(name, minimum):
-    with pytest.raises(ConfigError) as raised:
-        load_corpus({"folder": "out", "sources": [SOURCE]}, [f"{name}={minimum - 1}"])
-    assert str(raised.value) == f"`{name}` must be at least {minimum}, but is {minimum - 1}."
+    assert (
+        refusal(ConfigError, load_corpus, {"folder": "out", "sources": [SOURCE]}, [f"{name}={minimum - 1}"])
+        == f"`{name}` must be at least {minimum}, but is {minimum - 1}."
+    )

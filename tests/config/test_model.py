@@ -6,6 +6,7 @@ import pytest
 
 from crosscut.config import ConfigError, LayoutError, ModelConfig
 from crosscut.config.model import require_tensor_axis
+from tests.refusals import refusal
 
 LLAMA = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "tied": False}
 
@@ -45,9 +46,7 @@ def test_masked_tokens_are_predicted_from_both_sides() -> None:
     shape = {"num_layers": 1, "hidden_size": 48, "num_heads": 6}
     model = ModelConfig(**shape, attention="bidirectional", head="masked_tokens", sentence_order=True)
     assert model.predicts_masked
-    with pytest.raises(ConfigError) as error:
-        ModelConfig(**shape, head="masked_tokens")
-    assert str(error.value) == (
+    assert refusal(ConfigError, ModelConfig, **shape, head="masked_tokens") == (
         '`model.attention` must be "bidirectional" for a model that predicts masked tokens, but is "causal". Set '
         'model.attention="bidirectional", or model.head="next_token".'
     )
@@ -55,9 +54,7 @@ def test_masked_tokens_are_predicted_from_both_sides() -> None:
         ConfigError, match=r"^`model.lora_rank` must be 0 for a model that predicts masked tokens, but is 4"
     ):
         ModelConfig(**shape, attention="bidirectional", head="masked_tokens", lora_rank=4)
-    with pytest.raises(ConfigError) as error:
-        ModelConfig(**shape, sentence_order=True)
-    assert str(error.value) == (
+    assert refusal(ConfigError, ModelConfig, **shape, sentence_order=True) == (
         "`model.sentence_order` must be false for a model that predicts the next token, but is true. Set "
         'model.head="masked_tokens", or remove `model.sentence_order`.'
     )
@@ -86,9 +83,7 @@ def test_a_task_has_a_head_without_a_vocabulary() -> None:
         'Remove `model.num_classes`, or set model.head="classes".',
     }
     for (head, name, value), message in messages.items():
-        with pytest.raises(ConfigError) as error:
-            ModelConfig(**shape, head=head, **{name: value})
-        assert str(error.value) == message
+        assert refusal(ConfigError, ModelConfig, **shape, head=head, **{name: value}) == message
     with pytest.raises(ConfigError, match=r"^`model.head` must be .*'choice', but is 'class'"):
         encoder.with_head("class")
 
@@ -97,17 +92,13 @@ def test_a_pooler_is_cut_over_the_ranks() -> None:
     shape = {"num_layers": 1, "hidden_size": 50, "num_heads": 4, "head_size": 16, "mlp_size": 64}
     encoder = ModelConfig(**shape, attention="bidirectional")
     require_tensor_axis(encoder, 4)
-    with pytest.raises(LayoutError) as error:
-        require_tensor_axis(encoder.with_head("classes", num_classes=2), 4)
-    assert str(error.value) == (
+    assert refusal(LayoutError, require_tensor_axis, encoder.with_head("classes", num_classes=2), 4) == (
         "`layout.tensor` must divide `model.hidden_size` (50) for a model with a pooler, but is 4. Try 1 or 2."
     )
 
 
 def test_rotations_turn_pairs() -> None:
-    with pytest.raises(ConfigError) as error:
-        ModelConfig(num_layers=1, hidden_size=9, num_heads=3, positions="rotary")
-    assert str(error.value) == (
+    assert refusal(ConfigError, ModelConfig, num_layers=1, hidden_size=9, num_heads=3, positions="rotary") == (
         "`model.head_size` must be even, but is 3. Rotary positions rotate pairs of elements. Choose an even head size."
     )
 
@@ -157,9 +148,7 @@ ROTARY = {"num_layers": 1, "hidden_size": 8, "num_heads": 2, "positions": "rotar
     ],
 )
 def test_scaled_rotations_that_cannot_be_are_named(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        ModelConfig(**{**ROTARY, **settings})
-    assert str(error.value) == message
+    assert refusal(ConfigError, ModelConfig, **{**ROTARY, **settings}) == message
 
 
 def test_a_cache_is_as_long_as_rotations_stay() -> None:

@@ -4,14 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from crosscut.config import (
-    Layout,
-    ModelConfig,
-    ResolvedRun,
-    RunConfig,
-    TrainingConfig,
-    resolve,
-)
+from crosscut.config import Layout, ModelConfig, ResolvedRun, RunConfig, TrainingConfig, resolve
 from crosscut.config.precision import PRECISIONS
 
 MODEL = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=100, max_sequence_length=16)

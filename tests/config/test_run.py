@@ -16,6 +16,7 @@ from crosscut.config import (
     TrainingConfig,
     padded_vocab_size,
 )
+from tests.refusals import refusal
 
 MODEL = ModelConfig(num_layers=2, hidden_size=48, num_heads=6)
 
@@ -105,9 +106,7 @@ def test_a_rate_of_scalars_needs_scalars() -> None:
 
     make(norm_affine=False)
     make(biases="none")
-    with pytest.raises(ConfigError) as error:
-        make(norm_affine=False, biases="none")
-    assert str(error.value) == (
+    assert refusal(ConfigError, make, norm_affine=False, biases="none") == (
         "`optimizer.scalar_learning_rate` must be 0 for a model whose matrices have no biases and whose norms have no "
         "parameters, but is 0.1. Remove `optimizer.scalar_learning_rate`, or set model.norm_affine=true."
     )

@@ -1,12 +1,22 @@
 """Where real files are, and parts made by hand."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from crosscut.corpus.documents import DOCUMENTS, INGEST, Document, Part, write_table
+from crosscut.corpus.documents import INGEST, Document, Part
+from crosscut.corpus.execution import engine
+from tests.corpus.ingested import write_documents
+from tests.workers import fork_workers
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked_workers() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        fork_workers(patch, engine)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -26,14 +36,8 @@ def make_part(tmp_path: Path) -> Callable[..., Part]:
     def make(texts: Sequence[str], sources: Sequence[str] = (), name: str = "000000-0000") -> Part:
         (tmp_path / INGEST).mkdir(exist_ok=True)
         sources = sources or ["s"] * len(texts)
-        columns = {
-            "id": [f"{source}/f#{row}" for row, source in enumerate(sources, start=1)],
-            "text": list(texts),
-            "url": [""] * len(texts),
-            "karma": [None] * len(texts),
-            "title": [""] * len(texts),
-        }
-        write_table(tmp_path / INGEST / f"{name}.arrow", columns, DOCUMENTS)
+        ids = [f"{source}/f#{row}" for row, source in enumerate(sources, start=1)]
+        write_documents(tmp_path / INGEST / f"{name}.arrow", ids, texts)
         return Part(tmp_path, name)
 
     return make

@@ -12,6 +12,7 @@ from crosscut.corpus.collection import collect, earlier_id, split_by_part
 from crosscut.corpus.documents import READ, TEXTS, Drop, Lineage, Part, drops_name, write_drops, write_table
 from crosscut.corpus.finished import mark_finished, mark_unfinished
 from tests.corpus.duplicates.corpora import ingest
+from tests.refusals import refusal
 
 
 def finish(work: Path, *filters: str, cleaned: bool = False) -> None:
@@ -76,9 +77,7 @@ def test_an_earlier_run_must_have_ended_well(tmp_path, harm):
         finish(work := ingest(folder / "work", [["a"]]))
         claim(work)
         harm(work)
-    with pytest.raises(DataError) as raised:
-        collect(tmp_path, (str(folder),), READ)
-    assert str(raised.value) == (
+    assert refusal(DataError, collect, tmp_path, (str(folder),), READ) == (
         f"`duplicates.against` must name output folders of finished runs of `crosscut prepare`, but `{folder}` "
         f"holds no finished run. Its folder `work` may be missing, or the run may be interrupted or still "
         f"running. Finish the run first, or remove `{folder}` from `duplicates.against`."

@@ -23,18 +23,18 @@ from tests.corpus.readers.archives.crawls import SITE, crawl, pack, page, respon
 from tests.corpus.readers.archives.test_wet import conversion
 
 
-def prepare(folder: Path, workers: int, **ingest: float) -> CorpusResult:
+def prepare(folder: Path) -> CorpusResult:
     config = CorpusConfig(
-        folder=str(folder / f"corpus-{workers}"),
+        folder=str(folder / "corpus"),
         sources=(
             SourceConfig(name="crawl", files=(str(folder / "crawl"),)),
             SourceConfig(name="site", files=(str(folder / "site"),), format="html"),
         ),
-        ingest=IngestConfig(max_rejects=0.2, **ingest),  # type: ignore[arg-type]
+        ingest=IngestConfig(max_rejects=0.2, max_damaged_files=1),
         language=LanguageConfig(keep=()),
         length=LengthConfig(min_tokens=20),
         tokens=TokensConfig(vocab_size=300, num_shards=1),
-        engine=EngineConfig(workers=workers),
+        engine=EngineConfig(workers=1),
     )
     return prepare_corpus(config, progress=False)
 
@@ -62,7 +62,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def result(files: Path) -> CorpusResult:
-    return prepare(files, 1, max_damaged_files=1)
+    return prepare(files)
 
 
 def test_crawl_becomes_a_corpus_and_everything_else_is_told(result: CorpusResult) -> None:
@@ -100,11 +100,3 @@ def test_history_of_a_page_begins_with_its_file_offset_and_url(result: CorpusRes
     story = explain_document(result.config, f"crawl/CC-MAIN-00000.warc.gz#{next(iter(archive)).stream_pos}")
     assert f"url {SITE}/speech-0.html" in story
     assert "title Speech 0" in story
-
-
-def test_workers_do_not_change_the_tokens(files: Path, result: CorpusResult) -> None:
-    two = prepare(files, 2, max_damaged_files=1)
-    assert two.report == result.report
-    for name in ("train-0.tokens", "validation.tokens", "train-0.index"):
-        one, other = (Path(each.config.folder) / "tokens" / name for each in (result, two))
-        assert one.read_bytes() == other.read_bytes()

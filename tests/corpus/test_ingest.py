@@ -27,6 +27,7 @@ from crosscut.config.corpora import CorpusConfig, IngestConfig, SourceConfig, Ur
 from crosscut.corpus.documents import DOCUMENTS, Part, read_table
 from crosscut.corpus.execution.stages import Output, Record, add_counts, execute
 from crosscut.corpus.ingest import SLOWNESS, TASK_BYTES, IngestStage, check_damage, check_rejects, ingest_files
+from tests.refusals import refusal
 
 
 def corpus(folder: Path, *sources: SourceConfig, **ingest: Any) -> CorpusConfig:
@@ -111,24 +112,8 @@ def test_counts_of_all_that_went_in_and_out(mixed: CorpusConfig) -> None:
         "parts": {"000000-0000": 14, "000001-0000": 6},
         "damaged": [],
         "sources": {
-            "web": {
-                "files": 1,
-                "bytes_in": web,
-                "records": 4,
-                "rejects": 1,
-                "lost": 0,
-                "documents": 3,
-                "bytes": 14,
-            },
-            "notes": {
-                "files": 2,
-                "bytes_in": notes,
-                "records": 2,
-                "rejects": 1,
-                "lost": 0,
-                "documents": 1,
-                "bytes": 6,
-            },
+            "web": {"files": 1, "bytes_in": web, "records": 4, "rejects": 1, "lost": 0, "documents": 3, "bytes": 14},
+            "notes": {"files": 2, "bytes_in": notes, "records": 2, "rejects": 1, "lost": 0, "documents": 1, "bytes": 6},
         },
     }
 
@@ -198,9 +183,7 @@ def test_too_many_rejects_of_one_source_are_an_error_that_names_the_first(tmp_pa
     good = write_jsonl(tmp_path / "good.jsonl", ["text"] * 1000)
     bad = write_jsonl(tmp_path / "bad.jsonl", ["text"] * 18, b"{broken\n", b"7\n")
     config = corpus(tmp_path, source("web", good), source("forum", bad), max_rejects=0.05)
-    with pytest.raises(DataError) as error:
-        check_rejects(run(config), config)
-    assert str(error.value) == (
+    assert refusal(DataError, check_rejects, run(config), config) == (
         "`ingest.max_rejects` allows 5.0% of the source `forum` to be unreadable, but 2 of 20 records (10.0%) cannot "
         "be read. Repair the files, or raise `ingest.max_rejects`. "
         f"First reject: `{bad}`, line 19: Expecting property name enclosed in double quotes at column 2. "
@@ -324,9 +307,7 @@ def test_parquet_files_of_other_schemas_leave_the_good_ones(tmp_path: Path) -> N
 def test_source_without_any_document_is_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)
     config = corpus(tmp_path, source("web", tmp_path / "a.jsonl"))
-    with pytest.raises(DataError) as error:
-        check_rejects(run(config), config)
-    assert str(error.value) == (
+    assert refusal(DataError, check_rejects, run(config), config) == (
         "The source `web` must contain documents, but its files (1 in total) contain none. Check `files` and `format`, "
         "or remove the source."
     )
@@ -376,9 +357,7 @@ def test_files_that_are_left_out_are_counted_once(tmp_path: Path, monkeypatch: p
 def test_megatron_source_needs_its_tokenizer(tmp_path: Path) -> None:
     for suffix in ("idx", "bin"):
         (tmp_path / f"a.{suffix}").write_bytes(b"")
-    with pytest.raises(DataError) as error:
-        IngestStage(corpus(tmp_path, source("old", tmp_path / "a.idx"))).tasks(tmp_path)
-    assert str(error.value) == (
+    assert refusal(DataError, IngestStage(corpus(tmp_path, source("old", tmp_path / "a.idx"))).tasks, tmp_path) == (
         f"`tokens.tokenizer` must name the tokenizer that `{tmp_path}/a.idx` was made with, but is empty. "
         "Set the path of that `tokenizer.json`."
     )
@@ -476,8 +455,3 @@ def check_long_line(tmp_path: Path, *, line_mb: int, longest_mb: int, limit_mb: 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_line_that_is_too_long_is_not_held(tmp_path: Path, suffix: str) -> None:
     check_long_line(tmp_path, line_mb=40, longest_mb=1, limit_mb=25, suffix=suffix)
-
-
-@pytest.mark.slow  # the same at the size that issue 6 names
-def test_line_of_200_mb_is_not_held(tmp_path: Path) -> None:
-    check_long_line(tmp_path, line_mb=200, longest_mb=64, limit_mb=160)

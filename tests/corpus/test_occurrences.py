@@ -4,14 +4,15 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from crosscut.corpus import occurrences
 from crosscut.corpus.collection import Collection
 from crosscut.corpus.documents import Document, Lineage
 from crosscut.corpus.occurrences import KEYS, first_stages, match_first, text_key
-from tests.corpus.duplicates.corpora import drops, ingest, run
+from tests.corpus.duplicates.corpora import drops, ingest
+from tests.corpus.ingested import run
 
 
 def url_key(document: Document) -> str:
@@ -22,7 +23,6 @@ def first_of(key, name="same", filters=()):
     return first_stages(name, rule="same one", key=key, lineage=Lineage(filters))
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 5), max_size=30))
 def test_repeats_are_matched_with_the_first(values):
     keys = np.zeros(len(values), KEYS)

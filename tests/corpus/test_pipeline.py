@@ -185,15 +185,6 @@ def copied(prepared: CorpusResult, tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow  # tests/cli/test_foreign_files.py removes a stage, too
-def test_stages_that_are_no_more_leave_nothing(prepared, copied, raw):
-    result = prepare_corpus(describe(raw, copied, "language.keep=[]"), progress=False)
-    assert not (copied / "work" / "language").exists()
-    assert "language" not in went(result.report)
-    kept = (run.report["summary"]["kept"]["documents"] for run in (result, prepared))
-    assert next(kept) == next(kept) + 1, "the German page stays"
-
-
 @pytest.mark.parametrize("harm", [lambda data: data[:-10], lambda data: data[:-1] + b"x"], ids=["cut short", "changed"])
 def test_shards_that_are_damaged_are_made_anew(copied, raw, harm):
     shard = copied / "work" / "packing" / "train-0.tokens"
@@ -263,6 +254,7 @@ prepare_corpus(load_corpus(Path(sys.argv[1]), ["engine.kind=ray", "engine.addres
 
 
 @pytest.mark.slow
+@pytest.mark.extras
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="keeping Ray to loopback takes root on Linux")
 def test_ray_makes_the_same_bytes(prepared, raw, tmp_path):
     pytest.importorskip("ray", reason="the extra `ray` is not installed")

@@ -11,6 +11,8 @@ import pytest
 from crosscut.data import Shard, Tokenizer
 from crosscut.data.shards.megatron import write_index
 from crosscut.data.shards.writing import INDEX_DTYPE
+from crosscut.data.tokenization import encoding
+from tests.workers import fork_workers
 
 WORDS = ("the", "cut", "model", "is", "one", "whole", "and", "every", "rank", "meets", "others", "at", "two", "points")
 
@@ -27,6 +29,11 @@ def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     Tokenizer.train(make_texts(100), vocab_size=300).save(path)
     return path
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_workers(monkeypatch, encoding)
 
 
 @pytest.fixture

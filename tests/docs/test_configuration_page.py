@@ -1,34 +1,17 @@
 import dataclasses
-import importlib.util
 import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from crosscut.config import PRESETS, CorpusConfig, load_corpus, load_run
 from crosscut.config.axes import AXES
 from crosscut.config.corpora import SourceConfig
+from tests.docs.conftest import load_program
 
-DOCS = Path(__file__).parents[2] / "docs"
-
-
-def load_generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-generator = load_generator()
-
-
-@pytest.mark.slow  # it computes all pages, as `make check` does in CI
-def test_page_is_what_the_code_says() -> None:
-    assert generator.main(["--check"]) == 0, "run `python docs/generate.py`"
+generator = load_program("generate")
 
 
 KINDS = [*generator.sections().values(), *generator.sections(CorpusConfig).values(), SourceConfig]
@@ -82,37 +65,28 @@ def test_a_bar_does_not_break_the_table() -> None:
         assert generator.field_docs(Section) == {"choice": r"a \| b, or c"}
 
 
-@pytest.mark.slow  # it makes all pages
-def test_a_stale_page_fails_the_check_and_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert generator.main(["--check"], tmp_path) == 1
-    assert not list(tmp_path.iterdir())
+@pytest.mark.slow  # it makes all pages three times
+def test_a_stale_page_fails_the_check_until_it_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "configuration.md"
     page.write_text("old")
     assert generator.main(["--check"], tmp_path) == 1
     assert page.read_text() == "old"
     assert "configuration.md is stale: run `python docs/generate.py`.\n" in capsys.readouterr().err
-
-
-@pytest.mark.slow  # test_a_stale_page_fails_the_check_and_is_left_alone is quicker
-def test_writing_mends_stale_pages(tmp_path: Path) -> None:
-    (tmp_path / "configuration.md").write_text("old")
     assert generator.main([], tmp_path) == 0
     assert generator.main(["--check"], tmp_path) == 0
     assert {path.name for path in tmp_path.iterdir()} == set(generator.PAGES)
 
 
-def test_the_pages_example_is_a_run() -> None:
-    blocks = toml_blocks(generator.configuration_page())
+@pytest.mark.parametrize(
+    ("page", "load"),
+    [(generator.configuration_page, load_run), (generator.corpus_page, load_corpus)],
+    ids=["run", "corpus"],
+)
+def test_examples_of_a_page_can_be_loaded(page: Callable[[], str], load: Callable[[object], object]) -> None:
+    blocks = toml_blocks(page())
     assert blocks
     for block in blocks:
-        load_run(tomllib.loads(block))
-
-
-def test_the_other_pages_example_is_a_corpus() -> None:
-    blocks = toml_blocks(generator.corpus_page())
-    assert blocks
-    for block in blocks:
-        load_corpus(tomllib.loads(block))
+        load(tomllib.loads(block))
 
 
 def toml_blocks(page: str) -> list[str]:

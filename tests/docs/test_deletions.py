@@ -1,21 +1,10 @@
 """The check of deletions finds every way to remove, rename or replace a file, and nothing else."""
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.docs.conftest import load_program
 
-
-@pytest.fixture(scope="module")
-def deletions() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("deletions", ROOT / "docs" / "deletions.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+deletions = load_program("deletions")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +39,7 @@ def deletions() -> ModuleType:
         "class Folder:\n    def clear(self):\n        self.path.rmdir()",
     ],
 )
-def test_planted_deletion_is_found(deletions, tmp_path, capsys, planted):
+def test_planted_deletion_is_found(tmp_path, capsys, planted):
     (tmp_path / "planted.py").write_text(f'"""A module."""\n{planted}\n')
     assert deletions.main([str(tmp_path)]) == 1
     out = capsys.readouterr()
@@ -74,12 +63,12 @@ def test_planted_deletion_is_found(deletions, tmp_path, capsys, planted):
         "'the file is removed'",
     ],
 )
-def test_what_removes_no_file_passes(deletions, tmp_path, harmless):
+def test_what_removes_no_file_passes(tmp_path, harmless):
     (tmp_path / "harmless.py").write_text(f'"""A module."""\n{harmless}\n')
     assert list(deletions.findings([tmp_path])) == []
 
 
-def test_package_removes_files_in_one_module_alone(deletions):
-    assert deletions.main([]) == 0
+def test_the_module_that_the_check_leaves_out_is_the_one_that_removes_files():
+    """`make check` runs the check of the whole package."""
     home = deletions.HOME.read_text(encoding="utf-8")
-    assert "os.unlink" in home and "shutil.rmtree" in home, "the module that the check leaves out is the one"
+    assert "os.unlink" in home and "shutil.rmtree" in home

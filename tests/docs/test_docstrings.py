@@ -1,12 +1,8 @@
 """The check of docstrings names the file and the line of each docstring that opens with an unwanted word."""
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
+from tests.docs.conftest import DOCS, load_program
 
-import pytest
-
-ROOT = Path(__file__).parents[2]
+docstrings = load_program("docstrings")
 
 MODULE = '''"""How a module is described by a clause."""
 
@@ -39,15 +35,7 @@ async def wait() -> str:
 '''
 
 
-@pytest.fixture(scope="module")
-def docstrings() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docstrings", ROOT / "docs" / "docstrings.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_each_unwanted_opening_is_named_with_its_line(docstrings, tmp_path, capsys):
+def test_each_unwanted_opening_is_named_with_its_line(tmp_path, capsys):
     file = tmp_path / "package" / "layout.py"
     file.parent.mkdir()
     file.write_text(MODULE)
@@ -65,7 +53,7 @@ def test_each_unwanted_opening_is_named_with_its_line(docstrings, tmp_path, caps
     )
 
 
-def test_docstrings_that_name_their_thing_pass(docstrings, tmp_path, capsys):
+def test_docstrings_that_name_their_thing_pass(tmp_path, capsys):
     file = tmp_path / "plain.py"
     file.write_text(
         '"""Rates of a step."""\n\nNAME = 1\n"""Whatever: a longer word may begin like an unwanted one."""\n'
@@ -74,5 +62,5 @@ def test_docstrings_that_name_their_thing_pass(docstrings, tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_the_check_itself_passes(docstrings):
-    assert docstrings.main([str(ROOT / "docs" / "docstrings.py")]) == 0
+def test_the_check_itself_passes():
+    assert docstrings.main([str(DOCS / "docstrings.py")]) == 0

@@ -4,6 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from crosscut.cli.main import commands
@@ -23,6 +24,7 @@ def test_the_python_version_is_that_of_the_package() -> None:
     assert f"You need Python {PROJECT['requires-python'].removeprefix('>=')} or newer" in README
 
 
+@pytest.mark.slow  # a search of the size that a reader may have
 def test_the_plan_is_what_the_command_prints() -> None:
     section = README.partition("## Plan before you pay")[2]
     command = re.search(r"^\.venv/bin/crosscut (plan .*)$", section, re.MULTILINE)

@@ -56,7 +56,9 @@ def words_used_in(path: Path) -> frozenset[str]:
 
 def places_of(name: str) -> str:
     """Files of the package that define a name, for the message of a name that has moved."""
-    files = [path for path in sorted((ROOT / "crosscut").rglob("*.py")) if name in names_defined_in(path)]
+    word = name.partition(".")[0]
+    mentions = (path for path in sorted((ROOT / "crosscut").rglob("*.py")) if word in path.read_text(encoding="utf-8"))
+    files = [path for path in mentions if name in names_defined_in(path)]
     return ", ".join(str(path.relative_to(ROOT)) for path in files) or "no file"
 
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from crosscut.flight.reading import read_traces, write_traces
+from crosscut.flight.report import describe, examine
 from crosscut.flight.traces import (
     COMPLETED,
     SCHEDULED,
@@ -21,6 +22,7 @@ from crosscut.flight.traces import (
     parse_traces,
     read_dump,
 )
+from tests.flight.test_analysis import by_rank, record
 from tests.ranks import RankPool
 
 recorded = pytest.mark.skipif(
@@ -170,3 +172,16 @@ def test_ranks_with_another_collective_or_size_under_the_same_number_differ(
     mine, theirs = (trace(same, (5, name, SCHEDULED, elements)) for name, elements in (first, second))
     found = find_differences({0: [mine], 1: [mine], 2: [theirs]})
     assert [(one.first, one.second, one.first_collective.number) for one in found] == ([(0, 2, 5)] if differ else [])
+
+
+def test_a_report_names_ranks_that_have_started_different_collectives() -> None:
+    records = by_rank(*(record(rank, {}, world_size=2) for rank in range(2)))
+    traces = {0: [trace((3, "broadcast", SCHEDULED, 4))], 1: [trace((3, "reduce", SCHEDULED, 8))]}
+    hang = examine(records, {rank: {"stacks": {}} for rank in records}, traces, seconds=9.0, bound=5.0)
+    assert (hang.finding.causes, hang.silent) == ((0, 1), {})
+    text = describe(hang)
+    assert (
+        "\nTHE RANKS DISAGREE: ranks 0 and 1 have started different collectives in group `1` (PyTorch's Flight "
+        "Recorder).\n  rank 0: 3 (broadcast, Float [4]), scheduled\n  rank 1: 3 (reduce, Float [8]), scheduled\n"
+    ) in text
+    assert "  process    runs, and waits for collective 3 (broadcast, Float [4]) of group `1`" in text

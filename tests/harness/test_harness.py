@@ -25,7 +25,7 @@ from tests.ranks import RankPool
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
 
-pytestmark = pytest.mark.slow  # what they need is installed for slow tests only
+pytestmark = [pytest.mark.slow, pytest.mark.extras]
 
 QUESTIONS = [
     {"question": "the quick brown", "choices": [" fox", " dog over the lazy"], "answer": 0},

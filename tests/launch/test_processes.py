@@ -1,5 +1,7 @@
 """Starting ranks, and what a user sees when one fails."""
 
+import atexit
+import multiprocessing.process
 import os
 import platform
 import resource
@@ -11,17 +13,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from crosscut.config import ConfigError, LayoutError
+from crosscut.config import ConfigError
 from crosscut.launch import launch, process_group, processes, stopping
-from crosscut.launch.processes import require_devices
+from crosscut.launch.processes import keep_process_group
 from crosscut.launch.stopping import Stopped, StopRequest
 from crosscut.parallel import RankFailure
+from tests.nursery import forked
 from tests.parallel.twins import CPU
 
 MESSAGE = "`training.steps` must be at least 1: but is 0."
@@ -248,25 +252,20 @@ def test_a_second_sigterm_ends_the_ranks_at_once(tmp_path: Path, monkeypatch: py
     assert not any(is_alive(int(path.name)) for path in tmp_path.iterdir())
 
 
-LAUNCHING = """
-import sys
-from tests.launch.test_processes import launch, work
-if __name__ == "__main__":
-    launch(work, (sys.argv[1], "wait"), num_ranks=2)
-"""
+def launch_waiting(folder: str) -> None:
+    launch(work, (folder, "wait"), num_ranks=2)
 
 
 def test_ranks_end_when_the_process_that_launched_them_is_killed(tmp_path: Path) -> None:
-    script, folder = tmp_path / "launching.py", tmp_path / "ranks"
-    script.write_text(LAUNCHING)
+    folder = tmp_path / "ranks"
     folder.mkdir()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    process = subprocess.Popen([sys.executable, str(script), str(folder)], env=environment)
+    process = forked().Process(target=launch_waiting, args=(str(folder),))
+    process.start()
     deadline = time.monotonic() + 60
     while len(list(folder.iterdir())) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     process.kill()
-    process.wait()
+    process.join()
     ranks = [int(path.name) for path in folder.iterdir()]
     assert len(ranks) == 2
     deadline = time.monotonic() + 30
@@ -284,30 +283,28 @@ def is_alive(pid: int) -> bool:
     return state != "Z"  # ended, and nobody has asked for its status yet
 
 
-KEEPING = """\
-import atexit
-import torch
-import torch.distributed as dist
-from crosscut.launch.processes import keep_process_group
+def keep_and_end(told: Connection, fails: bool) -> None:
+    """In a process of its own: keep a group, then do what Python does at its end, also after an uncaught error."""
+    multiprocessing.process._parent_process = None  # type: ignore[attr-defined]  # no rank of a launching process
+    left: list[bool] = []
+    atexit.register(lambda: left.append(dist.is_initialized()))
+    for _ in range(2):
+        keep_process_group(CPU)
+    if fails:
+        sys.last_value = ValueError()
+    size = dist.get_world_size()
+    atexit._run_exitfuncs()
+    told.send((size, left))
 
-atexit.register(lambda: print("left" if dist.is_initialized() else "taken apart"))  # the last thing to happen
-for _ in range(2):
-    keep_process_group(torch.device("cpu"))
-assert dist.get_world_size() == 1
-"""
 
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    ("end", "group"),
-    [("", "taken apart"), ("raise ValueError", "left")],
-    ids=["well", "an error"],
-)
-def test_a_kept_group_is_taken_apart_at_the_end_unless_an_error_is(end: str, group: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    program = [sys.executable, "-c", KEEPING + end]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == group, done.stderr
+@pytest.mark.parametrize("fails", [False, True], ids=["well", "an error"])
+def test_a_kept_group_is_taken_apart_at_the_end_unless_an_error_is(fails: bool) -> None:
+    ours, theirs = forked().Pipe(duplex=False)
+    process = forked().Process(target=keep_and_end, args=(theirs, fails))
+    process.start()
+    theirs.close()
+    assert ours.recv() == (1, [fails])
+    process.join()
 
 
 def test_one_rank_runs_in_this_process() -> None:
@@ -344,12 +341,6 @@ def test_the_device_is_the_one_that_is_named_or_the_one_that_is_there(monkeypatc
         assert processes.choose_device("auto") == (torch.device("cuda", 3) if there else CPU)
 
 
-def test_cuda_where_there_is_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ConfigError, match="This machine has no GPU, so the device must be cpu, but is cuda"):
-        require_devices("cuda", 1, "`layout.tensor`")
-
-
 def test_too_few_gpus_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
@@ -360,15 +351,6 @@ def test_too_few_gpus_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert not processes.has_too_few_gpus(2), "the other rank is on another machine"
-
-
-def test_more_ranks_than_cuda_devices_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    require_devices("auto", 2, "`layout.tensor`")
-    require_devices("cpu", 4, "`layout.tensor`")
-    with pytest.raises(LayoutError, match=r"^`layout.tensor` must be at most 2, this machine's number of GPUs, but is"):
-        require_devices("auto", 4, "`layout.tensor`")
 
 
 FREED = """

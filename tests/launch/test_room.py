@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from crosscut.config import ConfigError
-from crosscut.launch.room import require_ports, shared_memory_told
+from crosscut.launch.room import require_files, require_ports, shared_memory_told
 from tests.nursery import forked
 
 CLONE_NEWNET = 0x40000000  # <linux/sched.h>
@@ -64,6 +64,20 @@ def test_limit_on_open_files_is_told():
             require_ports("127.0.0.1", 2)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (now, most))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 8, 64])
+def test_limit_that_would_end_a_rank_at_its_start_is_told(monkeypatch, num_ranks):
+    needed = 56 + 4 * num_ranks
+    monkeypatch.setattr("resource.getrlimit", lambda _kind: (needed, 4096))
+    require_files(num_ranks)
+    monkeypatch.setattr("resource.getrlimit", lambda _kind: (40, 4096))
+    with pytest.raises(ConfigError) as told:
+        require_files(num_ranks)
+    assert str(told.value) == (
+        f"Each of {num_ranks} ranks must be able to open at least {needed} files and connections, but `ulimit -n` "
+        "allows 40. Raise the limit: ulimit -n 4096"
+    )
 
 
 def test_full_shared_memory_is_told():

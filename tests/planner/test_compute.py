@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosscut.architecture import describe
@@ -21,13 +21,14 @@ GPT2 = ModelConfig(**PRESETS["gpt2-small"])
 def models(draw: st.DrawFn) -> ModelConfig:
     heads = draw(st.integers(1, 32))
     return ModelConfig(
-        num_layers=draw(st.integers(1, 96)),
+        num_layers=draw(st.integers(1, 48)),
         hidden_size=heads * draw(st.integers(1, 128)),
         num_heads=heads,
         vocab_size=draw(st.integers(1, 100_000)),
     )
 
 
+@settings(max_examples=20)
 @given(model=models(), sequence_length=st.integers(1, 8192), batch=st.integers(1, 64))
 def test_recomputation_gives_the_published_closed_form(model: ModelConfig, sequence_length: int, batch: int) -> None:
     B, S, L, H, V = batch, sequence_length, model.num_layers, model.hidden_size, model.vocab_size
@@ -35,6 +36,7 @@ def test_recomputation_gives_the_published_closed_form(model: ModelConfig, seque
     assert B * S * model_flops_per_token(model, S, recompute=True) == pytest.approx(published, rel=1e-12)
 
 
+@settings(max_examples=20)
 @given(model=models(), sequence_length=st.integers(1, 8192), batch=st.integers(1, 64))
 def test_without_recomputation_it_is_the_72_form(model: ModelConfig, sequence_length: int, batch: int) -> None:
     B, S, L, H, V = batch, sequence_length, model.num_layers, model.hidden_size, model.vocab_size
@@ -42,6 +44,7 @@ def test_without_recomputation_it_is_the_72_form(model: ModelConfig, sequence_le
     assert B * S * model_flops_per_token(model, S) == pytest.approx(published, rel=1e-12)
 
 
+@settings(max_examples=20)
 @given(model=models(), sequence_length=st.integers(1, 8192))
 def test_backward_takes_twice_the_forward_pass(model: ModelConfig, sequence_length: int) -> None:
     assert model_flops_per_token(model, sequence_length) == 3 * forward_flops_per_token(model, sequence_length)

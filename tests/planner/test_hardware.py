@@ -48,15 +48,8 @@ def test_other_devices_and_parts_of_one_have_no_peak(device_name: str) -> None:
     assert find_hardware(device_name) is None
 
 
-def test_each_name_belongs_to_one_entry() -> None:
-    found = [find_hardware(name) for name in KNOWN]
-    assert {hardware.name for hardware in found if hardware} == {hardware.name for hardware in HARDWARE}
-
-
-def test_the_papers_baseline_is_30_percent_of_peak() -> None:
-    hardware = find_hardware("Tesla V100-SXM3-32GB-H")
-    assert hardware is not None
-    assert round(39e12 / hardware.flops["float16"], 2) == 0.30
+def test_every_device_is_found_by_a_name() -> None:
+    assert {name for name, _ in KNOWN.values()} == {hardware.name for hardware in HARDWARE}
 
 
 def test_volta_has_no_bfloat16() -> None:

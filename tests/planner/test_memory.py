@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig, load_run, padded_vocab_size
-from crosscut.planner import Candidate, forecast_memory, layer_activations, memory, parameters_per_rank
+from crosscut.planner import Candidate, forecast_memory, layer_activations, parameters_per_rank
 from crosscut.planner.hardware import KNOWN_HARDWARE
-from crosscut.planner.memory import forecast_instants
+from crosscut.planner.memory import forecast_instants, instants
 from tests.timing import quickest
 
 MODEL = ModelConfig(**PRESETS["megatron-1.2b"])
@@ -84,15 +84,15 @@ def test_offloaded_moments_are_not_on_the_device_but_in_two_places() -> None:
     forecast = forecast_memory(run)
     assert forecast.optimizer == 0
     step = next(instant for instant in forecast_instants(run) if instant.instant == "step")
-    assert step.buffers == 4 * memory.PIECE_ELEMENTS * 4
+    assert step.buffers == 4 * instants.PIECE_ELEMENTS * 4
 
 
 def test_of_all_gradients_only_those_of_the_last_bucket_are_there_twice(monkeypatch) -> None:
     everything = 4 * parameters_per_rank(MODEL, Layout())
-    monkeypatch.setattr(memory, "BUCKET_BYTES", 1 << 40)
+    monkeypatch.setattr(instants, "BUCKET_BYTES", 1 << 40)
     reduction = {i.instant: i for i in forecast_instants(make_run({"data": 2}))}["reduction"]
     assert (reduction.gradients, reduction.buffers) == (everything, everything)
-    monkeypatch.setattr(memory, "BUCKET_BYTES", 1024)
+    monkeypatch.setattr(instants, "BUCKET_BYTES", 1024)
     reduction = {i.instant: i for i in forecast_instants(make_run({"data": 2}))}["reduction"]
     vocabulary = 4 * padded_vocab_size(MODEL.vocab_size, 1) * MODEL.hidden_size
     assert reduction.gradients == everything
@@ -109,7 +109,7 @@ def test_only_a_device_of_its_own_has_an_allowance() -> None:
     assert forecast_memory(make_run(), device="cpu").allowance == 0
     on_gpu = forecast_memory(make_run())
     passing = on_gpu.total - on_gpu.allowance - on_gpu.master_weights - on_gpu.optimizer
-    assert on_gpu.allowance == int(memory.FRAGMENTATION * passing)
+    assert on_gpu.allowance == int(instants.FRAGMENTATION * passing)
 
 
 def test_a_candidate_is_forecast_as_its_run() -> None:
@@ -121,7 +121,7 @@ def test_a_search_of_ten_thousand_layouts_takes_seconds() -> None:
     run = make_run()
 
     def search() -> None:
-        for data in range(1, 2001):
+        for data in range(1, 501):
             forecast_memory(Candidate(MODEL, Layout(tensor=8, data=data), replace(run.training, batch_size=data)))
 
-    assert quickest(search, limit=1) < 1  # a fifth of the 5 s that 10,000 may take
+    assert quickest(search, limit=0.25) < 0.25  # a twentieth of the 5 s that 10,000 may take

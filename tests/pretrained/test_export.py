@@ -141,7 +141,10 @@ def test_a_place_that_cannot_be_written_is_told_on_all_ranks(ranks, published, t
 def test_a_disk_that_fills_up_leaves_nothing(ranks, published, tmp_path):
     source = find_model(published("gpt2"))
     for told in ranks.run(2, jobs.export_raises, source, Layout(tensor=2), tmp_path / "out", 5):
-        expected = f"CheckpointError: `{tmp_path}/out` must be writable, but is not: No space left on device."
+        expected = (
+            f"CheckpointError: `{tmp_path}/out` must be writable, but is not: No space left on device. Free some "
+            "space, grant access, or choose another folder."
+        )
         assert told == [expected] * 2
     assert list(tmp_path.iterdir()) == []
 

@@ -1,10 +1,11 @@
 """The dry run and the formulas keep one account, and it is the one of a step that really runs."""
 
-import resource
+import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,8 +24,9 @@ from crosscut.training.optimization.optimizer import MOMENTS
 from crosscut.training.precision import resolve_on
 from crosscut.training.step import Trainer
 from crosscut.training.watching.memory_account import account_of
-from tests.rehearsal.cases import LARGE, PAPER, SMALL, Case
+from tests.rehearsal.cases import LARGE, SMALL, Case
 
+ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 
 
@@ -81,11 +83,24 @@ def test_formulas_and_dry_run_agree_on_large_models(case: Case) -> None:
     check(case)
 
 
+OF_THE_PAPER = """
+import resource
+from crosscut.rehearsal import rehearse
+from tests.rehearsal.cases import PAPER
+seconds = rehearse(PAPER.run, device=PAPER.device).seconds
+print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
 @pytest.mark.slow
+@pytest.mark.alone
 def test_the_largest_model_of_the_paper_takes_a_minute_and_4_gb() -> None:
-    assert rehearsed(PAPER).seconds < 60
-    scale = 1 if sys.platform == "darwin" else 1024
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale < 4e9
+    """In a process of its own: what other tests have held counts for the memory of this one."""
+    command = [sys.executable, "-c", OF_THE_PAPER]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=True, cwd=ROOT)
+    seconds, most = map(float, done.stdout.split())
+    assert seconds < 60
+    assert most * (1 if sys.platform == "darwin" else 1024) < 4e9
 
 
 def test_a_dry_run_holds_what_a_real_step_holds() -> None:

@@ -134,6 +134,11 @@ def test_a_stopped_desk_answers_what_it_has_and_takes_no_more():
     run(talk)
 
 
+def test_a_desk_whose_clients_never_came_closes():
+    """Their thread may end before its loop begins, such as at the limit on open files."""
+    Desk(num_rows=2).close()
+
+
 def test_the_grace_time_ends():
     async def talk() -> None:
         desk = Desk(num_rows=2, grace=-1.0)

@@ -199,6 +199,7 @@ def test_a_server_with_slow_templates_ends_and_its_log_has_the_number_of_a_failu
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_of_slow_chats_whose_clients_left_only_those_that_were_being_read_delay_the_next(folder):
     server = start(folder)
     with ExitStack() as stack:
@@ -212,6 +213,7 @@ def test_of_slow_chats_whose_clients_left_only_those_that_were_being_read_delay_
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_a_second_signal_ends_the_server_at_once(folder, number):
     server = start(folder)

@@ -138,6 +138,7 @@ def test_the_written_token_stands_among_the_likeliest(whole):
 
 
 @pytest.mark.slow  # lm-eval takes seconds to import
+@pytest.mark.extras
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what lm-eval imports
 def test_lm_eval_asks_and_understands(server, prompts, expected):
     """Its own words and its own reading of the answer; how it sends them is left out."""

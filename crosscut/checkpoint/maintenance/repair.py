@@ -50,7 +50,7 @@ def repair(root: Folder, *, dry_run: bool) -> list[Action]:
 
     Raises `CheckpointError` if the storage cannot be read or written.
     """
-    with storage_errors_told(root, "writable"):
+    with storage_errors_told(root, "writable", remedy="Grant access, and start again."):
         actions = [_remove_left_over(root, name, dry_run) for name in root.folders() if is_left_over(name)]
         damaged = {c.name: damage for c in list_checkpoints(root) if (damage := find_damage(c, progress=True))}
         good = [c for c in list_checkpoints(root) if c.name not in damaged]

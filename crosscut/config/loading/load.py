@@ -136,6 +136,10 @@ def _copy(value: Any) -> Any:
     return {k: _copy(v) for k, v in value.items()} if isinstance(value, Mapping) else value
 
 
+_TEXT = re.compile(r"\.(txt|jsonl|tsv|parquet)(\.(gz|bz2|zst|xz))?$")
+"""Suffixes of the files that `data.text` takes."""
+
+
 def _read_toml(path: Path) -> tuple[Table, str]:
     """Read a TOML file. Return the table and the text."""
     try:
@@ -150,9 +154,13 @@ def _read_toml(path: Path) -> tuple[Table, str]:
         ) from None
     except OSError as error:
         raise ConfigError(f"`{path}` must be a readable TOML file, but is not: {error.strerror}.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(_not_toml(path, text, str(error))) from None
     except ValueError as error:
+        if _TEXT.search(path.name):
+            raise ConfigError(
+                f"`{path}` must be a TOML file, but its name is that of a text. To train on it, type data.text={path}."
+            ) from None
+        if isinstance(error, tomllib.TOMLDecodeError):
+            raise ConfigError(_not_toml(path, text, str(error))) from None
         raise ConfigError(f"`{path}` must be valid TOML, but is not: {error}.") from None
 
 

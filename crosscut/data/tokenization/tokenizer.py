@@ -8,10 +8,10 @@ shorten or lengthen documents.
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from crosscut.data.text.sentences import sentence_starts
 from crosscut.data.tokenization.end_of_text import end_said_beside
 from crosscut.data.tokenization.fast_encoder import FastEncoder, fast_encoder
 from crosscut.data.tokenization.inner import read_inner
+from crosscut.data.tokenization.long_texts import WINDOW, encode_long, pieces_for_training
 from crosscut.data.tokenization.special_tokens import SpecialTokens, names_of_special_tokens, special_tokens
 from crosscut.data.tokenization.token_bytes import TokenBytes
 from crosscut.data.tokenization.wordpiece import SEPARATOR, VOCABULARY_SUFFIX, train_wordpiece
@@ -38,10 +39,6 @@ END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "
 """Usual names of the end-of-text token, in order of preference. The names are tried if no file beside the tokenizer
 names this token.
 """
-
-LONG_WORD = 1000
-"""Length in characters from which words are cut before a tokenizer is trained."""
-_WORD = re.compile(r"(?:[^\W_]|[\u0300-\u036f])+|\s+|(?:[^\w\s]|_)+")
 
 MAX_TRAINING_CHARACTERS = 100_000_000
 """Maximum number of characters, from the start of the corpus, on which a tokenizer is trained. The limit bounds memory
@@ -149,6 +146,9 @@ class Tokenizer:
         """Return the ids of one text, without an end-of-text id. Names of special tokens in the text are encoded as
         plain text.
         """
+        if len(text) > WINDOW:
+            long: list[int] = encode_long(self._inner, text).ids.tolist()
+            return long
         return self._inner.encode(text, add_special_tokens=False).ids
 
     def encode_prompt(self, text: str, *, begin: int | None = None) -> list[int]:
@@ -158,8 +158,12 @@ class Tokenizer:
         with `begin`, it is put in front of them. No other id is added. Several threads may call this method at the same
         time.
         """
-        (encoded,) = self._reading_special.encode_batch_fast([text], add_special_tokens=False)  # without offsets
-        ids: list[int] = encoded.ids
+        ids: list[int]
+        if len(text) > WINDOW:
+            ids = encode_long(self._reading_special, text).ids.tolist()
+        else:
+            (encoded,) = self._reading_special.encode_batch_fast([text], add_special_tokens=False)  # without offsets
+            ids = encoded.ids
         return ids if begin is None or ids[:1] == [begin] else [begin, *ids]
 
     @cached_property
@@ -207,9 +211,12 @@ class Tokenizer:
         on a boundary belongs to the later sentence. The last sentence ends before the end of text. A sentence without
         tokens is left out.
         """
-        encodings = self._inner.encode_batch(list(texts), add_special_tokens=False)
-        sentences = [_sentence_ends(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
-        return *self._ended(np.array(encoding.ids, dtype=np.uint32) for encoding in encodings), sentences
+        ids, sentences = [], []
+        for text in texts:
+            encoded = encode_long(self._inner, text)
+            ids.append(encoded.ids)
+            sentences.append(_sentence_ends(text, encoded.ends))
+        return *self._ended(ids), sentences
 
     def _ended(
         self, documents: Iterable[npt.NDArray[np.uint32]]
@@ -229,8 +236,12 @@ class Tokenizer:
         if self._fast:
             yield from map(self._fast.encode, texts)
             return
-        for encoding in self._inner.encode_batch_fast(list(texts), add_special_tokens=False):
-            yield np.array(encoding.ids, dtype=np.uint32)
+        for is_long, group in groupby(texts, lambda text: len(text) > WINDOW):
+            if is_long:
+                yield from (encode_long(self._inner, text).ids for text in group)
+                continue
+            for encoding in self._inner.encode_batch_fast(list(group), add_special_tokens=False):
+                yield np.array(encoding.ids, dtype=np.uint32)
 
     def decode(self, ids: Sequence[int], *, with_special: bool = False) -> str:
         """Decode ids to text. Special tokens are omitted unless `with_special` is set."""
@@ -331,11 +342,10 @@ def token_dtype(vocab_size: int) -> np.dtype[np.uint16 | np.uint32]:
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
-def _sentence_ends(text: str, encoding: tokenizers.Encoding) -> npt.NDArray[np.uint32]:
-    """Ends of a document's sentences, in tokens."""
-    last_characters = np.fromiter((end for _, end in encoding.offsets), dtype=np.int64, count=len(encoding.ids))
+def _sentence_ends(text: str, last_characters: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+    """Ends of a document's sentences, in tokens. `last_characters` holds the end of each token in the text."""
     ends = np.searchsorted(last_characters, sentence_starts(text), side="right")
-    ends = np.unique(np.append(ends, len(encoding.ids)))
+    ends = np.unique(np.append(ends, len(last_characters)))
     return ends[ends > 0].astype(np.uint32)
 
 
@@ -352,21 +362,7 @@ def _by_name(vocabulary: Mapping[str, int], name: str) -> int:
 
 def _first_characters(texts: Iterable[str], limit: int) -> Iterator[str]:
     for text in texts:
-        yield from _cut_long_words(text[:limit])
+        yield from pieces_for_training(text[:limit])
         limit -= len(text)
         if limit <= 0:
             return
-
-
-def _cut_long_words(text: str) -> Iterator[str]:
-    """Cut a text inside words, numbers, and rows of blanks or marks of more than about 1,000 characters.
-
-    The time of the training grows with the square of the longest word. Each word of 2,000 characters contains a slice
-    of 1,000 that begins at a multiple of 1,000, so only these slices are looked at.
-    """
-    start = 0
-    for place in range(0, len(text) - LONG_WORD + 1, LONG_WORD):
-        if _WORD.fullmatch(text, place, place + LONG_WORD):
-            yield from filter(None, (text[start:place], text[place : place + LONG_WORD]))
-            start = place + LONG_WORD
-    yield text[start:]

@@ -5,6 +5,7 @@ has beside its weights.
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from crosscut.config.system import files
 from crosscut.config.system.files import parse_json, read_json, read_small
 from crosscut.data.text.lines import lines_of
 from crosscut.data.tokenization.inner import read_inner
+from crosscut.data.tokenization.long_texts import batches
 from crosscut.evaluation.ranks import Machinery
 from crosscut.pretrained import ModelSource, find_model
 
@@ -77,8 +79,9 @@ def encode_texts(place: str, read: Callable[[], Sequence[str]], on: Machinery, m
     inner = read_inner(source.tokenizer)
     inner.no_padding()
     inner.enable_truncation(length)
-    found = inner.encode_batch([text.strip() for text in read()])
-    for number, one in enumerate(found, 1):
+    texts = (text.strip() for text in read())
+    ids, num_cut = [], 0
+    for number, one in enumerate(chain.from_iterable(map(inner.encode_batch, batches(texts, "Text"))), 1):
         if not one.ids:
             raise DataError(f"Text {number} must have at least one token, but has none. Remove the text.")
         if max(one.ids) >= source.model.vocab_size:
@@ -86,7 +89,9 @@ def encode_texts(place: str, read: Callable[[], Sequence[str]], on: Machinery, m
                 f"`{source.tokenizer}` must be the model's tokenizer, with ids below {source.model.vocab_size:,}, but "
                 f"text {number} has the id {max(one.ids):,}. Restore the tokenizer."
             )
-    return Encoded(source=source, ids=[one.ids for one in found], num_cut=sum(bool(one.overflowing) for one in found))
+        ids.append(one.ids)
+        num_cut += bool(one.overflowing)
+    return Encoded(source=source, ids=ids, num_cut=num_cut)
 
 
 def longest_text(source: ModelSource, asked: int = 0) -> int:

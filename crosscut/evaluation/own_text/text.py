@@ -90,8 +90,8 @@ def whole_documents(patterns: Sequence[str], text_key: str) -> Iterator[tuple[st
     """Yield the source, record and text of each document. A .txt file is read in pieces, which are joined to one
     document.
 
-    Raises `DataError` for a document of more than `MOST_CHARACTERS` characters. A document is encoded as a whole, so
-    its length must be limited.
+    Raises `DataError` for a document of more than `MOST_CHARACTERS` characters. The tokens of a document are held as a
+    whole, so its length must be limited.
     """
 
     def place(document: Document) -> tuple[int, int]:

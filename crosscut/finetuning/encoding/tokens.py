@@ -9,13 +9,13 @@ of a decoder's row is its end-of-text token, from which the model predicts the l
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from crosscut.config.errors import ConfigError
 from crosscut.config.model import ModelConfig
 from crosscut.data.tokenization.inner import read_inner
+from crosscut.data.tokenization.long_texts import batches
 
 if TYPE_CHECKING:
     import tokenizers
@@ -25,9 +25,6 @@ Pair = tuple[str, str | None]
 
 Cut = Literal["longest_first", "only_first", "only_second"]
 """Text of a pair that is cut if a row is too long."""
-
-_AT_ONCE = 10_000
-"""Number of texts that are encoded at a time."""
 
 
 class Special(NamedTuple):
@@ -68,7 +65,11 @@ class TextEncoder:
     def count(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of each text, without special tokens."""
         self._inner.no_truncation()
-        return [len(found) for found in self._inner.encode_batch(list(texts), add_special_tokens=False)]
+        return [
+            len(found)
+            for part in batches(texts, "Example")
+            for found in self._inner.encode_batch(part, add_special_tokens=False)
+        ]
 
     def encode(
         self, pairs: Sequence[Pair], *, cut: Cut = "longest_first", stride: int = 0
@@ -79,9 +80,8 @@ class TextEncoder:
         Raises `ConfigError` if the tokenizer returns an id outside the model's vocabulary.
         """
         self._inner.enable_truncation(self.length, stride=stride, strategy=cut)
-        rest = iter(pairs)
-        while part := [text if pair is None else (text, pair) for text, pair in islice(rest, _AT_ONCE)]:
-            for found in self._inner.encode_batch(part):
+        for part in batches(pairs, "Example"):
+            for found in self._inner.encode_batch([text if pair is None else (text, pair) for text, pair in part]):
                 if (highest := max(found.ids)) >= self.model.vocab_size:
                     raise ConfigError(
                         f"`{self.path}` must be the tokenizer of the model, with ids below {self.model.vocab_size:,}, "

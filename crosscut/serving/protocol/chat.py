@@ -16,6 +16,7 @@ from crosscut.config import ConfigError
 from crosscut.config.checks import MOST
 from crosscut.config.system.files import read_small
 from crosscut.data.tokenization.inner import read_inner
+from crosscut.data.tokenization.long_texts import encode_long
 from crosscut.data.tokenization.token_bytes import TokenBytes
 from crosscut.serving.protocol.fields import is_text, shown
 from crosscut.serving.protocol.refusals import Refusal, require_bytes
@@ -121,14 +122,14 @@ class ChatTemplate:
         """Encode a rendered text. Returns the token ids and, for each token, the index of its first character and the
         index after its last character. Raises `Refusal` if the text has no tokens.
         """
-        encoded = self._tokenizer.encode(text, add_special_tokens=False)
-        if not encoded.ids:
+        encoded = encode_long(self._tokenizer, text)
+        if not len(encoded.ids):
             raise Refusal(
                 "`messages` must suit the model's chat template, but the template renders an empty text from them. "
                 "Send more text.",
                 field="messages",
             )
-        return list(encoded.ids), list(encoded.offsets)
+        return encoded.ids.tolist(), list(zip(encoded.starts.tolist(), encoded.ends.tolist(), strict=True))
 
     def _check(self, text: str, place: str) -> None:
         for token in self._special:

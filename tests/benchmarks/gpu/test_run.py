@@ -1,56 +1,50 @@
 """The benchmark of one GPU runs on a CPU, on tiny models, and holds its goals against the figures."""
 
-import importlib.util
 import json
 import math
 import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.nursery import forked
+
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
-@dataclass
-class TinyRun:
-    """A run of `gpu/run.py` on the CPU: what it printed, its figures, and those that it had when the second came."""
+@pytest.fixture
+def run_tiny(tmp_path, monkeypatch):
+    """Function that runs the benchmark on the CPU, in forks of the tests' server; its figures after each write."""
+    from benchmarks.gpu import run as gpu
 
-    printed: str
-    told: dict[str, Any]
-    told_early: dict[str, Any]
+    written = []
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # which the benchmark changes
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    of_tests = SimpleNamespace(get_context=forked, set_start_method=print, set_forkserver_preload=print)
+    monkeypatch.setattr(gpu, "mp", of_tests)
 
+    def run(*options: str) -> list[dict[str, Any]]:
+        file = tmp_path / "figures.json"
+        monkeypatch.setattr(gpu, "write", lambda *it: (write(*it), written.append(json.loads(file.read_text()))))
+        gpu.main(["--device", "cpu", "--tiny", "--json", str(file), *options])
+        return written
 
-def run_tiny(folder: Path, *options: str, second: str) -> TinyRun:
-    """Run the benchmark. `second` is the start of the name of its second measurement."""
-    file = folder / "figures.json"
-    command = [sys.executable, str(BENCHMARKS / "gpu" / "run.py"), "--device", "cpu", "--tiny", "--json", str(file)]
-    command += options
-    printed, early = [], {}
-    with (
-        (folder / "errors").open("w") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=folder) as running,
-    ):
-        for line in running.stdout:
-            printed.append(line)
-            if line.startswith(second) and not early:
-                early = json.loads(file.read_text())
-    assert running.returncode == 0, (folder / "errors").read_text()
-    return TinyRun("".join(printed), json.loads(file.read_text()), early)
+    write = gpu.write
+    return run
 
 
 @pytest.mark.slow  # test_gpu_benchmark_writes_after_every_measurement runs two of its kinds
-def test_gpu_benchmark_runs_on_the_cpu(tmp_path):
-    tiny_run = run_tiny(tmp_path, second="plain, tiny")
-    told = tiny_run.told
+def test_gpu_benchmark_runs_on_the_cpu(run_tiny, capsys):
+    told, printed = run_tiny()[-1], capsys.readouterr().out
     rows = {row["name"]: row for row in told["measurements"]}
     assert {row["group"] for row in rows.values()} == {"models", "precision", "layouts", "recomputation"}
     for name, row in rows.items():
-        assert name in tiny_run.printed
+        assert name in printed
         if name.startswith("float8") and not row["turns"]:
             assert row["remarks"][0].startswith("failed: "), "this processor has no such products, and says so"
             continue
@@ -68,11 +62,10 @@ def test_gpu_benchmark_runs_on_the_cpu(tmp_path):
     assert set(told["machine"]) >= {"date", "device", "driver", "torch", "transformers", "commit", "source_sha256"}
 
 
-def test_gpu_benchmark_writes_after_every_measurement(tmp_path):
-    tiny_run = run_tiny(tmp_path, "--only", "layouts", "recomputation", second="rank 0 of 512")
-    told = tiny_run.told_early
-    assert [row["name"] for row in told["measurements"]][:1] == ["rank 0 of 8 ranks, 2 layers of 64"]
-    assert len(told["measurements"]) < len(tiny_run.told["measurements"])
+def test_gpu_benchmark_writes_after_every_measurement(run_tiny):
+    told, last = run_tiny("--only", "layouts")
+    assert [row["name"] for row in told["measurements"]] == ["rank 0 of 8 ranks, 2 layers of 64"]
+    assert len(last["measurements"]) == 2
     assert told["measurements"][0]["figures"]["tokens_per_second"] > 0
     assert len(told["goals"]) == 10
 
@@ -96,62 +89,13 @@ def test_gpu_plan_has_llamas_only_beside_a_peer_that_trains_them():
     assert crosscut_run(Shape(family="Llama"), Way()).model.family == "Llama"
 
 
-TORCHTITAN = """
-import dataclasses, json, sys
-import torch
-from benchmarks.contenders.programs import crosscut_run, make_step
-from benchmarks.contenders.task import Way
-from crosscut.launch import process_group
-from crosscut.planner import count_parameters
-from benchmarks.gpu.plan import TINY
-from benchmarks.contenders.torchtitan_llama import make_config
-
-shape = dataclasses.replace(TINY, family="Llama")
-with process_group(torch.device("cpu")):
-    step = make_step("torchtitan", shape, Way(precision="bfloat16"))
-    size = sum(parameter.numel() for parameter in step.model.parameters())
-    tokens = torch.randint(0, shape.vocab_size, (shape.batch_size, shape.sequence_length + 1))
-    parts = [(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in tokens.split(2)]
-    losses = [step(number, parts)() for number in range(60)]
-
-    train, kept = step.forward_and_backward, []
-
-    def train_like_a_graph(*inputs):  # which keeps its first inputs and copies later ones into them
-        kept.extend(inputs[:3] if not kept else ())
-        for mine, given in zip(kept, inputs):
-            mine.copy_(given)
-        return train(*kept, inputs[3])
-
-    step.forward_and_backward = train_like_a_graph
-    before = [tensor.clone() for part in parts for tensor in part]
-    step(60, parts)()
-    assert all(map(torch.equal, before, (tensor for part in parts for tensor in part)))
-
-def logits(device, positions=torch.arange(shape.sequence_length).expand(2, -1).contiguous()):
-    torch.manual_seed(0)
-    model = make_config(shape, Way(device=device)).build()
-    with torch.no_grad():
-        model.init_weights(buffer_device=None)
-        masks = model.get_attention_masks(positions=positions) if device == "cuda" else None
-        return model(parts[0][0], positions=positions, attention_masks=masks)
-
-torch.testing.assert_close(logits("cuda"), logits("cpu"))  # flex attention's and PyTorch's, both here
-print(json.dumps([size, count_parameters(crosscut_run(shape, Way()).model), losses[0], losses[-1]]))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed")
-def test_torchtitan_trains_the_llama_that_crosscut_trains(tmp_path):
+def python(program: str, folder: Path) -> list[str]:
+    """Lines that a program prints in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-c", TORCHTITAN], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True, cwd=folder,
         env={**os.environ, "PYTHONPATH": str(BENCHMARKS.parent)},
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    size, expected, first, last = json.loads(done.stdout.splitlines()[-1])
-    assert size == expected
-    assert first == pytest.approx(math.log(512), abs=0.1)
-    assert last < first - 0.3
+    return done.stdout.splitlines()
 
 
 @pytest.mark.slow
@@ -166,11 +110,7 @@ plan = [replace(tiny_plan()[0], name="a", compiled=True, overrides=switching, te
 rows = run_plan(plan, Budget(100.0), "cpu", lambda row: None)
 print(json.dumps({name: [len(row.turns), row.remarks] for name, row in rows.items()}))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True, cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(BENCHMARKS.parent)},
-    )  # fmt: skip
-    rows = json.loads(done.stdout.splitlines()[-1])
+    rows = json.loads(python(program, tmp_path)[-1])
     assert rows["a"][0] == 0
     assert rows["a"][1][0].startswith("failed: ConfigError: `training.compile` must be")
     assert rows["uncompiled: a"] == [1, []]
@@ -180,7 +120,7 @@ MISCOMPILED = """
 import torch
 import torch.nn.functional as F
 from dataclasses import replace
-from crosscut.training import compilation
+from crosscut.training.speed import compilation
 from benchmarks.gpu.plan import tiny_plan
 from benchmarks.gpu.worker import measure
 
@@ -230,11 +170,7 @@ except ArithmeticError as error:
 
 @pytest.mark.slow
 def test_gpu_benchmark_takes_no_figure_of_wrong_gradients(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", MISCOMPILED], capture_output=True, text=True, timeout=120, check=True, cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(BENCHMARKS.parent)},
-    )  # fmt: skip
-    off, error, unknown, of_nan = done.stdout.splitlines()[-4:]
+    off, error, unknown, of_nan = python(MISCOMPILED, tmp_path)[-4:]
     assert float(off) < 0.05
     assert error.startswith("the compiled gradient of blocks.")
     assert unknown == "None", "what memory does not suffice for is left out, and its figures stand"
@@ -310,17 +246,6 @@ def test_gpu_benchmark_refuses_to_measure_nothing(monkeypatch, capsys):
         "`--only` must name kinds that --tiny supports (models, precision, layouts, recomputation), but compile is not "
         "among them. Remove it, or remove --tiny.\n"
     )
-
-
-@pytest.mark.slow
-def test_gpu_benchmark_without_a_gpu_says_what_to_do():
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "gpu" / "run.py"), "--only", "models"],
-        capture_output=True, text=True, timeout=120, check=False,
-        env={"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(BENCHMARKS.parent)},
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "Try --device cpu --tiny" in done.stderr
 
 
 @pytest.mark.slow

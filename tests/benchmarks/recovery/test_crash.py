@@ -11,24 +11,26 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_killed_runs_end_as_the_unharmed_ones(tmp_path):
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("layout", ["tensor 2", "data 2", "pipeline 2", "context 2"])
+def test_killed_runs_end_as_the_unharmed_ones(tmp_path, layout):
+    """The benchmark does all layouts in one command. Here, each is a test, so that several slices can share them."""
     figures = tmp_path / "figures.json"
-    command = [sys.executable, str(BENCHMARKS / "recovery" / "crash.py"), "--kills", "20", "--damages", "100"]
+    command = [sys.executable, str(BENCHMARKS / "recovery" / "crash.py"), "--kills", "5", "--damages", "25"]
     done = subprocess.run(
-        [*command, "--json", str(figures)], capture_output=True, text=True, timeout=1700, check=False
+        [*command, "--layouts", layout, "--json", str(figures)], capture_output=True, text=True, timeout=850
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(figures.read_text())
     assert told["well"]
     assert told["damaged"] == []
-    assert [kill["target"] for kill in told["kills"]] == ["launcher", "rank 0", "rank 1", "all", "launcher"] * 4
-    assert {kill["layout"] for kill in told["kills"]} == {"tensor 2", "data 2", "pipeline 2", "context 2"}
+    assert [kill["target"] for kill in told["kills"]] == ["launcher", "rank 0", "rank 1", "all", "launcher"]
+    assert {kill["layout"] for kill in told["kills"]} == {layout}
     assert max(kill["lost"] for kill in told["kills"] if not kill["damages"]) <= 4
-    assert told["compared"] >= 20
-    assert told["damages"]["number"] == 100
+    assert told["compared"] >= 5
+    assert told["damages"]["number"] == 25
     assert told["damages"]["lost"] == []
-    for expected in ("20 kills: ", "steps lost: at most", "0 differ", "damages lost: 0", "nothing was lost"):
+    for expected in ("5 kills: ", "steps lost: at most", "0 differ", "damages lost: 0", "nothing was lost"):
         assert expected in done.stdout, expected
 
 

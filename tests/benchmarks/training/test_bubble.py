@@ -19,7 +19,8 @@ def steps_that_wait(ranks, layout: Layout, num_micro_batches: int) -> list[Pipel
     return ranks.run(layout.world_size, wait_in_group, layout, num_micro_batches, 1)[0]
 
 
-@pytest.mark.parametrize("name", WAITS)
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("name", [*reversed(WAITS)])  # zero bubble first, with its weight gradients
 def test_a_recorded_step_waits_for_the_known_times(ranks, name):
     layout = WAITS[name]
     (step,) = steps_that_wait(ranks, layout, 4)

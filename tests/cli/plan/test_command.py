@@ -21,9 +21,13 @@ PAPER = ("plan", "--model", "8.3B", "--gpus", "512", "--gpu", "v100-32gb-dgx2h")
 
 @pytest.fixture(scope="module", autouse=True)
 def _searched_once() -> Iterator[None]:
-    """Many tests read the same plan in another form. Search for the layouts of a run once."""
+    """Many tests read the same plan in another form. Search for the layouts of a run once, and compare its model with
+    few others on a page.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("crosscut.planner.search.search_layouts", cache(search_layouts))
+        patch.setattr("crosscut.planner.paper.figures._OTHERS", ("gpt2-small",))
+        patch.setattr("crosscut.planner.paper.figures._LARGER", {})
         yield
 
 
@@ -59,7 +63,8 @@ def test_the_table_is_readable_at_a_hundred_columns() -> None:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("model", "gpu"), [("llama3-8b", "h100-sxm"), ("llama3-70b", "h200-sxm")])
 def test_days_and_costs_of_long_runs_are_readable(model: str, gpu: str) -> None:
-    asked = ("plan", "--model", model, "--gpus", "16", "--gpu", gpu, "--tokens", "15T", "--price", "2")
+    sizes = ("--model", model, "--gpus", "16", "--gpu", gpu, "training.batch_size=64")
+    asked = ("plan", *sizes, "--tokens", "15T", "--price", "2")
     text = run(*asked)
     lines = text.splitlines()
     assert max(map(len, lines)) <= 100
@@ -102,8 +107,8 @@ def test_every_heading_and_every_value_is_explained() -> None:
 
 
 def test_a_number_behind_a_slash_is_explained() -> None:
-    arguments = ("--gpus", "64", "--gpu", "h100-sxm", "training.sequence_length=1024", "--top", "600")
-    text = " ".join(run("plan", "--model", "llama3-8b", *arguments).split())
+    arguments = ("--gpus", "16", "--gpu", "h100-sxm", "training.batch_size=16", "--top", "100")
+    text = " ".join(run("plan", "--model", "gpt2-xl", *arguments).split())
     assert "zero3/8" in text
     assert "full/2" in text
     assert "/8: in groups of 8 data ranks" in text
@@ -112,7 +117,7 @@ def test_a_number_behind_a_slash_is_explained() -> None:
 
 def test_a_pipeline_is_told_with_its_stages_and_its_bubble(tmp_path: Path) -> None:
     path, page = tmp_path / "best.toml", tmp_path / "plan.html"
-    asked = ("plan", "--model", "llama3-70b", "--gpus", "16", "--gpu", "h200-sxm", "training.batch_size=16")
+    asked = ("plan", "--model", "llama3-70b", "--gpus", "32", "--gpu", "h100-sxm", "training.batch_size=8")
     text = run(*asked, "--write", str(path), "--html", str(page), "--top", "30")
     assert "ranks that share the layers, in stages (docs/pipeline.md)" in " ".join(text.split())
     assert "bub-ble" in text
@@ -158,10 +163,10 @@ def test_recipe_and_learning_rate_are_told_and_written(tmp_path: Path) -> None:
 
     def told(*arguments: str, sizes: str) -> list[str]:
         path.write_text(f"[model]\n{sizes}")
-        options = ("--gpu", "h100-sxm", "--gpus", "8", "--top", "1", "--write", str(best))
+        options = ("--gpu", "h100-sxm", "--top", "1", "--write", str(best))
         return run("plan", str(path), *arguments, *options).splitlines()[2:3]
 
-    large = "num_layers = 40\nhidden_size = 5120\nnum_heads = 40\nvocab_size = 50257\n"
+    large = "num_layers = 12\nhidden_size = 768\nnum_heads = 12\nvocab_size = 50257\n"
     small = "num_layers = 4\nhidden_size = 256\nnum_heads = 4\n"
     assert told(sizes=large) == ["recipe paper (the default from 100M parameters on): learning rate 0.00015"]
     written = best.read_text()
@@ -174,7 +179,7 @@ def test_recipe_and_learning_rate_are_told_and_written(tmp_path: Path) -> None:
 
 
 def test_the_numbers_of_layouts_are_sentences() -> None:
-    small = ("plan", "--gpu", "h100-sxm", "--model", "llama3-8b")
+    small = ("plan", "--gpu", "h100-sxm", "--model", "llama3-8b", "training.batch_size=64")
     assert " do not; the closest is:\n  tensor 1 x data 16, not" in run(*small, "--gpus", "16")
     assert " do not; the closest are:\n" in run(*PAPER)
     one = run("plan", "--model", "laptop-small", "--gpu", "laptop", "training.batch_size=1", "training.compile=off")
@@ -182,7 +187,7 @@ def test_the_numbers_of_layouts_are_sentences() -> None:
 
 
 def test_a_layout_near_the_limit_is_marked_and_one_with_a_margin_is_named() -> None:
-    text = run("plan", "--gpu", "h100-sxm", "--model", "llama3-8b", "--gpus", "16")
+    text = run("plan", "--gpu", "h100-sxm", "--model", "llama3-8b", "--gpus", "16", "training.batch_size=64")
     assert " 76.7* " in text
     assert " 69.6 " in text
     assert "*: above 90% of the memory" in text
@@ -191,7 +196,7 @@ def test_a_layout_near_the_limit_is_marked_and_one_with_a_margin_is_named() -> N
 
 
 def test_a_preset_is_planned_with_its_own_sequences() -> None:
-    llama = ("plan", "--model", "llama3-8b", "--gpus", "64", "--gpu", "h100-sxm")
+    llama = ("plan", "--model", "llama3-8b", "--gpu", "h100-sxm")
     assert "512 sequences of 8,192 tokens per step" in run(*llama)
     assert "512 sequences of 2,048 tokens per step" in run(*llama, "training.sequence_length=2048")
     facts = json.loads(run("plan", "--model", "qwen3-0.6b", "--gpu", "h100-sxm", "--json"))
@@ -268,10 +273,11 @@ SYMMETRIC = ("layout.tensor=2", "layout.sequence_parallel=true", "layout.symmetr
 
 
 def test_settings_that_decide_nothing_are_told() -> None:
-    told = run(*PAPER, "training.recompute=selective", "layout.tensor=8", "training.batch_size=512")
+    small = ("plan", "--model", "gpt2-medium", "--gpus", "2", "--gpu", "v100-32gb", "training.batch_size=8")
+    told = run(*small, "training.recompute=selective", "layout.tensor=2")
     assert "The plan chooses the values of training.recompute, layout.tensor; the given values have no effect." in told
     assert "selective" not in told, "which is not worth a look on a GPU"
-    assert "have no effect" not in run(*PAPER, "training.batch_size=512")
+    assert "have no effect" not in run(*small)
 
 
 def test_symmetric_memory_is_told_with_the_layouts_that_have_it() -> None:
@@ -312,29 +318,26 @@ def test_a_faster_cut_into_stages_is_told_and_written(tmp_path: Path) -> None:
 
 def test_what_keeps_a_split_sequences_messages_from_being_hidden_is_told() -> None:
     large = ("plan", "--model", "llama3-8b", "--gpu", "h100-sxm", "--gpus", "8", "training.sequence_length=8192")
-    even = ("plan", "--model", "llama3-70b", "--gpu", "h100-sxm", "--gpus", "64", "training.batch_size=64")
     told = (
         "overlap with no matrix product: a micro-batch of 1 sequence cannot be split into halves. Use an even "
         "micro-batch size, or layout.symmetric_memory=true"
     )
     assert told in " ".join(run(*large, "training.batch_size=1").split())
-    assert "8 x 8   split" in (text := run(*even, "training.sequence_length=2048", "--top", "1"))
-    assert "no product" not in text
     split = ("layout.tensor=8", "layout.sequence_parallel=true", "layout.symmetric_memory=true")
     assert "no product" not in run(*large, "training.batch_size=1", *split)
 
 
 def test_a_run_that_must_be_compiled_is_planned_with_what_can_be(tmp_path: Path) -> None:
     path = tmp_path / "best.toml"
-    text = run(*PAPER, "training.compile=on", "--write", str(path))
-    assert '  tensor 2 x data 256: `training.compile` is "on", but dropout under tensor' in text
+    text = run(*PAPER, "--gpus", "64", "training.batch_size=64", "training.compile=on", "--write", str(path))
+    assert '  tensor 2 x data 32: `training.compile` is "on", but dropout under tensor' in text
     assert "not compiled" not in text
     assert load_run(path).layout.sequence_parallel
 
 
 def test_it_takes_half_a_second_and_imports_neither_torch_nor_numpy() -> None:
-    arguments = ("-X", "importtime", "-m", "crosscut", *PAPER)
-    done = run_python(*arguments)
+    arguments = ("plan", "--model", "gpt2-small", "--gpu", "v100-32gb", "--gpus", "8", "training.batch_size=8")
+    done = run_python("-X", "importtime", "-m", "crosscut", *arguments)
     assert done.returncode == 0
     loaded = {line.split("|")[-1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
     assert "rich" in loaded
@@ -386,7 +389,7 @@ def test_the_page_is_written_also_where_nothing_fits(tmp_path: Path) -> None:
 
 def test_a_preset_is_found_by_the_end_of_its_name() -> None:
     for name, parameters in (("1.2b", 1.2), ("megatron-2.5b", 2.5), ("xl", 1.6), ("llama3-8b", 8.0)):
-        facts = json.loads(run("plan", "--model", name, "--gpus", "8", "--gpu", "b200-sxm", "--json", "--top", "1"))
+        facts = json.loads(run("plan", "--model", name, "--gpu", "b200-sxm", "--json", "--top", "1"))
         assert round(facts["model"]["parameters"] / 1e9, 1) == parameters
 
 
@@ -468,17 +471,8 @@ def test_nonsense_is_told(more: tuple[str, ...], expected: str) -> None:
 
 
 def test_heads_that_no_tensor_size_divides_are_told() -> None:
-    assert message(
-        "plan",
-        "--model",
-        "gpt2-xl",
-        "--gpus",
-        "8",
-        "--gpu",
-        "v100-16gb",
-        "model.num_heads=29",
-        "model.hidden_size=8700",
-    ) == (
+    odd = "plan --model gpt2-xl --gpus 8 --gpu v100-16gb model.num_heads=29 model.hidden_size=8700"
+    assert message(*odd.split()) == (
         "`model.num_heads` must have a divisor above 1 in common with `--gpus` (8), but is 29. The model does not fit "
         "on one GPU, so several tensor ranks must share it. Try 29 GPUs."
     )

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from crosscut.config import ConfigError, load_run
+from tests.refusals import refusal
 
 
 def _run(layout: dict[str, Any], *overrides: str, **model: Any) -> Any:
@@ -75,9 +76,7 @@ def _run(layout: dict[str, Any], *overrides: str, **model: Any) -> Any:
 def test_what_cannot_be_is_said_before_a_rank_starts(
     layout: dict[str, Any], overrides: list[str], message: str
 ) -> None:
-    with pytest.raises(ConfigError) as error:
-        _run(layout, *overrides)
-    assert message in str(error.value)
+    assert message in refusal(ConfigError, _run, layout, *overrides)
 
 
 def test_one_context_rank_needs_none_of_this() -> None:

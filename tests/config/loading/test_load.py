@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosscut.config import (
@@ -71,6 +71,7 @@ def runs(draw: st.DrawFn) -> RunConfig:
     )
 
 
+@settings(max_examples=30)
 @given(runs())
 def test_a_dumped_run_loads_as_the_same_run(run: RunConfig) -> None:
     assert load_run(tomllib.loads(dump_toml(run))) == run
@@ -251,7 +252,7 @@ def test_an_override_does_not_reach_into_a_value() -> None:
     [
         (
             with_model(training={"step": 5}),
-            ("`training.step` must be a key of `training`, but there is no such key. The nearest is `training.steps`."),
+            "`training.step` must be a key of `training`, but there is no such key. The nearest is `training.steps`.",
         ),
         (
             with_model(layout={"zzz": 5}),
@@ -401,3 +402,12 @@ def test_lists_of_numbers_and_of_names_need_no_quotes() -> None:
     assert load_run(with_model(), ["training.offload=[optimizer]"]).training.offload == ("optimizer",)
     with pytest.raises(ConfigError, match=r"`layout.stages` must be a list of integers"):
         load_run(with_model(), ["layout.stages=1,x"])
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl", "a.jsonl.zst", "a.tsv", "a.parquet"])
+def test_text_in_place_of_a_config_names_the_setting(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"\xffonce upon a time" if name.endswith(("z", "t", "d")) else b"once upon a time")
+    assert message_of(tmp_path / name) == (
+        f"`{tmp_path}/{name}` must be a TOML file, but its name is that of a text. To train on it, type "
+        f"data.text={tmp_path}/{name}."
+    )

@@ -15,6 +15,7 @@ from crosscut.config.published.folders import (
     read_published,
     reason_against_export,
 )
+from tests.refusals import refusal
 
 GPT2 = {
     "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2, "n_embd": 32, "n_head": 4,
@@ -136,16 +137,10 @@ REFUSED = [
     ({"hidden_act": "relu"}, "`hidden_act` in `{path}` must be 'silu', but is 'relu'."),
     (
         {"rope_scaling": {"type": "longrope"}},
-        ("`rope_type` in `{path}` must be 'default', 'llama3', 'linear', 'dynamic' or 'yarn', but is 'longrope'."),
+        "`rope_type` in `{path}` must be 'default', 'llama3', 'linear', 'dynamic' or 'yarn', but is 'longrope'.",
     ),
-    (
-        {"rope_scaling": {**YARN_ROPE, "beta_fast": 16}},
-        "`beta_fast` in `{path}` must be 32.0, but is 16.",
-    ),
-    (
-        {"rope_scaling": {**YARN_ROPE, "truncate": False}},
-        "`truncate` in `{path}` must be true, but is false.",
-    ),
+    ({"rope_scaling": {**YARN_ROPE, "beta_fast": 16}}, "`beta_fast` in `{path}` must be 32.0, but is 16."),
+    ({"rope_scaling": {**YARN_ROPE, "truncate": False}}, "`truncate` in `{path}` must be true, but is false."),
     (
         {"rope_scaling": {**LLAMA3_ROPE, "low_freq_factor": 2.0}},
         "`low_freq_factor` in `{path}` must be 1.0, but is 2.0.",
@@ -156,10 +151,7 @@ REFUSED = [
     ),
     ({"attention_bias": True}, "`attention_bias` in `{path}` must be false like `mlp_bias`, but is true."),
     ({"model_type": "qwen3", "attention_bias": True}, "`attention_bias` in `{path}` must be false, but is true."),
-    (
-        {"quantization_config": {"bits": 4}},
-        "`quantization_config` in `{path}` must be None, but is {{'bits': 4}}.",
-    ),
+    ({"quantization_config": {"bits": 4}}, "`quantization_config` in `{path}` must be None, but is {{'bits': 4}}."),
 ]
 ADVICE = " Crosscut supports no other value. Choose another model."
 INCOMPLETE = [
@@ -189,9 +181,7 @@ INCOMPLETE = [
 
 @pytest.mark.parametrize(("more", "message"), [*((more, told + ADVICE) for more, told in REFUSED), *INCOMPLETE])
 def test_what_the_model_cannot_do_is_named(read, tmp_path, more, message):
-    with pytest.raises(ConfigError) as error:
-        read(LLAMA, **more)
-    assert str(error.value) == message.format(path=tmp_path / "config.json")
+    assert refusal(ConfigError, read, LLAMA, **more) == message.format(path=tmp_path / "config.json")
 
 
 WRONG_TYPES = [
@@ -218,9 +208,7 @@ WRONG_TYPES = [
 
 @pytest.mark.parametrize(("more", "message"), WRONG_TYPES, ids=lambda value: str(value)[:40])
 def test_value_of_another_type_or_size_is_named(read, tmp_path, more, message):
-    with pytest.raises(ConfigError) as error:
-        read(LLAMA, **more)
-    assert str(error.value).startswith(message.format(path=tmp_path / "config.json"))
+    assert refusal(ConfigError, read, LLAMA, **more).startswith(message.format(path=tmp_path / "config.json"))
 
 
 @pytest.mark.parametrize("key", ["scale_attn_by_inverse_layer_idx", "add_cross_attention"])
@@ -356,15 +344,11 @@ def test_positions_of_roberta_begin_after_that_of_padding(read, tmp_path):
     ],
 )
 def test_variants_of_bert_are_named(read, tmp_path, more, message):
-    with pytest.raises(ConfigError) as error:
-        read(BERT, **more)
-    assert str(error.value) == message.format(path=tmp_path / "config.json") + ADVICE
+    assert refusal(ConfigError, read, BERT, **more) == message.format(path=tmp_path / "config.json") + ADVICE
 
 
 def test_roberta_without_a_position_is_named(read, tmp_path):
-    with pytest.raises(ConfigError) as error:
-        read(BERT, model_type="roberta", max_position_embeddings=2)
-    assert str(error.value) == (
+    assert refusal(ConfigError, read, BERT, model_type="roberta", max_position_embeddings=2) == (
         f"`max_position_embeddings` in `{tmp_path / 'config.json'}` must be at least 3, but is 2. Choose another model."
     )
 
@@ -399,9 +383,7 @@ def test_names_of_classes_are_written_and_as_many_as_the_classes(tmp_path):
     found = read_published(write(tmp_path, published_table(model, **given, labels=("no", "yes"))))
     assert (found.model, found.labels) == (model, ("no", "yes"))
     assert published_table(model, **given)["label2id"] == {"LABEL_0": 0, "LABEL_1": 1}
-    with pytest.raises(ConfigError) as error:
-        published_table(model, **given, labels=("no", "no"))
-    assert str(error.value) == (
+    assert refusal(ConfigError, published_table, model, **given, labels=("no", "no")) == (
         "`labels` must be 2 different names, one for each class, but are ['no', 'no']. Give one name for each class, "
         "or no names."
     )
@@ -460,9 +442,10 @@ def test_what_keeps_a_model_from_all_families_can_be_asked_before():
     grouped = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, vocab_size=300)
     told = "`model.num_kv_heads` must be 4 in a Hugging Face model of the closest family, 'gpt2', but is 2"
     assert reason_against_export(grouped) == told
-    with pytest.raises(ConfigError) as error:
-        published_table(grouped, dtype="float32", begin=0, stops=(0,))
-    assert str(error.value) == f"{told}. Crosscut can export only models of the families that it knows."
+    assert (
+        refusal(ConfigError, published_table, grouped, dtype="float32", begin=0, stops=(0,))
+        == f"{told}. Crosscut can export only models of the families that it knows."
+    )
     assert reason_against_export(ModelConfig(**OURS)) == ""
     bare = ModelConfig(**OURS, norm_affine=False, embedding_norm=True)
     assert reason_against_export(bare) == (
@@ -510,9 +493,7 @@ def test_a_model_that_agrees_may_be_given(tmp_path):
 )  # fmt: skip
 def test_a_model_that_differs_is_named(tmp_path, override, message):
     write(tmp_path, LLAMA)
-    with pytest.raises(ConfigError) as error:
-        load_run(start_from(tmp_path), [override])
-    assert str(error.value) == message.format(tmp_path)
+    assert refusal(ConfigError, load_run, start_from(tmp_path), [override]) == message.format(tmp_path)
 
 
 LONGER = ["model.max_sequence_length=256", "model.rotary_scaling=yarn", "model.rotary_factor=4",

@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 from crosscut.config import ConfigError, CrosscutError, load_run
-from crosscut.config.system.files import MOST_BYTES_OF_LINE, parse_json, parse_toml, read_json, read_lines, write_whole
+from crosscut.config.system import files
+from crosscut.config.system.files import parse_json, parse_toml, read_json, read_lines, write_whole
 from crosscut.data.manifest import Manifest
 from crosscut.evaluation.lambada import _passages
 from crosscut.generation.prompts import read_prompts
 from crosscut.planner.hardware.files import read_hardware
 from crosscut.pretrained.tensors import list_tensors
 from tests.disks import small_disk
+from tests.refusals import refusal
 
 NESTED = ["[" * 100_000, '{"a":' * 100_000, "[" * 5000 + "]" * 5000, '{"weight_map":' + '{"a":' * 50_000]
 
@@ -88,9 +90,7 @@ def test_toml_that_is_not_a_regular_file_is_told(tmp_path, kind):
     make_special(path, kind)
     name = {"fifo": "named pipe"}.get(kind, kind)
     reason = "Is a directory" if kind == "folder" else f"It is a {name}, not a regular file"
-    with pytest.raises(ConfigError) as told:
-        load_run(path)
-    assert str(told.value) == f"`{path}` must be a readable TOML file, but is not: {reason}."
+    assert refusal(ConfigError, load_run, path) == f"`{path}` must be a readable TOML file, but is not: {reason}."
     with pytest.raises(ConfigError, match="must name a known device or a device file"):
         read_hardware(path)
 
@@ -138,18 +138,20 @@ def test_only_line_feeds_end_a_line_and_a_mark_at_the_start_is_no_text(tmp_path)
     assert list(read_lines(tmp_path / "lines.txt")) == ["one", "two\u2028\ufeff\rstill", "", "last"]
 
 
-def test_a_line_must_end_and_be_text(tmp_path):
+def test_a_line_must_end_and_be_text(tmp_path, monkeypatch):
     path = tmp_path / "lines.txt"
+    assert files.MOST_BYTES_OF_LINE == 64 << 20
+    monkeypatch.setattr(files, "MOST_BYTES_OF_LINE", 1 << 20)
     path.write_bytes(b"fine\n\xff\n")
     with pytest.raises(UnicodeDecodeError) as error:
         list(read_lines(path))
     assert error.value.start == 5
     with path.open("wb") as file:
-        file.truncate(MOST_BYTES_OF_LINE + 1)
-    with pytest.raises(OSError, match="A line is longer than 64 MiB"):
+        file.truncate((1 << 20) + 1)
+    with pytest.raises(OSError, match="A line is longer than 1 MiB"):
         list(read_lines(path))
-    path.write_bytes(b"x" * (MOST_BYTES_OF_LINE - 1) + b"\n")
-    assert len(next(read_lines(path))) == MOST_BYTES_OF_LINE - 1
+    path.write_bytes(b"x" * ((1 << 20) - 1) + b"\n")
+    assert len(next(read_lines(path))) == (1 << 20) - 1
 
 
 def test_file_that_does_not_fit_on_the_disk_keeps_its_old_content_and_is_named(tmp_path):

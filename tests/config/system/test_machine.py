@@ -20,8 +20,7 @@ def test_linux_tells_name_and_vendor(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("told", "vendor"),
-    [("AMD64 Family 25 Model 33 Stepping 2, AuthenticAMD", "AuthenticAMD"), ("arm", ""), ("", "")],
+    ("told", "vendor"), [("AMD64 Family 25 Model 33 Stepping 2, AuthenticAMD", "AuthenticAMD"), ("arm", ""), ("", "")]
 )
 def test_other_systems_tell_one_line(monkeypatch, tmp_path, told, vendor):
     monkeypatch.setattr(machine, "Path", lambda _: tmp_path / "none")

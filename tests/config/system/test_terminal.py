@@ -2,6 +2,7 @@
 
 import ast
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -71,9 +72,10 @@ def test_tables_on_a_terminal_interpret_neither_controls_nor_markup(monkeypatch)
 
 def test_only_the_terminals_module_prints():
     names = ("print", "Console", "echo", "secho", "TextColumn")
+    may_print = re.compile(r"(?<![\w.])print\(|Console\(|(click|rich)\.\w+\(|TextColumn\(")
     for path in PACKAGE.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
-        if path == PACKAGE / "config/system/terminal.py" or not any(name in text for name in names):
+        if path == PACKAGE / "config/system/terminal.py" or not may_print.search(text):
             continue
         for node in ast.walk(ast.parse(text)):
             if (

@@ -21,7 +21,6 @@ import zstandard
 from crosscut.config.corpora import CorpusConfig, EngineConfig, LeakageConfig, SourceConfig
 from crosscut.corpus.audit.samples import AuditStage
 from crosscut.corpus.documents import (
-    DOCUMENTS,
     TEXTS,
     Document,
     Drop,
@@ -40,6 +39,7 @@ from crosscut.corpus.origins import Skipped, SkippedWriter, files_name, skipped_
 from crosscut.corpus.parts import PartStage, find_parts
 from crosscut.data.progress import ProgressBar
 from crosscut.data.text.sources import BUILTIN_CORPORA
+from tests.corpus.ingested import write_documents
 
 HOSTILE = '</script><script>document.title = "taken"</script><img src=x onerror="document.title = 1"> &amp; <!-- '
 """Text that a page must show and never run."""
@@ -82,15 +82,10 @@ def read(task: str, source: str, numbers: range, per_part: int, output: Output) 
     parts = {}
     for place, start in enumerate(range(numbers.start, numbers.stop, per_part)):
         own = [texts()[number] for number in numbers if start <= number < start + per_part]
-        columns = {
-            "id": [f"{source}/some.jsonl#{start + row}" for row in range(len(own))],
-            "text": own,
-            "url": ["http://bad.example/x" if start + row in (30, 41) else "" for row in range(len(own))],
-            "karma": [None] * len(own),
-            "title": [""] * len(own),
-        }
+        ids = [f"{source}/some.jsonl#{number}" for number in range(start, start + len(own))]
+        urls = ["http://bad.example/x" if number in (30, 41) else "" for number in range(start, start + len(own))]
         name = f"{task}-{place:04d}"
-        write_table(output.path(f"{name}.arrow"), columns, DOCUMENTS, packed=True)
+        write_documents(output.path(f"{name}.arrow"), ids, own, urls=urls, packed=True)
         parts[name] = sum(len(text.encode()) for text in own)
     reject = {
         "source": source,
@@ -249,13 +244,7 @@ def stages(per_part: int) -> list[Stage]:
 
     def judged(name: str, make: Callable[[], Any], *, cleaned: bool = True) -> PartStage:
         before = Lineage(FILTERS[: FILTERS.index(name)], cleaned)
-        return PartStage(
-            name=name,
-            version=1,
-            function=judge_part,
-            arguments=(make, (), ""),
-            lineage=before,
-        )
+        return PartStage(name=name, version=1, function=judge_part, arguments=(make, (), ""), lineage=before)
 
     return [
         Some("ingest", ingestion, {"per_part": per_part}),

@@ -9,9 +9,10 @@ from crosscut.config.errors import DataError
 from crosscut.corpus.audit.explain import explain
 from crosscut.corpus.audit.lookup import Runs, find_documents, latest_texts
 from crosscut.corpus.collection import earlier_id
-from crosscut.corpus.documents import DOCUMENTS, READ, Drop, Lineage, drops_name, write_drops, write_table
+from crosscut.corpus.documents import Drop, Lineage, drops_name, write_drops
 from crosscut.corpus.finished import mark_finished, mark_unfinished
 from tests.corpus.audit.conftest import FILTERS, FOREIGN, HOSTILE, LEAKED, Audited, texts
+from tests.corpus.ingested import write_documents
 
 MIDDLE = len(texts()) // 2
 
@@ -91,9 +92,8 @@ def test_a_duplicate_of_an_earlier_run_is_found_there_alone(tmp_path):
     """The ids of both runs are the same, but not the documents."""
     for run_name, texts_of_run in (("old", ["old mill", "old well"]), ("new", ["new mill", "new well"])):
         ids = [id_of(number) for number in range(2)]
-        columns = {"id": ids, "text": texts_of_run, "url": ["", ""], "karma": [None, None], "title": ["", ""]}
         (tmp_path / run_name / "work" / "ingest").mkdir(parents=True)
-        write_table(tmp_path / run_name / "work" / "ingest" / "000000-0000.arrow", columns, DOCUMENTS)
+        write_documents(tmp_path / run_name / "work" / "ingest" / "000000-0000.arrow", ids, texts_of_run)
     old, new = tmp_path / "old", tmp_path / "new" / "work"
     told_of_old = matched(new, 0, earlier_id(str(old), id_of(1)))
     assert f"matched with {id_of(1)} of the earlier run {old}\n" in told_of_old
@@ -112,7 +112,7 @@ def test_texts_are_those_of_the_stages_that_the_run_has(audited):
     here = find_documents(Runs(audited.work, Lineage(cleaned=True)), [id_of(number)])
     (place,) = here.values()
     assert latest_texts(Runs(audited.work, Lineage(cleaned=True)), [place])[place].startswith("It's said")
-    assert latest_texts(Runs(audited.work, READ), [place])[place].startswith("It\u00e2")
+    assert latest_texts(Runs(audited.work, Lineage(cleaned=False)), [place])[place].startswith("It\u00e2")
     earlier = Runs(audited.work.parent / "other", Lineage(cleaned=True), against=(audited.config.folder,))
     found = find_documents(earlier, [earlier_id(audited.config.folder, id_of(number))])
     assert list(found.values()) == [place]

@@ -4,16 +4,14 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from crosscut.config.corpora import CorpusConfig, DuplicatesConfig, EngineConfig, SourceConfig
+from crosscut.config.corpora import CorpusConfig, DuplicatesConfig, SourceConfig
 from crosscut.corpus.collection import Collection, collect
-from crosscut.corpus.documents import DOCUMENTS, INGEST, READ, Part, read_drops, write_table
+from crosscut.corpus.documents import INGEST, READ, Part, read_drops
 from crosscut.corpus.duplicates.candidates import preference
 from crosscut.corpus.duplicates.planted import exact_jaccard
-from crosscut.corpus.execution.engine import start_engine
-from crosscut.corpus.execution.running import StageResult, run_stage
-from crosscut.corpus.execution.stages import Digests, Output, Stage, Task, execute, read_records
+from crosscut.corpus.execution.stages import Output, Task, execute
 from crosscut.corpus.parts import find_parts
-from crosscut.data.progress import ProgressBar
+from tests.corpus.ingested import write_documents
 
 VOCABULARY = [f"word{number}" for number in range(400)]
 
@@ -23,14 +21,9 @@ def ingest(work: Path, parts: Sequence[Sequence[str]], urls: Sequence[Sequence[s
 
     def write(output: Output) -> dict[str, dict[str, int]]:
         for number, texts in enumerate(parts):
-            columns = {
-                "id": [f"{name}{number}.{row}" for row in range(len(texts))],
-                "text": texts,
-                "url": urls[number] if urls else [""] * len(texts),
-                "karma": [None] * len(texts),
-                "title": [""] * len(texts),
-            }
-            write_table(output.path(f"000000-{number:04}.arrow"), columns, DOCUMENTS)
+            ids = [f"{name}{number}.{row}" for row in range(len(texts))]
+            path = output.path(f"000000-{number:04}.arrow")
+            write_documents(path, ids, texts, urls=urls[number] if urls else ())
         return {"parts": {f"000000-{number:04}": sum(map(len, texts)) for number, texts in enumerate(parts)}}
 
     execute(work / INGEST, Task(name="000000", function=write), "key")
@@ -40,14 +33,6 @@ def ingest(work: Path, parts: Sequence[Sequence[str]], urls: Sequence[Sequence[s
 def collection_of(work: Path, texts: Sequence[str]) -> Collection:
     """A collection of one part."""
     return collect(ingest(work, [texts]), (), READ)
-
-
-def run(work: Path, stages: Sequence[Stage], workers: int = 1) -> dict[str, StageResult]:
-    digests = Digests()
-    for record in read_records(work, INGEST):
-        digests.learn(work / INGEST, record)
-    with start_engine(EngineConfig(workers=workers), work) as engine, ProgressBar(shown=False) as bar:
-        return {stage.name: run_stage(stage, work, engine=engine, digests=digests, bar=bar) for stage in stages}
 
 
 def corpus_config(folder: Path, **duplicates: object) -> CorpusConfig:

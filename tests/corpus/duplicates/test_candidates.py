@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from crosscut.corpus.collection import Collection
@@ -28,7 +28,6 @@ from crosscut.corpus.execution.stages import Output
 SETTINGS = SketchSettings(5, 2, 2)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 12), max_size=60))
 def test_groups_hold_all_pairs_of_equal_keys(keys):
     numbers = np.arange(len(keys), dtype=np.uint64) * np.uint64(3)

@@ -4,7 +4,7 @@ import random
 from itertools import chain
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from crosscut.corpus.collection import collect
@@ -18,7 +18,6 @@ from crosscut.corpus.words.ngrams import Hashed, hash_words, ngrams
 from tests.corpus.duplicates.corpora import ingest, made_texts
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 6), max_size=12), max_size=8))
 def test_a_set_has_each_gram_once_in_order(documents):
     sizes = [0, *map(len, documents)]

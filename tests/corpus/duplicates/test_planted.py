@@ -10,7 +10,8 @@ from crosscut.corpus.duplicates import candidates, duplicate_stages, planted
 from crosscut.corpus.duplicates.planted import exact_jaccard, find_similar, measure_planted, plant, spread_parts
 from crosscut.corpus.execution.stages import Output
 from crosscut.corpus.parts import find_parts
-from tests.corpus.duplicates.corpora import VOCABULARY, corpus_config, ingest, run
+from tests.corpus.duplicates.corpora import VOCABULARY, corpus_config, ingest
+from tests.corpus.ingested import run
 
 
 def texts(count: int, seed: int = 0) -> list[str]:

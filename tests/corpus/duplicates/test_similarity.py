@@ -13,14 +13,7 @@ from crosscut.corpus.duplicates import similarity
 from crosscut.corpus.duplicates.candidates import CANDIDATES, GROUPS, MEMBERS, Pairs, members_name
 from crosscut.corpus.duplicates.gram_sets import NGRAMS, write_sets
 from crosscut.corpus.duplicates.planted import exact_jaccard
-from crosscut.corpus.duplicates.similarity import (
-    Check,
-    compare_group,
-    histogram,
-    measure,
-    share_groups,
-    similarities,
-)
+from crosscut.corpus.duplicates.similarity import Check, compare_group, histogram, measure, share_groups, similarities
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, write_sketches
 from crosscut.corpus.execution.stages import Output
 from tests.corpus.duplicates.corpora import VOCABULARY, collection_of, made_texts
@@ -30,7 +23,7 @@ SETTINGS = SketchSettings(3, 16, 4)
 SETS = st.sets(st.integers(0, 40), min_size=1, max_size=20)
 
 
-@settings(deadline=None)
+@settings(max_examples=50)
 @given(SETS, st.lists(SETS, min_size=1, max_size=5))
 def test_similarity_is_that_of_the_sets(one, others):
     arrays = [np.array(sorted(some), np.uint64) for some in (one, *others)]

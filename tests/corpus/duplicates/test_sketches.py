@@ -51,7 +51,8 @@ def test_blocks_do_not_show(monkeypatch):
         assert np.array_equal(values_of(texts), expected)
 
 
-@pytest.mark.parametrize("jaccard", [0.5, 0.7, 0.9])
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("jaccard", [0.7, 0.5, 0.9])
 def test_equal_values_are_the_similarity(jaccard):
     chance = random.Random(1)
     settings = SketchSettings(5, 32, 8)

@@ -12,15 +12,9 @@ from crosscut.corpus.documents import READ, Lineage
 from crosscut.corpus.duplicates import candidates, duplicate_stages, similarity
 from crosscut.corpus.duplicates.planted import exact_jaccard
 from crosscut.corpus.finished import mark_finished, mark_unfinished
-from tests.corpus.duplicates.corpora import (
-    VOCABULARY,
-    corpus_config,
-    drops,
-    ingest,
-    kept_by_all_pairs,
-    made_texts,
-    run,
-)
+from tests.corpus.duplicates.corpora import VOCABULARY, corpus_config, drops, ingest, kept_by_all_pairs, made_texts
+from tests.corpus.ingested import run
+from tests.refusals import refusal
 
 NEAR = {"jaccard": 0.7, "recall": 0.9999, "ngram": 2}
 
@@ -239,9 +233,13 @@ def test_earlier_runs_must_be_there_with_the_same_settings(tmp_path):
 def test_a_run_does_not_add_to_itself(tmp_path, monkeypatch):
     deduplicate(tmp_path / "out", [["a b c d"]])
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError) as raised:
-        duplicate_stages(corpus_config(tmp_path / "out", against=("../" + tmp_path.name + "/out",)), READ)
-    assert str(raised.value) == (
+    assert refusal(
+        DataError,
+        duplicate_stages,
+        corpus_config(tmp_path / "out", against=("../" + tmp_path.name + "/out",)),
+        (),
+        cleaned=False,
+    ) == (
         f"`duplicates.against` must name output folders of earlier runs, but `../{tmp_path.name}/out` is this run's "
         f"own `folder`. Choose another `folder`, or remove `../{tmp_path.name}/out` from `duplicates.against`."
     )

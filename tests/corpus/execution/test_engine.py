@@ -1,4 +1,7 @@
+"""Engines: where their tasks run, and the lock of their workers."""
+
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -6,7 +9,24 @@ import pytest
 
 from crosscut.config.corpora import EngineConfig
 from crosscut.config.errors import DataError
-from crosscut.corpus.execution.engine import WORKERS_LOCK, start_engine
+from crosscut.corpus.execution.engine import WORKERS_LOCK, Call, start_engine
+from crosscut.corpus.execution.stages import Counts, Output, Task
+
+
+@pytest.fixture(autouse=True)
+def _forked_workers() -> None:
+    """Workers are spawned here, as outside of the tests."""
+
+
+def look_around(output: Output) -> Counts:
+    return {"parent": os.getppid(), "ignores_interrupts": signal.getsignal(signal.SIGINT) == signal.SIG_IGN}
+
+
+def test_task_runs_in_a_process_that_this_one_has_started(tmp_path: Path) -> None:
+    (tmp_path / "stage").mkdir()
+    with start_engine(EngineConfig(workers=2), tmp_path) as engine:
+        (record,) = engine.run([Call(tmp_path / "stage", Task(name="a", function=look_around), "key")])
+    assert record.counts == {"parent": os.getpid(), "ignores_interrupts": True}
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -20,6 +20,7 @@ from crosscut.corpus.execution.stages import Counts, Digests, Output, Record, Ta
 from crosscut.data.progress import ProgressBar
 from tests.endless import ENDLESS
 from tests.memory import at_most
+from tests.refusals import refusal
 
 
 def write(text: str, name: str, output: Output) -> Counts:
@@ -249,9 +250,7 @@ def test_task_that_writes_fewer_files_leaves_none_of_its_earlier_ones(tmp_path):
     ],
 )  # fmt: skip
 def test_a_task_that_fails_leaves_nothing_and_keeps_what_is_done(tmp_path, function, message):
-    with pytest.raises(DataError) as raised:
-        Runner(tmp_path)(Given([writing("one"), Task(name="b", function=function)]))
-    assert message in str(raised.value)
+    assert message in refusal(DataError, Runner(tmp_path), Given([writing("one"), Task(name="b", function=function)]))
     assert {path.name for path in (tmp_path / "first").iterdir()} == {".crosscut", "a.txt", "a.json"}
 
 

@@ -10,7 +10,7 @@ from crosscut.config.errors import DataError
 from crosscut.config.system.extras import install_command
 from crosscut.corpus.execution.stages import Output
 from crosscut.corpus.ingest import IngestStage, Share, ingest_files
-from crosscut.corpus.readers import Reading, Text
+from crosscut.corpus.readers import Reading
 from crosscut.corpus.readers.files import find_files
 from tests.corpus.reads import read
 
@@ -58,7 +58,6 @@ def write(folder: Path, markup: str, name: str = "a.html") -> Path:
 @needs_trafilatura
 def test_paragraphs_are_set_off_by_blank_lines(tmp_path: Path) -> None:
     (item,) = read(write(tmp_path, PAGE), extraction=Extraction.CAREFUL)
-    assert isinstance(item, Text)
     assert (item.title, item.note) == ("The wall", "")
     assert item.text == TEXT
 

@@ -8,6 +8,7 @@ from crosscut.config import DataError
 from crosscut.config.corpora import UrlsConfig
 from crosscut.corpus.documents import Document, Drop
 from crosscut.corpus.filters.urls import BUILTIN_LISTS, UrlFilter, canonical_url
+from tests.refusals import refusal
 
 
 def judge(*urls: str, karma: float | None = None, **config: object) -> list[Drop]:
@@ -130,9 +131,7 @@ def test_lists_that_are_none_are_told(tmp_path: Path, field: str, content: bytes
     file = tmp_path / "list"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(DataError) as raised:
-        UrlFilter(UrlsConfig(**{field: (str(file),)}))
-    assert str(raised.value).startswith(message.format(file=file))
+    assert refusal(DataError, UrlFilter, UrlsConfig(**{field: (str(file),)})).startswith(message.format(file=file))
 
 
 def test_unknown_builtin_list_is_told() -> None:

@@ -32,10 +32,7 @@ def test_passages_are_found_as_they_were_written(grams: Grams) -> None:
     found = [
         (one.test_set, one.item, one.num_grams, text[slice(*one.span)]) for one in passages(find(text, grams), grams)
     ]
-    assert found == [
-        (0, 0, 5, "The moon -- was made of GREEN\ncheese"),
-        (0, 1, 2, "Nobody knew the way"),
-    ]
+    assert found == [(0, 0, 5, "The moon -- was made of GREEN\ncheese"), (0, 1, 2, "Nobody knew the way")]
 
 
 def test_a_passage_of_several_items_belongs_to_the_one_that_has_most_of_it(grams: Grams) -> None:

@@ -18,6 +18,7 @@ from crosscut.config.corpora import SourceConfig
 from crosscut.corpus.readers.files import File, find_files, find_source
 from crosscut.corpus.readers.selection import is_html
 from tests.endless import ENDLESS
+from tests.refusals import refusal
 
 NOBODY = 65534
 
@@ -37,9 +38,7 @@ def names(*files: object, kind: str = "auto") -> list[str]:
 
 
 def check_message(message: str, *files: object, kind: str = "auto") -> None:
-    with pytest.raises(DataError) as error:
-        find(*files, kind=kind)
-    assert str(error.value) == message
+    assert refusal(DataError, find, *files, kind=kind) == message
 
 
 def test_names_are_paths_below_what_was_named(tmp_path: Path) -> None:
@@ -318,9 +317,7 @@ def test_packed_parquet_is_an_error(tmp_path: Path) -> None:
 
 
 def test_url_of_no_known_store_is_an_error() -> None:
-    with pytest.raises(DataError) as error:
-        find("nowhere://a/b.txt")
-    assert str(error.value).startswith(
+    assert refusal(DataError, find, "nowhere://a/b.txt").startswith(
         "`sources.files` of `web` must name readable files, but `nowhere://a/b.txt` cannot be read: "
     )
 
@@ -358,10 +355,9 @@ def test_folder_without_rights_is_an_error_that_names_it() -> None:
 def test_file_without_rights_is_an_error_that_names_it() -> None:
     with without_rights() as folder:
         (file,) = find(folder / "open" / "c.txt")
-        with pytest.raises(DataError) as error:
-            list(file.chunks())
         assert (
-            str(error.value) == f"`{file.url}` must be a readable file, but is not: Permission denied. Check the path."
+            refusal(DataError, list, file.chunks())
+            == f"`{file.url}` must be a readable file, but is not: Permission denied. Check the path."
         )
 
 

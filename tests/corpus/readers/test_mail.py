@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crosscut.corpus.readers import Reject, Skip, Text
+from crosscut.corpus.readers import Skip, Text
 from tests.corpus.reads import read, rejects, skips, texts
 
 FROM = b"From jo@example.org Sat Nov 21 22:44:22 2026\n"
@@ -103,13 +103,11 @@ def test_message_that_is_too_long_is_rejected_and_its_neighbours_are_read(tmp_pa
 )
 def test_charsets_that_lie(tmp_path: Path, header: str, body: bytes, text: str, note: str) -> None:
     (item,) = read(write(tmp_path, f"Content-Type: text/plain; charset={header}\n\n".encode() + body))
-    assert isinstance(item, Text)
     assert (item.text, item.note) == (text, note)
 
 
 def test_message_of_no_charset_is_rejected(tmp_path: Path) -> None:
     (reject,) = read(write(tmp_path, b"Subject: x\n\n" + bytes(range(0x80, 0xA0)) * 50 + b"\xff\xfe\xfd" * 500))
-    assert isinstance(reject, Reject)
     assert (reject.place, reject.rule) == ("message 1", "charset")
 
 
@@ -147,7 +145,6 @@ def test_broken_messages_do_no_harm(tmp_path: Path) -> None:
 def test_parts_nested_without_end_are_rejected(tmp_path: Path) -> None:
     data = b"".join(b'Content-Type: multipart/mixed; boundary="b%d"\n\n--b%d\n' % (n, n) for n in range(1500))
     (reject,) = read(write(tmp_path, data + b"\ndeep\n"))
-    assert isinstance(reject, Reject)
     assert (reject.place, reject.rule) == ("message 1", "too complex")
 
 

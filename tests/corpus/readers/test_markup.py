@@ -11,7 +11,7 @@ from crosscut.corpus.readers.markup import MAX_DEPTH, limit_nesting
 from crosscut.corpus.readers.steps import TooComplexError
 from tests.corpus.reads import read, rejects
 
-DEEP = 100_000
+DEEP = 40_000
 
 
 @pytest.mark.parametrize(
@@ -19,12 +19,12 @@ DEEP = 100_000
     [
         ("<div>" * DEEP + "deep", "deep"),
         ("<DIV>" * DEEP + "deep" + "</DIV>" * DEEP, "deep"),
-        ("<article>" * DEEP + "deep", "deep"),  # minutes without the limit
+        ("<article>" * DEEP + "deep", "deep"),  # half a minute without the limit
         ("<form><div>" * DEEP + "deep", "deep"),
-        ("<rp>" * DEEP + "deep", "deep"),  # minutes
-        ("<ol>deep" * DEEP, "deep " * (DEEP - 1) + "deep"),  # 50 GB of indentation
+        ("<rp>" * DEEP + "deep", "deep"),  # half a minute
+        ("<ol>deep" * DEEP, "deep " * (DEEP - 1) + "deep"),  # 8 GB of indentation
         ("".join(f"<p><font face=a{n}>deep" for n in range(DEEP)), "deep\n\n" * (DEEP - 1) + "deep"),  # gigabytes
-        ("<p " + "".join(f"a{n}=1 " for n in range(DEEP)) + ">deep", "deep"),  # half a minute
+        ("<p " + "".join(f"a{n}=1 " for n in range(DEEP)) + ">deep", "deep"),  # five seconds
         ("<p title='" + "x" * 10**6 + "'>deep", "deep"),
         ("<" * DEEP, "<" * DEEP),
         ("<select>" + "<option>x" * DEEP + "</select>deep", "deep"),
@@ -36,10 +36,11 @@ DEEP = 100_000
     ],
     ids=lambda value: value[:12].strip(),
 )
-def test_deep_pages_take_a_moment(markup: str, text: str) -> None:
+def test_deep_pages_take_a_moment(markup: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_AT_ONCE", 1 << 17)  # most of these pages are read piece by piece
     started = time.process_time()
     assert extract(markup, main_content=True) == ("", text)
-    assert time.process_time() - started < 15
+    assert time.process_time() - started < 4
 
 
 @pytest.mark.parametrize("tag", ["<p>", "</p>", "<hr>", "<li>a"])

@@ -12,6 +12,7 @@ from crosscut.corpus.readers.files import find_files
 from crosscut.data import Tokenizer
 from tests.corpus.reads import read
 from tests.data.conftest import write_indexed
+from tests.refusals import refusal
 
 TEXTS = ["It was the best of times.", "It was the wörst of times.\n\nIt was.", " "]
 
@@ -32,7 +33,6 @@ def pair(tmp_path: Path, tokenizer: Path) -> Path:
 
 def test_documents_come_back_as_text(pair: Path, tokenizer: Path) -> None:
     first, second, blank = read(pair, tokenizer=str(tokenizer))
-    assert isinstance(first, Text) and isinstance(second, Text)
     assert ([first.text, second.text], [first.record, second.record]) == (TEXTS[:2], [1, 2])
     assert second.position == (pair.stat().st_size + pair.with_suffix(".bin").stat().st_size) * 2 // 3
     assert blank == Skip("blank", 3)
@@ -49,7 +49,6 @@ def test_ids_that_the_tokenizer_does_not_have_are_rejected(tmp_path: Path, token
 
 def test_document_that_is_too_long_is_rejected(pair: Path, tokenizer: Path) -> None:
     _, reject, _ = read(pair, tokenizer=str(tokenizer), max_bytes=len(TEXTS[0]))
-    assert isinstance(reject, Reject)
     assert (reject.place, reject.rule) == ("document 2", "too long")
 
 
@@ -57,16 +56,13 @@ def test_pair_that_is_cut_short_is_rejected(pair: Path, tokenizer: Path) -> None
     data = pair.with_suffix(".bin")
     data.write_bytes(data.read_bytes()[:-2])
     (reject,) = read(pair, tokenizer=str(tokenizer))
-    assert isinstance(reject, Reject)
     assert (reject.place, reject.rule) == ("byte 0", "damaged file")
     assert reject.lost == pair.stat().st_size + data.stat().st_size
 
 
 def test_index_without_its_tokens_is_an_error(pair: Path) -> None:
     pair.with_suffix(".bin").unlink()
-    with pytest.raises(DataError) as error:
-        find_files(SourceConfig(name="old", files=(str(pair),)))
-    assert str(error.value) == (
+    assert refusal(DataError, find_files, SourceConfig(name="old", files=(str(pair),))) == (
         f"`{pair.with_suffix('.bin')}` must be a readable file, but is not: No such file or directory. Check the path."
     )
 

@@ -10,6 +10,7 @@ from crosscut.config.corpora import SourceFormat
 from crosscut.config.system.extras import install_command
 from crosscut.corpus.readers import find_reader
 from crosscut.corpus.readers.files import SUFFIXES
+from tests.refusals import refusal
 
 
 def test_each_format_has_a_reader_and_suffixes() -> None:
@@ -31,9 +32,7 @@ def test_library_that_is_not_installed_is_an_error_that_names_it(monkeypatch: py
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [Uninstalled(), *sys.meta_path])
     monkeypatch.delitem(sys.modules, "crosscut.corpus.readers.html", raising=False)
-    with pytest.raises(DataError) as error:
-        find_reader("html")
-    assert str(error.value) == (
+    assert refusal(DataError, find_reader, "html") == (
         "Files of the format `html` need the package `resiliparse`, but `resiliparse` is not installed. "
         f"Run `{install_command('corpus')}`."
     )

@@ -3,7 +3,7 @@
 import gzip
 from pathlib import Path
 
-from crosscut.corpus.readers import Reject, Skip, Text
+from crosscut.corpus.readers import Skip, Text
 from tests.corpus.reads import read, rejects
 
 
@@ -24,7 +24,6 @@ def test_packed_file_is_unpacked(tmp_path: Path) -> None:
 
 def test_file_that_is_no_utf8_is_rejected_with_the_byte(tmp_path: Path) -> None:
     (reject,) = read(write(tmp_path, b"A caf\xe9 in Paris"))
-    assert isinstance(reject, Reject)
     assert (reject.place, reject.rule) == ("byte 5", "not UTF-8")
     assert "in Paris" in reject.excerpt
 

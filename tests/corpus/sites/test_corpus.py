@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from crosscut.config import CorpusConfig
-from crosscut.config.corpora import HtmlConfig, LanguageConfig, LengthConfig, SourceConfig, TokensConfig
+from crosscut.config.corpora import EngineConfig, HtmlConfig, LanguageConfig, LengthConfig, SourceConfig, TokensConfig
 from crosscut.corpus import CorpusResult, explain_document, prepare_corpus
 from crosscut.corpus.documents import CLEANING, INGEST, read_table
 
@@ -36,7 +36,8 @@ def prepare(folder: Path, **html: bool) -> CorpusResult:
         ),
         language=LanguageConfig(keep=()),
         length=LengthConfig(min_tokens=0),
-        tokens=TokensConfig(vocab_size=300),
+        tokens=TokensConfig(vocab_size=300, num_shards=1),
+        engine=EngineConfig(workers=1),
         html=HtmlConfig(**html),
     )
     return prepare_corpus(config, progress=False)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from crosscut.config.corpora import SourceConfig
-from crosscut.corpus.documents import DOCUMENTS, INGEST, Part, write_table
+from crosscut.corpus.documents import INGEST, Part
 from crosscut.corpus.sites.pages import (
     EDGE_CHARACTERS,
     EDGE_LINES,
@@ -18,6 +18,7 @@ from crosscut.corpus.sites.pages import (
     folders_of,
     hash_line,
 )
+from tests.corpus.ingested import write_documents
 
 
 def source(name: str, kind: str) -> SourceConfig:
@@ -27,8 +28,7 @@ def source(name: str, kind: str) -> SourceConfig:
 def test_pages_are_documents_of_web_formats_and_of_files_with_such_a_suffix(make_part: Callable[..., Part]) -> None:
     part = make_part(["x"] * 7)
     names = ["h/a#1", "w/b.warc.gz#1", "a/c.HTML#1", "a/d.htm.gz~2#1", "a/e.jsonl#1", "t/f.html#1", "a/html#1"]
-    columns = {"id": names, "text": names, "url": [""] * 7, "karma": [None] * 7, "title": [""] * 7}
-    write_table(part.work / INGEST / f"{part.name}.arrow", columns, DOCUMENTS)
+    write_documents(part.work / INGEST / f"{part.name}.arrow", names, names)
     finder = PageFinder.of([source("h", "html"), source("w", "warc"), source("a", "auto"), source("t", "text")])
     assert finder is not None
     assert [(page.row, page.text) for page in finder.find(part)] == list(enumerate(names[:4]))

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from crosscut.config.corpora import SourceFormat
-from crosscut.corpus.documents import DOCUMENTS, INGEST, Part, read_table, write_table
+from crosscut.corpus.documents import INGEST, Part, read_table
 from crosscut.corpus.execution.stages import Output
 from crosscut.corpus.sites.pages import PageFinder, folders_of, hash_line
 from crosscut.corpus.sites.stages import MIN_PAGES, find_boilerplate, key_of, write_lines
+from tests.corpus.ingested import write_documents
 
 FINDER = PageFinder((("s", SourceFormat.HTML),))
 
@@ -21,15 +22,10 @@ def find(folder: Path, pages: Sequence[tuple[str, str]], *, parts: int = 1, shar
     names = []
     for number in range(parts):
         own = pages[number::parts]
-        columns = {
-            "id": [f"s/f#{place}" for place in range(len(own))],
-            "text": [text for _, text in own],
-            "url": [url for url, _ in own],
-            "karma": [None] * len(own),
-            "title": [""] * len(own),
-        }
         names.append(f"{number:06}-0000")
-        write_table(folder / INGEST / f"{names[-1]}.arrow", columns, DOCUMENTS)
+        urls, texts = [url for url, _ in own], [text for _, text in own]
+        ids = [f"s/f#{place}" for place in range(len(own))]
+        write_documents(folder / INGEST / f"{names[-1]}.arrow", ids, texts, urls=urls)
         write_lines(Part(folder, names[-1]), FINDER, Output(folder))
     found: set[int] = set()
     for share in range(shares):

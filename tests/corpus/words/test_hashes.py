@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from crosscut.corpus.words import hashes as word_hashes
@@ -10,7 +10,6 @@ from crosscut.corpus.words.hashes import fold_words
 from crosscut.corpus.words.ngrams import words
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(max_size=60), max_size=6))
 def test_there_is_a_hash_for_each_word_and_another_for_another_word(texts):
     hashes, counts = fold_words(texts)

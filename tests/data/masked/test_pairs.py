@@ -13,6 +13,7 @@ from crosscut.data.masked.draws import key_of
 from crosscut.data.masked.pairs import PairSampler, find_pairs
 from crosscut.data.shards.writing import INDEX_DTYPE
 from crosscut.data.tokenization.special_tokens import SpecialTokens
+from tests.refusals import refusal
 
 SPECIAL = SpecialTokens(begin=1, separator=2, mask=3, padding=0)
 S = 24
@@ -163,18 +164,14 @@ def test_document_of_a_row_is_named(documents: list[list[int]]) -> None:
 def test_tokens_without_sentences_are_an_error() -> None:
     shard = make_shard([[3, 4]])
     bare = Shard(shard.name, shard.tokens, shard.index, shard.source_names)
-    with pytest.raises(DataError) as error:
-        PairSampler([bare], sequence_length=S, seed=1, special=SPECIAL)
-    assert str(error.value) == (
+    assert refusal(DataError, PairSampler, [bare], sequence_length=S, seed=1, special=SPECIAL) == (
         "Pairs of segments need tokens with an index of sentences, but these tokens have none. Prepare the tokens "
         'again with data.objective="masked".'
     )
 
 
 def test_documents_of_one_sentence_are_an_error() -> None:
-    with pytest.raises(DataError) as error:
-        PairSampler([make_shard([[3], [4]])], sequence_length=S, seed=1, special=SPECIAL)
-    assert str(error.value) == (
+    assert refusal(DataError, PairSampler, [make_shard([[3], [4]])], sequence_length=S, seed=1, special=SPECIAL) == (
         "Pairs of segments need a document with at least 2 sentences, but the tokenized text contains no such "
         "document. Provide longer documents, or set data.pairs=false."
     )

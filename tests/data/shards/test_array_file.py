@@ -1,6 +1,7 @@
 """Numbers in a file come back as they were written, and a change of the file is told instead of killing the process."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from crosscut.config import DataConfig, DataError
 from crosscut.data import Sampler, TokenFolder, ValidationSampler, prepare
 from crosscut.data.shards.array_file import ArrayFile
+from tests.data.conftest import make_texts, write_jsonl
 
 SAFE = (
     "Checkpoints that have been written are safe. Restore the file or make it again, then resume the run from its last "
@@ -84,10 +86,18 @@ def test_descriptors_do_not_pile_up(path: Path) -> None:
     assert len(list(Path("/dev/fd").iterdir())) <= before  # a file of an earlier test may have been closed meanwhile
 
 
-@pytest.fixture
-def tokens(corpus: Path, tokenizer_file: Path, tmp_path: Path) -> TokenFolder:
+@pytest.fixture(scope="module")
+def prepared(tokenizer_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prepared")
+    corpus = write_jsonl(folder / "corpus.jsonl", make_texts(90))
     config = DataConfig(text=(str(corpus),), tokenizer=str(tokenizer_file), num_shards=1)
-    return prepare(config, tmp_path / "tokens", seed=5, progress=False)
+    return prepare(config, folder / "tokens", seed=5, progress=False).path
+
+
+@pytest.fixture
+def tokens(prepared: Path, tmp_path: Path) -> TokenFolder:
+    """A copy of the tokens, to change."""
+    return TokenFolder.open(shutil.copytree(prepared, tmp_path / "tokens"))
 
 
 @pytest.mark.parametrize("change", [truncate, empty, overwrite, append])

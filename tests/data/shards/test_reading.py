@@ -11,6 +11,7 @@ import pytest
 from crosscut.config import DataConfig, DataError
 from crosscut.data import TokenFolder, prepare
 from crosscut.data.hashing import sha256
+from tests.refusals import refusal
 
 AGAIN = "Delete the folder and prepare the tokens again."
 
@@ -30,9 +31,7 @@ def change_manifest(folder: Path, change: Callable[[dict[str, Any]], object]) ->
 
 
 def check_message(folder: Path, message: str, **options: bool) -> None:
-    with pytest.raises(DataError) as error:
-        TokenFolder.open(folder, **options)
-    assert str(error.value) == message
+    assert refusal(DataError, TokenFolder.open, folder, **options) == message
 
 
 def test_documents_come_back_as_they_went_in(folder: Path, texts: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from crosscut.data.hashing import sha256
 from crosscut.data.text.sentences import sentence_rules, sentence_starts
 from tests.data.conftest import write_jsonl
 from tests.data.shards.test_reading import AGAIN, change_manifest
+from tests.refusals import refusal
 
 SENTENCES = ["One is here. ", "Two is there! ", "Caf\u00e9 three?\n\n", "4 is \u4eca\u5929\u3002", "Five"]
 TEXTS = ["".join(SENTENCES[: number % 5 + 1]) for number in range(60)] + ["\u200b", "\n\n\u200b\n\n Odd. \u200b\n\n"]
@@ -35,9 +37,16 @@ def config_of(tokenizer: Path, tmp_path: Path) -> DataConfig:
     return DataConfig(text=(str(corpus),), tokenizer=str(tokenizer), objective="masked", num_shards=2)
 
 
+@pytest.fixture(scope="module")
+def prepared(tokenizers: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prepared")
+    return prepare(config_of(tokenizers["wordpiece"], folder), folder / "tokens", seed=5, progress=False).path
+
+
 @pytest.fixture
-def folder(tokenizers: dict[str, Path], tmp_path: Path) -> Path:
-    return prepare(config_of(tokenizers["wordpiece"], tmp_path), tmp_path / "tokens", seed=5, progress=False).path
+def folder(prepared: Path, tmp_path: Path) -> Path:
+    """A copy of the tokens, to change."""
+    return shutil.copytree(prepared, tmp_path / "tokens")
 
 
 def sentences_of(shard: Shard) -> dict[int, list[list[int]]]:
@@ -81,9 +90,7 @@ def test_sentences_that_other_rules_found_are_refused_and_used_only_as_they_are(
     assert manifest["settings"]["sentences"] == sentence_rules()
     manifest["settings"]["sentences"] = "other rules"
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(DataError) as error:
-        prepare(config, folder, seed=5, progress=False)
-    assert str(error.value) == (
+    assert refusal(DataError, prepare, config, folder, seed=5, progress=False) == (
         f"`{folder}` must hold the tokens of this text with these settings, but was made from sentences that other "
         "rules found. Choose another `data.tokens`, delete the folder, or leave `data.text` empty to use the folder's "
         "tokens unchanged."
@@ -94,16 +101,15 @@ def test_sentences_that_other_rules_found_are_refused_and_used_only_as_they_are(
     assert causal.manifest.settings.sentences == ""
 
 
-def test_tokens_do_not_depend_on_the_workers(tokenizers: dict[str, Path], tmp_path: Path) -> None:
-    config = config_of(tokenizers["wordpiece"], tmp_path)
-    first, second = (
-        prepare(config, tmp_path / f"tokens-{workers}", seed=5, workers=workers, progress=False).path
-        for workers in (1, 2)
-    )
-    names = {path.name for path in first.iterdir()}
+@pytest.mark.usefixtures("forked_workers")
+def test_tokens_do_not_depend_on_the_workers(prepared: Path, tokenizers: dict[str, Path], tmp_path: Path) -> None:
+    same_text = (str(prepared.parent / "corpus.jsonl"),)
+    config = replace(config_of(tokenizers["wordpiece"], tmp_path), text=same_text)
+    second = prepare(config, tmp_path / "tokens", seed=5, workers=2, progress=False).path
+    names = {path.name for path in prepared.iterdir()}
     assert {"train-0.sentences", "train-1.sentences", "validation.sentences"} <= names
     for name in names:
-        assert (first / name).read_bytes() == (second / name).read_bytes()
+        assert (prepared / name).read_bytes() == (second / name).read_bytes()
 
 
 def test_tokens_for_causal_models_have_no_sentences(tokenizers: dict[str, Path], tmp_path: Path) -> None:
@@ -123,9 +129,7 @@ def damage(folder: Path, ends: np.ndarray) -> None:
 
 
 def check_message(folder: Path, message: str) -> None:
-    with pytest.raises(DataError) as error:
-        TokenFolder.open(folder)
-    assert str(error.value) == message
+    assert refusal(DataError, TokenFolder.open, folder) == message
 
 
 @pytest.mark.parametrize(

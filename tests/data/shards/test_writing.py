@@ -13,6 +13,7 @@ from crosscut.config import DataError
 from crosscut.data.hashing import sha256
 from crosscut.data.shards.writing import INDEX_DTYPE, TokenDocument, split_at_random, split_batch, write_shards
 from crosscut.data.tokenization.encoding import EncodedBatch
+from tests.refusals import refusal
 
 
 def split(count: int, *, ratio: int = 29, seed: int = 0) -> tuple[list[int], list[int]]:
@@ -68,9 +69,7 @@ def test_split_holds_back_one_document_only() -> None:
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_fewer_than_two_documents_is_an_error(count: int) -> None:
-    with pytest.raises(DataError) as error:
-        split(count)
-    assert str(error.value) == (
+    assert refusal(DataError, split, count) == (
         f"The corpus must have at least 2 documents, one for training and one for validation, but has {count}. "
         "Provide more documents. One .txt file is enough if it has more than 16,384 characters, because it is then "
         "cut into several documents."

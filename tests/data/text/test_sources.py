@@ -9,6 +9,7 @@ import zstandard
 from crosscut.config import DataError
 from crosscut.data.text.sources import find_sources, read_chunks
 from tests.endless import ENDLESS
+from tests.refusals import refusal
 
 SUFFIXES = ".txt, .jsonl, .parquet, .tsv, .txt.gz, .txt.zst, .jsonl.gz, .jsonl.zst, .tsv.gz or .tsv.zst"
 IN_FOLDERS = ".txt, .jsonl, .parquet, .txt.gz, .txt.zst, .jsonl.gz or .jsonl.zst"
@@ -82,9 +83,7 @@ def test_packed_file_that_is_cut_short_is_an_error(tmp_path: Path, suffix: str, 
     packed = pack(bytes(range(256)) * 1000)
     for length in (0, 5, len(packed) // 2, len(packed) - 1):
         path.write_bytes(packed[:length])
-        with pytest.raises(DataError) as error:
-            read(path)
-        assert str(error.value) == (
+        assert refusal(DataError, read, path) == (
             f"`{path}` must hold complete {suffix} data, but is truncated at byte {length}. Get the file again."
         )
 
@@ -100,9 +99,7 @@ def test_damaged_packed_file_is_an_error(tmp_path: Path, suffix: str, pack) -> N
 
 
 def check_message(patterns: list[str], message: str) -> None:
-    with pytest.raises(DataError) as error:
-        find_sources(patterns)
-    assert str(error.value) == message
+    assert refusal(DataError, find_sources, patterns) == message
 
 
 def test_no_pattern_is_an_error() -> None:
@@ -166,10 +163,8 @@ def test_file_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
     touch(tmp_path, "a.txt")
     (source,) = find_sources([str(tmp_path)])
     source.path.unlink()
-    with pytest.raises(DataError) as error:
-        list(read_chunks(source))
     assert (
-        str(error.value)
+        refusal(DataError, list, read_chunks(source))
         == f"`{source.name}` must be a readable file, but is not: No such file or directory. Check the path."
     )
 
@@ -179,9 +174,7 @@ def test_file_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
 def test_file_whose_reading_may_never_end_is_refused(tmp_path: Path, kind: str, pattern: str) -> None:
     (tmp_path / "b.jsonl").write_text('{"text": "b"}')
     ENDLESS[kind](tmp_path / "a.jsonl")
-    with pytest.raises(DataError) as error:
-        find_sources([str(tmp_path / pattern)])
-    assert str(error.value) == (
+    assert refusal(DataError, find_sources, [str(tmp_path / pattern)]) == (
         f"`{tmp_path}/a.jsonl` must be a readable file, but is not: It is {kind}, not a regular file. Write the data "
         "to a file, and name that file."
     )
@@ -190,8 +183,6 @@ def test_file_whose_reading_may_never_end_is_refused(tmp_path: Path, kind: str, 
 def test_link_that_leads_nowhere_is_not_passed_over(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('{"text": "b"}')
     (tmp_path / "a.jsonl").symlink_to(tmp_path / "gone.jsonl")
-    with pytest.raises(DataError) as error:
-        find_sources([str(tmp_path)])
-    assert str(error.value) == (
+    assert refusal(DataError, find_sources, [str(tmp_path)]) == (
         f"`{tmp_path}/a.jsonl` must be a readable file, but is not: No such file or directory. Check the path."
     )

@@ -10,10 +10,11 @@ from crosscut.config import DataError
 from crosscut.data import Document, Tokenizer, read_documents
 from crosscut.data.tokenization import encoding
 from crosscut.data.tokenization.encoding import encode_documents
+from tests.refusals import refusal
 
 
 @pytest.fixture(autouse=True)
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_batches(forked_workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding, "BATCH_CHARACTERS", 1000)
 
 
@@ -63,9 +64,7 @@ def test_worker_that_dies_is_an_error(corpus: Path, tokenizer_file: Path) -> Non
     next(batches)
     for worker in set(multiprocessing.active_children()) - others:
         worker.kill()
-    with pytest.raises(DataError) as error:
-        list(batches)
-    assert str(error.value) == (
+    assert refusal(DataError, list, batches) == (
         "All 2 tokenizing processes must finish, but one died, perhaps because memory ran out. Free some "
         "memory, or use fewer cores: `taskset --cpu-list 0 crosscut prepare ...` on Linux, `prepare(..., workers=1)` "
         "in Python."

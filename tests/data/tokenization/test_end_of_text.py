@@ -9,6 +9,7 @@ import pytest
 from crosscut.config import ConfigError, DataConfig, DataError
 from crosscut.data import Tokenizer, prepare
 from tests.data.conftest import make_texts, write_jsonl
+from tests.refusals import refusal
 
 END, TURN, KNOWN = "<\uff5cend\u2581of\u2581text\uff5c>", "<|turn|>", "</s>"
 """A name that nobody could guess, another token that ends something, and a name that is known."""
@@ -81,9 +82,7 @@ def test_a_named_end_is_that_of_transformers(folder, settings, special):
 
 def test_a_name_that_the_tokenizer_lacks_is_told_with_both_files(folder):
     say(folder, tokenizer_config={"eos_token": "<gone>"}, config={"eos_token_id": 0})
-    with pytest.raises(DataError) as error:
-        end_of(folder)
-    assert str(error.value) == (
+    assert refusal(DataError, end_of, folder) == (
         f"`eos_token` in `{folder}/tokenizer_config.json` must be a token of `{folder}/tokenizer.json`, but is "
         "'<gone>', which the tokenizer does not have. Take both files from the same model, or correct the value."
     )
@@ -91,9 +90,7 @@ def test_a_name_that_the_tokenizer_lacks_is_told_with_both_files(folder):
 
 def test_an_id_that_the_tokenizer_lacks_is_told_with_both_files(folder):
     say(folder, generation_config={"eos_token_id": [50256]})
-    with pytest.raises(DataError) as error:
-        end_of(folder)
-    assert str(error.value) == (
+    assert refusal(DataError, end_of, folder) == (
         f"`eos_token_id` in `{folder}/generation_config.json` must be an id of `{folder}/tokenizer.json`, but is "
         "50256, which the tokenizer does not have. Take both files from the same model, or correct the value."
     )
@@ -102,9 +99,7 @@ def test_an_id_that_the_tokenizer_lacks_is_told_with_both_files(folder):
 @pytest.mark.parametrize("ends", ["2", [1, None], 2.0, True, -5, [1, -1], 1 << 31, 10**30])
 def test_what_is_no_id_is_told(folder, ends):
     say(folder, config={"eos_token_id": ends})
-    with pytest.raises(ConfigError) as error:
-        end_of(folder)
-    assert str(error.value) == (
+    assert refusal(ConfigError, end_of, folder) == (
         f"`eos_token_id` in `{folder}/config.json` must be an id or a list of ids, each from 0 to 2147483647, but is "
         f"{ends!r}. Correct or remove `eos_token_id`."
     )
@@ -120,6 +115,7 @@ def test_what_is_written_beside_a_tokenizer_says_the_same(folder):
     assert end_of(folder) == id_of(folder, END)
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_tokens_end_as_the_folder_says_and_keep_it(folder, tmp_path, workers):
     """Also where the tokenizer is taken from the tokens by its path, and nothing else lies beside it."""
@@ -150,9 +146,7 @@ def test_tokens_of_another_end_of_text_are_refused(folder, tmp_path):
 @pytest.mark.parametrize("file", ["tokenizer_config", "special_tokens_map"])
 def test_token_that_is_not_a_string_is_told(folder, file, token):
     say(folder, **{file: {"eos_token": token}})
-    with pytest.raises(ConfigError) as told:
-        end_of(folder)
-    assert str(told.value) == (
+    assert refusal(ConfigError, end_of, folder) == (
         f"`eos_token` in `{folder}/{file}.json` must be a string, or an object with a string `content`, but is "
         f"{'true' if token is True else repr(token)}. Correct the file."
     )

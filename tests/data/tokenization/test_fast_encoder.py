@@ -62,7 +62,7 @@ def tokenizer(tokenizer_file: Path) -> Tokenizer:
     return Tokenizer.load(tokenizer_file)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(texts=st.lists(st.text(max_size=200), max_size=5))
 def test_any_texts_get_the_ids_of_the_library(tokenizer: Tokenizer, texts: list[str]) -> None:
     tokens, lengths = tokenizer.encode_documents(texts)

@@ -11,6 +11,7 @@ from crosscut.config import ConfigError, DataConfig, DataError
 from crosscut.data import Tokenizer, prepare
 from crosscut.data.tokenization.token_bytes import TokenBytes
 from tests.data.conftest import make_texts
+from tests.refusals import refusal
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["the", "cut", "un", "##cut", "model", "resume", "R", "##ésumé", "中", "!", "caf", "Caf", "##é"]
@@ -111,9 +112,7 @@ def test_masked_tokens_have_a_trained_wordpiece(corpus: Path, tmp_path: Path) ->
 
 def test_tokenizer_without_a_mask_token_is_an_error(corpus: Path, tokenizer_file: Path, tmp_path: Path) -> None:
     config = DataConfig(text=(str(corpus),), tokenizer=str(tokenizer_file), objective="masked")
-    with pytest.raises(DataError) as error:
-        prepare(config, tmp_path / "tokens", seed=1, progress=False)
-    assert str(error.value) == (
+    assert refusal(DataError, prepare, config, tmp_path / "tokens", seed=1, progress=False) == (
         f"`{tokenizer_file}` must have a token that begins a sequence (`[CLS]` or `<s>`) for masked language "
         "modelling, but has none. Use the tokenizer of a BERT or a RoBERTa, or leave the option empty to train a "
         "tokenizer."
@@ -126,9 +125,7 @@ def test_tokenizer_without_a_mask_token_is_an_error(corpus: Path, tokenizer_file
 )
 def test_vocabulary_that_is_not_of_a_bert_is_an_error(tmp_path: Path, entries: list[str], reason: str) -> None:
     path = write_vocabulary(tmp_path / "bert", entries=entries)
-    with pytest.raises(DataError) as error:
-        Tokenizer.load(path)
-    assert str(error.value) == (
+    assert refusal(DataError, Tokenizer.load, path) == (
         f"`{path}` must be the vocabulary of a BERT, with one entry per line and the entries [PAD], [UNK], [CLS], "
         f"[SEP], [MASK], but {reason}. Copy the file again."
     )
@@ -156,18 +153,17 @@ def test_vocabulary_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
 def test_letter_case_that_is_neither_true_nor_false_is_an_error(tmp_path: Path) -> None:
     path = write_vocabulary(tmp_path / "bert")
     (path.parent / "tokenizer_config.json").write_text('{"do_lower_case": "no"}')
-    with pytest.raises(ConfigError) as error:
-        Tokenizer.load(path)
-    assert str(error.value) == (
+    assert refusal(ConfigError, Tokenizer.load, path) == (
         f"`do_lower_case` in `{path.parent / 'tokenizer_config.json'}` must be true or false, but is 'no'. Correct the "
         "file."
     )
 
 
 def test_vocabulary_of_the_smallest_size() -> None:
-    with pytest.raises(DataError) as error:
-        Tokenizer.train_wordpiece(make_texts(3), vocab_size=256)
-    assert str(error.value) == "`data.vocab_size` must be at least 257, but is 256. Set a larger `data.vocab_size`."
+    assert (
+        refusal(DataError, Tokenizer.train_wordpiece, make_texts(3), vocab_size=256)
+        == "`data.vocab_size` must be at least 257, but is 256. Set a larger `data.vocab_size`."
+    )
 
 
 def test_transformers_reads_the_special_tokens_of_a_saved_tokenizer(tmp_path: Path) -> None:

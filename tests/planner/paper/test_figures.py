@@ -30,7 +30,13 @@ def plans() -> Plans:
 
 @pytest.fixture(scope="module")
 def text(plans: Plans) -> str:
-    return page(plans)
+    return page_beside(plans, [f"megatron-{size}b" for size in ("1.2", "2.5", "4.2", "8.3")])
+
+
+@pytest.fixture(scope="module")
+def llama() -> Plans:
+    run = load_run({"model": {"preset": "llama3-8b"}, "training": {"batch_size": 32}})
+    return search_layouts(run, KNOWN_HARDWARE["h100-sxm"], 8)
 
 
 def forecast(*, tensor: int, micro: int, recompute: str, sharding: str) -> tuple[str, str]:
@@ -51,7 +57,7 @@ def forecast(*, tensor: int, micro: int, recompute: str, sharding: str) -> tuple
 
 
 def page_beside(plans: Plans, others: Sequence[str]) -> str:
-    """The page of a search, with fewer models to compare the run's model with. The page `text` has all of them."""
+    """The page of a search, with fewer models to compare the run's model with."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "_OTHERS", others)
         patch.setattr(figures, "_LARGER", {})
@@ -65,6 +71,12 @@ def stored_in(text: str) -> dict[str, Any]:
 def test_the_page_loads_nothing(text: str) -> None:
     assert "/*" not in re.sub(r"<style>.*?</style>", "", text, flags=re.DOTALL)
     assert not re.search(r"(src|href)\s*=|https?://(?!www\.w3\.org/2000/svg)|@import|url\(", text)
+
+
+def test_every_model_to_compare_with_is_on_the_page() -> None:
+    run = load_run({"model": {"preset": "gpt2-small"}, "training": {"batch_size": 1}})
+    stored = stored_in(page(search_layouts(run, DGX, 1)))
+    assert {model["name"] for model in stored["models"]} == {*figures._OTHERS, *figures._LARGER}
 
 
 def position_of(stored: dict[str, Any], name: str) -> int:
@@ -82,10 +94,8 @@ def test_the_page_holds_every_setting_that_the_heads_and_the_batch_allow(plans: 
     assert len([key for key in stored["grid"] if key.startswith(f"{twenty_heads} ")]) == 3 * 4 * 3 * 3
 
 
-def test_the_page_opens_on_the_fastest_layout_of_the_run() -> None:
-    run = load_run({"model": {"preset": "llama3-8b"}, "training": {"batch_size": 32}})
-    plans = search_layouts(run, KNOWN_HARDWARE["h100-sxm"], 8)
-    stored, best = stored_in(page_beside(plans, ("gpt2-small", "llama3-8b"))), plans.fitting[0]
+def test_the_page_opens_on_the_fastest_layout_of_the_run(llama: Plans) -> None:
+    stored, best = stored_in(page_beside(llama, ("gpt2-small", "llama3-8b"))), llama.fitting[0]
     assert stored["title"] == "llama3-8b on 8 x H100 SXM"
     assert "32 sequences per step, in bfloat16" in stored["conditions"]
     first = stored["first"]
@@ -215,15 +225,13 @@ def test_the_wall_names_settings_with_fewer_tensor_ranks(shown: Any, text: str, 
     assert shown.locator("#wall-words").text_content().endswith(f"fits: {least} with these settings.")
 
 
-def test_no_word_stands_on_the_line_of_the_limit(browser: Any, tmp_path: Path) -> None:
-    run = load_run({"model": {"preset": "llama3-8b"}})
-    plans = search_layouts(run, KNOWN_HARDWARE["h100-sxm"], 8)
+def test_no_word_stands_on_the_line_of_the_limit(llama: Plans, browser: Any, tmp_path: Path) -> None:
     price = Price(2.5, "USD")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "_OTHERS", ("llama3-8b",))
         patch.setattr(figures, "_LARGER", {})
-        alone = page(plans, tokens=300e9, price=price)
-    needs = budget(plans.fitting[0], 8, tokens=300e9, price=price)
+        alone = page(llama, tokens=300e9, price=price)
+    needs = budget(llama.fitting[0], 8, tokens=300e9, price=price)
     needed = f"300B tokens need {needs['days']:.1f} days and {needs['money'] / 1e3:.1f}K USD"
     with showing(alone, browser, tmp_path) as shown:
         line = shown.locator("#wall line.limit").bounding_box()

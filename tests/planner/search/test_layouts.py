@@ -33,7 +33,7 @@ def test_the_fastest_comes_first_and_all_fit(paper: Plans) -> None:
 
 @pytest.mark.parametrize(("hardware", "precision"), [(H100, "bfloat16"), (DGX, "float16"), (LAPTOP, "float32")])
 def test_without_a_precision_the_devices_own_is_planned(hardware: Hardware, precision: str) -> None:
-    own, same = (search_layouts(run_of("gpt2-small", precision=p), hardware, 2) for p in ("auto", precision))
+    own, same = (search_layouts(run_of("gpt2-small", batch=8, precision=p), hardware, 2) for p in ("auto", precision))
     assert own.asked.training.precision == precision
     assert own.fitting == same.fitting
 
@@ -259,7 +259,8 @@ def test_numbers_without_small_divisors_take_no_longer() -> None:
     assert quickest(search, limit=0.5) < 0.5
 
 
-@pytest.mark.slow  # needs a machine that does nothing else
+@pytest.mark.slow
+@pytest.mark.alone
 def test_ten_thousand_layouts_take_less_than_five_seconds() -> None:
     """Hundreds here stand for thousands. A model of one layer has no pipelines."""
     run = run_of(batch=4096, precision="bfloat16", num_layers=1)
@@ -270,7 +271,8 @@ def test_ten_thousand_layouts_take_less_than_five_seconds() -> None:
     assert quickest(lambda: search_layouts(run, H100, 1024), limit=limit) < limit
 
 
-@pytest.mark.slow  # needs a machine that does nothing else
+@pytest.mark.slow
+@pytest.mark.alone
 def test_thousands_of_pipelines_take_less_than_two_seconds() -> None:
     run = run_of(batch=4096, precision="bfloat16")
     assert quickest(lambda: search_layouts(run, H100, 1024), limit=2.0) < 2.0

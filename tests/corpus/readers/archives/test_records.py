@@ -55,7 +55,6 @@ def test_records_are_those_of_fastwarc(tmp_path: Path, suffix: str) -> None:
 def test_header_lines_may_be_folded_repeated_and_of_latin_1(tmp_path: Path) -> None:
     head = b"WARC/1.0\nWARC-Type:  Response \nWARC-Target-URI: http://a/\n  caf\xe9\nA: 1\na: 2\nno colon\n"
     (one,) = records_of(write(tmp_path / "a.warc", head + b"Content-Length: 2\n\nhi\n\n"))
-    assert isinstance(one, Record)
     assert (one.kind, one.headers["warc-target-uri"], one.headers["a"]) == ("response", "http://a/ café", "1, 2")
     assert one.content == b"hi"
 
@@ -184,8 +183,8 @@ print(*found, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1
 """
 
 
-def test_record_of_120_mb_is_not_held(tmp_path: Path) -> None:
-    long = [response("a", b"x" * 120 * 10**6), response("b", b"x" * 2 * 10**6, kind="video/mp4")]
+def test_record_of_50_mb_is_not_held(tmp_path: Path) -> None:
+    long = [response("a", b"x" * 50 * 10**6), response("b", b"x" * 2 * 10**6, kind="video/mp4")]
     path = tmp_path / "a.warc.gz"
     with path.open("wb") as file:
         for one in (*long, response("c", page("kept"))):
