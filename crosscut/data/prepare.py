@@ -22,8 +22,9 @@ from crosscut.data.shards.reading import TokenFolder
 from crosscut.data.shards.writing import TokenDocument, split_at_random, split_batch, write_shards
 from crosscut.data.text.documents import Document, read_sources
 from crosscut.data.text.sources import Source, find_sources, unreadable
+from crosscut.data.tokenization.document_encoder import token_dtype
 from crosscut.data.tokenization.encoding import EncodedBatch, encode_documents
-from crosscut.data.tokenization.tokenizer import Tokenizer, token_dtype
+from crosscut.data.tokenization.tokenizer import Tokenizer
 
 SMALL_CORPUS_BYTES = 16 << 20
 """Minimum size on disk, in bytes, for which several processes encode a corpus. For less text, starting the processes
@@ -183,13 +184,12 @@ def _entries(sources: Sequence[Source], hashes: Sequence[str]) -> tuple[SourceEn
 
 def _make_tokenizer(config: DataConfig, sources: Sequence[Source], path: Path, bar: ProgressBar) -> Tokenizer:
     if config.tokenizer:
-        tokenizer = Tokenizer.load(Path(config.tokenizer), setting="data.tokenizer")
-        tokenizer.check_supports(config.objective)
+        tokenizer = Tokenizer.load(Path(config.tokenizer), setting="data.tokenizer", objective=config.objective)
         tokenizer.copy_given(Path(config.tokenizer), path)
     else:
         documents = read_sources(sources, text_key=config.text_key)
         phase = bar.phase("Tokenizer", sum(source.size for source in sources))
-        tokenizer = Tokenizer.train_for(config.objective, _texts(documents, phase), vocab_size=config.vocab_size)
+        tokenizer = Tokenizer.train(_texts(documents, phase), vocab_size=config.vocab_size, objective=config.objective)
         tokenizer.save(path)
         phase.finish()
     return tokenizer

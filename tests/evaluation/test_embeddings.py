@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from crosscut.config import ConfigError, DataError, Layout
+from crosscut.config.data import Objective
 from crosscut.data import Tokenizer
 from crosscut.evaluation.embeddings import embed
 from crosscut.evaluation.embeddings.texts import read_lines
@@ -29,7 +30,7 @@ def bert(tmp_path_factory):
     folder = tmp_path_factory.mktemp("embeddings") / "bert"
     make_encoder(folder, "bert for classes")
     text = "the quick brown fox jumps over the lazy dog " * 50
-    Tokenizer.train_wordpiece([text], vocab_size=V).save(folder / "tokenizer.json")
+    Tokenizer.train([text], vocab_size=V, objective=Objective.MASKED).save(folder / "tokenizer.json")
     return folder
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from crosscut.config import IGNORED, ConfigError, DataError, EvaluationConfig, Layout
+from crosscut.config.data import Objective
 from crosscut.config.system.terminal import new_console
 from crosscut.data import Tokenizer
 from crosscut.evaluation import make_tasks
@@ -28,9 +29,9 @@ DOCUMENTS = ["the quick brown fox jumps over the lazy dog " * 9, "fox", "  ", "o
 def model(request, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("evaluated") / "tiny-bert"
     make_encoder(folder, request.param)
-    Tokenizer.train_wordpiece(["the quick brown fox jumps over the lazy dog " * 50], vocab_size=V).save(
-        folder / "tokenizer.json"
-    )
+    Tokenizer.train(
+        ["the quick brown fox jumps over the lazy dog " * 50], vocab_size=V, objective=Objective.MASKED
+    ).save(folder / "tokenizer.json")
     return folder
 
 

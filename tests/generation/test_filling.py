@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from crosscut.config import ConfigError, DataError, GenerationError, Layout
+from crosscut.config.data import Objective
 from crosscut.data import Tokenizer
 from crosscut.generation.filling import Filled, Filler
 from crosscut.parallel.state.parameters import local
@@ -25,7 +26,7 @@ def folder(request, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("filling") / "bert"
     make_encoder(folder, request.param)
     text = "the quick brown fox jumps over the lazy dog " * 50
-    Tokenizer.train_wordpiece([text], vocab_size=V).save(folder / "tokenizer.json")
+    Tokenizer.train([text], vocab_size=V, objective=Objective.MASKED).save(folder / "tokenizer.json")
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "mask_token": "[MASK]", "pad_token": "[PAD]"}
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
     return folder

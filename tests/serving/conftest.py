@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from crosscut.config.data import Objective
 from crosscut.data import Tokenizer, read_documents
 from tests.pretrained.encoders import V, make_encoder
 
@@ -167,7 +168,7 @@ def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights["bert.embeddings.position_embeddings.weight"][15] = 3e38
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     text = "the quick brown fox jumps over the lazy dog " * 50
-    Tokenizer.train_wordpiece([text], vocab_size=V).save(folder / "tokenizer.json")
+    Tokenizer.train([text], vocab_size=V, objective=Objective.MASKED).save(folder / "tokenizer.json")
     return folder
 
 

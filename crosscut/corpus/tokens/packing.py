@@ -42,7 +42,8 @@ from crosscut.data.shards.array_file import ArrayFile
 from crosscut.data.shards.megatron import write_index
 from crosscut.data.shards.writing import INDEX_DTYPE, TokenDocument, split_at_random, write_shards
 from crosscut.data.text.sources import unreadable
-from crosscut.data.tokenization.tokenizer import Tokenizer, token_dtype
+from crosscut.data.tokenization.document_encoder import token_dtype
+from crosscut.data.tokenization.tokenizer import Tokenizer
 
 PACKING = "packing"
 """Name of the stage that this module implements."""

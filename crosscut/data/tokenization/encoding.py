@@ -138,8 +138,8 @@ def _encoded(batch: _Batch, encoded: Encoded) -> EncodedBatch:
 def encode(tokenizer: Tokenizer, texts: list[str], *, sentences: bool) -> Encoded:
     """Encode documents. With `sentences`, also find the ends of their sentences."""
     if sentences:
-        return tokenizer.encode_sentences(texts)
-    return *tokenizer.encode_documents(texts), None
+        return tokenizer.documents.encode_sentences(texts)
+    return *tokenizer.documents.encode(texts), None
 
 
 _worker_tokenizer: list[Tokenizer] = []  # the tokenizer of a worker process, which `_start_worker` loads once
