@@ -30,6 +30,9 @@ class PartStage:
     inputs: tuple[Path, ...] = ()
     """Files of other stages that `function` reads in addition to the part, such as a tokenizer."""
 
+    inputs_of: Callable[[Part], tuple[Path, ...]] = lambda _: ()
+    """Function that lists the files of other stages that a task reads for its part only."""
+
     lineage: Lineage = READ
     """The stages that come before this stage."""
 
@@ -41,7 +44,7 @@ class PartStage:
             Task(
                 name=part.name,
                 function=partial(self.function, part, *self.arguments),
-                inputs=(*part.files, *self.inputs),
+                inputs=(*part.files, *self.inputs_of(part), *self.inputs),
                 settings=self.settings,
                 size=size,
             )

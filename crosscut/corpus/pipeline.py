@@ -26,7 +26,7 @@ from crosscut.corpus.audit.corpus_report import build_report, measure_timings
 from crosscut.corpus.audit.explain import explain
 from crosscut.corpus.audit.lookup import Runs
 from crosscut.corpus.audit.page import write_page
-from crosscut.corpus.audit.samples import AuditStage
+from crosscut.corpus.audit.samples import audit_stage
 from crosscut.corpus.cleaning.parts import clean_part, cleaning_settings
 from crosscut.corpus.cleaning.repair import repair
 from crosscut.corpus.collection import reading
@@ -57,8 +57,8 @@ from crosscut.corpus.parts import PartStage, find_parts
 from crosscut.corpus.sites.cutting import CUTTING_VERSION
 from crosscut.corpus.sites.pages import PageFinder
 from crosscut.corpus.sites.stages import SiteBoilerplate, site_stages
-from crosscut.corpus.tokens.encoding import TokensStage
-from crosscut.corpus.tokens.packing import PackingStage, TooFewDocuments, check_replaceable, objective_setting, publish
+from crosscut.corpus.tokens.encoding import tokens_stage
+from crosscut.corpus.tokens.packing import TooFewDocuments, check_replaceable, objective_setting, packing_stage, publish
 from crosscut.corpus.tokens.tokenizer import check_tokenizer, make_tokenizer
 from crosscut.data.folders import unwritable
 from crosscut.data.manifest import TOKENIZER_NAME
@@ -194,15 +194,15 @@ def _list_stages(config: CorpusConfig) -> _StageList:
     stages.add(*duplicate_stages(config, stages.lineage))
     stages.add(*leakage_stages(config.leakage, stages.work, stages.lineage))
     stages.add(
-        TokensStage(
+        tokens_stage(
             tokenizer=tokenizer,
             min_tokens=config.length.min_tokens,
             lineage=stages.lineage,
             sentences=config.tokens.has_sentences,
         )
     )
-    stages.add(AuditStage(lineage=stages.lineage, seed=config.seed))
-    stages.add(PackingStage(config=config, tokenizer=tokenizer))
+    stages.add(audit_stage(stages.lineage, config.seed))
+    stages.add(packing_stage(config, tokenizer))
     return stages
 
 

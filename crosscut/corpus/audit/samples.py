@@ -10,8 +10,6 @@ import hashlib
 import heapq
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +20,12 @@ import pyarrow.compute as pc
 
 from crosscut.corpus.audit.excerpts import excerpt, excerpts_of_pair
 from crosscut.corpus.documents import CLEANING, INGEST, TEXTS, Lineage, Part, marks_name, read_drops, read_table
-from crosscut.corpus.execution.stages import Counts, Output, Task, Yields
+from crosscut.corpus.execution.stages import Counts, Output, Stage
 from crosscut.corpus.json_rows import read_rows
 from crosscut.corpus.leakage.passages import Span, pieces
 from crosscut.corpus.leakage.removal import cuts_name, read_cuts
 from crosscut.corpus.leakage.stages import LEAKAGE
-from crosscut.corpus.parts import find_parts
+from crosscut.corpus.parts import PartStage
 from crosscut.corpus.tokens.encoding import TOKENS, index_name
 
 AUDIT = "audit"
@@ -51,32 +49,20 @@ Amount = dict[str, int]
 documents whose tokens were counted, and `uncounted` holds the bytes of all other documents."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AuditStage:
-    """The stage `audit`, which counts and samples the documents of every part after all filters."""
+def audit_stage(lineage: Lineage, seed: int) -> Stage:
+    """Make the stage `audit`, which counts and samples the documents of every part (an Arrow file of documents).
 
-    lineage: Lineage
-    """All stages of the corpus that yield drops or texts."""
-
-    seed: int
-    """Seed for choosing the samples."""
-
-    name: str = AUDIT
-    version: int = 3
-    yields: Yields = Yields.MEASUREMENTS
-
-    def tasks(self, work: Path) -> list[Task]:
-        """List the tasks, one per part (an Arrow file of documents)."""
-        return [
-            Task(
-                name=part.name,
-                function=partial(audit_part, part, self.seed),
-                inputs=(*part.files, *_marks_of(part), *_written_of(part)),
-                settings={"seed": self.seed, "samples": SAMPLES, "filters": list(self.lineage.filters)},
-                size=size,
-            )
-            for part, size in find_parts(work, self.lineage)
-        ]
+    `lineage` names all stages of the corpus that yield drops or texts. `seed` decides which samples are chosen.
+    """
+    return PartStage(
+        name=AUDIT,
+        version=3,
+        function=audit_part,
+        arguments=(seed,),
+        settings={"seed": seed, "samples": SAMPLES, "filters": list(lineage.filters)},
+        inputs_of=lambda part: (*_marks_of(part), *_written_of(part)),
+        lineage=lineage,
+    )
 
 
 def _marks_of(part: Part) -> tuple[Path, ...]:

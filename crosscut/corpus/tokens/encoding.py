@@ -22,12 +22,12 @@ import pyarrow as pa
 
 from crosscut.config.published.folders import TOKENIZER_CONFIG_FILE
 from crosscut.corpus.documents import Document, Drop, Lineage, Part, drops_name, write_drops, write_table
-from crosscut.corpus.execution.stages import Counts, Output, Task, Yields
+from crosscut.corpus.execution.stages import Counts, Output, Stage, Yields
 from crosscut.corpus.filters.judging import count_drops
 from crosscut.corpus.leakage.passages import Span, pieces
 from crosscut.corpus.leakage.removal import cuts_name, read_cuts
 from crosscut.corpus.leakage.stages import LEAKAGE
-from crosscut.corpus.parts import find_parts
+from crosscut.corpus.parts import PartStage
 from crosscut.corpus.tokens.tokenizer import load_tokenizer
 from crosscut.data.text.sentences import sentence_rules
 from crosscut.data.tokenization.encoding import BATCH_CHARACTERS, encode
@@ -67,50 +67,28 @@ def sentences_name(part: str) -> str:
     return f"{part}.sentences.arrow"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TokensStage:
-    """The stage `tokens`, with one task per part (an Arrow file of documents)."""
+def tokens_stage(*, tokenizer: Path, min_tokens: int, lineage: Lineage, sentences: bool = False) -> Stage:
+    """Make the stage `tokens`. If `leakage` is in the lineage, the passages that `leakage` marked are cut out.
 
-    tokenizer: Path
-    """The `tokenizer.json` that an earlier stage wrote."""
+    `tokenizer` is the `tokenizer.json` that an earlier stage wrote. Pieces of a cut document with fewer than
+    `min_tokens` tokens, not counting the end-of-text token, are left out. `sentences` asks for an index of sentences.
+    """
+    return PartStage(
+        name=TOKENS,
+        version=1,
+        function=encode_part,
+        arguments=(tokenizer, min_tokens, sentences),
+        settings={"min_tokens": min_tokens, "sentences": sentence_rules() if sentences else ""},
+        inputs_of=partial(_inputs_of, tokenizer),
+        lineage=lineage,
+        yields=Yields.DROPS,
+    )
 
-    min_tokens: int
-    """Minimum number of tokens in a piece of a cut document, not counting the end-of-text token. Shorter pieces are
-    left out."""
 
-    lineage: Lineage
-    """The stages that the documents have passed through. If `leakage` is one of them, the passages that `leakage`
-    marked are cut out."""
-
-    sentences: bool = False
-    """Whether to write an index of sentences."""
-
-    name: str = TOKENS
-    version: int = 1
-    yields: Yields = Yields.DROPS
-
-    def tasks(self, work: Path) -> list[Task]:
-        """List the tasks, one for each part."""
-        with_cuts = LEAKAGE in self.lineage.filters
-        settings = self.tokenizer.with_name(TOKENIZER_CONFIG_FILE)  # a trained tokenizer does not have this file
-        return [
-            Task(
-                name=part.name,
-                function=partial(encode_part, part, self.tokenizer, self.min_tokens, sentences=self.sentences),
-                inputs=(
-                    *part.files,
-                    *([work / LEAKAGE / cuts_name(part.name)] if with_cuts else []),
-                    self.tokenizer,
-                    *([settings] if settings.is_file() else []),
-                ),
-                settings={
-                    "min_tokens": self.min_tokens,
-                    "sentences": sentence_rules() if self.sentences else "",
-                },
-                size=size,
-            )
-            for part, size in find_parts(work, self.lineage)
-        ]
+def _inputs_of(tokenizer: Path, part: Part) -> tuple[Path, ...]:
+    cuts = [part.work / LEAKAGE / cuts_name(part.name)] if LEAKAGE in part.lineage.filters else []
+    settings = tokenizer.with_name(TOKENIZER_CONFIG_FILE)  # a trained tokenizer does not have this file
+    return (*cuts, tokenizer, *([settings] if settings.is_file() else []))
 
 
 class _Text(NamedTuple):
@@ -134,7 +112,7 @@ class _Written:
     sentences: list[npt.NDArray[np.uint32]] = field(default_factory=list)
 
 
-def encode_part(part: Part, tokenizer: Path, min_tokens: int, output: Output, *, sentences: bool = False) -> Counts:
+def encode_part(part: Part, tokenizer: Path, min_tokens: int, sentences: bool, output: Output) -> Counts:
     """Run a task: encode the documents of a part as token ids, in batches of texts.
 
     If all pieces of a document are too short, the rule `cut to pieces` drops the document.

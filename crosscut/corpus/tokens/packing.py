@@ -31,7 +31,7 @@ from crosscut.config.data import Objective
 from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.config.system.deletion import MARKER_FILE, remove_file, why_kept
 from crosscut.corpus.documents import read_table
-from crosscut.corpus.execution.stages import Counts, Output, Record, Task, Yields, read_records
+from crosscut.corpus.execution.stages import Counts, Output, PlannedStage, Record, Stage, Task, read_records
 from crosscut.corpus.parts import find_parts
 from crosscut.corpus.tokens.encoding import TOKENS, index_name, sentences_name, tokens_name
 from crosscut.data.folders import beside, exchange, is_taken, unwritable
@@ -55,47 +55,40 @@ class TooFewDocuments(DataError):  # noqa: N818 - the name says what happened
     """Error that is raised if the filters leave too few documents for training and validation."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackingStage:
-    """The stage `packing`, with a single task."""
+def packing_stage(config: CorpusConfig, tokenizer: Path) -> Stage:
+    """Make the stage `packing`, whose single task packs all parts. `tokenizer` is the `tokenizer.json` that an earlier
+    stage wrote.
+    """
+    return PlannedStage(name=PACKING, version=1, plan=partial(_plan, config, tokenizer))
 
-    config: CorpusConfig
-    tokenizer: Path
-    """The `tokenizer.json` that an earlier stage wrote."""
 
-    name: str = PACKING
-    version: int = 1
-    yields: Yields = Yields.MEASUREMENTS
-
-    def tasks(self, work: Path) -> list[Task]:
-        """Return the single task, which packs all parts."""
-        parts = [part.name for part, _ in find_parts(work)]
-        tokens = [work / TOKENS / tokens_name(part) for part in parts]
-        weights = _weights(self.config)
-        settings = self.config.tokens
-        return [
-            Task(
-                name=self.name,
-                function=partial(pack, work, parts, self.tokenizer, self.config),
-                inputs=(
-                    *tokens,
-                    *(work / TOKENS / index_name(part) for part in parts),
-                    *(work / TOKENS / sentences_name(part) for part in parts if settings.has_sentences),
-                    self.tokenizer,
-                ),
-                settings={
-                    "weights": weights,
-                    "seed": self.config.seed,
-                    "num_shards": settings.num_shards,
-                    "train_to_validation": settings.train_to_validation,
-                    "megatron": settings.megatron,
-                    "given": bool(settings.tokenizer),
-                    "vocab_size": settings.vocab_size,
-                    **objective_setting(settings),
-                },
-                size=sum(path.stat().st_size for path in tokens),
-            )
-        ]
+def _plan(config: CorpusConfig, tokenizer: Path, work: Path) -> Sequence[Task]:
+    parts = [part.name for part, _ in find_parts(work)]
+    tokens = [work / TOKENS / tokens_name(part) for part in parts]
+    settings = config.tokens
+    return [
+        Task(
+            name=PACKING,
+            function=partial(pack, work, parts, tokenizer, config),
+            inputs=(
+                *tokens,
+                *(work / TOKENS / index_name(part) for part in parts),
+                *(work / TOKENS / sentences_name(part) for part in parts if settings.has_sentences),
+                tokenizer,
+            ),
+            settings={
+                "weights": _weights(config),
+                "seed": config.seed,
+                "num_shards": settings.num_shards,
+                "train_to_validation": settings.train_to_validation,
+                "megatron": settings.megatron,
+                "given": bool(settings.tokenizer),
+                "vocab_size": settings.vocab_size,
+                **objective_setting(settings),
+            },
+            size=sum(path.stat().st_size for path in tokens),
+        )
+    ]
 
 
 def objective_setting(settings: TokensConfig) -> dict[str, str]:

@@ -110,6 +110,16 @@ class _Window(NamedTuple):
         return int(self.tokens.starts[last])
 
 
+def encode_one(inner: tokenizers.Tokenizer, text: str) -> list[int]:
+    """Return the ids of a text of any length, without the special tokens that the tokenizer puts around texts."""
+    if len(text) > WINDOW:
+        long: list[int] = encode_long(inner, text).ids.tolist()
+        return long
+    (encoded,) = inner.encode_batch_fast([text], add_special_tokens=False)  # without offsets
+    ids: list[int] = encoded.ids
+    return ids
+
+
 def encode_long(inner: tokenizers.Tokenizer, text: str) -> LongText:
     """Encode a text, without the special tokens that the tokenizer puts around texts. The ids are those that the
     library returns for the whole text.

@@ -24,7 +24,7 @@ from crosscut.data.tokenization.bpe import train_bpe
 from crosscut.data.tokenization.document_encoder import DocumentEncoder
 from crosscut.data.tokenization.end_of_text import end_named_in, end_said_beside
 from crosscut.data.tokenization.inner import read_inner
-from crosscut.data.tokenization.long_texts import WINDOW, encode_long, pieces_for_training
+from crosscut.data.tokenization.long_texts import encode_one, pieces_for_training
 from crosscut.data.tokenization.special_tokens import SpecialTokens, names_of_special_tokens, special_tokens
 from crosscut.data.tokenization.token_bytes import TokenBytes
 from crosscut.data.tokenization.wordpiece import VOCABULARY_SUFFIX, train_wordpiece
@@ -109,10 +109,7 @@ class Tokenizer:
         """Return the ids of one text, without an end-of-text id. Names of special tokens in the text are encoded as
         plain text.
         """
-        if len(text) > WINDOW:
-            long: list[int] = encode_long(self._inner, text).ids.tolist()
-            return long
-        return self._inner.encode(text, add_special_tokens=False).ids
+        return encode_one(self._inner, text)
 
     def encode_prompt(self, text: str, *, begin: int | None = None) -> list[int]:
         """Return the ids of a prompt. Names of special tokens in the prompt are encoded as these tokens.
@@ -121,12 +118,7 @@ class Tokenizer:
         with `begin`, it is put in front of them. No other id is added. Several threads may call this method at the same
         time.
         """
-        ids: list[int]
-        if len(text) > WINDOW:
-            ids = encode_long(self._reading_special, text).ids.tolist()
-        else:
-            (encoded,) = self._reading_special.encode_batch_fast([text], add_special_tokens=False)  # without offsets
-            ids = encoded.ids
+        ids = encode_one(self._reading_special, text)
         return ids if begin is None or ids[:1] == [begin] else [begin, *ids]
 
     @cached_property

@@ -19,7 +19,7 @@ import pytest
 import zstandard
 
 from crosscut.config.corpora import CorpusConfig, EngineConfig, LeakageConfig, SourceConfig
-from crosscut.corpus.audit.samples import AuditStage
+from crosscut.corpus.audit.samples import audit_stage
 from crosscut.corpus.documents import (
     TEXTS,
     Document,
@@ -258,7 +258,7 @@ def stages(per_part: int) -> list[Stage]:
         }),
         PartStage(name="leakage", version=1, function=leaks, lineage=Lineage(FILTERS[:5], cleaned=True)),
         Some("overlap", lambda _work: {"all": overlap}),
-        AuditStage(lineage=Lineage(FILTERS, cleaned=True), seed=1234),
+        audit_stage(Lineage(FILTERS, cleaned=True), seed=1234),
     ]  # fmt: skip
 
 

@@ -140,13 +140,13 @@ def test_texts_reach_the_library_in_windows_and_each_character_about_once() -> N
 @pytest.mark.usefixtures("short_windows")
 @pytest.mark.parametrize("way", ["encode", "encode_prompt", "documents.encode", "documents.encode_sentences"])
 def test_every_way_to_encode_a_text_has_windows(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from crosscut.data.tokenization import document_encoder, tokenizer
+    from crosscut.data.tokenization import document_encoder
 
     made = Tokenizer.train([PROSE], vocab_size=300, objective=Objective.MASKED)  # gigatoken does not encode a WordPiece
     text = "so it goes. " * 500
     expected = made._inner.encode(text, add_special_tokens=False).ids
     encoded = []
-    for module in (tokenizer, document_encoder):
+    for module in (long_texts, document_encoder):
         monkeypatch.setattr(module, "WINDOW", 1511)
         monkeypatch.setattr(
             module, "encode_long", lambda *arguments: encoded.append(encode_long(*arguments)) or encoded[-1]
