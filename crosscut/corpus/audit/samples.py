@@ -255,8 +255,7 @@ def _dropped(part: Part, documents: _Documents, drops: Mapping[str, pa.Table], s
                 yield {
                     "stage": stage,
                     "rule": str(rule),
-                    "key": sample.key,
-                    "id": sample.id,
+                    **_keyed(sample),
                     "detail": table["detail"][place].as_py(),
                     "other": table["other"][place].as_py(),
                     "text": excerpt(documents.text(sample.row)),
@@ -269,14 +268,7 @@ def _mended(documents: _Documents, seed: int) -> Iterable[dict[str, Any]]:
     changed = pc.not_equal(documents.read["text"].take(rows), documents.mended["text"]).to_numpy()
     for sample in _smallest(documents, rows[changed].tolist(), seed):
         before, after = excerpts_of_pair(documents.read["text"][sample.row].as_py(), documents.text(sample.row))
-        yield {
-            "stage": CLEANING,
-            "rule": CHANGED,
-            "key": sample.key,
-            "id": sample.id,
-            "before": before,
-            "text": after,
-        }
+        yield {"stage": CLEANING, "rule": CHANGED, **_keyed(sample), "before": before, "text": after}
 
 
 def _shortened(part: Part, documents: _Documents, seed: int) -> Iterable[dict[str, Any]]:

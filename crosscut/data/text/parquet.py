@@ -11,8 +11,6 @@ from crosscut.config.errors import DataError
 from crosscut.config.system.extras import install_command
 from crosscut.data.text.records import DAMAGED, RawRecord, RecordFile, Reject, excerpt, too_long, with_text
 
-_SET_COLUMN = "Set `data.text_key` (or `evaluation.text_key`) to the column of the text."
-
 
 def read_parquet_records(
     file: RecordFile, opened: Path | IO[bytes], *, rows_at_once: int, begin_group: Callable[[], None] = lambda: None
@@ -66,11 +64,11 @@ def _wrong_schema(file: RecordFile, schema: Any) -> Reject | None:
     """Reject of a file whose text column is missing or does not hold strings."""
     import pyarrow as pa
 
-    key = file.text_key
+    key, remedy = file.text_key, f"Set {file.setting} to the column of the text."
     if key not in schema.names:
         columns = ", ".join(schema.names) or "none"
         reason = f"there is no column `{key}`; the columns are: {columns}"
-        message = f"`{file.name}` must have a column `{key}`, but its columns are: {columns}. {_SET_COLUMN}"
+        message = f"`{file.name}` must have a column `{key}`, but its columns are: {columns}. {remedy}"
     else:
         kind = schema.types[schema.names.index(key)]
         is_encoded = pa.types.is_dictionary(kind) and pa.types.is_string(kind.value_type)
@@ -78,7 +76,7 @@ def _wrong_schema(file: RecordFile, schema: Any) -> Reject | None:
         if kind in accepted or (not file.is_strict and (kind == pa.null() or is_encoded)):
             return None
         reason = f"column `{key}` holds {kind} instead of strings"
-        message = f"Column `{key}` of `{file.name}` must hold strings, but holds {kind}. {_SET_COLUMN}"
+        message = f"Column `{key}` of `{file.name}` must hold strings, but holds {kind}. {remedy}"
     return Reject("row 1", "other schema", reason, excerpt(str(schema)), lost=max(file.size, 1), message=message)
 
 
@@ -114,7 +112,7 @@ def _read_row(file: RecordFile, row: dict[str, Any], number: int, position: int)
     if isinstance(item, Reject):  # the only value that is not a string is null
         message = (
             f"{where} must hold a string under `{file.text_key}`, but holds null. Remove the row, or set "
-            "`data.text_key` (or `evaluation.text_key`) to another column."
+            f"{file.setting} to another column."
         )
         return item._replace(message=message)
     return item

@@ -78,6 +78,9 @@ class RecordFile:
     text_key: str
     """Key or column of the text."""
 
+    setting: str = "`data.text_key` (or `evaluation.text_key`)"
+    """Option that holds `text_key`, for the messages of a strict reader."""
+
     other_keys: tuple[str, ...] = ()
     """Columns that are read in addition to the text, if they exist. A line of a .jsonl file is always read whole."""
 
@@ -204,8 +207,8 @@ def _without_text(file: RecordFile, values: dict[str, Any], place: str) -> Rejec
     shown = ", ".join(f"{name}: {value!s:.60}" for name, value in values.items())
     but = f"holds {text!r:.60}" if key in values else f"its keys are: {keys or 'none'}"
     message = (
-        f"`{file.name}`, {place}, must hold a string under `{key}`, but {but}. Set `data.text_key` (or "
-        "`evaluation.text_key`) to the key of the text."
+        f"`{file.name}`, {place}, must hold a string under `{key}`, but {but}. Set {file.setting} to the "
+        "key of the text."
     )
     return Reject(place, rule, reason, excerpt(shown), message=message)
 

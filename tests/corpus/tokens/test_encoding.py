@@ -122,7 +122,7 @@ def test_other_rules_for_sentences_encode_a_part_anew(part: Part, tokenizer_file
         .settings
         for sentences in (False, True)
     ]
-    assert settings == [{"min_tokens": 3}, {"min_tokens": 3, "sentences": sentence_rules()}]
+    assert settings == [{"min_tokens": 3, "sentences": rules} for rules in ("", sentence_rules())]
 
 
 def test_other_cuts_are_encoded_anew(part: Part, tokenizer_file: Path) -> None:
