@@ -50,7 +50,7 @@ def told(part: Part) -> list[tuple[int, str]]:
 
 def test_documents_are_those_that_filters_left_with_their_latest_text(part):
     assert told(part) == [(0, "zero"), (1, "one"), (2, "tw\u00f6"), (3, "three")]
-    assert told(Part(part.work, NAME, ("urls",))) == [(0, "zero"), (2, "tw\u00f6"), (3, "three")]
+    assert told(Part(part.work, NAME, Lineage(("urls",)))) == [(0, "zero"), (2, "tw\u00f6"), (3, "three")]
     assert told(Part(part.work, NAME, Lineage(("urls",), cleaned=True))) == [(0, "ZERO"), (2, "TW\u00d6"), (3, "THREE")]
     assert part.sizes() == {0: 4, 1: 3, 2: 4, 3: 5}
     assert Part(part.work, NAME, Lineage(("urls",), cleaned=True)).sizes() == {0: 4, 2: 4, 3: 5}
@@ -90,7 +90,7 @@ def short(limit: int):
 def test_a_filter_writes_who_goes_and_what_it_measured(part, tmp_path):
     folder = tmp_path / "length"
     folder.mkdir()
-    counts = judge_part(Part(part.work, NAME, ("urls",)), short, (4,), "", Output(folder))
+    counts = judge_part(Part(part.work, NAME, Lineage(("urls",))), short, (4,), "", Output(folder))
     assert counts == {
         "documents_in": 3, "documents_out": 2, "bytes_in": 13, "bytes_out": 9,
         "rules": {"too short": {"documents": 1, "bytes": 4}},
@@ -115,7 +115,7 @@ def test_a_stage_has_a_task_for_each_part_in_the_corpus_order(tmp_path):
     folder = tmp_path / "ingest"
     folder.mkdir()
     for task, parts in (("000001", {"000001-0000": 5}), ("000000", {"000000-0001": 7, "000000-0000": 6})):
-        record = Record(task=task, key="k", seconds=0, size=1, files={}, sizes={}, counts={"parts": parts})
+        record = Record(task=task, key="k", seconds=0.0, size=1, files={}, sizes={}, counts={"parts": parts})
         (folder / f"{task}.json").write_text(record.content())
     assert [(part.name, size) for part, size in find_parts(tmp_path)] == [
         ("000000-0000", 6), ("000000-0001", 7), ("000001-0000", 5),

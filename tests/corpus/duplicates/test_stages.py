@@ -237,8 +237,7 @@ def test_a_run_does_not_add_to_itself(tmp_path, monkeypatch):
         DataError,
         duplicate_stages,
         corpus_config(tmp_path / "out", against=("../" + tmp_path.name + "/out",)),
-        (),
-        cleaned=False,
+        READ,
     ) == (
         f"`duplicates.against` must name output folders of earlier runs, but `../{tmp_path.name}/out` is this run's "
         f"own `folder`. Choose another `folder`, or remove `../{tmp_path.name}/out` from `duplicates.against`."
