@@ -21,7 +21,7 @@ from crosscut.corpus.documents import (
     write_drops,
     write_table,
 )
-from crosscut.corpus.execution.stages import Output, Record
+from crosscut.corpus.execution.stages import Output, TaskRecord
 from crosscut.corpus.filters.judging import judge_part
 from crosscut.corpus.parts import PartStage, find_parts
 
@@ -115,7 +115,7 @@ def test_a_stage_has_a_task_for_each_part_in_the_corpus_order(tmp_path):
     folder = tmp_path / "ingest"
     folder.mkdir()
     for task, parts in (("000001", {"000001-0000": 5}), ("000000", {"000000-0001": 7, "000000-0000": 6})):
-        record = Record(task=task, key="k", seconds=0.0, size=1, files={}, sizes={}, counts={"parts": parts})
+        record = TaskRecord(task=task, key="k", seconds=0.0, size=1, files={}, sizes={}, counts={"parts": parts})
         (folder / f"{task}.json").write_text(record.content())
     assert [(part.name, size) for part, size in find_parts(tmp_path)] == [
         ("000000-0000", 6), ("000000-0001", 7), ("000001-0000", 5),

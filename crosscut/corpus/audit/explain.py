@@ -21,7 +21,7 @@ from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.config.system.files import require_regular
 from crosscut.corpus.audit.excerpts import common_beginning, excerpts_of_pair
 from crosscut.corpus.audit.lookup import (
-    Place,
+    DocumentPlace,
     Runs,
     find_documents,
     latest_texts,
@@ -80,7 +80,7 @@ def _explained(runs: Runs, document_id: str) -> str:
 class _Story:
     """History of one document through the stages, read from the files of the runs."""
 
-    def __init__(self, runs: Runs, document_id: str, place: Place) -> None:
+    def __init__(self, runs: Runs, document_id: str, place: DocumentPlace) -> None:
         self._runs = runs
         self._work = place.work
         self._id = document_id

@@ -85,7 +85,7 @@ def samples_name(part: str) -> str:
 
 def audit_part(part: Part, seed: int, output: Output) -> Counts:
     """Run a task: count a part's documents by source, rule, language and length, and write its samples."""
-    documents = _Documents(part)
+    documents = _PartColumns(part)
     drops = {stage: read_drops(part.work, stage, part.name) for stage in part.lineage.filters}
     samples = [*_dropped(part, documents, drops, seed), *_mended(documents, seed), *_shortened(part, documents, seed)]
     lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
@@ -101,7 +101,7 @@ def audit_part(part: Part, seed: int, output: Output) -> Counts:
     return {"sources": documents.amounts(documents.sources[kept], kept), **counts}
 
 
-class _Documents:
+class _PartColumns:
     """All documents of a part, as columns."""
 
     def __init__(self, part: Part) -> None:
@@ -147,7 +147,7 @@ class _Documents:
         }
 
 
-def _take_written(part: Part, documents: _Documents) -> None:
+def _take_written(part: Part, documents: _PartColumns) -> None:
     """Set the bytes and tokens of each document to the totals of the pieces that were written as tokens.
 
     Before this call, the numbers also include the passages that the stage `leakage` cut out of the document.
@@ -184,11 +184,11 @@ def _mark(part: Part, name: str) -> tuple[npt.NDArray[np.uint32], npt.NDArray[An
     return None
 
 
-def _by_rule(documents: _Documents, drops: pa.Table) -> dict[str, Amount]:
+def _by_rule(documents: _PartColumns, drops: pa.Table) -> dict[str, Amount]:
     return documents.amounts(np.asarray(drops["rule"].to_pylist(), dtype=np.str_), drops["row"].to_numpy())
 
 
-def _histograms(part: Part, documents: _Documents) -> Counts:
+def _histograms(part: Part, documents: _PartColumns) -> Counts:
     """Histograms of the documents by language, score and length. Each histogram covers the documents that were still in
     the corpus when the value was measured.
     """
@@ -231,7 +231,7 @@ class Sampled(NamedTuple):
     id: str
 
 
-def _smallest(documents: _Documents, rows: Sequence[int], seed: int) -> list[Sampled]:
+def _smallest(documents: _PartColumns, rows: Sequence[int], seed: int) -> list[Sampled]:
     ids = documents.ids.take(pa.array(rows, pa.int64())).to_pylist()
     return heapq.nsmallest(
         SAMPLES, (Sampled(sample_key(seed, name), row, name) for row, name in zip(rows, ids, strict=True))
@@ -243,7 +243,7 @@ def sample_key(seed: int, name: str) -> str:
     return hashlib.blake2b(f"{seed}\n{name}".encode(errors="replace"), digest_size=8).hexdigest()
 
 
-def _dropped(part: Part, documents: _Documents, drops: Mapping[str, pa.Table], seed: int) -> Iterable[dict[str, Any]]:
+def _dropped(part: Part, documents: _PartColumns, drops: Mapping[str, pa.Table], seed: int) -> Iterable[dict[str, Any]]:
     for stage, table in drops.items():
         rules = np.asarray(table["rule"].to_pylist(), dtype=np.str_)
         rows = table["row"].to_numpy()
@@ -263,7 +263,7 @@ def _dropped(part: Part, documents: _Documents, drops: Mapping[str, pa.Table], s
                 }
 
 
-def _mended(documents: _Documents, seed: int) -> Iterable[dict[str, Any]]:
+def _mended(documents: _PartColumns, seed: int) -> Iterable[dict[str, Any]]:
     rows = documents.mended_rows
     changed = pc.not_equal(documents.read["text"].take(rows), documents.mended["text"]).to_numpy()
     for sample in _smallest(documents, rows[changed].tolist(), seed):
@@ -271,7 +271,7 @@ def _mended(documents: _Documents, seed: int) -> Iterable[dict[str, Any]]:
         yield {"stage": CLEANING, "rule": CHANGED, **_keyed(sample), "before": before, "text": after}
 
 
-def _shortened(part: Part, documents: _Documents, seed: int) -> Iterable[dict[str, Any]]:
+def _shortened(part: Part, documents: _PartColumns, seed: int) -> Iterable[dict[str, Any]]:
     """Samples of kept documents that lost text: the text at the first cut, and the first piece that is too short."""
     cuts = _cuts_of(part)
     if not cuts:

@@ -33,7 +33,7 @@ from crosscut.corpus.duplicates.planted import PLANTED, measure_planted, spread_
 from crosscut.corpus.duplicates.similarity import (
     PAIRS_PER_TASK,
     SIMILAR,
-    Check,
+    PairCheck,
     check_groups,
     check_pairs,
     count_pairs,
@@ -66,7 +66,7 @@ def duplicate_stages(config: CorpusConfig, lineage: Lineage) -> list[Stage]:
     settings = SketchSettings(wanted.ngram, *choose_bands(wanted.jaccard, wanted.recall))
     _require_sketches(wanted.against, settings)
     lineage = lineage.after(exact)
-    check = Check(wanted.ngram, wanted.jaccard, least_equal(settings.shape, wanted.jaccard, wanted.recall))
+    check = PairCheck(wanted.ngram, wanted.jaccard, least_equal(settings.shape, wanted.jaccard, wanted.recall))
     gather = Gather(wanted.against, lineage)
     return [
         *exact,
@@ -171,7 +171,7 @@ def _size(work: Path) -> int:
     return sum(size for _, size in find_parts(work))
 
 
-def _plan_similar(gather: Gather, check: Check, work: Path) -> Sequence[Task]:
+def _plan_similar(gather: Gather, check: PairCheck, work: Path) -> Sequence[Task]:
     collection = gather.now(work)
     if not collection.own:
         return []

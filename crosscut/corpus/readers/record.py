@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from crosscut.config.corpora import CorpusConfig, Extraction, SourceConfig, UrlsConfig
-from crosscut.corpus.execution.budget import Watch
+from crosscut.corpus.execution.budget import RecordWatch
 from crosscut.corpus.readers.files import File
 from crosscut.data.text.records import RecordFile, Reject, excerpt
 
@@ -94,7 +94,7 @@ class Reading:
 
 
 def within_budget(
-    watch: Watch, place: str, data: bytes | str, read: Callable[[], Item], *, size: int | None = None
+    watch: RecordWatch, place: str, data: bytes | str, read: Callable[[], Item], *, size: int | None = None
 ) -> Item:
     """Read a record within its budget of processor time and memory, and return the result of `read`.
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 
-from crosscut.corpus.readers.dumps import EXCERPT, Page, Pages
+from crosscut.corpus.readers.dumps import EXCERPT, DumpPage, Pages
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.record import Item, Reading, Skip, Text, within_budget
 from crosscut.corpus.readers.steps import TOO_COMPLEX, TooComplexError
@@ -44,7 +44,7 @@ def read_wikipedia(file: File, reading: Reading) -> Iterator[Item]:
         yield Reject(place, "not a MediaWiki dump", reason, lost=max(file.size - position, 1))
 
 
-def _read_page(page: Page, pages: Pages, max_bytes: int, position: int) -> Item:
+def _read_page(page: DumpPage, pages: Pages, max_bytes: int, position: int) -> Item:
     place = f"page {page.number}"
     if page.problem:
         return Reject(place, "broken XML", f"the page cannot be read: {page.problem}", excerpt(page.markup))

@@ -91,7 +91,7 @@ def _inputs_of(tokenizer: Path, part: Part) -> tuple[Path, ...]:
     return (*cuts, tokenizer, *([settings] if settings.is_file() else []))
 
 
-class _Text(NamedTuple):
+class _TextPiece(NamedTuple):
     """A text to encode: a whole document or a piece of a document."""
 
     document: Document
@@ -101,7 +101,7 @@ class _Text(NamedTuple):
 
 
 @dataclass
-class _Written:
+class _WrittenTexts:
     """Counts and index rows of the texts that were written for a part."""
 
     rows: list[tuple[int, int, int, str, int]] = field(default_factory=list)
@@ -120,7 +120,7 @@ def encode_part(part: Part, tokenizer: Path, min_tokens: int, sentences: bool, o
     documents = list(part.documents())
     cuts = read_cuts(part.work, LEAKAGE, part.name) if LEAKAGE in part.lineage.filters else {}
     encoder = load_tokenizer(tokenizer)
-    written = _Written()
+    written = _WrittenTexts()
     with output.path(tokens_name(part.name)).open("wb") as file:
         for batch in _batches(documents, cuts):
             ids, lengths, ends = encode(encoder, [one.text for one in batch], sentences=sentences)
@@ -156,7 +156,7 @@ def _counted(num_cuts: int) -> str:
     return f"{num_cuts} cut{'' if num_cuts == 1 else 's'}"
 
 
-def _note(one: _Text, length: int, written: _Written) -> None:
+def _note(one: _TextPiece, length: int, written: _WrittenTexts) -> None:
     name, _, record = one.document.id.rpartition("#")
     source = name.partition("/")[0]
     written.rows.append((one.document.row, one.piece, length, name, int(record)))
@@ -165,13 +165,13 @@ def _note(one: _Text, length: int, written: _Written) -> None:
     written.tokens[source] = written.tokens.get(source, 0) + length
 
 
-def _batches(documents: Sequence[Document], cuts: dict[int, list[Span]]) -> Iterator[list[_Text]]:
-    batch: list[_Text] = []
+def _batches(documents: Sequence[Document], cuts: dict[int, list[Span]]) -> Iterator[list[_TextPiece]]:
+    batch: list[_TextPiece] = []
     size = 0
     for document in documents:
         spans = cuts.get(document.row)
         for number, text in enumerate(pieces(document.text, spans) if spans else [document.text]):
-            batch.append(_Text(document, number, text, bool(spans)))
+            batch.append(_TextPiece(document, number, text, bool(spans)))
             size += len(text)
             if size >= BATCH_CHARACTERS:
                 yield batch

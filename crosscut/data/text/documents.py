@@ -17,7 +17,7 @@ from crosscut.config.errors import DamagedError, DataError
 from crosscut.data.text.lines import Line, read_lines
 from crosscut.data.text.parquet import read_parquet_records
 from crosscut.data.text.records import RecordFile, read_json_records, strictly
-from crosscut.data.text.sources import Source, find_sources, read_chunks, undecodable, unreadable
+from crosscut.data.text.sources import TextSource, find_sources, read_chunks, undecodable, unreadable
 
 PIECE_CHARACTERS = 16 * 1024
 """Maximum number of characters in a document that is cut from a .txt file."""
@@ -40,7 +40,7 @@ class Document(NamedTuple):
     text: str
     """Text of the document. It is blank only if blank documents were requested."""
 
-    source: Source
+    source: TextSource
     """File that contains the document."""
 
     record: int
@@ -67,7 +67,7 @@ def read_documents(
     return read_sources(find_sources(patterns, setting=setting), text_key=text_key, blank=blank)
 
 
-def read_sources(sources: Sequence[Source], *, text_key: str, blank: bool = False) -> Iterator[Document]:
+def read_sources(sources: Sequence[TextSource], *, text_key: str, blank: bool = False) -> Iterator[Document]:
     """Read the documents of given sources; see `read_documents`."""
     readers = {"text": _read_text, "jsonl": _read_jsonl, "parquet": _read_parquet, "tsv": _read_tsv}
     empty = True
@@ -87,7 +87,7 @@ def read_sources(sources: Sequence[Source], *, text_key: str, blank: bool = Fals
 
 
 @contextmanager
-def _damage_told_first(source: Source) -> Iterator[None]:
+def _damage_told_first(source: TextSource) -> Iterator[None]:
     """Context that reports damage in a compressed source before any error in its text. The text may be wrong because
     the data is damaged, and gzip detects damage only at the end of the data.
     """
@@ -103,7 +103,7 @@ def _damage_told_first(source: Source) -> Iterator[None]:
 _Record = tuple[str, int, int]  # text, record, bytes on disk of this file read so far
 
 
-def _read_text(source: Source, _text_key: str) -> Iterator[_Record]:
+def _read_text(source: TextSource, _text_key: str) -> Iterator[_Record]:
     line, buffer, position = 1, "", 0
     for text, position in _decode(source):
         buffer += text
@@ -138,7 +138,7 @@ def _cut(text: str, start: int) -> int:
     return last
 
 
-def _decode(source: Source) -> Iterator[tuple[str, int]]:
+def _decode(source: TextSource) -> Iterator[tuple[str, int]]:
     """Decode UTF-8 to text with Unix line ends and without a byte-order mark."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     newlines = io.IncrementalNewlineDecoder(None, translate=True)
@@ -161,12 +161,12 @@ def _decode(source: Source) -> Iterator[tuple[str, int]]:
     yield decode(b"", True), position
 
 
-def _read_jsonl(source: Source, text_key: str) -> Iterator[_Record]:
+def _read_jsonl(source: TextSource, text_key: str) -> Iterator[_Record]:
     for record in strictly(read_json_records(_record_file(source, text_key), read_chunks(source))):
         yield record[:3]
 
 
-def _read_parquet(source: Source, text_key: str) -> Iterator[_Record]:
+def _read_parquet(source: TextSource, text_key: str) -> Iterator[_Record]:
     file = _record_file(source, text_key)
     try:
         for record in strictly(read_parquet_records(file, source.path, rows_at_once=ROWS_AT_ONCE)):
@@ -175,11 +175,11 @@ def _read_parquet(source: Source, text_key: str) -> Iterator[_Record]:
         raise unreadable(source.name, error) from None
 
 
-def _record_file(source: Source, text_key: str) -> RecordFile:
+def _record_file(source: TextSource, text_key: str) -> RecordFile:
     return RecordFile(name=source.name, size=source.size, compression=source.compression, text_key=text_key)
 
 
-def _read_tsv(source: Source, text_key: str) -> Iterator[_Record]:
+def _read_tsv(source: TextSource, text_key: str) -> Iterator[_Record]:
     """Read a table with a header. Fields are taken as they are: quotes have no special meaning."""
     rows = _split_rows(source)
     columns, _ = next(rows, ([""], None))
@@ -198,7 +198,7 @@ def _read_tsv(source: Source, text_key: str) -> Iterator[_Record]:
             )
 
 
-def _split_rows(source: Source) -> Iterator[tuple[list[str], Line]]:
+def _split_rows(source: TextSource) -> Iterator[tuple[list[str], Line]]:
     """Yield the fields of each line of a table."""
     for line in read_lines(read_chunks(source)):
         try:

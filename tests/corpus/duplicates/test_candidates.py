@@ -12,7 +12,7 @@ from crosscut.corpus.documents import Part, read_table
 from crosscut.corpus.duplicates import candidates
 from crosscut.corpus.duplicates.candidates import (
     GROUP_LIMIT,
-    Pairs,
+    CandidatePairs,
     all_pairs,
     band_keys,
     distinct,
@@ -64,7 +64,7 @@ def test_earlier_then_longer_then_first_documents_are_preferred():
 def test_pairs_of_earlier_runs_alone_are_left_out():
     collection = Collection((Part(None, "a"), Part(None, "b")), ("old",))  # type: ignore[arg-type]
     new = 1 << 32
-    pairs = Pairs(np.array([0, 0, new], np.uint64), np.array([1, new, new + 1], np.uint64))
+    pairs = CandidatePairs(np.array([0, 0, new], np.uint64), np.array([1, new, new + 1], np.uint64))
     assert without_earlier(collection, pairs).right.tolist() == [new, new + 1]
 
 

@@ -20,10 +20,19 @@ from crosscut.corpus.audit.explain import explain
 from crosscut.corpus.audit.lookup import Runs
 from crosscut.corpus.documents import READ, Part
 from crosscut.corpus.execution import budget
-from crosscut.corpus.execution.budget import Loss, add_loss, memory_for, read_losses, seconds_for
+from crosscut.corpus.execution.budget import LostRecord, add_loss, memory_for, read_losses, seconds_for
 from crosscut.corpus.execution.engine import Call, start_engine
 from crosscut.corpus.execution.running import run_stage
-from crosscut.corpus.execution.stages import Counts, Digests, Output, PlannedStage, Record, Task, execute, read_records
+from crosscut.corpus.execution.stages import (
+    Counts,
+    Digests,
+    Output,
+    PlannedStage,
+    Task,
+    TaskRecord,
+    execute,
+    read_records,
+)
 from crosscut.corpus.ingest import IngestStage, check_damage, check_rejects
 from crosscut.corpus.readers.mail import messages as mail
 from crosscut.corpus.readers.record import Item
@@ -90,11 +99,11 @@ def config(tmp_path: Path) -> CorpusConfig:
 class Here:
     """An engine that runs tasks in this process, as fast as the tasks are: it sets no limits."""
 
-    def run(self, calls: Sequence[Call]) -> Iterator[Record]:
+    def run(self, calls: Sequence[Call]) -> Iterator[TaskRecord]:
         return (execute(*call) for call in calls)
 
 
-def ingest(config: CorpusConfig, plant: Callable[..., Counts] | None = None) -> list[Record]:
+def ingest(config: CorpusConfig, plant: Callable[..., Counts] | None = None) -> list[TaskRecord]:
     """Run the stage. `plant` replaces the function of its tasks, which then run in a process of their own."""
     work = Path(config.folder) / "work"
 
@@ -177,7 +186,7 @@ def test_damaged_list_of_losses_is_no_list(tmp_path, content):
 
 
 def test_losses_add_up_and_belong_to_a_key(tmp_path):
-    first, second = (Loss("s/ä", f"byte {number}", 0, "took too long", "long") for number in (1, 2))
+    first, second = (LostRecord("s/ä", f"byte {number}", 0, "took too long", "long") for number in (1, 2))
     add_loss(tmp_path, "t", "k", first)
     add_loss(tmp_path, "t", "k", second)
     assert read_losses(tmp_path, "t", "k") == [first, second]

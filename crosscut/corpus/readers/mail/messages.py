@@ -17,7 +17,7 @@ from resiliparse.parse.encoding import detect_encoding
 from crosscut.corpus.readers.charsets import decode
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.html import extract
-from crosscut.corpus.readers.mail.mime import Mail, Part
+from crosscut.corpus.readers.mail.mime import Mail, MimePart
 from crosscut.corpus.readers.record import Item, Reading, Skip, Text, within_budget
 from crosscut.corpus.readers.steps import TOO_COMPLEX, TooComplexError
 from crosscut.data.text.json_text import encodable
@@ -90,7 +90,7 @@ def _find_start(held: bytearray, place: int, *, is_first: bool) -> re.Match[byte
 def _read_message(raw: bytes, number: int, position: int) -> Item:
     place = f"message {number}"
     raw = _QUOTED_FROM.sub(rb"\1", raw).lstrip(b"\r\n") if b"\n>From " in raw else raw.lstrip(b"\r\n")
-    texts = _Texts()
+    texts = _MessageTexts()
     try:
         message = Mail(raw).open()
         texts.take(message)
@@ -104,7 +104,7 @@ def _read_message(raw: bytes, number: int, position: int) -> Item:
     return Text(text, number, position, title=_subject(message.headers), note="charset" if texts.other_charset else "")
 
 
-class _Texts:
+class _MessageTexts:
     """Collector of the texts of a message, part by part."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class _Texts:
         self.other_charset = False
         self.undecodable = False
 
-    def take(self, part: Part) -> None:
+    def take(self, part: MimePart) -> None:
         if part.headers.get_content_disposition() == "attachment":
             return
         if part.kind == "multipart/alternative":
@@ -123,7 +123,7 @@ class _Texts:
         elif part.kind in ("text/plain", "text/html"):
             self._take_text(part)
 
-    def _take_one(self, versions: Part) -> None:
+    def _take_one(self, versions: MimePart) -> None:
         """Take the first version of a text that is not blank. Plain text comes before HTML."""
         before = len(self.found)
         for is_plain in (True, False):
@@ -131,7 +131,7 @@ class _Texts:
                 if (part.kind == "text/plain") is is_plain and len(self.found) == before:
                     self.take(part)
 
-    def _take_text(self, part: Part) -> None:
+    def _take_text(self, part: MimePart) -> None:
         data = part.decode()
         charset = part.headers.get_content_charset("")
         if part.kind == "text/html" and not charset:
