@@ -12,8 +12,12 @@ _IMPORTED = (
     "torch.distributed.checkpoint",
     "torch.distributed.elastic.multiprocessing",
     "crosscut.corpus",
+    "crosscut.serving.server",
     "crosscut.training",
+    "crosscut.training.watching.board",
     "crosscut.verification",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.pyplot",
 )
 """Modules that the server imports, and all that they import."""
 

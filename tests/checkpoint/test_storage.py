@@ -24,7 +24,7 @@ from crosscut.checkpoint import (
 from crosscut.checkpoint.folders import remove_checkpoint
 from crosscut.checkpoint.format.manifest import MANIFEST_FILE
 from crosscut.checkpoint.saving.writer import CheckpointWriter
-from crosscut.checkpoint.storage import LocalFolder, ObjectFolder
+from crosscut.checkpoint.storage import LocalFolder, ObjectFolder, storage_errors_told
 from crosscut.config import CheckpointError
 from tests.checkpoint.states import save_steps, small_state, step
 
@@ -109,6 +109,23 @@ def test_damage_on_a_store_is_found(ranks):
 
 def test_unfinished_save_on_a_store_is_no_checkpoint(ranks):
     ranks.run(1, interrupted_in_memory)
+
+
+def test_what_object_stores_do_differently_is_done(monkeypatch):
+    """They remember listings, a folder at their top is a bucket that the user makes, and their errors are their own."""
+    store, forgotten = fsspec.filesystem("memory"), []
+    monkeypatch.setattr(type(store), "invalidate_cache", lambda self, path=None: forgotten.append(path))
+    folder = ObjectFolder("memory://no-bucket/run")
+    assert (folder.files(), len(forgotten)) == ({}, 1)
+    made: list[str] = []
+    monkeypatch.setattr(type(store), "makedirs", lambda self, path, exist_ok=False: made.append(path))
+    for protocol, expected in (("s3", []), (("gcs", "gs"), []), ("memory", ["/no-bucket/run"])):
+        monkeypatch.setattr(type(store), "protocol", protocol)
+        folder.begin(MANIFEST_FILE)
+        assert made == expected
+    told = "`memory://no-bucket/run` must be writable, but is not: No bucket"
+    with pytest.raises(CheckpointError, match=told), storage_errors_told(folder, "writable"):
+        raise type("ClientError", (Exception,), {})("No bucket.")
 
 
 def test_places_are_told_apart(tmp_path):
@@ -203,6 +220,7 @@ def on_s3() -> None:
     print("all done")
 
 
+@pytest.mark.slow  # imports s3fs, a server, and torch once more; the tests above use a store in memory
 def test_s3_server_holds_checkpoints(s3_endpoint):
     """In a process of its own, which finds endpoint and credentials in the environment as a user's run does."""
     environment = {**os.environ, **s3_environment(s3_endpoint), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosscut.data import Tokenizer
@@ -67,6 +67,7 @@ def test_a_line_that_would_not_come_back_is_left_as_it_is(line: str) -> None:
         assert restore(invertibly(text)) == text
 
 
+@settings(max_examples=50)
 @given(st.text(alphabet="ab1. ,-'\"@()=:\n\tÉ", max_size=40))
 def test_whatever_it_is_it_comes_back(text: str) -> None:
     assert restore(invertibly(text)) == text
@@ -75,6 +76,7 @@ def test_whatever_it_is_it_comes_back(text: str) -> None:
 PIECES = ["He", "had", "a", "'s", "'", '"', "(", ")", ",", ".", ":", "@-@", "@,@", "@.@", "1", "U.S.", "Mr.", "=", "\n"]
 
 
+@settings(max_examples=50)
 @given(st.lists(st.sampled_from(PIECES), max_size=30))
 def test_words_come_back(words: list[str]) -> None:
     text = f" {' '.join(words)} \n"

@@ -54,6 +54,7 @@ def _scores(
     return {"losses": scores.losses, "hits": scores.hits, "sent": list(recorder.sent)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("tensor", SIZES)
 @pytest.mark.parametrize("chunk_tokens", [None, 1, 4])
 def test_each_token_has_its_loss_and_its_hit(ranks: RankPool, tensor: int, chunk_tokens: int | None) -> None:

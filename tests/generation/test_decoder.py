@@ -98,7 +98,7 @@ LAYOUTS = [Layout(), Layout(tensor=2), Layout(tensor=4), Layout(tensor=4, sequen
 LAYOUTS += [Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True)]
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(14)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_layout_and_rank_writes_the_same_beside_others(ranks, layout, family, expected):
     assert ranks.run(layout.world_size, write, layout, family, JOBS, 3) == [expected] * layout.world_size
@@ -199,64 +199,39 @@ YIELDED = 40
 """Requests that a text of several lets go first, in the next tests. Serving has 2,048."""
 
 
-def in_order_of_their_turn() -> list[int]:
-    """Numbers of the texts in the order in which they end, with one row. Number 1 is cancelled while it waits."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoder, "_YIELDED", YIELDED)
-        return _in_order_of_their_turn()
-
-
-def _in_order_of_their_turn() -> list[int]:
-    writer = Decoder(make(), None, num_rows=1)
-    many, single = Sampling(num_tokens=2, seed=1), Sampling(num_tokens=2, seed=2)
-    numbers = [writer.add([5], many, sample=i, index=i) for i in range(4)]
-    numbers += [writer.add([6], single) for _ in range(YIELDED + 3)]
-    writer.cancel(1)
-    return [piece.number for piece in writer.run() if piece.finish]
-
-
-def test_texts_of_one_request_let_a_limited_number_of_others_go_first(ranks):
-    (ended,) = ranks.run(1, in_order_of_their_turn)
-    others = list(range(4, 4 + YIELDED + 3))
-    # Number 2 has the turn 1 + 2 x 40, which is after all of them; number 3 comes last.
-    assert ended == [0, *others, 2, 3]
-
-
-def in_order_of_their_arrival() -> list[int]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoder, "_YIELDED", YIELDED)
-        return _in_order_of_their_arrival()
-
-
-def _in_order_of_their_arrival() -> list[int]:
-    writer = Decoder(make(), None, num_rows=1)
-    for sample in (0, 1):
-        writer.add([5], Sampling(num_tokens=1, seed=1), sample=sample, index=sample)
-    for _ in range(YIELDED + 3):
-        writer.add([6], Sampling(num_tokens=1, seed=2))
-    return [piece.number for piece in writer.run() if piece.finish]
-
-
-def test_the_second_text_of_a_request_waits_for_no_more_than_its_share(ranks):
-    (ended,) = ranks.run(1, in_order_of_their_arrival)
-    assert ended.index(1) == YIELDED
-
-
-def in_order_beside_large_requests() -> list[int]:
-    """Numbers of the texts in the order in which they end, with one row. Requests of many texts come after number 1,
-    which is the second text of its request, and a single one comes last.
+def in_order(texts: list[tuple[int, Sampling, int]], cancelled: int | None = None) -> list[int]:
+    """Numbers of the texts in the order in which they end, with one row. A text is a token of its prompt, its sampling,
+    and its number within its request.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoder, "_YIELDED", YIELDED)
         writer = Decoder(make(), None, num_rows=1)
-        for index in (0, 1, *[*range(20)] * 3, 0):
-            writer.add([5 + index], Sampling(num_tokens=1), index=index)
+        for token, sampling, index in texts:
+            writer.add([token], sampling, sample=index, index=index)
+        if cancelled is not None:
+            writer.cancel(cancelled)
         return [piece.number for piece in writer.run() if piece.finish]
+
+
+def test_texts_of_one_request_let_a_limited_number_of_others_go_first(ranks):
+    """Number 1 is cancelled while it waits."""
+    many, single = Sampling(num_tokens=2, seed=1), Sampling(num_tokens=2, seed=2)
+    texts = [*((5, many, index) for index in range(4)), *[(6, single, 0)] * (YIELDED + 3)]
+    others = list(range(4, 4 + YIELDED + 3))
+    # Number 2 has the turn 1 + 2 x 40, which is after all of them; number 3 comes last.
+    assert ranks.run(1, in_order, texts, 1) == [[0, *others, 2, 3]]
+
+
+def test_the_second_text_of_a_request_waits_for_no_more_than_its_share(ranks):
+    one = Sampling(num_tokens=1)
+    (ended,) = ranks.run(1, in_order, [(5, one, 0), (5, one, 1), *[(6, one, 0)] * (YIELDED + 3)])
+    assert ended.index(1) == YIELDED
 
 
 def test_requests_with_many_texts_do_not_bring_the_second_text_of_a_request_forward(ranks):
     """Only requests count, and prompts of one request count as its choices do."""
-    (ended,) = ranks.run(1, in_order_beside_large_requests)
+    indices = (0, 1, *[*range(20)] * 3, 0)
+    (ended,) = ranks.run(1, in_order, [(5 + index, Sampling(num_tokens=1), index) for index in indices])
     assert ended[:6] == [0, 2, 22, 42, 62, 1]
 
 
@@ -427,11 +402,11 @@ def write_packed(layout: Layout, family: str) -> tuple[list[list[int]], list[lis
     return found[0], found[1]
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(13)  # cut weights of one family, and the shared ones, which are not packed, of another
 @pytest.mark.parametrize(
     "layout",
-    [Layout(), Layout(tensor=2), Layout(tensor=2, sequence_parallel=True), Layout(data=2, sharding="zero3")],
-    ids=["one", "cut", "sequence", "shared"],
+    [Layout(tensor=2), Layout(data=2, sharding="zero3"), Layout(), Layout(tensor=2, sequence_parallel=True)],
+    ids=["cut", "shared", "one", "sequence"],
 )
 def test_packed_weights_write_the_same(ranks, family, layout):
     for plain, packed in ranks.run(layout.world_size, write_packed, layout, family):

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from crosscut.config import ConfigError, DataError, GenerationError, Layout
-from crosscut.config.data import Objective
 from crosscut.data import Tokenizer
 from crosscut.generation.filling import Filled, Filler
 from crosscut.parallel.state.parameters import local
@@ -23,10 +22,7 @@ LAYOUTS = [Layout(), Layout(tensor=2), Layout(tensor=4, sequence_parallel=True)]
 
 @pytest.fixture(scope="module", params=["bert for masked tokens", "bert with heads"])
 def folder(request, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("filling") / "bert"
-    make_encoder(folder, request.param)
-    text = "the quick brown fox jumps over the lazy dog " * 50
-    Tokenizer.train([text], vocab_size=V, objective=Objective.MASKED).save(folder / "tokenizer.json")
+    folder = make_encoder(tmp_path_factory.mktemp("filling") / "bert", request.param, wordpiece=True)
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "mask_token": "[MASK]", "pad_token": "[PAD]"}
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
     return folder
@@ -53,6 +49,7 @@ def _fill(source: ModelSource, layout: Layout, num_words: int = V) -> list[Fille
     return Filler(source, num_words=num_words).fill(load(source, layout, "float64"), PROMPTS)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_probabilities_are_those_of_transformers_logits(ranks: RankPool, folder, layout):
     expected = [logits.softmax(1) for logits in theirs(folder)]

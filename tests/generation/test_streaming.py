@@ -2,7 +2,7 @@ import itertools
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosscut.data import Tokenizer
@@ -68,6 +68,7 @@ def test_special_tokens_show_nothing_and_change_nothing(with_spaces):
     assert pieces_of(with_spaces, [2, 0, 0, 3], prompt=[1]) == [" end", "", "", " of", ""]
 
 
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 255), max_size=40), st.integers(0, 8))
 def test_pieces_are_the_decoded_text_whatever_the_tokens(by_bytes, tokens, num_prompt):
     ids = [1 + token for token in tokens]
@@ -97,6 +98,7 @@ def test_the_stop_string_that_is_complete_first_counts(by_bytes):
     assert "".join(pieces_of(by_bytes, by_bytes.encode("xabcd"), stop=("bc", "abc"))) == "x"
 
 
+@settings(max_examples=50)
 @given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.data())
 def test_how_text_is_cut_into_tokens_makes_no_difference(text, stops, data):
     def shown(pieces: list[str]) -> tuple[str, bool]:
@@ -112,16 +114,17 @@ def test_how_text_is_cut_into_tokens_makes_no_difference(text, stops, data):
     assert shown(pieces) == shown(list(text)) == (expected, bool(ends))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("stop", "text"),
     [
+        ("aab" * 30_000 + "c", "aab" * 15_000),
         ("a" * 100_000, "a" * 50_000),
         ("ab" * 50_000, "ab" * 25_000),
-        ("aab" * 30_000 + "c", "aab" * 15_000),
-        ("é" * 99_999 + "🙂", "é" * 50_000),
         ("a" * 1000, ("a" * 999 + "b") * 50),
+        ("é" * 99_999 + "🙂", "é" * 50_000),
     ],
-    ids=["one", "two", "three", "unicode", "often"],
+    ids=["three", "one", "two", "often", "unicode"],
 )
 def test_a_long_stop_string_costs_no_more_per_character_than_a_short_one(stop, text):
     def seconds(stops: list[str]) -> float:

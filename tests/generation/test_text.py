@@ -55,9 +55,10 @@ def test_a_special_token_in_a_prompt_of_a_run_is_read(ranks, tokenizer):
     assert spelled == "<|endoftext|>" + empty
 
 
-LAYOUTS = [Layout(), Layout(tensor=2, sequence_parallel=True), Layout(data=2, sharding="zero3")]
+LAYOUTS = [Layout(tensor=2, sequence_parallel=True), Layout(), Layout(data=2, sharding="zero3")]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_model_in_training_writes_without_dropout_and_stays_in_training(ranks, tokenizer, layout):
     whole = "".join(piece.text for piece in ranks.run(1, pieces, tokenizer, ())[0])

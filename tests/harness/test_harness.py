@@ -25,7 +25,11 @@ from tests.ranks import RankPool
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
 
-pytestmark = [pytest.mark.slow, pytest.mark.extras]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.extras,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of what lm-eval imports
+]
 
 QUESTIONS = [
     {"question": "the quick brown", "choices": [" fox", " dog over the lazy"], "answer": 0},
@@ -148,7 +152,6 @@ def answers(layout: Layout, folder: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what lm-eval imports
 @pytest.mark.parametrize("layout", [Layout(), Layout(tensor=2), Layout(tensor=2, data=2)], ids=str)
 def test_answers_are_those_of_transformers(ranks: RankPool, model: Path, layout: Layout) -> None:
     tokenizer = Tokenizer.load(model / "tokenizer.json")
@@ -251,7 +254,6 @@ def test_answers_are_those_of_their_hf_models(
     assert ours["written"] == theirs["written"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what lm-eval imports
 def test_what_the_tokenizer_puts_before_every_text_is_there(ranks: RankPool, begun: Path) -> None:
     (ours,) = ranks.run(1, asked_of_ours, str(begun))
     tokenizer = Tokenizer.load(begun / "tokenizer.json")
@@ -283,7 +285,6 @@ def writing_of(folder: str, num_tokens: int | None, contexts: Sequence[str]) -> 
         return lm.generate_until(asked), told
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what lm-eval imports
 def test_a_context_keeps_what_fits_beside_what_is_written(ranks: RankPool, model: Path) -> None:
     tokenizer = Tokenizer.load(model / "tokenizer.json")
     long = tokenizer.encode(LONG)
@@ -299,7 +300,6 @@ def test_a_context_keeps_what_fits_beside_what_is_written(ranks: RankPool, model
     assert told == [], "two tokens fit"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what lm-eval imports
 @pytest.mark.parametrize(("asked", "number"), [(64, 64), (None, 256)])
 def test_a_window_without_room_for_a_context_is_an_error(
     ranks: RankPool, model: Path, asked: int | None, number: int
@@ -355,7 +355,6 @@ def test_tasks_give_what_transformers_gives(
         (("--harness", "tiny_choice", "--limit", "-1"), "`--limit` must be at least 0, but is -1."),
     ],
 )
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what lm-eval imports
 def test_a_mistake_is_one_message(model: Path, tasks: Path, options: tuple[str, ...], message: str) -> None:
     folder = () if "--harness-folder" in options else ("--harness-folder", str(tasks))
     result = CliRunner().invoke(commands, ["evaluate", str(model), *folder, *options])
@@ -395,7 +394,6 @@ def made_by_name(folder: str, *options: tuple[str, Any]) -> dict[str, Any]:
     return {**lm.get_model_info(), "batch_size": lm.batch_size, "type": str(next(lm.model.parameters()).dtype)}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what lm-eval imports
 def test_they_find_ours_by_its_entry_point(ranks: RankPool, model: Path) -> None:
     options = [("batch_size", "4"), ("max_batch_size", None), ("device", "cpu")]
     (told,) = ranks.run(1, made_by_name, str(model), *options)
@@ -426,7 +424,6 @@ def refusals_of(layout: Layout, folder: str) -> list[str]:
     return told
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what lm-eval imports
 def test_a_cache_is_refused_on_several_ranks_and_a_chat_template_always(ranks: RankPool, model: Path) -> None:
     (one,) = ranks.run(1, refusals_of, Layout(), str(model))
     template = (
@@ -452,7 +449,6 @@ def test_a_cache_is_refused_on_several_ranks_and_a_chat_template_always(ranks: R
         (("--model_args", "pretrained=nowhere"), "`nowhere` must be"),
     ],
 )
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what lm-eval imports
 def test_a_mistake_in_their_command_is_one_message(
     options: tuple[str, ...], message: str, tasks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

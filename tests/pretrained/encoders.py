@@ -82,9 +82,9 @@ def context_of(name: str) -> Context:
     return Context(segments=None if "roberta" in name else SEGMENTS, mask=MASK)
 
 
-def make_encoder(folder: Path, name: str) -> None:
-    """Write an encoder of `ENCODERS` or `IN_THREES` with random weights, and a tokenizer. No norm is the identity and
-    no bias is zero.
+def make_encoder(folder: Path, name: str, *, wordpiece: bool = False) -> Path:
+    """Write an encoder of `ENCODERS` or `IN_THREES` with random weights, and a tokenizer: a byte-level BPE, or a
+    WordPiece as real encoders have. No norm is the identity and no bias is zero.
     """
     make, sizes = (ENCODERS | IN_THREES)[name]
     torch.manual_seed(3)
@@ -93,7 +93,9 @@ def make_encoder(folder: Path, name: str) -> None:
         for parameter in model.parameters():
             parameter.normal_(std=0.2).add_(1.0 if parameter.dim() == 1 else 0.0)
     model.save_pretrained(folder)
-    Tokenizer.train(["the quick brown fox jumps over the lazy dog " * 50], vocab_size=V).save(folder / "tokenizer.json")
+    train = Tokenizer.train_wordpiece if wordpiece else Tokenizer.train
+    train(["the quick brown fox jumps over the lazy dog " * 50], vocab_size=V).save(folder / "tokenizer.json")
+    return folder
 
 
 @torch.no_grad()

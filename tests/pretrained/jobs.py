@@ -74,14 +74,6 @@ def hidden_states_of_all(
     return found
 
 
-@torch.no_grad()
-def losses(source: ModelSource, layout: Layout, tokens: Tensor, targets: Tensor, context: Context) -> Tensor:
-    """Sum of the mean losses of the masked tokens and of the order of the segments."""
-    scale = 1 / int((targets != IGNORED).sum())
-    model = load(source, layout, "float64")
-    return model.loss(tokens, targets, context, scale=scale, order_scale=1 / len(tokens))
-
-
 def weights(source: ModelSource, layout: Layout) -> dict[str, Tensor]:
     """All parameters, whole and without padding. The padding must be zero."""
     model = load(source, layout, "float32")
@@ -128,12 +120,15 @@ def dtypes(source: ModelSource, precision: str) -> set[str]:
     return {str(p.dtype) for p in load(source, Layout(), precision).parameters()}
 
 
-def shapes(config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
-    """Shapes of all parameters of a model on one rank, and the numbers of rows of the padded parameters."""
+def shapes_of_all(configs: list[ModelConfig]) -> list[tuple[dict[str, tuple[int, ...]], dict[str, int]]]:
+    """For each model: shapes of all parameters on one rank, and the numbers of rows of the padded parameters."""
     mesh = make_mesh(Layout(), CPU)
-    model = GPT(config, mesh=mesh, streams=RandomStreams(mesh, seed=0))
-    found = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    return found, {name: found[name][0] for name in model.padded_rows}
+    told = []
+    for config in configs:
+        model = GPT(config, mesh=mesh, streams=RandomStreams(mesh, seed=0))
+        found = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        told.append((found, {name: found[name][0] for name in model.padded_rows}))
+    return told
 
 
 def export(source: ModelSource, layout: Layout, out: Path, max_file_bytes: int) -> None:
@@ -203,7 +198,9 @@ def golden(source: ModelSource, layout: Layout, prompts: list[list[int]], count:
 
 
 def gradients(source: ModelSource, layout: Layout, tokens: Tensor, targets: Tensor, context: Context) -> Gradients:
-    """Loss as in `losses`, and the whole gradient of each parameter, without padding."""
+    """Sum of the mean losses of the masked tokens and of the order of the segments, and the whole gradient of each
+    parameter, without padding.
+    """
     model = load(source, layout, "float64")
     reducer = GradientReducer(model.parameters(), model.mesh)
     reducer.arm()

@@ -66,7 +66,7 @@ def logits_with(published: Path, deltas: Mapping[str, Tensor]) -> Tensor:
         return model(TOKENS).logits
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", LINEAR)
 @pytest.mark.parametrize("layout", [Layout(tensor=4), Layout(tensor=2, data=2, sharding="zero3")], ids=str)
 def test_an_adapter_beside_its_model_is_merged_on_any_layout(ranks, published, tmp_path, name, layout):
@@ -106,7 +106,7 @@ def test_export_merges_an_adapter_into_a_published_model(published, tmp_path, na
         torch.testing.assert_close(after[key].double(), tensor.double() + deltas.get(key, 0.0), rtol=1e-6, atol=1e-6)
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama tied"])
+@pytest.fixture(scope="module", params=["gpt2", pytest.param("llama tied", marks=pytest.mark.slow)])
 def adapted(request, published, text, tmp_path_factory) -> tuple[Path, Path]:  # noqa: F811
     """A published model, and a run that has trained adapters of it."""
     folder = tmp_path_factory.mktemp("adapted") / "run"

@@ -2,7 +2,6 @@
 on their usual layouts.
 """
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from crosscut.config import PRESETS, Layout, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
@@ -20,7 +19,8 @@ LLAMA = {
 }
 BERT = {"attention": "bidirectional", "norm_place": "after", "token_types": 2, "mlp": "gelu_exact"}
 MASKED = {"head": "masked_tokens", "sentence_order": True}
-NORMS_AFTER = {"norm_place": "after", "num_layers": 6}
+SIX_LAYERS = {"num_layers": 6}
+NORMS_AFTER = {"norm_place": "after", **SIX_LAYERS}
 AVERAGED = OptimizerConfig(ema_decay=0.999)
 MUON = OptimizerConfig(matrices="muon", matrix_learning_rate=0.02)
 WIDE = {"num_layers": 1, "hidden_size": 512}
@@ -58,171 +58,82 @@ def large(preset: str, layout: Layout, **training: Any) -> Case:
     return Case(f"{preset}{again}", run, "cuda")
 
 
+SPLIT = {"tensor": 4, "data": 2, "sequence_parallel": True}
+ZERO3 = {"data": 4, "sharding": "zero3"}
+CUT_ZERO3 = {"tensor": 2, "data": 2, "sharding": "zero3"}
+GROUPS = {"tensor": 2, "data": 4, "sharding": "zero3", "shard_group": 2}
+HALF = {"precision": "bfloat16"}
+DOCUMENTS = {"document_mask": True}
+LAYERS, OPERATORS, CORE = ({"recompute": part} for part in ("full", "operators", "selective"))
+EVERY_SECOND = {"recompute": "full", "recompute_every": 2}
+UNDROPPED = {"dropout": 0.0}
+BARE_NORMS = {"norm": "rms", "norm_affine": False, "embedding_norm": True, "qk_norm": True, "num_layers": 6}
+
 SMALL = (
     small("nothing cut", "cpu", {}, {}),
-    small("half precision", "cuda", {}, {"precision": "bfloat16"}),
+    small("half precision", "cuda", {}, HALF),
     small("cut", "cpu", {"tensor": 2}, {}),
-    small("split", "cuda", {"tensor": 4, "data": 2, "sequence_parallel": True}, {"precision": "bfloat16"}),
+    small("split", "cuda", SPLIT, HALF),
     small("accumulated", "cpu", {"data": 2}, {"micro_batch_size": 1}),
-    small("layers again", "cuda", {"tensor": 2}, {"recompute": "full"}),
-    small("operators again", "cuda", {"tensor": 2}, {"recompute": "operators", "precision": "bfloat16"}, LLAMA),
-    small("keys on many ranks", "cuda", {"tensor": 8}, {"precision": "bfloat16"}, LLAMA),
+    small("layers again", "cuda", {"tensor": 2}, LAYERS),
+    small("operators again", "cuda", {"tensor": 2}, OPERATORS | HALF, LLAMA),
+    small("keys on many ranks", "cuda", {"tensor": 8}, HALF, LLAMA),
     small("keys repeated", "cuda", {}, {"precision": "float32"}, LLAMA),
-    small("keys repeated again", "cuda", {"tensor": 2}, {"precision": "float32", "recompute": "selective"}, LLAMA),
-    small("attention again", "cpu", {}, {"recompute": "selective"}),
-    small("shared", "cuda", {"data": 4, "sharding": "zero3"}, {"precision": "bfloat16"}),
+    small("attention again", "cpu", {}, CORE),
+    small("shared", "cuda", ZERO3, HALF),
     small("shared, kept", "cpu", {"data": 4, "sharding": "zero2"}, {"micro_batch_size": 2}),
+    small("groups, split", "cuda", GROUPS | {"sequence_parallel": True}, LAYERS),
     small(
-        "groups, split",
-        "cuda",
-        {"tensor": 2, "data": 4, "sharding": "zero3", "shard_group": 2, "sequence_parallel": True},
-        {"recompute": "full"},
-    ),
-    small(
-        "offloaded",
-        "cuda",
-        {},
-        {"precision": "float16", "recompute": "full", "offload": ("activations", "optimizer")},
-        {"num_layers": 6},
+        "offloaded", "cuda", {}, {"precision": "float16", **LAYERS, "offload": ("activations", "optimizer")}, SIX_LAYERS
     ),
     small("long", "cpu", {}, {"sequence_length": 512, "batch_size": 2}, {"max_sequence_length": 512}),
-    small(
-        "unequal layers",
-        "cuda",
-        {"tensor": 2, "data": 2, "sharding": "zero3"},
-        {"recompute": "full", "recompute_every": 2, "precision": "bfloat16"},
-        {"mlp_pattern": ("swiglu", "swiglu", "gelu")},
-    ),
-    small("squared ReLU", "cuda", {"tensor": 2}, {"recompute": "operators"}, {"mlp": "relu2", "dropout": 0.0}),
-    small("GeGLU", "cpu", {}, {"recompute": "full", "recompute_every": 2}, {"mlp": "geglu", "dropout": 0.0}),
-    small(
-        "QK layer norm", "cuda", {"tensor": 2}, {"recompute": "operators"}, {"qk_norm": True, "qk_norm_kind": "layer"}
-    ),
-    small("unequal layers kept", "cpu", {"tensor": 2}, {}, {"mlp_pattern": ("gelu", "swiglu"), "num_layers": 4}),
-    small("documents", "cpu", {"tensor": 2}, {"document_mask": True}, {"dropout": 0.0}),
-    small("documents, dropped", "cpu", {}, {"document_mask": True}),
-    small(
-        "documents, split",
-        "cuda",
-        {"tensor": 4, "data": 2, "sequence_parallel": True},
-        {"document_mask": True, "precision": "bfloat16"},
-    ),
-    small("documents, shared heads", "cuda", {"tensor": 2}, {"document_mask": True, "precision": "bfloat16"}, LLAMA),
+    small("unequal layers", "cuda", CUT_ZERO3, EVERY_SECOND | HALF, {"mlp_pattern": ("swiglu", "swiglu", "gelu")}),
+    small("squared ReLU", "cuda", {"tensor": 2}, OPERATORS, {"mlp": "relu2", **UNDROPPED}),
+    small("GeGLU", "cpu", {}, EVERY_SECOND, {"mlp": "geglu", **UNDROPPED}),
+    small("QK layer norm", "cuda", {"tensor": 2}, OPERATORS, {"qk_norm": True, "qk_norm_kind": "layer"}),
+    small("documents", "cpu", {"tensor": 2}, DOCUMENTS, UNDROPPED),
+    small("documents, split", "cuda", SPLIT, DOCUMENTS | HALF),
+    small("documents, shared heads", "cuda", {"tensor": 2}, DOCUMENTS | HALF, LLAMA),
     small(
         "documents again",
         "cuda",
         {"data": 2, "sharding": "zero3"},
-        {"document_mask": True, "recompute": "full", "offload": ("activations",), "micro_batch_size": 2},
+        {**DOCUMENTS, **LAYERS, "offload": ("activations",), "micro_batch_size": 2},
         LLAMA,
     ),
-    small("soft cap", "cpu", {"tensor": 2}, {"z_loss": 1e-4}, {"logit_softcap": 15.0, "dropout": 0.0}),
-    small("soft cap, half precision", "cuda", {}, {"precision": "bfloat16"}, {"logit_softcap": 15.0}),
+    small("soft cap", "cpu", {"tensor": 2}, {"z_loss": 1e-4}, {"logit_softcap": 15.0, **UNDROPPED}),
+    small("soft cap, half precision", "cuda", {}, HALF, {"logit_softcap": 15.0}),
     small(
         "norms without parameters",
         "cpu",
         {"tensor": 2, "sequence_parallel": True},
-        {"recompute": "operators"},
-        {"norm": "rms", "norm_affine": False, "embedding_norm": True, "qk_norm": True, "dropout": 0.0, "num_layers": 6},
+        OPERATORS,
+        BARE_NORMS | UNDROPPED,
     ),
-    small(
-        "embedding norm", "cuda", {"data": 2, "sharding": "zero3"}, {"precision": "bfloat16"}, {"embedding_norm": True}
-    ),
+    small("embedding norm", "cuda", {"data": 2, "sharding": "zero3"}, HALF, {"embedding_norm": True}),
     small("BERT", "cpu", {"tensor": 2}, {}, BERT),
-    small("BERT undropped", "cpu", {}, {"recompute": "operators"}, {**BERT, "dropout": 0.0, "num_layers": 6}),
-    small("BERT again", "cpu", {}, {"recompute": "full"}, {**BERT, "num_layers": 6}),
-    small("BERT's attention again", "cpu", {}, {"recompute": "selective"}, BERT),
-    small(
-        "BERT, split",
-        "cuda",
-        {"tensor": 4, "data": 2, "sequence_parallel": True},
-        {"precision": "bfloat16", "recompute": "full", "recompute_every": 2},
-        BERT,
-    ),
-    small(
-        "BERT, shared",
-        "cuda",
-        {"tensor": 2, "data": 4, "sharding": "zero3", "shard_group": 2},
-        {"precision": "bfloat16", "document_mask": True},
-        BERT,
-    ),
-    small("masked BERT", "cpu", {"tensor": 2, "data": 2}, {}, {**BERT, **MASKED}),
-    small(
-        "masked BERT, split",
-        "cuda",
-        {"tensor": 4, "data": 2, "sequence_parallel": True},
-        {"precision": "bfloat16", "recompute": "full"},
-        {**BERT, **MASKED, "norm_place": "before"},
-    ),
-    small(
-        "masked BERT, shared",
-        "cuda",
-        {"tensor": 2, "data": 2, "sharding": "zero3"},
-        {"precision": "bfloat16", "micro_batch_size": 2},
-        {**BERT, **MASKED, "tied": False},
-    ),
+    small("BERT undropped", "cpu", {}, OPERATORS, BERT | UNDROPPED | SIX_LAYERS),
+    small("BERT's attention again", "cpu", {}, CORE, BERT),
+    small("BERT, split", "cuda", SPLIT, EVERY_SECOND | HALF, BERT),
+    small("BERT, shared", "cuda", GROUPS, DOCUMENTS | HALF, BERT),
+    small("masked BERT", "cpu", {"tensor": 2, "data": 2}, {}, BERT | MASKED),
+    small("masked BERT, split", "cuda", SPLIT, LAYERS | HALF, {**BERT, **MASKED, "norm_place": "before"}),
+    small("masked BERT, shared", "cuda", CUT_ZERO3, {**HALF, "micro_batch_size": 2}, {**BERT, **MASKED, "tied": False}),
     small("classes", "cpu", {"tensor": 2, "data": 2}, {}, {**BERT, "head": "classes", "num_classes": 3}),
-    small(
-        "classes, split",
-        "cuda",
-        {"tensor": 4, "data": 2, "sequence_parallel": True},
-        {"precision": "bfloat16", "recompute": "full"},
-        {**BERT, "head": "classes", "num_classes": 3, "norm_place": "before"},
-    ),
-    small(
-        "choice, shared",
-        "cuda",
-        {"tensor": 2, "data": 2, "sharding": "zero3"},
-        {"precision": "bfloat16", "micro_batch_size": 2},
-        {**BERT, "head": "choice"},
-    ),
+    small("choice, shared", "cuda", CUT_ZERO3, {**HALF, "micro_batch_size": 2}, {**BERT, "head": "choice"}),
     small("spans, split", "cuda", {"tensor": 4, "sequence_parallel": True}, {}, {**BERT, "head": "spans"}),
     small("spans of a decoder", "cpu", {"tensor": 2}, {}, {**LLAMA, "tied": True, "head": "spans"}),
-    small(
-        "classes of a decoder, shared",
-        "cuda",
-        {"data": 4, "sharding": "zero3"},
-        {"precision": "bfloat16"},
-        {"head": "classes", "num_classes": 2},
-    ),
-    small("norms after, offloaded", "cuda", {}, {"recompute": "full", "offload": ("activations",)}, NORMS_AFTER),
-    small("norms after", "cuda", {"tensor": 2}, {"precision": "bfloat16"}, {**LLAMA, **NORMS_AFTER}),
+    small("norms after, offloaded", "cuda", {}, {**LAYERS, "offload": ("activations",)}, NORMS_AFTER),
+    small("norms after", "cuda", {"tensor": 2}, HALF, LLAMA | NORMS_AFTER),
     small("Muon", "cpu", {"tensor": 2}, {}, {}, MUON),
     small("Muon, one token", "cpu", {}, {"sequence_length": 1, "batch_size": 1}, {"vocab_size": 256, **WIDE}, MUON),
-    small(
-        "Muon, shared",
-        "cuda",
-        {"tensor": 2, "data": 4, "sharding": "zero3", "shard_group": 2},
-        {"precision": "bfloat16"},
-        LLAMA,
-        MUON,
-    ),
+    small("Muon, shared", "cuda", GROUPS, HALF, LLAMA, MUON),
     small("Muon, offloaded", "cuda", {"data": 2}, {"offload": ("optimizer",)}, {}, MUON),
     small("adapters", "cpu", {"tensor": 2}, {}, {**LLAMA, "lora_rank": 8}),
-    small(
-        "adapters, split",
-        "cuda",
-        {"tensor": 4, "data": 2, "sequence_parallel": True},
-        {"precision": "bfloat16"},
-        {"lora_rank": 8},
-    ),
-    small(
-        "adapters, shared",
-        "cuda",
-        {"data": 4, "sharding": "zero3"},
-        {"precision": "bfloat16", "recompute": "full"},
-        {**LLAMA, "lora_rank": 8},
-    ),
+    small("adapters, shared", "cuda", ZERO3, LAYERS | HALF, {**LLAMA, "lora_rank": 8}),
     small("averaged", "cpu", {"tensor": 2}, {}, {}, AVERAGED),
-    small("averaged, shared", "cuda", {"data": 4, "sharding": "zero3"}, {"precision": "bfloat16"}, {}, AVERAGED),
-    small(
-        "averaged, offloaded",
-        "cuda",
-        {"tensor": 2},
-        {"offload": ("optimizer",)},
-        {},
-        replace(MUON, ema_decay=0.999),
-    ),
-    small("512 ranks", "cuda", {"tensor": 8, "data": 64}, {"precision": "bfloat16"}),
+    small("averaged, shared", "cuda", ZERO3, HALF, {}, AVERAGED),
+    small("512 ranks", "cuda", {"tensor": 8, "data": 64}, HALF),
 )
 """Cases with a small model. Each takes about half a second."""
 

@@ -9,14 +9,6 @@ UNDROPPED = {"dropout": 0.0}
 EXCHANGED = {"context": 2, "context_attention": "all_to_all"}
 
 CASES = (
-    small("gathered", "cpu", {"context": 4, "context_attention": "gather"}, {}, UNDROPPED),
-    small(
-        "exchanged, split",
-        "cuda",
-        {**EXCHANGED, "tensor": 2, "sequence_parallel": True},
-        {"precision": "bfloat16"},
-        LLAMA,
-    ),
     small(
         "exchanged documents, shared, layers again",
         "cuda",
@@ -24,11 +16,19 @@ CASES = (
         {"document_mask": True, "recompute": "full"},
         LLAMA,
     ),
+    small(
+        "exchanged, split",
+        "cuda",
+        {**EXCHANGED, "tensor": 2, "sequence_parallel": True},
+        {"precision": "bfloat16"},
+        LLAMA,
+    ),
+    small("gathered", "cpu", {"context": 4, "context_attention": "gather"}, {}, UNDROPPED),
     small("ring", "cpu", {"context": 4, "context_attention": "ring"}, {}, UNDROPPED),
 )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_formulas_and_dry_run_agree(case: Case) -> None:
     """The formulas count all pairs of a query and a key, also those that the ring skips."""

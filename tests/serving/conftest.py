@@ -1,26 +1,34 @@
 """A tiny model folder with a chat template, and real servers of it."""
 
+import asyncio
+import functools
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from crosscut.config.data import Objective
+from crosscut.cli import main
+from crosscut.config.system.machine import leave_with_parent
 from crosscut.data import Tokenizer, read_documents
-from tests.pretrained.encoders import V, make_encoder
+from crosscut.launch.server import Stream
+from tests.nursery import forked
+from tests.pretrained.encoders import make_encoder
 
 TEMPLATE = """\
 {% for message in messages %}
@@ -107,11 +115,21 @@ def write_weights(folder: Path, vocab_size: int) -> None:
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an asynchronous test, such as the clients' side of a server, in an event loop."""
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(test(**fixtures))
+
+    return run
+
+
 @dataclass
 class Server:
     """A running `crosscut serve`."""
 
-    process: subprocess.Popen[str]
+    process: "subprocess.Popen[str] | Forks"
     url: str
 
     def ask(self, path: str, body: object = None, **options: Any) -> tuple[int, Any]:
@@ -150,11 +168,85 @@ def start(folder: Path, *arguments: str, **environment: str) -> Server:
     )
     assert process.stdout is not None
     line = process.stdout.readline()
-    found = re.search(r"http://\S+", line)
+    return _server_that_greets(process, line)
+
+
+def _server_that_greets(process: "subprocess.Popen[str] | Forks", greeting: str) -> Server:
+    found = re.search(r"http://\S+", greeting)
     if found is None:
         process.kill()
-        raise AssertionError(line + process.communicate()[1])
+        raise AssertionError(greeting + process.communicate()[1])
     return Server(process, found.group())
+
+
+@dataclass
+class Forks:
+    """Ranks of a server that are forks of the nursery, with the methods of `Popen` that the tests use."""
+
+    ranks: list[BaseProcess]
+    errors: IO[str]
+    """The error streams of all ranks."""
+    store: dist.Store | None
+
+    @property
+    def pid(self) -> int | None:
+        return self.ranks[0].pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.ranks[0].exitcode
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        assert self.pid is not None
+        os.kill(self.pid, number)  # the first rank tells the others
+
+    def kill(self) -> None:
+        for rank in self.ranks:
+            rank.kill()
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        for rank in self.ranks:
+            rank.join(timeout)
+        assert len({rank.exitcode for rank in self.ranks}) == 1
+        with self.errors:
+            self.errors.seek(0)
+            return "", self.errors.read()
+
+
+def fork(folder: Path, *arguments: str, num_ranks: int = 1) -> Server:
+    """Start a server as `start` does, but on forks of the nursery, which have imported torch. Several ranks are joined
+    as under torchrun.
+    """
+    words = ("crosscut", "serve", str(folder), "--port", "0", "--device", "cpu", "--tensor", str(num_ranks), *arguments)
+    store, environment = None, {"LOCAL_WORLD_SIZE": str(num_ranks)}
+    if num_ranks > 1:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(num_ranks)}
+        environment |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "GLOO_SOCKET_IFNAME": "lo"}
+    reader, writer = os.pipe()
+    forks = Forks([], tempfile.TemporaryFile("w+"), store)  # noqa: SIM115 - closed with the server
+    with os.fdopen(reader) as printed:
+        with os.fdopen(writer, "w") as output, Stream(output.fileno()) as ours, Stream(forks.errors.fileno()) as theirs:
+            for rank in range(num_ranks):
+                more = {"RANK": str(rank)} if num_ranks > 1 else {}
+                process = forked().Process(target=_serve, args=(words, environment | more, ours, theirs), daemon=True)
+                process.start()
+                forks.ranks.append(process)
+        return _server_that_greets(forks, printed.readline())
+
+
+def _serve(words: tuple[str, ...], environment: Mapping[str, str], output: int, errors: int) -> None:
+    """In a fork: run the command of a server."""
+    leave_with_parent()
+    os.environ.update(environment)
+    os.dup2(output, 1)
+    os.dup2(errors, 2)
+    torch.set_num_threads(1)
+    sys.argv = [*words]
+    main()
 
 
 @pytest.fixture(scope="session")
@@ -162,20 +254,17 @@ def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT of two layers with random weights and a WordPiece, for at most 16 tokens. The last position is so large
     that the hidden states of a text of 16 tokens are not finite.
     """
-    folder = tmp_path_factory.mktemp("models") / ENCODER
-    make_encoder(folder, "bert for classes")
+    folder = make_encoder(tmp_path_factory.mktemp("models") / ENCODER, "bert for classes", wordpiece=True)
     weights = load_file(folder / "model.safetensors")
     weights["bert.embeddings.position_embeddings.weight"][15] = 3e38
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    text = "the quick brown fox jumps over the lazy dog " * 50
-    Tokenizer.train([text], vocab_size=V, objective=Objective.MASKED).save(folder / "tokenizer.json")
     return folder
 
 
 @pytest.fixture(scope="session")
 def whole(model_folder: Path) -> Iterator[Server]:
     """A server of the uncut model."""
-    server = start(model_folder)
+    server = fork(model_folder)
     yield server
     assert server.stop() == (0, "")
 
@@ -183,7 +272,7 @@ def whole(model_folder: Path) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def cut(model_folder: Path) -> Iterator[Server]:
     """A server of the model cut over two ranks."""
-    server = start(model_folder, "--tensor", "2", "--rows", "4")
+    server = fork(model_folder, "--rows", "4", num_ranks=2)
     yield server
     assert server.stop() == (0, "")
 
@@ -191,7 +280,7 @@ def cut(model_folder: Path) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def encoder(encoder_folder: Path) -> Iterator[Server]:
     """A server of the encoder, cut over two ranks. The tests that use it make it log failures."""
-    server = start(encoder_folder, "--tensor", "2")
+    server = fork(encoder_folder, num_ranks=2)
     yield server
     status, errors = server.stop()
     assert (status, "Traceback" in errors) == (0, False)

@@ -104,7 +104,6 @@ def test_decoder_embeds_nothing(whole):
 
 INPUTS = "`input` must be a string, a list of token ids, a list of strings, or a list of lists of token ids, but is "
 REFUSED: list[tuple[object, str]] = [
-    (b"[" * 100_000, "The request's body must be JSON, but cannot be read: it is nested too deeply."),
     ([1], "The request's body must be a JSON object, but is [1]."),
     ({"input": "fox"}, f"`model` must be the model that is served (`{ENCODER}`), but is missing."),
     ({"model": ENCODER}, f"{INPUTS}missing."),
@@ -202,6 +201,7 @@ def test_large_requests_are_answered_beside_small_ones(encoder, encoder_folder):
     assert sizes == [(200, MOST_INPUTS), (200, 100)]
 
 
+@pytest.mark.slow  # the largest answer, whose client differs from one that leaves only by its open connection
 def test_client_that_never_reads_delays_nobody(encoder):
     with closing(posted(encoder, PATH, asked(input=["fox"] * MOST_INPUTS))):
         assert_answers(encoder)

@@ -21,7 +21,7 @@ from crosscut.launch.stopping import SAME_REQUEST
 from crosscut.pretrained.families import published_shapes
 from crosscut.serving.protocol.choices import MOST_STOP_CHARACTERS
 from crosscut.serving.templates.program import Limits
-from tests.serving.conftest import WINDOW, Server, start
+from tests.serving.conftest import WINDOW, Server, fork, start
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 NAME, VOCABULARY = "odd", 402
@@ -70,7 +70,7 @@ def folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def odd(folder: Path) -> Iterator[Server]:
-    server = start(folder)
+    server = fork(folder)
     yield server
     if server.process.poll() is None:
         server.process.kill()
@@ -171,6 +171,7 @@ def test_a_long_text_of_stops_does_not_delay_other_texts(odd):
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.slow  # the sockets hold thousands of tokens; test_desk.py covers the server's own bound
 def test_a_client_that_never_reads_loses_its_request(odd):
     """Its rows go to others. What the sockets hold comes before the server's own bound."""
     body = text(n=128, max_tokens=WINDOW - 70, logprobs=20, stream=True, logit_bias={"0": -100})
@@ -189,7 +190,7 @@ def test_a_server_with_slow_templates_ends_and_its_log_has_the_number_of_a_failu
     with ExitStack() as stack:
         for _ in range(6):
             stack.enter_context(closing(posted(odd, CHAT, says("loop"))))
-        time.sleep(0.5)
+        time.sleep(0.2)
         assert_answers(odd)
     began = time.monotonic()
     status, errors = odd.stop()

@@ -56,7 +56,13 @@ REQUESTS = {
 }
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+QUICK = ("a prompt", "messages", "an unknown field", "stop")
+"""The requests that are read in different ways. What is read takes the server's own process the same time."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in REQUESTS]
+)
 def test_a_large_request_takes_the_server_little_time(whole, name):
     path, body, message = REQUESTS[name]
     content = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -15,6 +15,7 @@ from crosscut.serving.loop import write_texts
 from crosscut.serving.news import News, Order
 from crosscut.serving.protocol.refusals import Refusal
 from tests.generation.models import make
+from tests.generation.test_decoder import recompute
 from tests.ranks import RankPool
 
 OF_OBJECTS = [name for name in dir(dist.distributed_c10d) if name.endswith(("_object", "_object_list"))]
@@ -39,27 +40,31 @@ def test_what_is_no_news_runs_no_code(hostile):
         News.from_json(hostile)
 
 
+PROMPTS = [[1, 2], [10**6], [3], [40, 41, 42, 43, 44]]
+"""The second one has a token that the model does not have."""
+SAMPLING = Sampling(num_tokens=6, temperature=0.0)
+
+
 async def ask(desk: Desk, told: list[object]) -> None:
-    """Three requests; the second one has a token that the model does not have."""
     desk.open()
-    jobs = [desk.submit([Order(prompt, Sampling(num_tokens=3), 0, 0)]) for prompt in ((1, 2), (10**6,), (3,))]
+    jobs = [desk.submit([Order(tuple(prompt), SAMPLING, 0, 0)]) for prompt in PROMPTS]
     for job in jobs:
         try:
-            told.append([piece.finish async for _, piece in job])
+            told.append([(piece.token, piece.finish) async for _, piece in job])
         except Refusal as refusal:
             told.append(refusal.status)
     desk.stop()
 
 
-def serve() -> list[object]:
-    """Answers that the clients of the first rank get, by request."""
+def serve(family: str) -> list[object]:
+    """Answers that the clients of the first rank get, by request: tokens and ends."""
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise AssertionError("a message is pickled")
 
     told: list[object] = []
     desk = Desk(num_rows=2) if dist.get_rank() == 0 else None
-    decoder = Decoder(make(Layout(tensor=dist.get_world_size())), None, num_rows=2)
+    decoder = Decoder(make(Layout(tensor=dist.get_world_size()), family), None, num_rows=2)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("loads", "dumps", "load", "dump", "Pickler", "Unpickler"):
             patch.setattr(pickle, name, refuse)
@@ -76,9 +81,13 @@ def test_functions_that_send_objects_are_found():
     assert {"broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list"} <= {*OF_OBJECTS}
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_an_order_that_cannot_begin_is_answered_and_the_others_are_written(ranks: RankPool, num_ranks):
-    """On all ranks alike, and with nothing pickled between them."""
-    first, *others = ranks.run(num_ranks, serve)
-    assert first == [["", "", "length"], 500, ["", "", "length"]]
+@pytest.mark.parametrize(("num_ranks", "family"), [(1, "gpt2"), (2, "of no family")])
+def test_an_order_that_cannot_begin_is_answered_and_the_others_are_written(ranks: RankPool, num_ranks, family):
+    """On all ranks alike, with nothing pickled between them, and as the model's forward pass continues the prompts."""
+    first, *others = ranks.run(num_ranks, serve, family)
+    assert first.pop(1) == 500
+    jobs = [(prompt, SAMPLING) for prompt in PROMPTS if max(prompt) < 100]
+    expected = ranks.run(1, recompute, family, jobs)[0]
+    ends = ["", "", "", "", "", "length"]
+    assert first == [list(zip(tokens, ends, strict=True)) for tokens in expected]
     assert others == [[]] * (num_ranks - 1)

@@ -13,28 +13,33 @@ from crosscut.training.batches import BatchesAhead
 from tests.training.jobs import parts
 
 
-def micro_batches_of(run, step: int) -> tuple[int, list[Batch]]:
+def micro_batches_of(run, steps: tuple[int, ...]) -> tuple[int, list[list[Batch]]]:
+    """On a rank: its place among the data ranks, and its micro-batches of each step."""
     _, batches = parts(run)
-    return batches.mesh.data.rank, batches.micro_batches(step)
+    return batches.mesh.data.rank, [batches.micro_batches(step) for step in steps]
 
 
-@pytest.mark.parametrize("step", [0, 3])
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "options",
     [
-        (),
+        ("layout.data=2", "training.micro_batch_size=1"),
         ("training.micro_batch_size=1",),
-        ("layout.tensor=2",),
         ("layout.data=2",),
         ("layout.data=4",),
-        ("layout.data=2", "training.micro_batch_size=1"),
         ("layout.tensor=2", "layout.data=2"),
+        ("layout.tensor=2",),
     ],
-    ids=lambda options: " ".join(options) or "one rank",
+    ids=" ".join,
 )
-def test_micro_batches_partition_the_batch_whatever_the_layout(ranks, run_with, options, step):
+def test_micro_batches_partition_the_batch_whatever_the_layout(ranks, run_with, options):
     run = run_with(*options)
-    told = ranks.run(run.layout.world_size, micro_batches_of, run, step)
+    told = ranks.run(run.layout.world_size, micro_batches_of, run, (0, 3))
+    for index, step in enumerate((0, 3)):
+        require_partition(run, step, [(data_rank, steps[index]) for data_rank, steps in told])
+
+
+def require_partition(run, step: int, told: list[tuple[int, list[Batch]]]) -> None:
     by_data_rank = {}
     for data_rank, micro_batches in told:  # ranks of one tensor group hold the same
         assert all(batch.tokens.shape == (run.micro_batch_size, 32) for batch in micro_batches)
@@ -50,43 +55,36 @@ def test_micro_batches_partition_the_batch_whatever_the_layout(ranks, run_with, 
 GROWING = ("training.batch_size=8", "training.initial_batch_size=4", "training.ramp_steps=3")
 
 
-@pytest.mark.parametrize("options", [(), ("layout.data=2",), ("layout.data=2", "training.micro_batch_size=1")], ids=str)
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("options", [("layout.data=2", "training.micro_batch_size=1"), ()], ids=str)
 def test_a_growing_batch_takes_every_sample_once_whatever_the_layout(ranks, run_with, options):
     run = run_with(*GROWING, *options)
     sampler = Sampler(TokenFolder.open(Path(run.tokens_folder)).train, sequence_length=32, seed=run.training.seed)
     expected = iter(sampler.batch_at(0, 4 + 4 + 4 + 8 + 8)[:, :-1])
+    told = [steps for _, steps in ranks.run(run.layout.world_size, micro_batches_of, run, tuple(range(5)))]
     for step, size in enumerate((4, 4, 4, 8, 8)):
-        told = ranks.run(run.layout.world_size, micro_batches_of, run, step)
-        rows = [row for _, batches in told for batch in batches for row in batch.tokens.numpy()]
+        batches = [batch for steps in told for batch in steps[step]]
+        rows = [row for batch in batches for row in batch.tokens.numpy()]
         assert len(rows) == size
         assert all(np.array_equal(row, next(expected)) for row in rows)
-        assert {batch.tokens.shape[0] for _, batches in told for batch in batches} == {run.micro_batch_size}
+        assert {batch.tokens.shape[0] for batch in batches} == {run.micro_batch_size}
 
 
 def documents_of(run, step: int) -> list[list[tuple[str, int]]]:
     _, batches = parts(run)
-    return [batches.documents(step, index) for index in range(run.num_micro_batches)]
-
-
-@pytest.mark.parametrize("options", [(), ("layout.data=2",)], ids=["one rank", "data=2"])
-def test_documents_are_those_of_the_micro_batchs_samples(ranks, run_with, options):
-    run = run_with("training.micro_batch_size=1", *options)
-    told = ranks.run(run.layout.world_size, documents_of, run, 5)
-    sampler = Sampler(TokenFolder.open(Path(run.tokens_folder)).train, sequence_length=32, seed=run.training.seed)
-    expected = [list(dict.fromkeys(sampler.documents(index))) for index in range(5 * 4, 6 * 4)]
-    assert [documents for rank in told for documents in rank] == expected
-
-
-def growing_documents_of(run, step: int) -> list[list[tuple[str, int]]]:
-    _, batches = parts(run)
     return [batches.documents(step, index) for index in range(batches.num_micro_batches(step))]
 
 
-def test_documents_of_a_growing_batch_are_those_of_its_samples(ranks, run_with):
-    run = run_with(*GROWING, "layout.data=2", "training.micro_batch_size=1")
+@pytest.mark.parametrize(
+    ("options", "samples"),
+    [((), {5: range(5 * 4, 6 * 4)}), (GROWING, {2: range(8, 12), 3: range(12, 20)})],
+    ids=["constant", "growing"],
+)
+def test_documents_are_those_of_the_micro_batchs_samples(ranks, run_with, options, samples):
+    run = run_with(*options, "layout.data=2", "training.micro_batch_size=1")
     sampler = Sampler(TokenFolder.open(Path(run.tokens_folder)).train, sequence_length=32, seed=run.training.seed)
-    for step, indices in ((2, range(8, 12)), (3, range(12, 20))):
-        told = ranks.run(2, growing_documents_of, run, step)
+    for step, indices in samples.items():
+        told = ranks.run(2, documents_of, run, step)
         expected = [list(dict.fromkeys(sampler.documents(index))) for index in indices]
         assert [documents for rank in told for documents in rank] == expected
 

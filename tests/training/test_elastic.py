@@ -12,7 +12,7 @@ from crosscut.checkpoint.folders import remove_checkpoint
 from crosscut.config import LayoutError
 from crosscut.training.elastic import RESTARTS_FILE, Restart, for_started_ranks, is_elastic, read_restarts
 from crosscut.training.watching.metrics import METRICS_FILE, read_metrics
-from tests.training.jobs import loop, whole_run
+from tests.training.jobs import losses_of, whole_run
 
 FLOAT64 = "training.precision=float64"
 
@@ -89,9 +89,10 @@ def test_a_run_that_loses_ranks_and_gets_them_back_has_the_losses_of_an_undistur
         return run_with(*settings, f"output.folder={tmp_path / folder}", *overrides)
 
     whole, elastic = run("whole"), run("elastic", "layout.elastic=data", "checkpoint.every=2", "checkpoint.keep=9")
-    ranks.run(2, loop, whole)
+    undisturbed = ranks.run(2, losses_of, whole, 6)[0]
     ranks.run(2, whole_run, elastic)
     folder = Path(elastic.output.folder)
+    assert not (folder / RESTARTS_FILE).exists()
     (folder / "summary.json").unlink()
     for checkpoint in list_checkpoints(elastic.checkpoints_folder)[1:]:  # as if killed after step 3
         assert remove_checkpoint(checkpoint) == ""
@@ -104,7 +105,6 @@ def test_a_run_that_loses_ranks_and_gets_them_back_has_the_losses_of_an_undistur
     assert [lost[name] for name in names] == [2, "tensor 1 x data 2", "tensor 1 x data 1", 4]
     assert [back[name] for name in names] == [4, "tensor 1 x data 1", "tensor 1 x data 2", 2]
     assert lost["restored_from"] == back["restored_from"] == "disk"
-    curves = [[(r["step"], r["loss"]) for r in read_metrics(at) if "loss" in r] for at in (folder, tmp_path / "whole")]
-    assert [step for step, _ in curves[0]] == list(range(1, 7))
-    assert [loss for _, loss in curves[0]] == pytest.approx([loss for _, loss in curves[1]], rel=1e-10, abs=0)
-    assert not (tmp_path / "whole" / RESTARTS_FILE).exists()
+    curve = [(row["step"], row["loss"]) for row in read_metrics(folder) if "loss" in row]
+    assert [step for step, _ in curve] == list(range(1, 7))
+    assert [loss for _, loss in curve] == pytest.approx(undisturbed, rel=1e-10, abs=0)

@@ -30,6 +30,9 @@ BERT = (
 )
 
 
+LAYOUT = ("layout.data=2", "layout.sharding=zero3")
+
+
 @pytest.fixture(scope="module")
 def masked_tokens(text_file, tmp_path_factory) -> Path:
     """Token shards of the small corpus with an index of sentences."""
@@ -49,21 +52,21 @@ def bert_run(masked_tokens, tmp_path):
     return make
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("packed", [False, True])
-def test_every_layout_and_a_resume_train_the_same_model(ranks, bert_run, packed):
+def test_another_layout_and_a_resume_train_the_same_model(ranks, bert_run, packed):
     kind = ("data.pairs=false", "model.sentence_order=false", "training.document_mask=true") if packed else ()
-    run = bert_run("model.dropout=0", *kind)
+    kind = (*kind, "model.dropout=0", "training.steps=5", "training.validate_every=0")
+    run = bert_run(*kind)
     whole, resumed = train(ranks, run), train(ranks, run, checkpoint_of(run, 3))
     for step, loss in resumed[0]["losses"].items():
         assert loss == whole[0]["losses"][step]
     for name, weight in whole[0]["weights"].items():
         assert torch.equal(weight, resumed[0]["weights"][name]), name
-    for layout in (("layout.data=2", "layout.sharding=zero3"), ("layout.tensor=2", "layout.sequence_parallel=true")):
-        cut = train(ranks, bert_run("model.dropout=0", *kind, *layout), checkpoint_of(run, 3))
-        for step, loss in cut[0]["losses"].items():
-            assert batches_of(cut, step) == batches_of(whole, step)
-            assert loss == pytest.approx(whole[0]["losses"][step], rel=1e-5)
+    cut = train(ranks, bert_run(*kind, *LAYOUT), checkpoint_of(run, 3))
+    for step, loss in cut[0]["losses"].items():
+        assert batches_of(cut, step) == batches_of(whole, step)
+        assert loss == pytest.approx(whole[0]["losses"][step], rel=1e-5)
 
 
 def _searches(run: RunConfig) -> int:
@@ -73,18 +76,18 @@ def _searches(run: RunConfig) -> int:
         return search.call_count
 
 
-def test_a_rank_reads_the_corpus_once(ranks, bert_run):
+def test_a_rank_reads_the_corpus_once_and_no_resume_changes_the_share_of_masked_words(ranks, bert_run):
     """The process that prepares the run, which is the first rank here, reads the corpus before."""
-    assert ranks.run(1, _searches, bert_run("training.steps=3", "checkpoint.every=3")) == [2]
+    assert ranks.run(1, _searches, bert_run("training.steps=3", "training.validate_every=0")) == [2]
+    with pytest.raises(CheckpointError, match=r"`data\.mask_fraction` must be 0\.15 as in the checkpoint"):
+        run_training(bert_run("training.steps=6", "data.mask_fraction=0.3"), resume=True)
 
 
 def test_a_whole_run_learns_and_is_told_without_text_and_bits_per_byte(ranks, bert_run, tmp_path):
-    from transformers import BertForPreTraining
-
     text = tmp_path / "own.txt"
     text.write_text("The people of the United States were glad . " * 20)
-    own = (f"evaluation.text={text}", "evaluation.every=10")
-    run = bert_run("training.steps=20", "checkpoint.every=20", "training.validate_every=0", *own)
+    own = (f"evaluation.text={text}", "evaluation.every=5", "optimizer.learning_rate=2e-3")
+    run = bert_run("training.steps=10", "checkpoint.every=10", "training.validate_every=0", *own)
     told = ranks.run(1, whole_run, run)[0]
     summary = json.loads((Path(run.output.folder) / "summary.json").read_text())
     assert summary["validation_loss_after"] < summary["validation_loss_before"] - 0.2
@@ -100,8 +103,6 @@ def test_a_whole_run_learns_and_is_told_without_text_and_bits_per_byte(ranks, be
     source = find_model(run.output.folder)
     export_checkpoint(source, tmp_path / "export")
     assert find_model(tmp_path / "export").model == source.model
-    _, loaded = BertForPreTraining.from_pretrained(tmp_path / "export", output_loading_info=True)
-    assert not any(loaded.values()), loaded
 
 
 def test_other_sentences_are_another_run_only_for_pairs(bert_run, masked_tokens, tmp_path):
@@ -148,9 +149,3 @@ def test_data_that_do_not_fit_the_model_are_refused(bert_run, overrides, message
 def test_tokens_without_sentences_are_refused_before_a_rank_starts(bert_run, tokens_folder):
     with pytest.raises(DataError, match=r"must have a token that begins a sequence"):
         run_training(bert_run(f"data.tokens={tokens_folder}"))
-
-
-def test_another_share_of_masked_words_is_refused_at_a_resume(ranks, bert_run):
-    ranks.run(1, whole_run, bert_run("training.steps=3", "checkpoint.every=3"))
-    with pytest.raises(CheckpointError, match=r"`data\.mask_fraction` must be 0\.15 as in the checkpoint"):
-        run_training(bert_run("training.steps=6", "data.mask_fraction=0.3"), resume=True)

@@ -69,17 +69,12 @@ QUICK = {
     "copy of a tied embedding": (STAGES, 1, TIED, ON_STAGE),
 }
 SLOW = {  # the same verdict over other groups of ranks
-    "first data rank": (DATA, 0, CUT, "position 0 on the axis `data`"),
     "loss of a tensor rank": (TENSOR, 1, LOSS, ON_TENSOR),
     "loss of a data rank": (DATA, 1, LOSS, ON_DATA),
     "tensor, cut": (TENSOR, 1, CUT, ON_TENSOR),
-    "layer of a stage": (STAGES, 1, "blocks.3.mlp.expand.weight", ON_STAGE),
-    "zero2": ((*DATA, "layout.sharding=zero2"), 1, CUT, ON_DATA),
     "zero3": ((*DATA, "layout.sharding=zero3"), 1, CUT, ON_DATA),
     "copies of shards": (("layout.data=4", "layout.sharding=zero3", "layout.shard_group=2"), 1, CUT, ON_DATA),
-    "data and tensor": ((*TENSOR, *DATA), 3, BIAS, f"{ON_DATA}, {ON_TENSOR}"),
     "stages and data": ((*STAGES, *DATA), 3, TIED, f"{ON_STAGE}, {ON_DATA}"),
-    "stages and tensor": ((*STAGES, *TENSOR), 3, TIED, f"{ON_STAGE}, {ON_TENSOR}"),
     "Muon": ((*DATA, "optimizer.matrices=muon", "optimizer.matrix_learning_rate=0.02"), 1, CUT, ON_DATA),
 }
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +55,6 @@ def _batch_restarts(patch: Patch) -> None:
     patch.setattr(Batches, "micro_batches", lambda self, step: take(self, step - DONE))
 
 
-def _moments_forgotten(patch: Patch) -> None:
-    _forget(patch, "exp_avg")
-
-
-def _momentum_forgotten(patch: Patch) -> None:
-    _forget(patch, MOMENTUM)
-
-
 def _forget(patch: Patch, name: str) -> None:
     load = Loop.load
 
@@ -108,8 +101,8 @@ def _roles_forgotten(patch: Patch) -> None:
 FAULTS = {
     "a schedule that restarts after a resume": Fault(_schedule_restarts, "loss of step 5"),
     "a growing batch that restarts after a resume": Fault(_batch_restarts, "samples of step 4"),
-    "first moments that a resume forgets": Fault(_moments_forgotten, "loss of step 5"),
-    "Muon's momentum that a resume forgets": Fault(_momentum_forgotten, "loss of step 5"),
+    "first moments that a resume forgets": Fault(partial(_forget, name="exp_avg"), "loss of step 5"),
+    "Muon's momentum that a resume forgets": Fault(partial(_forget, name=MOMENTUM), "loss of step 5"),
     "learning rates by role that a resume forgets": Fault(_roles_forgotten, "loss of step 5"),
     "a decay of the average that is counted from the resume": Fault(_decay_restarts, "average of the weights"),
     "an average of the weights that begins anew after a resume": Fault(_average_forgotten, "average of the weights"),
@@ -152,11 +145,21 @@ def test_a_run_with_all_options_of_the_recipe_goes_on_to_the_last_bit(ranks, mix
     assert sorted(resumed[0]["losses"]) == [3, 4, 5]
 
 
+@pytest.fixture(scope="module")
+def never_stopped():
+    """The run that never stopped, trained once: its folder of checkpoints, and what it gave."""
+    return {}
+
+
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_a_resume_is_found(ranks, mixed_run, fault):
+def test_a_fault_of_a_resume_is_found(ranks, mixed_run, tmp_path_factory, never_stopped, fault):
+    if not never_stopped:
+        folder = tmp_path_factory.mktemp("never_stopped") / "run"
+        never_stopped["run"] = mixed_run(*HERE, *ALL, f"output.folder={folder}")
+        (never_stopped["whole"],) = train(ranks, never_stopped["run"])
+    whole, saved = never_stopped["whole"], checkpoint_of(never_stopped["run"], DONE)
     run = mixed_run(*HERE, *ALL)
-    (whole,) = train(ranks, run)
-    (resumed,) = ranks.run(1, record_with, fault, run, checkpoint_of(run, DONE), time_limit=240)
+    (resumed,) = ranks.run(1, record_with, fault, run, saved, time_limit=240)
     assert first_difference(whole, resumed) == FAULTS[fault].differs
     assert f"| {fault} | {FAULTS[fault].differs} |" in PAGE.read_text(encoding="utf-8")

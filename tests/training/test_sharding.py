@@ -30,10 +30,10 @@ def held(run) -> dict[str, int]:
     }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "options",
-    [("layout.data=2", ZERO_2), ("layout.data=2", ZERO_3, *SPLIT), ("layout.data=4", ZERO_3, "layout.shard_group=2")],
+    [("layout.data=2", ZERO_3, *SPLIT), ("layout.data=2", ZERO_2), ("layout.data=4", ZERO_3, "layout.shard_group=2")],
     ids=" ".join,
 )
 def test_a_rank_keeps_its_share_of_weights_gradients_and_moments(ranks, run_with, options):
@@ -123,22 +123,24 @@ def test_a_layer_s_gathered_weights_go_with_its_use(ranks, run_with):
     assert kept - freed >= model.num_layers * 12 * model.hidden_size**2 * 4
 
 
-def test_accumulated_gradients_of_several_copies_are_those_of_one_rank(ranks, run_with):
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("sharding", [ZERO_2, ZERO_3])
+def test_accumulated_gradients_of_several_copies_are_those_of_one_rank(ranks, run_with, sharding):
     base = ("model.dropout=0.0", "training.precision=float64", "training.batch_size=8")
-    expected = ranks.run(1, losses_of, run_with(*base), 4)[0]
-    for sharding in (ZERO_2, ZERO_3):
-        options = ("layout.data=4", "layout.shard_group=2", "training.micro_batch_size=1", sharding)
-        for losses in ranks.run(4, losses_of, run_with(*base, *options), 4):
-            assert losses == pytest.approx(expected, rel=1e-10)
+    expected = ranks.run(1, losses_of, run_with(*base), 3)[0]
+    options = ("layout.data=4", "layout.shard_group=2", "training.micro_batch_size=1", sharding)
+    for losses in ranks.run(4, losses_of, run_with(*base, *options), 3):
+        assert losses == pytest.approx(expected, rel=1e-10)
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("bfloat16", 2e-3), ("float16", 2e-3)])
-def test_gathered_in_a_narrow_type_the_losses_are_those_of_whole_copies(ranks, run_with, precision, tolerance):
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_gathered_in_a_narrow_type_the_losses_are_those_of_whole_copies(ranks, run_with, precision):
     """Weights are rounded before they are sent instead of after, their gradients in the same place."""
     base = ("model.dropout=0.0", f"training.precision={precision}", "layout.data=2")
     expected = ranks.run(2, losses_of, run_with(*base), 3)[0]
     for losses in ranks.run(2, losses_of, run_with(*base, ZERO_3), 3):
-        assert losses == pytest.approx(expected, rel=tolerance)
+        assert losses == pytest.approx(expected, rel=2e-3)
 
 
 def test_a_step_whose_loss_is_no_number_is_told_by_all_ranks(ranks, run_with):

@@ -23,29 +23,20 @@ def test_biases_and_layer_norms_do_not_decay(ranks, run_with):
     }
 
 
-def test_micro_batches_add_up_to_the_whole_batch(ranks, run_with):
-    whole = ranks.run(1, losses_of, run_with("model.dropout=0.0", "training.precision=float64"), 4)[0]
-    split = ranks.run(
-        1, losses_of, run_with("model.dropout=0.0", "training.precision=float64", "training.micro_batch_size=1"), 4
-    )[0]
-    assert split == pytest.approx(whole, rel=1e-12)
-
-
 def test_micro_batches_on_data_ranks_add_up_to_the_whole_batch(ranks, run_with):
     options = ("model.dropout=0.0", "training.precision=float64")
-    whole = ranks.run(1, losses_of, run_with(*options), 4)[0]
-    split = ranks.run(2, losses_of, run_with(*options, "training.micro_batch_size=1", "layout.data=2"), 4)
+    whole = ranks.run(1, losses_of, run_with(*options), 3)[0]
+    split = ranks.run(2, losses_of, run_with(*options, "training.micro_batch_size=1", "layout.data=2"), 3)
     assert split[0] == split[1]
     assert split[0] == pytest.approx(whole, rel=1e-10)
 
 
-@pytest.mark.parametrize("options", [("layout.data=2",), ("training.micro_batch_size=1",)], ids=["data", "micro"])
-def test_loss_is_normalised_by_the_targets_of_all_ranks(ranks, run_with, options):
+def test_loss_is_normalised_by_the_targets_of_all_ranks_and_micro_batches(ranks, run_with):
     ignored = [0, 0, 31, 20]  # the second rank has far fewer targets than the first
     base = ("model.dropout=0.0", "training.precision=float64")
     loss, gradients = ranks.run(1, masked_loss_and_gradient, run_with(*base), ignored)[0]
-    run = run_with(*base, *options)
-    split_loss, split_gradients = ranks.run(run.layout.world_size, masked_loss_and_gradient, run, ignored)[0]
+    run = run_with(*base, "layout.data=2", "training.micro_batch_size=1")
+    split_loss, split_gradients = ranks.run(2, masked_loss_and_gradient, run, ignored)[0]
     assert split_loss == pytest.approx(loss, rel=1e-12)
     for one, other in zip(gradients, split_gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
@@ -75,30 +66,30 @@ def test_bfloat16_arithmetic_stays_near_float32(ranks, run_with):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("options", [("layout.tensor=2", "layout.sequence_parallel=true"), ("layout.tensor=1",)])
 def test_float8_products_train_near_bfloat16(ranks, run_with, options):
-    base = ("model.dropout=0.0", "training.steps=12")
-    wide = ranks.run(1, losses_of, run_with(*base, "training.precision=bfloat16"), 12)[0]
+    base = ("model.dropout=0.0", "optimizer.learning_rate=3e-3")
+    wide = ranks.run(1, losses_of, run_with(*base, "training.precision=bfloat16"), 6)[0]
     run = run_with(*base, *options, "training.precision=float8")
-    for narrow in ranks.run(run.layout.world_size, losses_of, run, 12):
+    for narrow in ranks.run(run.layout.world_size, losses_of, run, 6):
         assert narrow == pytest.approx(wide, rel=5e-3)
         assert narrow != wide
         assert narrow[-1] < 0.97 * narrow[0], "nothing was learned"
 
 
-@pytest.mark.parametrize("options", [("layout.tensor=2",), ("layout.tensor=2", "layout.sequence_parallel=true")])
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("options", [("layout.tensor=2", "layout.sequence_parallel=true"), ("layout.tensor=2",)])
 def test_bfloat16_arithmetic_on_two_tensor_ranks_stays_near_one(ranks, run_with, options):
     base = ("model.dropout=0.0", "training.precision=bfloat16")
-    whole = ranks.run(1, losses_of, run_with(*base), 6)[0]
-    cut = ranks.run(2, losses_of, run_with(*base, *options), 6)
+    whole = ranks.run(1, losses_of, run_with(*base), 4)[0]
+    cut = ranks.run(2, losses_of, run_with(*base, *options), 4)
     assert cut[0] == cut[1]
     assert cut[0] == pytest.approx(whole, rel=2e-3)
 
 
-@pytest.mark.parametrize(
-    ("layout", "num_ranks"), [("layout.tensor=1", 1), ("layout.tensor=2", 2), ("layout.data=2", 2)]
-)
-def test_non_finite_step_names_layer_and_documents_and_changes_nothing(ranks, run_with, layout, num_ranks):
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("layout", ["layout.data=2", "layout.tensor=2"])
+def test_non_finite_step_names_layer_and_documents_and_changes_nothing(ranks, run_with, layout):
     run = run_with(layout, "model.dropout=0.0")
-    told = ranks.run(num_ranks, poisoned_step, run, "blocks.1.mlp.expand.weight", float("nan"))
+    told = ranks.run(2, poisoned_step, run, "blocks.1.mlp.expand.weight", float("nan"))
     assert all(t["unchanged"] for t in told)
     assert len({t["message"] for t in told}) == 1
     message = told[0]["message"]
@@ -134,6 +125,7 @@ def broken_once(run) -> str:
     return str(explain_non_finite(failure.value, trainer, batches))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("layout", ["layout.data=2", "layout.tensor=2"])
 def test_non_finite_gradient_that_does_not_come_back_is_a_fault_of_the_machine(ranks, run_with, layout):
     told = ranks.run(2, broken_once, run_with(layout, "model.dropout=0.0"))

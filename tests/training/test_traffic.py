@@ -11,52 +11,29 @@ from tests.training.jobs import parts, record_step
 from tests.training.pipeline.jobs import EXACT
 
 LAYOUTS = [
-    (),
-    ("layout.tensor=2",),
-    ("layout.tensor=4",),
-    ("layout.tensor=2", "layout.sequence_parallel=true"),
-    ("layout.data=2",),
-    ("layout.tensor=2", "layout.data=2"),
     ("layout.tensor=2", "layout.data=2", "layout.sequence_parallel=true"),
-    ("layout.tensor=2", "training.micro_batch_size=1"),
-    ("layout.tensor=2", "layout.data=2", "training.micro_batch_size=1"),
     ("layout.tensor=2", 'training.recompute="full"'),
+    ("layout.tensor=4",),
+    ("layout.data=2",),
+    ("layout.tensor=2", "layout.data=2", "training.micro_batch_size=1"),
     ("layout.tensor=2", "layout.data=2", "layout.sequence_parallel=true", "training.precision=bfloat16"),
-    ("layout.data=2", 'layout.sharding="zero3"', 'training.recompute="full"'),
     ("layout.tensor=2", "layout.sequence_parallel=true", 'training.recompute="full"', "training.recompute_every=2"),
     ("layout.tensor=2", "layout.sequence_parallel=true", 'training.recompute="selective"'),
     ("layout.tensor=2", "layout.sequence_parallel=true", 'training.recompute="operators"'),
 ]
 SHARDED = [
     ("layout.data=2", "layout.sharding=zero2", "training.micro_batch_size=1"),
-    ("layout.data=2", "layout.sharding=zero3", "training.micro_batch_size=1"),
+    ("layout.data=2", "layout.sharding=zero3", 'training.recompute="full"'),
     ("layout.tensor=2", "layout.data=2", "layout.sharding=zero2"),
+    ("layout.data=2", "layout.sharding=zero3", "training.micro_batch_size=1"),
     ("layout.tensor=2", "layout.data=2", "layout.sharding=zero3", "training.precision=bfloat16"),
     ("layout.tensor=2", "layout.data=2", "layout.sharding=zero3", "layout.sequence_parallel=true"),
     ("layout.data=4", "layout.sharding=zero2", "layout.shard_group=2"),
-    (
-        "layout.data=4",
-        "layout.sharding=zero3",
-        "layout.shard_group=2",
-        "training.batch_size=8",
-        "training.micro_batch_size=1",
-    ),
 ]
 MUON = ("optimizer.matrices=muon", "optimizer.matrix_learning_rate=0.02")
-SHARDED += [(*MUON, *SHARDED[i]) for i in (3, 4, 6)]
-LAYOUTS += [(*MUON, *options) for options in (LAYOUTS[2], LAYOUTS[6])]
-SHARDED.append(("optimizer.ema_decay=0.9", *SHARDED[3]))
+SHARDED = [*SHARDED[:3], ("optimizer.ema_decay=0.9", *MUON, *SHARDED[4]), *SHARDED[3:], (*MUON, *SHARDED[6])]
 
 STAGED = [
-    ("layout.pipeline=2",),
-    ("layout.pipeline=4",),
-    ("layout.pipeline=2", "layout.stages_per_rank=2"),
-    ("layout.pipeline=2", "layout.schedule=zero_bubble"),
-    ("layout.pipeline=4", "layout.schedule=zero_bubble", "model.tied=false"),
-    ("layout.pipeline=2", "layout.stages=[3,1]", "model.lora_rank=4"),
-    ("layout.pipeline=2", "layout.tensor=2"),
-    ("layout.pipeline=2", "layout.tensor=2", "training.recompute=full", "training.recompute_every=2"),
-    ("layout.pipeline=2", "layout.tensor=2", "layout.sequence_parallel=true", "layout.stages_per_rank=2"),
     (
         "layout.pipeline=2",
         "layout.tensor=2",
@@ -65,22 +42,25 @@ STAGED = [
         "training.recompute=selective",
         "training.precision=bfloat16",
     ),
-    ("layout.pipeline=2", "layout.data=2", "model.num_kv_heads=2", "model.positions=rotary"),
     ("layout.pipeline=2", "layout.data=2", "layout.sharding=zero2"),
-    ("layout.pipeline=2", "layout.data=2", "layout.sharding=zero3", "layout.schedule=zero_bubble"),
+    ("layout.pipeline=2", "layout.tensor=2"),
+    ("layout.pipeline=4", "layout.schedule=zero_bubble", "model.tied=false"),
+    ("layout.pipeline=2", "layout.stages=[3,1]", "model.lora_rank=4"),
+    ("layout.pipeline=2", "layout.tensor=2", "training.recompute=full", "training.recompute_every=2"),
+    ("layout.pipeline=2", "layout.tensor=2", "layout.sequence_parallel=true", "layout.stages_per_rank=2"),
+    ("layout.pipeline=2", "layout.data=2", "model.num_kv_heads=2", "model.positions=rotary"),
     ("layout.pipeline=2", "layout.data=2", "layout.sharding=zero3", "layout.stages_per_rank=2", "model.tied=false"),
-    ("layout.pipeline=2", "layout.data=2", "layout.sharding=zero3", "training.precision=bfloat16"),
     ("layout.pipeline=2", "layout.data=2", "layout.sharding=zero3", *MUON),
-    ("layout.pipeline=2", "layout.tensor=2", *MUON),
     ("layout.pipeline=4", *MUON, 'model.mlp_pattern=["gelu","swiglu"]'),
+    ("layout.pipeline=2",),
 ]
 """Eight micro-batches of a model of four layers."""
 
-COMPARED = [*LAYOUTS[:7], SHARDED[0], SHARDED[3], SHARDED[4]]
+COMPARED = [SHARDED[6], SHARDED[0], *LAYOUTS[:4]]
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("options", LAYOUTS + SHARDED, ids=[" ".join(o) or "one rank" for o in LAYOUTS + SHARDED])
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("options", LAYOUTS + SHARDED, ids=" ".join)
 def test_recorded_collectives_are_the_planned_ones(ranks, run_with, options):
     run = run_with("model.dropout=0.0", *options)
     assert Counter(ranks.run(run.layout.world_size, record_step, run)[0]) == planned_messages(run)
@@ -94,7 +74,7 @@ def planned_messages(run) -> Counter:
     return planned
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("options", STAGED, ids=" ".join)
 def test_each_stage_sends_the_planned_messages(ranks, run_with, options):
     run = run_with(*EXACT[1:], "model.dropout=0.0", *options)
@@ -110,16 +90,16 @@ def record_comparison(run) -> list[tuple[str, str, int]]:
     return [tuple(sent) for sent in recorder.sent]
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("options", COMPARED, ids=[" ".join(o) or "one rank" for o in COMPARED])
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("options", COMPARED, ids=" ".join)
 def test_recorded_comparison_of_replicas_is_the_planned_one(ranks, run_with, options):
     run = run_with(*options)
     recorded = ranks.run(run.layout.world_size, record_comparison, run)[0]
     assert recorded == [(c.operation, c.axis, c.elements) for c in comparison_traffic(run)]
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("options", [STAGED[i] for i in (0, 1, 4, 6, 11)], ids=" ".join)
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("options", [*STAGED[1:4], STAGED[-1]], ids=" ".join)
 def test_recorded_comparison_of_stages_is_the_planned_one(ranks, run_with, options):
     run = run_with(*EXACT[1:], *options)
     for rank, recorded in enumerate(ranks.run(run.layout.world_size, record_comparison, run)):
@@ -127,7 +107,8 @@ def test_recorded_comparison_of_stages_is_the_planned_one(ranks, run_with, optio
         assert recorded == [(c.operation, c.axis, c.elements) for c in of_rank]
 
 
-@pytest.mark.parametrize("options", LAYOUTS[:4], ids=[" ".join(o) or "one rank" for o in LAYOUTS[:4]])
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("options", LAYOUTS[:3], ids=" ".join)
 def test_planned_parameters_are_held(ranks, run_with, options):
     run = run_with(*options)
     assert set(ranks.run(run.layout.world_size, held, run)) == {parameters_per_rank(run.model, run.layout)}

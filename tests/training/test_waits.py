@@ -53,6 +53,12 @@ ALSO = {
 }
 FLOAT8 = {"float8": ("training.precision=float8",)}
 """On the meta device only: there are processors without such products."""
+TOGETHER = {
+    "split, bfloat16, operators": (*LAYOUTS["split"], *ALSO["bfloat16"], *ALSO["operators"]),
+    "micro-batches, float16, offload": (*LAYOUTS["micro-batches"], *ALSO["float16"], *ALSO["offload"]),
+    "tensor 2, every second": (*LAYOUTS["tensor 2"], *ALSO["full, every second"]),
+}
+"""The quick cases; the slow ones tell the options of a failure apart."""
 OFFLOADED = {"activations": ("training.recompute=full", 'training.offload=["activations"]')}
 """By the profiler only: to keep a tensor without values on the host is a crossing that raises."""
 
@@ -104,9 +110,13 @@ def _crossings_on_meta(run: Any, planted: str) -> dict[str, int]:
     return dict(crossings.seen)
 
 
-@pytest.mark.parametrize(
-    "options", [*LAYOUTS.values(), *ALSO.values(), *FLOAT8.values()], ids=[*LAYOUTS, *ALSO, *FLOAT8]
-)
+def cases(quick: dict[str, tuple[str, ...]], *slow: dict[str, tuple[str, ...]]) -> list[Any]:
+    """Parameters of a test, by name."""
+    marked = [pytest.param(options, id=name, marks=pytest.mark.slow) for of in slow for name, options in of.items()]
+    return [*(pytest.param(options, id=name) for name, options in quick.items()), *marked]
+
+
+@pytest.mark.parametrize("options", cases(TOGETHER | FLOAT8, LAYOUTS, ALSO))
 def test_step_needs_no_value_of_the_device(ranks, run_with, options):
     run = run_with(*options)
     assert ranks.run(run.layout.world_size, crossings_on_meta, run) == [{}] * run.layout.world_size
@@ -137,12 +147,13 @@ def callers(event: Any) -> set[str]:
     return {event.cpu_parent.name, *callers(event.cpu_parent)} if event.cpu_parent else set()
 
 
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize(
-    "options",
-    [*LAYOUTS.values(), *SHARDED.values(), *ALSO.values(), *OFFLOADED.values()],
-    ids=[*LAYOUTS, *SHARDED, *ALSO, *OFFLOADED],
-)
+ON_RANKS = {
+    "zero3, float16, offload": (*SHARDED["zero3"], *ALSO["float16"], *ALSO["offload"]),
+    "split, activations": (*LAYOUTS["split"], *OFFLOADED["activations"]),
+}
+
+
+@pytest.mark.parametrize("options", cases(ON_RANKS, LAYOUTS, SHARDED, ALSO, OFFLOADED))
 def test_step_reads_nothing(ranks, run_with, options):
     run = run_with(*options)
     assert ranks.run(run.layout.world_size, readings, run) == [{}] * run.layout.world_size

@@ -47,7 +47,8 @@ def in_threes(published, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("rank", [4, pytest.param(0, marks=pytest.mark.slow)], ids=["adapters", "all weights"])
+@pytest.mark.slow  # the next test compares a run that is resumed on three ranks
+@pytest.mark.parametrize("rank", [4, 0], ids=["adapters", "all weights"])
 def test_three_tensor_ranks_train_the_same_model_as_one(in_threes, tmp_path, forked_ranks, rank):
     for tensor in (1, 3):
         run_chat(
@@ -65,24 +66,33 @@ def test_three_tensor_ranks_train_the_same_model_as_one(in_threes, tmp_path, for
         assert torch.equal(tensor.float(), initial[name]) == (bool(rank) and not is_matrix), name
 
 
-def test_a_run_is_resumed_on_another_layout_without_its_files(ranks, model, tmp_path, forked_ranks):
-    path = write_chats(tmp_path / "chats.jsonl", chats(24))
-    asked = (str(path), "--model", str(model), "--lora-rank", "2", *SETTINGS)
-    run_chat(*asked, "--output", str(tmp_path / "whole"))
-    run_chat(*asked, "--output", str(tmp_path / "parts"), "checkpoint.every=2", "checkpoint.keep=9")
-    shutil.rmtree(tmp_path / "parts" / "checkpoints" / "step-00000004")
+def test_a_run_is_resumed_on_another_layout_without_its_files(ranks, in_threes, tmp_path, forked_ranks):
+    path, model, out = tmp_path / "chats.jsonl", in_threes / "model", tmp_path / "run"
+    shutil.copy(in_threes / "chats.jsonl", path)
+    run_chat(
+        str(path), "--model", str(model), "--output", str(out), "--lora-rank", "2", *SETTINGS,
+        "checkpoint.every=2", "checkpoint.keep=9",
+    )  # fmt: skip
+    whole = losses(out)
+    export_checkpoint(find_model(out), tmp_path / "whole")
+    shutil.rmtree(out / "checkpoints" / "step-00000004")
     path.unlink()
     with pytest.raises(
         ConfigError, match=r"holds a run of `crosscut finetune chat`\. Resume that run with `crosscut fine"
     ):
-        run_training(load_run(tmp_path / "parts" / "config.toml"), resume=True)
-    run_chat("--resume", "--output", str(tmp_path / "parts"), "layout.tensor=2")
-    assert losses(tmp_path / "parts")[-2:] == pytest.approx(losses(tmp_path / "whole")[-2:], rel=1e-6)
-    own, beside = find_model(tmp_path / "parts"), find_model(model, adapter=tmp_path / "parts" / "adapter")
-    ((ours,),) = ranks.run(1, jobs.logits, own, Layout(), ["float64"])
-    ((theirs,),) = ranks.run(1, jobs.logits, beside, Layout(), ["float64"])
+        run_training(load_run(out / "config.toml"), resume=True)
+    run_chat("--resume", "--output", str(out), "layout.tensor=3")
+    assert losses(out) == pytest.approx(whole, rel=1e-6)
+    assert whole[-1] < whole[0]
+    export_checkpoint(find_model(out), tmp_path / "resumed")
+    expected, initial = tensors_in(tmp_path / "whole"), tensors_in(model)
+    for name, tensor in tensors_in(tmp_path / "resumed").items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-7, atol=1e-9)
+        assert torch.equal(tensor.float(), initial[name]) != (tensor.dim() == 2 and ".layers." in name), name
+    own, beside = find_model(out), find_model(model, adapter=out / "adapter")
+    (ours, theirs) = (ranks.run(1, jobs.logits, one, Layout(), ["float64"])[0][0] for one in (own, beside))
     assert float((ours - theirs).abs().max()) < 1e-6
-    summary = json.loads((tmp_path / "parts" / "summary.json").read_text())
+    summary = json.loads((out / "summary.json").read_text())
     assert summary["validation_loss_after"] < summary["validation_loss_before"]
 
 

@@ -11,36 +11,19 @@ from crosscut.config import DataError
 from crosscut.finetuning.tasks import exact_match_and_f1, read_race, read_squad
 
 CONTEXT = "The Normans gave their name to Normandy, a region in France."
+QUESTIONS: list[dict[str, Any]] = [
+    {
+        "question": "In what country is Normandy?", "id": "56ddde6b", "is_impossible": False,
+        "answers": [{"text": "France", "answer_start": 53}, {"text": "in France", "answer_start": 50}],
+    },
+    {
+        "question": "Who gave their name to Normandy in the 1000's?", "id": "5ad39d53", "is_impossible": True,
+        "answers": [], "plausible_answers": [{"text": "Normans", "answer_start": 4}],
+    },
+]  # fmt: skip
 SQUAD2: dict[str, Any] = {
     "version": "v2.0",
-    "data": [
-        {
-            "title": "Normans",
-            "paragraphs": [
-                {
-                    "context": CONTEXT,
-                    "qas": [
-                        {
-                            "question": "In what country is Normandy?",
-                            "id": "56ddde6b",
-                            "answers": [
-                                {"text": "France", "answer_start": 53},
-                                {"text": "in France", "answer_start": 50},
-                            ],
-                            "is_impossible": False,
-                        },
-                        {
-                            "question": "Who gave their name to Normandy in the 1000's?",
-                            "id": "5ad39d53",
-                            "answers": [],
-                            "plausible_answers": [{"text": "Normans", "answer_start": 4}],
-                            "is_impossible": True,
-                        },
-                    ],
-                }
-            ],
-        }
-    ],
+    "data": [{"title": "Normans", "paragraphs": [{"context": CONTEXT, "qas": QUESTIONS}]}],
 }
 
 

@@ -12,7 +12,8 @@ from crosscut.serving.protocol.embeddings import ServedEncoder, read_embedding
 from crosscut.serving.protocol.fields import parse
 from crosscut.serving.protocol.refusals import Refusal
 from crosscut.serving.protocol.requests import MOST_SLIDING, Served, read_chat, read_completion
-from tests.serving.conftest import NAME, WINDOW, V
+from tests.pretrained.encoders import V
+from tests.serving.conftest import NAME, WINDOW
 
 
 def served(folder: Path, *, slide: bool, begin: int | None = None, window: int = WINDOW) -> Served:

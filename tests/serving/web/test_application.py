@@ -11,6 +11,7 @@ from crosscut.serving.desk import Desk
 from crosscut.serving.news import News, Order
 from crosscut.serving.protocol.answers import in_parts, to_json
 from crosscut.serving.web.texts import Events
+from tests.serving.conftest import in_loop
 
 
 def test_json_in_parts_is_the_json():
@@ -41,57 +42,51 @@ class Spoken:
         yield from ()
 
 
-def test_a_stream_ends_with_its_client_however_much_waits_to_be_sent():
+@in_loop
+async def test_a_stream_ends_with_its_client_however_much_waits_to_be_sent():
     """A write to a connection that is lost fails in silence; after some of them asyncio complains on stderr."""
+    desk = Desk(num_rows=1)
+    desk.open()
+    job = desk.submit([Order((5,), Sampling(), 0, 0)])
+    desk.take(idle=True)
+    desk.began([0])
+    desk.deliver([Piece(0, token) for token in range(1000)])
+    await asyncio.sleep(0)  # all of it arrives
+    sent = []
 
-    async def talk() -> None:
-        desk = Desk(num_rows=1)
-        desk.open()
-        job = desk.submit([Order((5,), Sampling(), 0, 0)])
-        desk.take(idle=True)
-        desk.began([0])
-        desk.deliver([Piece(0, token) for token in range(1000)])
-        await asyncio.sleep(0)  # all of it arrives
-        sent = []
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
 
-        async def send(message: dict[str, Any]) -> None:
-            sent.append(message)
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    await Events(Spoken(), job, desk)({}, receive, send)
+    assert len(sent) < 5
+    assert desk.take(idle=False) == News(cancelled=(0,)), "nothing is computed for it any more"
+
+
+@in_loop
+async def test_streams_take_turns():
+    """One that has much to send does not keep others from their events."""
+    desk = Desk(num_rows=2)
+    desk.open()
+    jobs = [desk.submit([Order((5,), Sampling(), 0, 0)]) for _ in range(2)]
+    desk.take(idle=True)
+    desk.began([0, 1])
+    desk.deliver([Piece(number, token) for number in (0, 1) for token in range(99)])
+    desk.deliver([Piece(number, 99, finish="length") for number in (0, 1)])
+    sent = []
+
+    async def stream(which: int) -> None:
+        async def send(_: dict[str, Any]) -> None:
+            sent.append(which)
 
         async def receive() -> dict[str, Any]:
-            return {"type": "http.disconnect"}
+            await asyncio.Event().wait()
+            return {}
 
-        await Events(Spoken(), job, desk)({}, receive, send)
-        assert len(sent) < 5
-        assert desk.take(idle=False) == News(cancelled=(0,)), "nothing is computed for it any more"
+        await Events(Spoken(), jobs[which], desk)({}, receive, send)
 
-    asyncio.run(talk())
-
-
-def test_streams_take_turns():
-    """One that has much to send does not keep others from their events."""
-
-    async def talk() -> None:
-        desk = Desk(num_rows=2)
-        desk.open()
-        jobs = [desk.submit([Order((5,), Sampling(), 0, 0)]) for _ in range(2)]
-        desk.take(idle=True)
-        desk.began([0, 1])
-        desk.deliver([Piece(number, token) for number in (0, 1) for token in range(99)])
-        desk.deliver([Piece(number, 99, finish="length") for number in (0, 1)])
-        sent = []
-
-        async def stream(which: int) -> None:
-            async def send(_: dict[str, Any]) -> None:
-                sent.append(which)
-
-            async def receive() -> dict[str, Any]:
-                await asyncio.Event().wait()
-                return {}
-
-            await Events(Spoken(), jobs[which], desk)({}, receive, send)
-
-        await asyncio.gather(stream(0), stream(1))
-        assert len(sent) == 2 * (100 + 100 + 3)  # openings, tokens; start, [DONE] and end
-        assert set(sent[:10]) == {0, 1}
-
-    asyncio.run(talk())
+    await asyncio.gather(stream(0), stream(1))
+    assert len(sent) == 2 * (100 + 100 + 3)  # openings, tokens; start, [DONE] and end
+    assert set(sent[:10]) == {0, 1}

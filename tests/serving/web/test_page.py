@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,10 +12,16 @@ from tests.serving.conftest import NAME, Server, start
 DESK, PHONE = {"width": 1200, "height": 800}, {"width": 390, "height": 844}
 
 
-@pytest.fixture
-def page(browser, whole: Server) -> Iterator[Any]:
-    """The page of a running server; a message on its console is a mistake."""
+@pytest.fixture(scope="module")
+def context(browser) -> Iterator[Any]:
     context = browser.new_context(viewport=DESK, permissions=["clipboard-read", "clipboard-write"])
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(context, whole: Server) -> Iterator[Any]:
+    """The page of a running server; a message on its console is a mistake."""
     page = context.new_page()
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))
@@ -22,7 +29,7 @@ def page(browser, whole: Server) -> Iterator[Any]:
     page.goto(whole.url)
     page.locator("#model", has_text=NAME).wait_for()
     yield page
-    context.close()
+    page.close()
     assert [line for line in said if not line.startswith("Failed to load resource")] == []
 
 
@@ -53,26 +60,35 @@ def test_a_text_appears_with_its_probabilities(page):
     assert len(set(surprises)) > 1
 
 
-def as_encoder(route: Any) -> None:
-    """Answer with the server's own list of models, in which the model is an encoder (see test_embeddings.py)."""
-    answer = route.fetch()
-    told = answer.json()
-    for model in told["data"]:
-        model |= {"chat": False, "embeddings": True}
-    route.fulfill(response=answer, json=told)
+@contextmanager
+def told_of_its_model(context: Any, server: Server, **changes: bool) -> Iterator[Any]:
+    """The page, to which the server's own list of models comes with changes."""
 
+    def changed(route: Any) -> None:
+        answer = route.fetch()
+        told = answer.json()
+        for model in told["data"]:
+            assert model["chat"] is True
+            model |= changes
+        route.fulfill(response=answer, json=told)
 
-def test_an_encoder_is_told_and_writes_nothing(browser, whole: Server):
-    page = browser.new_page()
-    page.route("**/v1/models", as_encoder)
-    page.goto(whole.url)
+    page = context.new_page()
+    page.route("**/v1/models", changed)
+    page.goto(server.url)
     page.locator("#model", has_text=NAME).wait_for()
-    assert page.locator("#hint").inner_text().startswith("This model is an encoder. It writes no text: ")
-    assert page.locator("#prompt").is_disabled()
-    assert page.locator("#run").is_disabled()
+    yield page
     page.close()
 
 
+@pytest.mark.slow  # only the page's own program
+def test_an_encoder_is_told_and_writes_nothing(context, whole: Server):
+    with told_of_its_model(context, whole, chat=False, embeddings=True) as page:
+        assert page.locator("#hint").inner_text().startswith("This model is an encoder. It writes no text: ")
+        assert page.locator("#prompt").is_disabled()
+        assert page.locator("#run").is_disabled()
+
+
+@pytest.mark.slow  # only the page's own program
 def test_a_token_tells_what_else_was_likely(page):
     write(page, "Fellow citizens")
     page.locator(".token", has_text=re.compile(r"\w")).first.hover()
@@ -86,6 +102,7 @@ def test_a_token_tells_what_else_was_likely(page):
     assert card.is_hidden()
 
 
+@pytest.mark.slow  # test_client.py repeats texts by their seed
 def test_the_seed_repeats_a_text(page):
     write(page, "We", seed="")
     first = page.locator(".turn").inner_text()
@@ -105,30 +122,15 @@ def test_a_chat_goes_on(page):
     assert page.locator(".turn").count() == 0
 
 
-def without_chat(route: Any) -> None:
-    """Answer with the server's own list of models, in which no model has a chat template."""
-    answer = route.fetch()
-    told = answer.json()
-    for model in told["data"]:
-        assert model["chat"] is True
-        model["chat"] = False
-    route.fulfill(response=answer, json=told)
-
-
-def test_a_model_without_a_template_tells_why_it_does_not_chat(browser, whole):
-    context = browser.new_context(viewport=DESK)
-    page = context.new_page()
-    page.route("**/v1/models", without_chat)
-    page.goto(whole.url)
-    page.locator("#model", has_text=NAME).wait_for()
+def test_a_model_without_a_template_tells_why_it_does_not_chat(context, whole):
     reason = "Chat is off, because this model has no chat template."
-    page.locator("#hint", has_text=reason).wait_for()
-    assert page.locator("[name=mode][value=chat]").is_disabled()
-    write(page, "We", 3)
-    assert page.locator("#hint").inner_text() == ""
-    page.locator("label", has_text="Chat").click(force=True)
-    assert page.locator("#problem").inner_text().startswith(reason)
-    context.close()
+    with told_of_its_model(context, whole, chat=False) as page:
+        page.locator("#hint", has_text=reason).wait_for()
+        assert page.locator("[name=mode][value=chat]").is_disabled()
+        write(page, "We", 3)
+        assert page.locator("#hint").inner_text() == ""
+        page.locator("label", has_text="Chat").click(force=True)
+        assert page.locator("#problem").inner_text().startswith(reason)
 
 
 STOP_AT_FIRST_TOKEN = """() => {
@@ -152,6 +154,7 @@ def test_stop_ends_the_text(page, whole):
     whole.wait_for(running=0, waiting=0)
 
 
+@pytest.mark.slow  # only the page's own program
 def test_copy_takes_the_text(page):
     write(page, "Fellow citizens", 20)
     page.click("#copy")
@@ -169,7 +172,7 @@ def test_what_the_server_refuses_is_shown(page):
 @pytest.mark.parametrize(
     ("size", "scheme"),
     [
-        pytest.param(DESK, "light", id="desk, light"),
+        pytest.param(DESK, "light", id="desk, light", marks=pytest.mark.slow),
         pytest.param(DESK, "dark", id="desk, dark", marks=pytest.mark.slow),
         pytest.param(PHONE, "light", id="phone, light", marks=pytest.mark.slow),
         pytest.param(PHONE, "dark", id="phone, dark"),

@@ -8,17 +8,16 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from crosscut.serving.web.waiting import Pace, Readers, until_gone
+from tests.serving.conftest import in_loop
 
 
-def test_readers_return_and_raise_what_their_work_does():
-    async def talk() -> None:
-        readers = Readers(1)
-        assert await readers.run(lambda: 5) == 5
-        with pytest.raises(ZeroDivisionError):
-            await readers.run(lambda: 1 // 0)
-        assert await readers.run(lambda: threading.current_thread().daemon)
-
-    asyncio.run(talk())
+@in_loop
+async def test_readers_return_and_raise_what_their_work_does():
+    readers = Readers(1)
+    assert await readers.run(lambda: 5) == 5
+    with pytest.raises(ZeroDivisionError):
+        await readers.run(lambda: 1 // 0)
+    assert await readers.run(lambda: threading.current_thread().daemon)
 
 
 def test_an_abandoned_reader_keeps_its_turn_and_the_next_one_never_begins():
@@ -92,10 +91,8 @@ def test_a_client_that_leaves_loses_its_turn():
     assert asyncio.run(talk()) < 5
 
 
-def test_the_threads_of_readers_are_kept():
-    async def talk() -> None:
-        readers = Readers(1)
-        first = await readers.run(threading.get_ident)
-        assert await readers.run(threading.get_ident) == first
-
-    asyncio.run(talk())
+@in_loop
+async def test_the_threads_of_readers_are_kept():
+    readers = Readers(1)
+    first = await readers.run(threading.get_ident)
+    assert await readers.run(threading.get_ident) == first

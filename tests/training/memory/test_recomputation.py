@@ -23,10 +23,10 @@ MODES = [
     ('training.recompute="full"', 'training.offload=["activations"]'),
 ]
 LAYOUTS = [
-    (),
-    ("layout.tensor=2",),
-    ("layout.tensor=2", "layout.sequence_parallel=true"),
     ("layout.data=2", 'layout.sharding="zero3"'),
+    ("layout.tensor=2", "layout.sequence_parallel=true"),
+    ("layout.tensor=2",),
+    (),
 ]
 
 
@@ -43,7 +43,7 @@ def gradients_of(runs) -> list[tuple[float, list[Tensor], Tensor]]:
     return found
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=[" ".join(o) or "one rank" for o in LAYOUTS])
 def test_recomputed_gradients_with_dropout_are_the_same_to_the_last_bit(ranks, run_with, layout):
     options = (*layout, "model.dropout=0.1", "model.num_layers=3", "training.micro_batch_size=2")
@@ -219,6 +219,7 @@ def test_an_input_that_was_changed_before_it_is_needed_again_is_an_error(ranks, 
 
 def freed_inputs(run) -> list[bool]:
     """Which layers' inputs are gone from the device once the forward pass is through."""
+    gc.freeze()  # the collection below is only of what this function makes
     trainer, batches = parts(run)
     inputs: list[StorageWeakRef] = []
     for block in trainer.model.blocks:
@@ -227,6 +228,7 @@ def freed_inputs(run) -> list[bool]:
     loss = trainer.model.loss(*batches.micro_batches(0)[0].plain())
     gc.collect()
     freed = [storage.expired() for storage in inputs]
+    gc.unfreeze()
     loss.backward()
     return freed
 

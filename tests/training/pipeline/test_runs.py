@@ -20,7 +20,7 @@ from tests.training.pipeline.test_equality import FOUR, layout_of
 from tests.training.test_resume import record
 
 SETTINGS = (*FOUR, "model.dropout=0.0", "checkpoint.keep=100")
-RESUMED = (*SETTINGS, "training.steps=4", "checkpoint.every=2", "training.validate_every=0")
+RESUMED = (*SETTINGS, "training.steps=3", "checkpoint.every=2", "training.validate_every=0")
 
 
 def validation_loss(run) -> float:
@@ -34,7 +34,7 @@ def on_one_rank() -> dict[str, Any]:
     return {}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("layout", ["pipeline=2 stages_per_rank=2", "pipeline=4", "pipeline=2 data=2", "pipeline=2"])
 def test_validation_passes_forward_through_all_stages(ranks, run_with, on_one_rank, layout):
     if "loss" not in on_one_rank:
@@ -49,11 +49,11 @@ def scores(run) -> dict[str, float]:
     return Evaluations(run, TokenFolder.open(Path(run.tokens_folder), verify=False)).figures(trainer.model)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "layout",
     [
-        "pipeline=4",
+        "pipeline=2 stages_per_rank=2",
         "pipeline=2 stages_per_rank=2 tensor=2 sequence_parallel=true",
         "pipeline=2 data=2 sharding=zero3",
         "pipeline=2 context=2",
@@ -76,26 +76,25 @@ def test_tasks_are_scored_through_all_stages(ranks, run_with, tmp_path, on_one_r
     assert {"text_perplexity", "lambada_accuracy"} <= set(expected)
 
 
-LAYOUTS = [
-    "pipeline=2",
-    "pipeline=4 schedule=zero_bubble",
-    "pipeline=2 stages_per_rank=2",
-    "pipeline=2 data=2 sharding=zero3",
-    "data=2 tensor=2",
+PAIRS = [
+    ("pipeline=2", "data=2"),
+    ("pipeline=2 tensor=2", "pipeline=2 stages_per_rank=2"),
+    ("pipeline=2 tensor=2", "pipeline=2 data=2 sharding=zero3"),
+    ("pipeline=2 tensor=2", "context=2 data=2"),
+    ("tensor=1", "pipeline=4 schedule=zero_bubble"),
 ]
 
 
-@pytest.mark.one_in(10)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("before", ["pipeline=2 tensor=2", "tensor=1"])
-def test_a_run_resumes_on_any_layout(ranks, run_with, tmp_path, layout, before):
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize(("before", "layout"), PAIRS)
+def test_a_run_resumes_on_any_layout(ranks, run_with, tmp_path, before, layout):
     whole = ranks.run(1, record, run_with(*RESUMED, f"output.folder={tmp_path / 'whole'}"))[0]
     first = run_with(*RESUMED, *layout_of(before), f"output.folder={tmp_path / 'first'}")
     ranks.run(first.layout.world_size, record, first)
     place = checkpoint_folder(first.checkpoints_folder, 2)
     second = run_with(*RESUMED, *layout_of(layout), f"output.folder={tmp_path / 'second'}")
     for of_rank in ranks.run(second.layout.world_size, record, second, place):
-        assert sorted(of_rank["losses"]) == [2, 3]
+        assert sorted(of_rank["losses"]) == [2]
         for step, loss in of_rank["losses"].items():
             assert loss == pytest.approx(whole["losses"][step], rel=1e-10)
         for name, weight in of_rank["weights"].items():
@@ -111,7 +110,7 @@ def test_a_run_resumes_exactly_on_its_own_layout(ranks, run_with, tmp_path, more
     again = run_with(*settings, f"output.folder={tmp_path / 'second'}")
     place = checkpoint_folder(run.checkpoints_folder, 2)
     for before, after in zip(whole, ranks.run(2, record, again, place), strict=True):
-        assert after["losses"] == {step: before["losses"][step] for step in (2, 3)}
+        assert after["losses"] == {2: before["losses"][2]}
         assert all(torch.equal(weight, before["weights"][name]) for name, weight in after["weights"].items())
 
 
@@ -122,7 +121,7 @@ def loss_of_source(folder: str, run) -> float:
 
 
 def test_other_commands_read_the_model_of_a_pipeline(ranks, run_with, tmp_path):
-    settings = ("training.micro_batch_size=2", "training.steps=3", "layout.pipeline=2")
+    settings = ("training.micro_batch_size=2", "training.steps=3", "training.validate_every=0", "layout.pipeline=2")
     settings = (*settings, f"output.folder={tmp_path / 'run'}")
     printed = ranks.run(2, whole_run, run_with(*settings))
     assert "pipeline 2" in printed[0]
@@ -133,7 +132,7 @@ def test_other_commands_read_the_model_of_a_pipeline(ranks, run_with, tmp_path):
 
 
 def test_the_loop_validates_and_keeps_an_average(ranks, run_with, tmp_path):
-    settings = (*SETTINGS, "optimizer.ema_decay=0.9", "training.steps=3", "training.validate_every=2")
+    settings = (*SETTINGS, "optimizer.ema_decay=0.9", "training.steps=3", "checkpoint.every=0")
     alone = ranks.run(1, loop, run_with(*settings, f"output.folder={tmp_path / 'one'}"))[0]
     for found in ranks.run(2, loop, run_with(*settings, "layout.pipeline=2", f"output.folder={tmp_path / 'two'}")):
         assert found["before"] == pytest.approx(alone["before"], rel=1e-10)
@@ -149,4 +148,3 @@ def test_few_micro_batches_are_a_warning(run_with):
         "computes. Lower `training.micro_batch_size` (2) or raise `training.batch_size`. With 16 micro-batches, a rank "
         "would wait 0.19 times as long as it computes."
     )
-    assert Path(run.output.folder).name

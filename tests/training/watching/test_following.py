@@ -43,7 +43,7 @@ def test_seconds_are_the_steps_own_and_not_those_between_them(
     follower: Follower, told: list[tuple[int, float]]
 ) -> None:
     follower.launch(lambda: result_of(0, seconds=0.05))
-    time.sleep(0.5)
+    time.sleep(0.4)
     follower.launch(lambda: result_of(1, seconds=0.1))
     follower.catch_up()
     (_, first), (_, second) = told

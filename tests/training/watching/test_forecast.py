@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from crosscut.calibration import device as calibration_device
 from crosscut.calibration import own_run
+from crosscut.calibration import ranks as calibration_ranks
 from crosscut.data import TokenFolder
 from crosscut.parallel import make_mesh
 from crosscut.planner import find_hardware
@@ -38,6 +40,8 @@ def measured(run, peak) -> dict:
     with pytest.MonkeyPatch.context() as patch:  # smaller vectors and messages, once
         for name, value in (("_ELEMENTS", 1 << 16), ("_MESSAGES", (1 << 10, 1 << 12)), ("_TURNS", 1)):
             patch.setattr(own_run, name, value)
+        patch.setattr(calibration_ranks, "_MESSAGES", 2)
+        patch.setattr(calibration_device, "_ELSEWHERE", 1 << 18)
         hardware = hardware_for(config, samples, peak, make_mesh(run.layout, CPU), done=0)
     return {
         "ranks": hardware.ranks_per_node,
