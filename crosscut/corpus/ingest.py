@@ -49,7 +49,7 @@ class IngestStage:
     config: CorpusConfig
     name: str = field(default=INGEST, init=False)
     version: int = field(default=6, init=False)
-    yields: Yields = field(default=Yields.MEASUREMENTS, init=False)
+    yields: Yields = field(default=Yields.FILES, init=False)
 
     def tasks(self, work: Path) -> list[Task]:  # noqa: ARG002 - no stage comes before
         """List the tasks. Each task reads some files of one source.

@@ -36,7 +36,7 @@ class PartStage:
     lineage: Lineage = READ
     """The stages that come before this stage."""
 
-    yields: Yields = Yields.MEASUREMENTS
+    yields: Yields = Yields.FILES
 
     def tasks(self, work: Path) -> list[Task]:
         """List the tasks, one for each part."""

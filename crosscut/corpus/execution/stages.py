@@ -88,8 +88,8 @@ class Task:
 class Yields(Flag):
     """Files that a stage yields for the stages after it."""
 
-    MEASUREMENTS = 0
-    """Only files that other stages name."""
+    FILES = 0
+    """Nothing but files that later stages name."""
 
     DROPS = auto()
     """The rows of dropped documents, for each part."""
@@ -130,7 +130,7 @@ class PlannedStage:
     plan: Callable[[Path], Sequence[Task]]
     """Function that takes the work folder and returns the tasks."""
 
-    yields: Yields = Yields.MEASUREMENTS
+    yields: Yields = Yields.FILES
 
     def tasks(self, work: Path) -> Sequence[Task]:
         """List the tasks, as returned by `plan`."""
