@@ -25,9 +25,16 @@ class Gathered(NamedTuple):
 
     work: Path
     earlier: tuple[str, ...]
+    """Output folders of earlier runs."""
+
     lineage: Lineage
     digest: str
     """Hash of the collection, so that a long-lived process never uses an outdated collection."""
+
+    @classmethod
+    def now(cls, work: Path, earlier: tuple[str, ...], lineage: Lineage) -> Gathered:
+        """Make a reference to the collection of the current files."""
+        return cls(work, earlier, lineage, _sha256(repr(collect(work, earlier, lineage))))
 
     @property
     def collection(self) -> Collection:
@@ -38,25 +45,6 @@ class Gathered(NamedTuple):
 @lru_cache(maxsize=1)
 def _gather(gathered: Gathered) -> Collection:
     return collect(gathered.work, gathered.earlier, gathered.lineage)
-
-
-class Gather(NamedTuple):
-    """Settings that determine the documents of a collection: the earlier runs, and the stages of this run."""
-
-    earlier: tuple[str, ...]
-    """Output folders of earlier runs."""
-
-    lineage: Lineage
-
-    def now(self, work: Path) -> Collection:
-        """Build the collection from the current files of the work folder."""
-        return collect(work, self.earlier, self.lineage)
-
-    def described(self, work: Path, collection: Collection) -> Gathered:
-        """Return a reference to the given collection. From the reference, a task in another process can rebuild the
-        collection.
-        """
-        return Gathered(work, *self, digest=_sha256(repr(collection)))
 
 
 def with_collection(gathered: Gathered, function: Callable[..., Counts], *arguments: Any) -> Counts:

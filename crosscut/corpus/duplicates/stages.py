@@ -12,7 +12,7 @@ planted                              measure the search on duplicates planted in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +27,7 @@ from crosscut.corpus.documents import INGEST, Lineage, read_table
 from crosscut.corpus.duplicates.bands import choose_bands, least_equal
 from crosscut.corpus.duplicates.candidates import CANDIDATES, find_candidates, groups_name, pairs_name, shares
 from crosscut.corpus.duplicates.clusters import CLUSTERS, NEAR, drop_near, join
-from crosscut.corpus.duplicates.gathered import Gather, common_digest, with_collection
+from crosscut.corpus.duplicates.gathered import Gathered, common_digest, with_collection
 from crosscut.corpus.duplicates.gram_sets import NGRAMS, sets_name, write_sets
 from crosscut.corpus.duplicates.planted import PLANTED, measure_planted, spread_parts
 from crosscut.corpus.duplicates.similarity import (
@@ -67,7 +67,7 @@ def duplicate_stages(config: CorpusConfig, lineage: Lineage) -> list[Stage]:
     _require_sketches(wanted.against, settings)
     lineage = lineage.after(exact)
     check = PairCheck(wanted.ngram, wanted.jaccard, least_equal(settings.shape, wanted.jaccard, wanted.recall))
-    gather = Gather(wanted.against, lineage)
+    plan = partial(_planned, wanted.against, lineage)
     return [
         *exact,
         PartStage(
@@ -78,13 +78,31 @@ def duplicate_stages(config: CorpusConfig, lineage: Lineage) -> list[Stage]:
             settings=settings._asdict(),
             lineage=lineage,
         ),
-        PlannedStage(name=CANDIDATES, version=2, plan=partial(_plan_candidates, gather, settings, check.least_equal)),
-        PlannedStage(name=NGRAMS, version=1, plan=partial(_plan_ngrams, gather, wanted.ngram)),
-        PlannedStage(name=SIMILAR, version=3, plan=partial(_plan_similar, gather, check)),
-        PlannedStage(name=CLUSTERS, version=2, plan=partial(_plan_clusters, gather)),
-        PlannedStage(name=NEAR, version=1, plan=partial(_plan_near, gather), yields=Yields.DROPS),
-        PlannedStage(name=PLANTED, version=1, plan=partial(_plan_planted, gather, config)),
+        plan(CANDIDATES, 2, _plan_candidates, settings, check.least_equal),
+        plan(NGRAMS, 1, _plan_ngrams, wanted.ngram),
+        plan(SIMILAR, 3, _plan_similar, check),
+        plan(CLUSTERS, 2, _plan_clusters),
+        plan(NEAR, 1, _plan_near, yields=Yields.DROPS),
+        plan(PLANTED, 1, _plan_planted, config),
     ]
+
+
+def _planned(
+    earlier: tuple[str, ...],
+    lineage: Lineage,
+    name: str,
+    version: int,
+    plan: Callable[..., Sequence[Task]],
+    *arguments: Any,
+    yields: Yields = Yields.FILES,
+) -> Stage:
+    """Make a stage whose tasks `plan` lists, from a reference to the collection and `arguments`."""
+
+    def list_tasks(work: Path) -> Sequence[Task]:
+        gathered = Gathered.now(work, earlier, lineage)
+        return plan(gathered, *arguments) if gathered.collection.own else []
+
+    return PlannedStage(name=name, version=version, plan=list_tasks, yields=yields)
 
 
 def check_earlier(config: CorpusConfig) -> None:
@@ -123,16 +141,14 @@ def _named(settings: SketchSettings | None) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings._asdict().items())
 
 
-def _plan_candidates(gather: Gather, settings: SketchSettings, least_equal: int, work: Path) -> Sequence[Task]:
-    collection = gather.now(work)
-    if not collection.own:
-        return []
+def _plan_candidates(gathered: Gathered, settings: SketchSettings, least_equal: int) -> Sequence[Task]:
+    work, collection = gathered.work, gathered.collection
     num_documents = sum(
         record.counts["sketches"]
         for place in {part.work for part in collection.parts}
         for record in read_records(place, SKETCHES)
     )
-    gathered, common = gather.described(work, collection), common_digest(work, collection, SKETCHES)
+    common = common_digest(work, collection, SKETCHES)
     size = _size(work)
     return [
         Task(
@@ -145,11 +161,9 @@ def _plan_candidates(gather: Gather, settings: SketchSettings, least_equal: int,
     ]
 
 
-def _plan_ngrams(gather: Gather, ngram: int, work: Path) -> Sequence[Task]:
-    collection = gather.now(work)
-    if not collection.own:
-        return []
-    gathered, common = gather.described(work, collection), common_digest(work, collection, CANDIDATES)
+def _plan_ngrams(gathered: Gathered, ngram: int) -> Sequence[Task]:
+    work, collection = gathered.work, gathered.collection
+    common = common_digest(work, collection, CANDIDATES)
     size = _size(work) // len(collection.parts)
     return [
         Task(
@@ -171,10 +185,8 @@ def _size(work: Path) -> int:
     return sum(size for _, size in find_parts(work))
 
 
-def _plan_similar(gather: Gather, check: PairCheck, work: Path) -> Sequence[Task]:
-    collection = gather.now(work)
-    if not collection.own:
-        return []
+def _plan_similar(gathered: Gathered, check: PairCheck) -> Sequence[Task]:
+    work, collection = gathered.work, gathered.collection
     names = [record.task for record in read_records(work, CANDIDATES)]
     bounds = _bounds([work / CANDIDATES / pairs_name(name) for name in names], len(collection.parts))
     groups = share_groups([work / CANDIDATES / groups_name(name) for name in names], PAIRS_PER_TASK)
@@ -182,7 +194,6 @@ def _plan_similar(gather: Gather, check: PairCheck, work: Path) -> Sequence[Task
         *((f"pairs-{at:06}", (check_pairs, check, work, some), some) for at, some in enumerate(bounds)),
         *((f"groups-{at:06}", (check_groups, check, work, own), (at, len(groups))) for at, own in enumerate(groups)),
     ]
-    gathered = gather.described(work, collection)
     common = common_digest(work, collection, CANDIDATES, NGRAMS)
     size = _size(work) // max(1, len(calls))
     return [
@@ -204,10 +215,8 @@ def _bounds(pairs: Sequence[Path], num_parts: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
-def _plan_clusters(gather: Gather, work: Path) -> Sequence[Task]:
-    collection = gather.now(work)
-    if not collection.own:
-        return []
+def _plan_clusters(gathered: Gathered) -> Sequence[Task]:
+    work, collection = gathered.work, gathered.collection
     records = read_records(work, SIMILAR)
     files = tuple(work / SIMILAR / f"{record.task}.arrow" for record in records)
     refused = tuple(work / SIMILAR / refused_name(record.task) for record in records)
@@ -230,8 +239,8 @@ def _join(
     return {**count_pairs([*files, *refused], candidates=candidates), **join(collection, files, output)}
 
 
-def _plan_near(gather: Gather, work: Path) -> Sequence[Task]:
-    collection = gather.now(work)
+def _plan_near(gathered: Gathered) -> Sequence[Task]:
+    work, collection = gathered.work, gathered.collection
     matches = work / CLUSTERS / "matches.arrow"
     return [
         Task(
@@ -245,8 +254,8 @@ def _plan_near(gather: Gather, work: Path) -> Sequence[Task]:
     ]
 
 
-def _plan_planted(gather: Gather, config: CorpusConfig, work: Path) -> Sequence[Task]:
-    parts = spread_parts(gather.now(work).own)
+def _plan_planted(gathered: Gathered, config: CorpusConfig) -> Sequence[Task]:
+    parts = spread_parts(gathered.collection.own)
     wanted = config.duplicates
     return [
         Task(
