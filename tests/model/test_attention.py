@@ -130,6 +130,7 @@ def test_a_compiled_layer_keeps_them_whether_or_not_attention_is_to_be_recompute
     assert layer_activations(run) == layer_activations(plain)
 
 
+@pytest.mark.slow  # compiles
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_layer_shares_them_where_the_kernel_does(ranks: RankPool) -> None:
     run = run_of(LLAMA, precision="bfloat16", compile="on")

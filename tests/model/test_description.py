@@ -6,7 +6,7 @@ from torch import nn
 from crosscut.architecture import describe
 from crosscut.config import Layout, ModelConfig
 from crosscut.model import GPT
-from crosscut.parallel import ParallelMesh, RandomStreams, make_repeated_mesh
+from crosscut.parallel import ParallelMesh, RandomStreams, make_mesh
 from crosscut.parallel.state.parameters import cut_dim, local_part
 from tests.ranks import RankPool
 
@@ -24,7 +24,7 @@ MODELS = (
 
 
 def found_and_described_of_all(tensor: int) -> list[tuple[list[object], list[object]]]:
-    mesh = make_repeated_mesh(Layout(tensor=tensor), torch.device("cpu"))
+    mesh = make_mesh(Layout(tensor=tensor), torch.device("cpu"))
     return [found_and_described(config, mesh) for config in MODELS]
 
 
@@ -45,7 +45,7 @@ def found_and_described(config: ModelConfig, mesh: ParallelMesh) -> tuple[list[o
 
 def test_parameters_have_the_names_shapes_and_cuts_of_the_description(ranks: RankPool) -> None:
     for tensor in (1, 2, 4):
-        for of_models in ranks.run(4, found_and_described_of_all, tensor):
+        for of_models in ranks.run(tensor, found_and_described_of_all, tensor):
             assert len(of_models) == len(MODELS)
             for found, described in of_models:
                 assert sorted(found, key=str) == sorted(described, key=str)

@@ -12,11 +12,20 @@ from crosscut.config import IGNORED, ConfigError, Layout, ModelConfig
 from crosscut.model import Batch
 from crosscut.model.documents import Context, Documents, attention_mask, find_documents
 from crosscut.parallel import GradientReducer
-from tests.model.twins import CONFIG, FAMILIES, PlainGPT, S, batch, context_for, randomised, real, reordered
+from tests.model.twins import (
+    CONFIG,
+    FAMILIES,
+    S,
+    assert_gradients_of,
+    batch,
+    context_for,
+    plain_twin,
+    randomised,
+    real,
+)
 from tests.ranks import RankPool
 
 END = 9
-CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 
 
 def test_an_end_of_text_is_the_first_token_that_is_read_of_the_next_document() -> None:
@@ -134,9 +143,7 @@ def test_a_packed_sequence_is_its_documents_apart_in_the_plain_model(
 ) -> None:
     config = FAMILIES[family]
     results = ranks.run(layout.world_size, _run, layout, config)
-    plain = PlainGPT(config).double()
-    ours = results[0]["parameters"]
-    plain.load_state_dict({name: reordered(name, p, config) for name, p in ours.items()}, strict=not config.tied)
+    plain = plain_twin(config, results[0]["parameters"])
     batch, loss = packed(), torch.zeros((), dtype=torch.float64)
     for tokens, targets in zip(batch.tokens, batch.targets, strict=True):
         starts = [0, *((tokens[1:] == END).nonzero().flatten() + 1).tolist(), S]
@@ -145,8 +152,6 @@ def test_a_packed_sequence_is_its_documents_apart_in_the_plain_model(
                 loss = loss + plain.loss(tokens[None, start:stop], targets[None, start:stop]) * num_targets
     loss.backward()
     for result in results:
-        torch.testing.assert_close(result["loss"], loss.detach(), **CLOSE)
-        for name, parameter in plain.named_parameters():
-            gradient = reordered(name, result["gradients"][name], config)
-            torch.testing.assert_close(gradient, parameter.grad, **CLOSE)
+        torch.testing.assert_close(result["loss"], loss.detach(), rtol=1e-10, atol=1e-10)
+        assert_gradients_of(plain, result["gradients"], tolerance=1e-10)
     assert config is not CONFIG or results[0]["gradients"]["positions.weight"][S - 1].any()  # a document of S tokens

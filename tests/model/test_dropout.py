@@ -10,6 +10,7 @@ from crosscut.config import Layout
 from crosscut.model import GPT
 from crosscut.parallel import gather_from_sequence_parallel
 from tests.model.twins import CONFIG, B, S, batch, build
+from tests.parallel.twins import each
 from tests.ranks import RankPool
 
 DROPPING = replace(CONFIG, dropout=0.1)
@@ -28,19 +29,17 @@ def _forward(layout: Layout, training: bool, step: int = 0) -> tuple[list[Tensor
     return stream, y.detach()
 
 
-@pytest.mark.parametrize("tensor", [2, 4])
-def test_the_residual_stream_is_the_same_on_all_tensor_ranks(ranks: RankPool, tensor: int) -> None:
-    first, *others = ranks.run(tensor, _forward, Layout(tensor=tensor), True)
+def test_the_residual_stream_is_the_same_on_all_tensor_ranks(ranks: RankPool) -> None:
+    first, *others = ranks.run(2, _forward, Layout(tensor=2), True)
     assert len(first[0]) == 2 * DROPPING.num_layers
     for other in others:
         assert all(torch.equal(x, y) for x, y in zip(first[0], other[0], strict=True))
         assert torch.equal(first[1], other[1])
 
 
-@pytest.mark.parametrize("tensor", [2, 4])
-def test_a_split_sequence_gathers_to_the_same_on_all_tensor_ranks(ranks: RankPool, tensor: int) -> None:
-    first, *others = ranks.run(tensor, _forward, Layout(tensor=tensor, sequence_parallel=True), True)
-    assert first[0][0].shape == (B, S // tensor, DROPPING.hidden_size)
+def test_a_split_sequence_gathers_to_the_same_on_all_tensor_ranks(ranks: RankPool) -> None:
+    first, *others = ranks.run(4, _forward, Layout(tensor=4, sequence_parallel=True), True)
+    assert first[0][0].shape == (B, S // 4, DROPPING.hidden_size)
     for other in others:
         assert torch.equal(first[1], other[1])
         zeros = [(stream[0] == 0) for stream in (first[0], other[0])]
@@ -49,8 +48,7 @@ def test_a_split_sequence_gathers_to_the_same_on_all_tensor_ranks(ranks: RankPoo
 
 @pytest.mark.parametrize("layout", [Layout(tensor=2), Layout(tensor=2, sequence_parallel=True)], ids=str)
 def test_what_stays_of_the_embeddings_is_scaled_up(ranks: RankPool, layout: Layout) -> None:
-    plain, dropped = (ranks.run(2, _forward, layout, training) for training in (False, True))
-    for (before, _), (after, _) in zip(plain, dropped, strict=True):
+    for (before, _), (after, _) in ranks.run(2, each, _forward, [(layout, False), (layout, True)]):
         stays = after[0] != 0
         assert 0 < (~stays).sum() < stays.numel() / 2
         torch.testing.assert_close(after[0], torch.where(stays, before[0] / 0.9, 0.0), rtol=1e-12, atol=1e-12)
@@ -65,9 +63,9 @@ def test_the_embeddings_drop_the_same_whatever_the_layout(ranks: RankPool) -> No
 @pytest.mark.parametrize("layout", [Layout(), Layout(tensor=2), Layout(tensor=2, sequence_parallel=True)], ids=str)
 def test_training_drops_anew_each_step_and_evaluation_drops_nothing(ranks: RankPool, layout: Layout) -> None:
     plain = ranks.run(1, _forward, Layout(), False)[0][1]
-    evaluated = ranks.run(layout.tensor, _forward, layout, False)[0][1]
+    cases = [(layout, False), *((layout, True, step) for step in (0, 0, 1))]
+    evaluated, first, again, next_step = (y for _, y in ranks.run(layout.tensor, each, _forward, cases)[0])
     torch.testing.assert_close(evaluated, plain, rtol=1e-12, atol=1e-12)
-    first, again, next_step = (ranks.run(layout.tensor, _forward, layout, True, step)[0][1] for step in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.allclose(first, plain)
     assert not torch.allclose(first, next_step)

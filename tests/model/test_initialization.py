@@ -64,7 +64,8 @@ def test_spread_by_fan_in_and_zero_outputs(ranks: RankPool) -> None:
         assert deviations[name] == pytest.approx(expected[name.split(".")[-2]], rel=0.06), name
 
 
-@pytest.mark.parametrize("layout", [Layout(tensor=4), Layout(tensor=2, data=2, sharding="zero3")], ids=str)
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("layout", [Layout(tensor=2, data=2, sharding="zero3"), Layout(tensor=4)], ids=str)
 def test_no_layout_changes_other_initial_weights(ranks: RankPool, layout: Layout) -> None:
     expected = ranks.run(1, _weights_otherwise, Layout(), CONFIG)[0]
     for weights in ranks.run(layout.world_size, _weights_otherwise, layout, CONFIG):
@@ -73,8 +74,8 @@ def test_no_layout_changes_other_initial_weights(ranks: RankPool, layout: Layout
 
 
 LAYOUTS = [
-    Layout(tensor=2),
     Layout(tensor=4),
+    Layout(tensor=2),
     Layout(tensor=2, data=2),
     Layout(data=2, sharding="zero2"),
     Layout(data=3, sharding="zero3"),
@@ -83,7 +84,7 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_no_layout_changes_them(ranks: RankPool, layout: Layout) -> None:
     expected = ranks.run(1, _weights, Layout(), CONFIG)[0]
@@ -92,7 +93,7 @@ def test_no_layout_changes_them(ranks: RankPool, layout: Layout) -> None:
             assert torch.equal(real(name, weights[name]), real(name, weight)), name
 
 
-@pytest.mark.parametrize("tensor", [1, 2, 4])
+@pytest.mark.parametrize("tensor", [1, 4])
 def test_the_vocabulary_s_padding_is_zero(ranks: RankPool, tensor: int) -> None:
     for weights in ranks.run(tensor, _weights, Layout(tensor=tensor), CONFIG):
         padding = weights["tokens.weight"][CONFIG.vocab_size :]

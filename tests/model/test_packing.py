@@ -1,6 +1,7 @@
 """Packed weights: the products of plain ones, only where they can be used, and none that a gradient could pass."""
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from crosscut.parallel import (
     normal_,
     shard_model,
 )
-from tests.parallel.twins import CPU
+from tests.parallel.twins import CPU, each
 from tests.ranks import RankPool
 
 IN, WIDTH, TEXTS = 23, 44, 8
@@ -76,14 +77,13 @@ def _run_both(layout: Layout, num_tokens: int) -> list[tuple[Tensor, Tensor]]:
     return list(zip(plain, layers(x), strict=True))
 
 
-@pytest.mark.parametrize("num_tokens", [1, 4, 16, 40])
 @pytest.mark.parametrize(
     "layout", [Layout(), Layout(tensor=2), Layout(tensor=2, sequence_parallel=True)], ids=["one", "cut", "sequence"]
 )
-def test_packed_weights_give_the_products_of_plain_ones(ranks: RankPool, layout: Layout, num_tokens: int) -> None:
-    num_tokens = max(num_tokens, layout.tensor)
-    for pairs in ranks.run(layout.world_size, _run_both, layout, num_tokens):
-        for plain, packed in pairs:
+def test_packed_weights_give_the_products_of_plain_ones(ranks: RankPool, layout: Layout) -> None:
+    cases = [(layout, max(num_tokens, layout.tensor)) for num_tokens in (1, 4, 16, 40)]
+    for of_cases in ranks.run(layout.world_size, each, _run_both, cases):
+        for plain, packed in chain(*of_cases):
             torch.testing.assert_close(packed, plain, rtol=1e-5, atol=1e-3)
             assert packed.is_contiguous()
 

@@ -306,6 +306,26 @@ def reordered(name: str, parameter: Tensor, config: ModelConfig) -> Tensor:
     return parameter.unflatten(0, (config.num_kv_heads, 2, -1)).transpose(0, 1).flatten(0, 2)
 
 
+def plain_twin(config: ModelConfig, parameters: dict[str, Tensor]) -> PlainGPT:
+    """The plain model with the parameters of Crosscut's."""
+    plain = PlainGPT(config).double()
+    left = plain.load_state_dict({name: reordered(name, p, config) for name, p in parameters.items()}, strict=False)
+    assert not left.unexpected_keys
+    assert left.missing_keys == (["output.weight"] if config.tied else [])
+    return plain
+
+
+def assert_gradients_of(plain: PlainGPT, gradients: dict[str, Tensor], *, tolerance: float) -> None:
+    """Compare Crosscut's gradients with those of the plain model."""
+    for name, parameter in plain.named_parameters():
+        if name not in gradients:
+            assert name == "task.classifier.bias"
+            assert parameter.grad.abs().max() < 1e-12, "a bias that does not train has no gradient"
+            continue
+        gradient = reordered(name, gradients[name], plain.config)
+        torch.testing.assert_close(gradient, parameter.grad, rtol=tolerance, atol=tolerance)
+
+
 def batch(step: int) -> tuple[Tensor, Tensor]:
     """Tokens and targets [B, S] of one step. Some targets are ignored, more of them in the first sequences than in the
     last.

@@ -14,14 +14,12 @@ from crosscut.parallel import (
     CollectiveRecorder,
     ColumnParallelLinear,
     ColumnParallelLinears,
-    GradientReducer,
     ParallelMesh,
     RowParallelLinear,
-    global_gradient_norm,
     make_mesh,
 )
 from tests.parallel.stand_ins import products_in_pieces
-from tests.parallel.twins import CLOSE, CPU, LAYOUTS, fill, joined, part, split_sequence
+from tests.parallel.twins import CLOSE, CPU, SOME, fill, joined, part, run_twin, split_sequence
 from tests.ranks import RankPool
 
 B, S, I, O = 2, 8, 12, 20  # noqa: E741 - the shapes' names
@@ -58,46 +56,13 @@ def weights_of(num_matrices: int = 1) -> dict[str, Tensor]:
     return {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
 
-def run_adapted(
-    layout: Layout, make: Callable[[ParallelMesh], nn.Module], weights: dict[str, Tensor], x: Tensor, grad_y: Tensor,
-    dims: tuple[int | None, int | None],
-) -> dict[str, Any]:  # fmt: skip
-    """On a rank: output, gradients and norm of a layer with an adapter."""
-    mesh = make_mesh(layout, CPU)
-    layer = make(mesh)
-    parameters = dict(layer.named_parameters())
-    for name, parameter in parameters.items():
-        fill(parameter, weights[name])
-    own_x = part(x, mesh, dims[0]).requires_grad_()
-    y = layer(own_x)
-    reducer = GradientReducer(layer.parameters(), mesh)
-    reducer.arm()
-    shares_heads = dims[1] == -1 and y.shape[-1] * layout.tensor > O
-    y.backward(_head(grad_y, mesh) if shares_heads else part(grad_y, mesh, dims[1]))
-    reducer.finish()
-    gradients = {name: None if p.grad is None else p.grad.full_tensor() for name, p in parameters.items()}
-    return {
-        "y": y.detach(),
-        "x": own_x.grad,
-        "gradients": gradients,
-        "norm": global_gradient_norm(list(layer.parameters())),
-    }
-
-
-def _head(grad_y: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Gradient of the head that this rank shares with its neighbour. The first of the two ranks gets all of it."""
-    share = mesh.tensor.size // HEADS
-    own = grad_y.chunk(HEADS, -1)[mesh.tensor.rank // share]
-    return own if mesh.tensor.rank % share == 0 else torch.zeros_like(own)
-
-
 def assert_adapted(
     ranks: RankPool, layout: Layout, make: Callable[[ParallelMesh], nn.Module], dims: tuple[int | None, int | None],
     *, num_matrices: int = 1,
 ) -> None:  # fmt: skip
     weights, x = weights_of(num_matrices), torch.randn(B, S, I, dtype=torch.float64)
     grad_y = torch.randn(B, S, O, dtype=torch.float64)
-    results = ranks.run(layout.tensor, run_adapted, layout, make, weights, x, grad_y, dims)
+    results = ranks.run(layout.tensor, run_twin, layout, make, weights, x, grad_y, dims)
     down, up, own_x = (tensor.requires_grad_() for tensor in (weights["adapter.down"], weights["adapter.up"], x))
     matrix_of_row = torch.arange(O) // WIDTH % num_matrices
     delta = torch.stack([up[row] @ down.unflatten(0, (num_matrices, RANK))[matrix_of_row[row]] for row in range(O)])
@@ -116,17 +81,17 @@ def assert_adapted(
         assert result["gradients"]["bias"] is None
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", SOME, ids=str)
 def test_a_column_parallel_layer_with_an_adapter_is_the_changed_layer(ranks: RankPool, layout: Layout) -> None:
     assert_adapted(ranks, layout, make_column, (split_sequence(layout), -1))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", SOME, ids=str)
 def test_a_row_parallel_layer_with_an_adapter_is_the_changed_layer(ranks: RankPool, layout: Layout) -> None:
     assert_adapted(ranks, layout, make_row, (-1, split_sequence(layout)))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", SOME, ids=str)
 def test_keys_and_values_have_an_adapter_each(ranks: RankPool, layout: Layout) -> None:
     assert_adapted(ranks, layout, make_keys_and_values, (split_sequence(layout), -1), num_matrices=2)
 

@@ -1,6 +1,7 @@
 """The fused output projection and loss against `F.cross_entropy` of the full logits."""
 
 import weakref
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from crosscut.parallel import (
     make_mesh,
     vocab_parallel_cross_entropy,
 )
-from tests.parallel.twins import CLOSE, CPU, joined
+from tests.parallel.twins import CLOSE, CPU, each, joined
 from tests.ranks import RankPool
 
 N, H, V = 13, 8, 300
@@ -77,7 +78,7 @@ def _compiled_loss(
     return _loss(tensor, hidden, weight, targets, options, padding)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.slow  # compiles; the test of the bias compiles the same passes
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
 @pytest.mark.parametrize("more", [{}, {"z_loss": 0.05, "soft_cap": 2.0}], ids=str)
 @pytest.mark.parametrize(("tensor", "dtype"), [(1, torch.bfloat16), (4, torch.float64)])
@@ -103,17 +104,27 @@ def _serial(hidden: Tensor, weight: Tensor, targets: Tensor, scale: float = 1.0)
     return loss.detach(), hidden.grad, weight.grad
 
 
-@pytest.mark.parametrize("chunk_tokens", [None, 1, 4, 13, 1000])
-@pytest.mark.parametrize("tensor", SIZES)
-def test_it_is_the_cross_entropy_of_the_full_logits(ranks: RankPool, tensor: int, chunk_tokens: int | None) -> None:
-    hidden, weight, targets = _example()
-    loss, grad_hidden, grad_weight = _serial(hidden, weight, targets, 0.3)
-    options = {"scale": 0.3, "chunk_tokens": chunk_tokens}
-    results = ranks.run(tensor, _loss, tensor, hidden, weight, targets, options)
+def _assert_loss(results: Sequence[dict[str, Any]], loss: Tensor, grad_hidden: Tensor, grad_weight: Tensor) -> None:
+    """The results of all ranks are these, and padding gets no gradient."""
     for result in results:
         torch.testing.assert_close(result["loss"], loss, **CLOSE)
         torch.testing.assert_close(result["hidden"], grad_hidden, **CLOSE)
-    torch.testing.assert_close(joined([r["weight"] for r in results], 0)[:V], grad_weight, **CLOSE)
+    weights = joined([r["weight"] for r in results], 0)
+    torch.testing.assert_close(weights[:V], grad_weight, **CLOSE)
+    assert torch.count_nonzero(weights[V:]) == 0
+
+
+@pytest.mark.parametrize("tensor", SIZES)
+def test_it_is_the_cross_entropy_of_the_full_logits(ranks: RankPool, tensor: int) -> None:
+    """Also where padding would win."""
+    hidden, weight, targets = _example()
+    expected = _serial(hidden, weight, targets, 0.3)
+    cases = [
+        (tensor, hidden, weight, targets, {"scale": 0.3, "chunk_tokens": chunk_tokens}, 1e6)
+        for chunk_tokens in (None, 1, 4, 13, 1000)
+    ]
+    for results in zip(*ranks.run(tensor, each, _loss, cases), strict=True):
+        _assert_loss(results, *expected)
 
 
 def _loss_with_bias(tensor: int, is_compiled: bool, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -150,9 +161,8 @@ def _bias(dtype: torch.dtype) -> Tensor:
     ("tensor", "is_compiled"),
     [
         (2, False),
-        (1, True),
-        # The ranks of a compiled loss send what those of test_compiled_passes_give_and_send_the_same send.
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, False), (4, False), (2, True), (4, True))),
+        (2, True),  # the quick test here that compiles
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, False), (4, False), (1, True), (4, True))),
     ],
 )
 def test_a_bias_is_added_to_the_logits_of_the_rank_that_holds_it(
@@ -193,25 +203,15 @@ def _capped_with_z_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, z_lo
     return loss.detach(), hidden.grad, weight.grad
 
 
-@pytest.mark.parametrize(
-    "options", [{"z_loss": Z_LOSS}, {"soft_cap": CAP}, {"z_loss": Z_LOSS, "soft_cap": CAP}], ids=str
-)
 @pytest.mark.parametrize("tensor", SIZES)
-def test_z_loss_and_soft_cap_are_those_of_the_full_logits(
-    ranks: RankPool, tensor: int, options: dict[str, float]
-) -> None:
-    hidden, weight, targets = _example()
-    loss, grad_hidden, grad_weight = _capped_with_z_loss(
-        hidden, weight, targets, **{"z_loss": 0.0, "soft_cap": 0.0, **options}
-    )
-    results = ranks.run(tensor, _loss, tensor, hidden, weight, targets, {"chunk_tokens": 4, **options}, 1e6)
-    for result in results:
-        torch.testing.assert_close(result["loss"], loss, **CLOSE)
-        torch.testing.assert_close(result["hidden"], grad_hidden, **CLOSE)
-        assert sum(sent.elements for sent in result["sent"][0]) == 3 * N * (tensor > 1), "no message of their own"
-    weights = joined([r["weight"] for r in results], 0)
-    torch.testing.assert_close(weights[:V], grad_weight, **CLOSE)
-    assert torch.count_nonzero(weights[V:]) == 0
+def test_z_loss_and_soft_cap_are_those_of_the_full_logits(ranks: RankPool, tensor: int) -> None:
+    example = _example()
+    options = [{"z_loss": Z_LOSS}, {"soft_cap": CAP}, {"z_loss": Z_LOSS, "soft_cap": CAP}]
+    cases = [(tensor, *example, {"chunk_tokens": 4, **chosen}, 1e6) for chosen in options]
+    for chosen, results in zip(options, zip(*ranks.run(tensor, each, _loss, cases), strict=True), strict=True):
+        _assert_loss(results, *_capped_with_z_loss(*example, **{"z_loss": 0.0, "soft_cap": 0.0, **chosen}))
+        for result in results:
+            assert sum(sent.elements for sent in result["sent"][0]) == 3 * N * (tensor > 1), "no message of their own"
 
 
 def test_z_loss_and_soft_cap_in_16_bits(ranks: RankPool) -> None:
@@ -237,18 +237,6 @@ def test_scale_on_the_device_is_the_scale(ranks: RankPool) -> None:
             assert all(torch.equal(one[name], other[name]) for name in ("loss", "hidden", "weight"))
 
 
-@pytest.mark.parametrize("tensor", SIZES)
-def test_padding_takes_no_probability_and_no_gradient(ranks: RankPool, tensor: int) -> None:
-    hidden, weight, targets = _example()
-    hidden = hidden.abs()  # so that padding would win
-    loss, grad_hidden, _ = _serial(hidden, weight, targets)
-    results = ranks.run(tensor, _loss, tensor, hidden, weight, targets, {}, 1e6)
-    for result in results:
-        torch.testing.assert_close(result["loss"], loss, **CLOSE)
-        torch.testing.assert_close(result["hidden"], grad_hidden, **CLOSE)
-    assert torch.count_nonzero(joined([r["weight"] for r in results], 0)[V:]) == 0
-
-
 def test_ignored_targets_add_nothing(ranks: RankPool) -> None:
     hidden, weight, _ = _example()
     for result in ranks.run(2, _loss, 2, hidden, weight, torch.full((N,), IGNORED), {}):
@@ -257,21 +245,19 @@ def test_ignored_targets_add_nothing(ranks: RankPool) -> None:
         assert torch.count_nonzero(result["weight"]) == 0
 
 
-@pytest.mark.parametrize("tensor", SIZES)
-def test_large_logits_are_stable(ranks: RankPool, tensor: int) -> None:
+def test_large_logits_are_stable(ranks: RankPool) -> None:
     hidden, weight, targets = _example()
     hidden = hidden * 1e4
     loss, grad_hidden, _ = _serial(hidden, weight, targets)
-    for result in ranks.run(tensor, _loss, tensor, hidden.float(), weight.float(), targets, {}):
+    for result in ranks.run(2, _loss, 2, hidden.float(), weight.float(), targets, {}):
         torch.testing.assert_close(result["loss"].double(), loss, rtol=1e-5, atol=0.0)
         torch.testing.assert_close(result["hidden"].double(), grad_hidden, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("tensor", [1, 2])
-def test_a_float32_weight_beside_bfloat16_hidden_states(ranks: RankPool, tensor: int) -> None:
+def test_a_float32_weight_beside_bfloat16_hidden_states(ranks: RankPool) -> None:
     hidden, weight, targets = _example()
     loss, grad_hidden, grad_weight = _serial(hidden, weight, targets)
-    results = ranks.run(tensor, _loss, tensor, hidden.bfloat16(), weight.float(), targets, {"chunk_tokens": 5})
+    results = ranks.run(2, _loss, 2, hidden.bfloat16(), weight.float(), targets, {"chunk_tokens": 5})
     for result in results:
         assert result["loss"].dtype == torch.float32
         assert result["hidden"].dtype == torch.bfloat16
@@ -426,9 +412,9 @@ def _softmax_in_place(dtype: torch.dtype) -> list[bool]:
     return watched.told
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_softmax_takes_no_memory_of_its_own_in_any_precision(ranks: RankPool, dtype: torch.dtype) -> None:
-    assert ranks.run(2, _softmax_in_place, dtype) == [[True] * 4] * 2
+def test_softmax_takes_no_memory_of_its_own_in_any_precision(ranks: RankPool) -> None:
+    cases = [(torch.float32,), (torch.bfloat16,), (torch.float16,)]
+    assert ranks.run(2, each, _softmax_in_place, cases) == [[[True] * 4] * 3] * 2
 
 
 def test_evaluation_computes_no_gradients(ranks: RankPool) -> None:

@@ -6,6 +6,7 @@ Factors are whole numbers, so that sums are exact in any order.
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -18,12 +19,12 @@ from crosscut.kernels.deferral import Deferral
 from crosscut.kernels.products import ORDINARY, DeferringProducts
 from crosscut.parallel import CollectiveRecorder, ParallelMesh, Sent, fused, make_mesh
 from tests.parallel.stand_ins import products_in_pieces
-from tests.parallel.twins import CPU, LAYOUTS, part, split_sequence
+from tests.parallel.twins import CPU, LAYOUTS, each, part, split_sequence
 from tests.ranks import RankPool
 
 B, S, I = 2, 8, 6  # noqa: E741 - the shapes' names
-WIDTHS = {"one layer": (10,), "three layers": (10, 4, 3)}
-"""Outputs of each layer that shares the input."""
+WIDTHS = ((10,), (10, 4, 3))
+"""Outputs of each layer that shares the input: of one layer, and of three."""
 SPLIT = Layout(tensor=2, sequence_parallel=True)
 
 Run = tuple[list[Tensor], list[Sent]]
@@ -97,45 +98,42 @@ def _leaving_with_adapter(layout: Layout, num_pieces: int) -> list[Run]:
         return [_run(with_lists(function), mesh, x, [weight, low, up], []) for function in twins]
 
 
-def _assert_equal(ranks: RankPool, layout: Layout, job: Callable[..., Any], *arguments: Any) -> None:
-    for (plain, _), (result, _) in ranks.run(layout.tensor, job, layout, *arguments):
-        assert len(result) == len(plain) > 2
-        for one, other in zip(result, plain, strict=True):
-            assert torch.equal(one, other)
-            assert other.any()
+def _assert_equal(ranks: RankPool, layout: Layout, job: Callable[..., Any], *cases: tuple[Any, ...]) -> None:
+    """Compare the results of each case; the arguments of a case follow the layout."""
+    for results in ranks.run(layout.tensor, each, job, [(layout, *case) for case in cases]):
+        for case, ((plain, _), (result, _)) in zip(cases, results, strict=True):
+            assert len(result) == len(plain) > 2
+            for one, other in zip(result, plain, strict=True):
+                assert torch.equal(one, other), case
+                assert other.any(), case
+
+
+def _pieces(layout: Layout) -> tuple[int, ...]:
+    return (1, 2) if layout.sequence_parallel else (1,)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize("layers", WIDTHS)
-def test_entering_at_once_is_entering_then_multiplying(
-    ranks: RankPool, layout: Layout, has_bias: bool, layers: str
-) -> None:
-    for num_pieces in (1, 2) if layout.sequence_parallel else (1,):
-        _assert_equal(ranks, layout, _entering, WIDTHS[layers], has_bias, num_pieces)
+def test_entering_at_once_is_entering_then_multiplying(ranks: RankPool, layout: Layout) -> None:
+    _assert_equal(ranks, layout, _entering, *product(WIDTHS, (True, False), _pieces(layout)))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no bias"])
-def test_leaving_at_once_is_multiplying_then_leaving(ranks: RankPool, layout: Layout, has_bias: bool) -> None:
-    for num_pieces in (1, 2) if layout.sequence_parallel else (1,):
-        _assert_equal(ranks, layout, _leaving, has_bias, num_pieces)
+def test_leaving_at_once_is_multiplying_then_leaving(ranks: RankPool, layout: Layout) -> None:
+    _assert_equal(ranks, layout, _leaving, *product((True, False), _pieces(layout)))
 
 
 @pytest.mark.parametrize("tensor", [2, 4])
-@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no bias"])
-def test_products_in_symmetric_memory_are_the_plain_twins_too(ranks: RankPool, tensor: int, has_bias: bool) -> None:
+def test_products_in_symmetric_memory_are_the_plain_twins_too(ranks: RankPool, tensor: int) -> None:
     layout = Layout(tensor=tensor, sequence_parallel=True, symmetric_memory=True)
-    for widths in WIDTHS.values():
-        _assert_equal(ranks, layout, _entering, widths, has_bias, 1)
-    _assert_equal(ranks, layout, _leaving, has_bias, 1)
+    _assert_equal(ranks, layout, _entering, *product(WIDTHS, (True, False), (1,)))
+    _assert_equal(ranks, layout, _leaving, (True, 1), (False, 1))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[1:], ids=str)
 def test_fused_functions_send_what_the_plain_twins_send_and_gather_the_input_again(
     ranks: RankPool, layout: Layout
 ) -> None:
-    for (_, plain), (_, sent) in ranks.run(layout.tensor, _entering, layout, WIDTHS["three layers"], True, 1):
+    for (_, plain), (_, sent) in ranks.run(layout.tensor, _entering, layout, WIDTHS[1], True, 1):
         again = [Sent("all_gather", "tensor", B * S * I)] if layout.sequence_parallel else []
         assert sorted(sent) == sorted([*plain, *again])
     for (_, plain), (_, sent) in ranks.run(layout.tensor, _leaving, layout, True, 1):
@@ -143,9 +141,8 @@ def test_fused_functions_send_what_the_plain_twins_send_and_gather_the_input_aga
 
 
 @pytest.mark.parametrize("layout", [Layout(tensor=1), Layout(tensor=2), SPLIT], ids=str)
-@pytest.mark.parametrize("num_pieces", [1, 2])
-def test_the_product_of_an_adapter_is_added_before_g(ranks: RankPool, layout: Layout, num_pieces: int) -> None:
-    _assert_equal(ranks, layout, _leaving_with_adapter, num_pieces)
+def test_the_product_of_an_adapter_is_added_before_g(ranks: RankPool, layout: Layout) -> None:
+    _assert_equal(ranks, layout, _leaving_with_adapter, (1,), (2,))
 
 
 def _too_flat(layout: Layout) -> list[str]:

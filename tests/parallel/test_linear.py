@@ -19,7 +19,7 @@ from crosscut.parallel import (
     fused,
     make_mesh,
 )
-from tests.parallel.twins import CLOSE, CPU, LAYOUTS, assert_twins, fill, part, split_sequence
+from tests.parallel.twins import CLOSE, CPU, LAYOUTS, SOME, assert_twins, fill, part, split_sequence
 from tests.ranks import RankPool
 
 B, S, I, O = 2, 8, 12, 20  # noqa: E741 - the shapes' names
@@ -73,38 +73,28 @@ def make_row_without_bias(mesh: ParallelMesh) -> nn.Module:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("bias", [True, False])
-def test_column_parallel_linear_is_linear(ranks: RankPool, layout: Layout, bias: bool) -> None:
-    serial = nn.Linear(I, O, bias=bias).double()
-    make = make_column if bias else make_column_without_bias
-    assert_twins(ranks, layout, make, serial, torch.randn(B, S, I).double(), (split_sequence(layout), -1))
+def test_column_parallel_linear_is_linear(ranks: RankPool, layout: Layout) -> None:
+    serial = nn.Linear(I, O).double()
+    assert_twins(ranks, layout, make_column, serial, torch.randn(B, S, I).double(), (split_sequence(layout), -1))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("bias", [True, False])
-def test_row_parallel_linear_is_linear(ranks: RankPool, layout: Layout, bias: bool) -> None:
-    serial = nn.Linear(I, O, bias=bias).double()
-    make = make_row if bias else make_row_without_bias
-    assert_twins(ranks, layout, make, serial, torch.randn(B, S, I).double(), (-1, split_sequence(layout)))
+def test_row_parallel_linear_is_linear(ranks: RankPool, layout: Layout) -> None:
+    serial = nn.Linear(I, O).double()
+    assert_twins(ranks, layout, make_row, serial, torch.randn(B, S, I).double(), (-1, split_sequence(layout)))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_layers_without_bias_are_linear(ranks: RankPool) -> None:
+    layout = Layout(tensor=2, sequence_parallel=True)
+    for make, dims in ((make_column_without_bias, (1, -1)), (make_row_without_bias, (-1, 1))):
+        serial = nn.Linear(I, O, bias=False).double()
+        assert_twins(ranks, layout, make, serial, torch.randn(B, S, I).double(), dims)
+
+
+@pytest.mark.parametrize("layout", SOME, ids=str)
 def test_columns_then_rows_are_the_mlp(ranks: RankPool, layout: Layout) -> None:
     between = split_sequence(layout)
     assert_twins(ranks, layout, ParallelMLP, SerialMLP(), torch.randn(B, S, I).double(), (between, between))
-
-
-def _bias_alone(layout: Layout) -> Tensor:
-    mesh = make_mesh(layout, CPU)
-    layer = RowParallelLinear(I, O, mesh=mesh)
-    fill(layer.bias, torch.ones(O))  # the weight stays zero
-    return layer(torch.randn(B, S, I // layout.tensor)).detach()
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_bias_is_added_once(ranks: RankPool, layout: Layout) -> None:
-    for y in ranks.run(layout.tensor, _bias_alone, layout):
-        assert torch.equal(y, torch.ones_like(y))
 
 
 def _sent_by_mlp(layout: Layout) -> list[Any]:

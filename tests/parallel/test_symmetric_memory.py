@@ -41,7 +41,10 @@ def _mlp(layout: Layout, compiled: bool) -> tuple[list[Tensor], list[Sent]]:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "compiled",
+    [pytest.param(False, id="eager"), pytest.param(True, id="compiled", marks=pytest.mark.slow)],  # compiles
+)
 def test_products_in_pieces_give_and_send_what_plain_ones_do(ranks: RankPool, compiled: bool) -> None:
     plain = ranks.run(2, _mlp, Layout(tensor=2, sequence_parallel=True), False)
     pieces = ranks.run(2, _mlp, Layout(tensor=2, sequence_parallel=True, symmetric_memory=True), compiled)

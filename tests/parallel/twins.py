@@ -5,9 +5,10 @@ of the output.
 gradients, the gradient norm, and the parameters after one step of AdamW.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import Shard
@@ -24,6 +25,9 @@ LAYOUTS = [
     Layout(tensor=2, sequence_parallel=True),
     Layout(tensor=4, sequence_parallel=True),
 ]
+_QUICK = (Layout(tensor=2), Layout(tensor=4, sequence_parallel=True))
+SOME: list[Any] = [one if one in _QUICK else pytest.param(one, marks=pytest.mark.slow) for one in LAYOUTS]
+"""`LAYOUTS` of which two are quick. For layers whose mechanism another layer's test has on all layouts."""
 SEQUENCE = 1
 """The sequence dimension."""
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
@@ -33,6 +37,13 @@ EPSILON = 1e-3
 usual epsilon of 1e-8 would enlarge this bit 10^7 times. A comparison to 1e-12 would then test the machine and not the
 layer.
 """
+
+
+def each(function: Callable[..., Any], cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Job of a rank: the results of `function` for several tuples of arguments. Starting a job takes longer than most
+    functions.
+    """
+    return [function(*case) for case in cases]
 
 
 def fill(parameter: nn.Parameter, full: Tensor) -> None:
@@ -50,6 +61,16 @@ def part(x: Tensor, mesh: ParallelMesh, dim: int | None) -> Tensor:
     """This tensor rank's part of `x`, as a leaf of its own."""
     size = mesh.tensor.size
     return x.clone() if dim is None else x.chunk(size, dim)[mesh.tensor.rank].clone()
+
+
+def part_of_gradient(grad_y: Tensor, y: Tensor, mesh: ParallelMesh, dim: int | None) -> Tensor:
+    """This rank's part of the gradient of an output. If ranks share a part, the first of them gets all of it."""
+    if dim != -1 or y.shape[-1] * mesh.tensor.size == grad_y.shape[-1]:
+        return part(grad_y, mesh, dim)
+    num_parts = grad_y.shape[-1] // y.shape[-1]
+    number, place = divmod(mesh.tensor.rank, mesh.tensor.size // num_parts)
+    own = grad_y.chunk(num_parts, -1)[number]
+    return torch.zeros_like(own) if place else own
 
 
 def joined(parts: list[Tensor], dim: int | None) -> Tensor:
@@ -80,9 +101,9 @@ def run_twin(
     y = layer(own_x.requires_grad_() if own_x.is_floating_point() else own_x)
     reducer = GradientReducer(layer.parameters(), mesh)
     reducer.arm()
-    y.backward(part(grad_y, mesh, dims[1]))
+    y.backward(part_of_gradient(grad_y, y, mesh, dims[1]))
     reducer.finish()
-    gradients = {name: p.grad.full_tensor() for name, p in parameters.items()}
+    gradients = {name: None if p.grad is None else p.grad.full_tensor() for name, p in parameters.items()}
     norm = global_gradient_norm(list(layer.parameters()))
     torch.optim.AdamW(layer.parameters(), lr=0.1, eps=EPSILON).step()
     stepped = {name: p.full_tensor().detach() for name, p in parameters.items()}

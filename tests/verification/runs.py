@@ -1,12 +1,18 @@
-"""The run that the tests of this folder verify."""
+"""The run that the tests of this folder verify, and its verification on the pool of ranks."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
+from unittest import mock
 
 import torch
 
-from crosscut.config import RunConfig, load_run
+from crosscut.config import Layout, RunConfig, load_run
+from crosscut.parallel import make_mesh
+from crosscut.training.speed import compilation
+from crosscut.verification import Report, for_verification, verify_on_mesh
+from tests.parallel.stand_ins import products_in_pieces
+from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
 LLAMA: dict[str, Any] = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "mlp_size": 88}
@@ -40,3 +46,19 @@ def tiny_run(
         "optimizer": {"warmup_steps": 0, **optimizer},
     }
     return load_run(table)
+
+
+def verify_run(run: RunConfig, backend: str = "aot_eager") -> Report:
+    """On a rank: verify a run. Its layers are compiled, if at all, without a generator of code, which takes long.
+    Symmetric memory, which only GPUs have, is replaced.
+    """
+    with products_in_pieces(), mock.patch.object(compilation, "BACKEND", backend):
+        return verify_on_mesh(run, make_mesh(run.layout, CPU))
+
+
+def proven(ranks: RankPool, layout: Layout, precision: str = "float64", **options: Any) -> Report:
+    """Verify the tiny run with these options on a layout, and require that nothing differs."""
+    run = for_verification(tiny_run(**options), layout, precision)
+    report: Report = ranks.run(layout.world_size, verify_run, run, time_limit=240.0)[0]
+    assert report.same, (report.first, [check for check in report.checks if not check.same])
+    return report

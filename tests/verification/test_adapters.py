@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from crosscut.config import Layout
-from crosscut.parallel import ColumnParallelLinear, RowParallelLinear, fused, linear, make_mesh
+from crosscut.parallel import ColumnParallelLinear, RowParallelLinear, fused, linear
 from crosscut.parallel.state.parameters import local
-from crosscut.verification import Report, for_verification, verify_on_mesh
+from crosscut.verification import Report, for_verification
 from tests.ranks import RankPool
-from tests.verification.runs import CPU, LLAMA, tiny_run
+from tests.verification.runs import LLAMA, tiny_run, verify_run
 
 Patch = pytest.MonkeyPatch
 SHARED_HEADS: dict[str, Any] = {**LLAMA, "num_kv_heads": 2}
@@ -95,8 +95,7 @@ FAULTS: dict[str, tuple[Callable[[Patch], None], str, Layout, dict[str, Any]]] =
 def _verify(name: str, layout: Layout, options: dict[str, Any]) -> Report:
     with pytest.MonkeyPatch.context() as patch:
         FAULTS[name][0](patch)
-        run = for_verification(tiny_run(lora_rank=4, **options), layout, "float64")
-        return verify_on_mesh(run, make_mesh(layout, CPU))
+        return verify_run(for_verification(tiny_run(lora_rank=4, **options), layout, "float64"))
 
 
 @pytest.mark.one_in(5)

@@ -11,19 +11,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import combinations, product
 from typing import Any, NamedTuple
-from unittest import mock
 
 import pytest
 
 from crosscut.config import ConfigError, RunConfig
-from crosscut.parallel import make_mesh
 from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities
-from crosscut.training.speed import compilation
-from crosscut.verification import Report, for_verification, verify_on_mesh
-from tests.parallel.stand_ins import products_in_pieces
+from crosscut.verification import for_verification
 from tests.ranks import RankPool
-from tests.verification.runs import CPU, tiny_run
+from tests.verification.runs import CPU, tiny_run, verify_run
 
 Values = dict[str, Any]
 
@@ -149,12 +145,10 @@ PLAIN = covering(values for values in ALLOWED if values["compile"] == "off")
 COMPILED = covering(values for values in ALLOWED if values["compile"] == "on")
 
 
-QUICK_TO_COMPILE = [  # on two ranks, which split sequences
-    next(v for v in COMPILED if (v["tensor"], v["data"], v["sequence_parallel"]) == (2, 1, True)),
-]
-COMPILED_RUNS: list[Any] = [
-    values if values in QUICK_TO_COMPILE else pytest.param(values, marks=pytest.mark.slow) for values in COMPILED
-]
+QUICK = next(
+    v for v in PLAIN if (v["tensor"], v["data"], v["sequence_parallel"], v["precision"]) == (2, 1, True, "float8")
+)
+"""Split sequences in the precision that no other quick test verifies."""
 
 
 def name_of(values: Values) -> str:
@@ -166,22 +160,19 @@ def name_of(values: Values) -> str:
     return " ".join([*told, "dropout"] if values["dropout"] else told)
 
 
-def verify(values: Values) -> Report:
-    """On a rank."""
-    run = run_of(values)
-    with products_in_pieces(), mock.patch.object(compilation, "BACKEND", "aot_eager"):
-        return verify_on_mesh(run, make_mesh(run.layout, CPU))
-
-
 def require_the_uncut_model(ranks: RankPool, values: Values) -> None:
-    report = ranks.run(values["tensor"] * values["data"], verify, values, time_limit=240.0)[0]
+    run = run_of(values)
+    report = ranks.run(run.layout.world_size, verify_run, run, time_limit=240.0)[0]
     assert report.same, (report.first, [check for check in report.checks if not check.same])
     assert report.precision == values["precision"]
     assert ("compiled layers" in {check.name for check in report.checks}) == (values["compile"] == "on")
 
 
-@pytest.mark.one_in(12)
-@pytest.mark.parametrize("values", PLAIN, ids=name_of)
+@pytest.mark.parametrize(
+    "values",
+    [values if values == QUICK else pytest.param(values, marks=pytest.mark.slow) for values in PLAIN],
+    ids=name_of,
+)
 def test_any_two_of_them_together_are_the_uncut_model(ranks: RankPool, values: Values) -> None:
     require_the_uncut_model(ranks, values)
 
@@ -189,23 +180,27 @@ def test_any_two_of_them_together_are_the_uncut_model(ranks: RankPool, values: V
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-@pytest.mark.parametrize("values", COMPILED_RUNS, ids=name_of)
+@pytest.mark.parametrize("values", COMPILED, ids=name_of)
 def test_any_two_of_them_together_are_the_uncut_model_in_compiled_layers(ranks: RankPool, values: Values) -> None:
     require_the_uncut_model(ranks, values)
 
 
-LAYOUTS_AND_MEMORY = [  # all of these together, in one precision
-    values
-    for values in ALLOWED
-    if (values["precision"], values["compile"], values["dropout"], values["micro_batch_size"])
-    == ("float64", "off", 0.1, 1)
-    and values not in PLAIN
-]
+IN_ONE_PRECISION = ("float64", "off", 0.1, 1)
+LAYOUTS_AND_MEMORY = random.Random(0).sample(
+    [
+        values
+        for values in ALLOWED
+        if (values["precision"], values["compile"], values["dropout"], values["micro_batch_size"]) == IN_ONE_PRECISION
+        and values not in PLAIN
+    ],
+    100,
+)
+"""Some of the combinations of all settings of layouts and memory. `PLAIN` has every pair of them."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("values", LAYOUTS_AND_MEMORY, ids=name_of)
-def test_all_of_them_together_are_the_uncut_model(ranks: RankPool, values: Values) -> None:
+def test_layouts_and_memory_together_are_the_uncut_model(ranks: RankPool, values: Values) -> None:
     require_the_uncut_model(ranks, values)
 
 

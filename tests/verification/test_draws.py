@@ -162,26 +162,26 @@ HOWS = [
 ]  # fmt: skip
 
 
-def _disagreement(how: str, own_data: bool, own_seed: bool) -> tuple[list[Draw], Any]:
-    mesh = make_mesh(Layout(tensor=2), CPU)
-    torch.manual_seed(mesh.tensor.rank if own_seed else 7)
-    generator = torch.Generator().manual_seed(mesh.tensor.rank if own_data else 0)
-    x = torch.randn(4, 16, generator=generator).requires_grad_()
-    model = Drops(how)
-    drawn = draws_of(model, mesh, lambda: model(x).sum().backward())
-    every = gather_to_first(drawn)
-    return drawn.draws, None if every is None else first_disagreement(every, Layout(tensor=2))
+JUDGED = {(False, False): True, (True, True): True, (True, False): False, (False, True): False}
+"""Whether ranks agree, by whether each has its own data and whether each has its own seed."""
+
+
+def _disagreements(how: str) -> list[tuple[list[Draw], Any]]:
+    mesh, found = make_mesh(Layout(tensor=2), CPU), []
+    for own_data, own_seed in JUDGED:
+        torch.manual_seed(mesh.tensor.rank if own_seed else 7)
+        generator = torch.Generator().manual_seed(mesh.tensor.rank if own_data else 0)
+        x = torch.randn(4, 16, generator=generator).requires_grad_()
+        model = Drops(how)
+        drawn = draws_of(model, mesh, lambda model=model, x=x: model(x).sum().backward())
+        every = gather_to_first(drawn)
+        found.append((drawn.draws, None if every is None else first_disagreement(every, Layout(tensor=2))))
+    return found
 
 
 @pytest.mark.parametrize("how", HOWS)
 def test_every_way_of_dropping_is_seen_and_judged(ranks: RankPool, how: str) -> None:
-    for same, own_data, own_seed in [
-        (True, False, False),
-        (True, True, True),
-        (False, True, False),
-        (False, False, True),
-    ]:
-        draws, found = ranks.run(2, _disagreement, how, own_data, own_seed)[0]
+    for own, (draws, found) in zip(JUDGED, ranks.run(2, _disagreements, how)[0], strict=True):
         assert len(draws) == 1
         assert draws[0].dropped, "what it drops from was not seen"
-        assert (found is None) == bool(same), (own_data, own_seed, found)
+        assert (found is None) == JUDGED[own], (own, found)

@@ -151,11 +151,17 @@ class Shared(nn.Module):
         return y
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("sharding", ["zero3", "zero2"])
-def test_own_model_that_data_ranks_share_passes(ranks: RankPool, sharding: str) -> None:
-    layout = Layout(tensor=2, data=2, sharding=sharding)
-    report = ranks.run(4, _verify, Shared, layout)[0]
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(data=2, sharding="zero3"),
+        pytest.param(Layout(tensor=2, data=2, sharding="zero3"), marks=pytest.mark.slow),  # four ranks
+        pytest.param(Layout(tensor=2, data=2, sharding="zero2"), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_own_model_that_data_ranks_share_passes(ranks: RankPool, layout: Layout) -> None:
+    report = ranks.run(layout.world_size, _verify, Shared, layout)[0]
     assert report.same, (report.first, [row for row in report.rows if not row.same])
     assert report.layout == str(layout)
 

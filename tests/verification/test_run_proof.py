@@ -15,28 +15,24 @@ from torch.distributed.tensor import DTensor
 from crosscut.config import IGNORED, ConfigError, Layout, LayoutError, TrainingError, load_run
 from crosscut.kernels import ORDINARY, Products
 from crosscut.model import gpt
-from crosscut.parallel import make_mesh
 from crosscut.planner import step_traffic
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities
-from crosscut.verification import Report, for_verification, scale_down, verify_on_mesh, verify_runs
+from crosscut.verification import Report, for_verification, scale_down, verify_runs
 from crosscut.verification.batches.made_up import made_up_batch
 from tests.ranks import RankPool
 from tests.verification.mutations import MIXED, g_missing
-from tests.verification.runs import CPU, LLAMA, MODERN, tiny_run
+from tests.verification.runs import CPU, LLAMA, MODERN, proven, tiny_run, verify_run
 
-QUICK = [
+QUICK = Layout(data=2, sharding="zero3")
+"""Other quick tests verify one rank, tensor ranks, context ranks and stages of a pipeline."""
+SLOW = [
     Layout(),
     Layout(tensor=2),
     Layout(tensor=2, data=2, sequence_parallel=True),
     Layout(tensor=4),
-    Layout(data=2, sharding="zero3"),
     Layout(data=4, sharding="zero3", shard_group=2),
-]
-"""One layout of each kind. `test_combinations.py` proves all kinds together with all other settings of a run."""
-
-SLOW = [
     Layout(data=2),
     Layout(tensor=2, sequence_parallel=True),
     Layout(tensor=2, data=2),
@@ -48,17 +44,12 @@ SLOW = [
     Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True),
     Layout(data=4, sharding="zero2", shard_group=2),
 ]
-LAYOUTS = [*QUICK, *(pytest.param(layout, marks=pytest.mark.slow) for layout in SLOW)]
+LAYOUTS = [QUICK, *(pytest.param(layout, marks=pytest.mark.slow) for layout in SLOW)]
 
 
-def _verify(layout: Layout, precision: str, dropout: float) -> Report:
-    return verify_on_mesh(for_verification(tiny_run(dropout=dropout), layout, precision), make_mesh(layout, CPU))
-
-
-@pytest.mark.one_in(4)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_layout_is_the_uncut_model(ranks: RankPool, layout: Layout) -> None:
-    reports = ranks.run(layout.world_size, _verify, layout, "float64", 0.1)
+    reports = ranks.run(layout.world_size, verify_run, for_verification(tiny_run(), layout, "float64"))
     assert reports.count(reports[0]) == len(reports), "every rank gets the same report"
     report = reports[0]
     assert report.same, report.first
@@ -101,20 +92,11 @@ RECIPES: dict[str, tuple[Layout, dict[str, Any]]] = {
 """A layout and options of the modern recipe (docs/recipe.md), by name."""
 
 
-def _verify_recipe(name: str) -> Report:
-    layout, options = RECIPES[name]
-    return verify_on_mesh(for_verification(tiny_run(**options), layout, "float64"), make_mesh(layout, CPU))
-
-
-QUICK_RECIPES = ("growing batch",)  # all of them together are another quick test
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK_RECIPES else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES]
-)
+@pytest.mark.slow  # all of them together are another, quick test
+@pytest.mark.parametrize("name", RECIPES)
 def test_a_modern_recipe_is_the_uncut_model(ranks: RankPool, name: str) -> None:
-    report = ranks.run(RECIPES[name][0].world_size, _verify_recipe, name)[0]
-    assert report.same, report.first
+    layout, options = RECIPES[name]
+    proven(ranks, layout, **options)
 
 
 EVERYTHING: dict[str, Any] = {
@@ -132,22 +114,19 @@ EVERYTHING: dict[str, Any] = {
 """All options of docs/recipe.md and docs/data.md at once."""
 
 
-def _verify_everything(layout: Layout) -> Report:
-    return verify_on_mesh(for_verification(tiny_run(**EVERYTHING), layout, "float64"), make_mesh(layout, CPU))
-
-
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True),
-        pytest.param(Layout(tensor=4), marks=pytest.mark.slow),  # repeats the first on other layouts
+        Layout(tensor=2, sequence_parallel=True),
+        # repeat the first on other layouts
+        pytest.param(Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True), marks=pytest.mark.slow),
+        pytest.param(Layout(tensor=4), marks=pytest.mark.slow),
         pytest.param(Layout(data=2), marks=pytest.mark.slow),
     ],
     ids=str,
 )
 def test_all_options_together_are_the_uncut_model(ranks: RankPool, layout: Layout) -> None:
-    report = ranks.run(layout.world_size, _verify_everything, layout)[0]
-    assert report.same, report.first
+    report = proven(ranks, layout, **EVERYTHING)
     assert {"documents", "mixture", "averaged weights"} <= {check.name for check in report.checks}
 
 
@@ -170,22 +149,12 @@ RECOMPUTING = [
 ]
 
 
-def _verify_all(layout: Layout, kinds: list[dict[str, Any]]) -> list[Report]:
-    """Reports for kinds of recomputation, with dropout in the model."""
-    reports = []
-    for options in kinds:
-        run = for_verification(tiny_run(), layout, "float64")
-        run = replace(run, training=replace(run.training, **options))
-        reports.append(verify_on_mesh(run, make_mesh(layout, CPU)))
-    return reports
-
-
 @pytest.mark.parametrize(
     ("layout", "kinds"),
     [
         pytest.param(Layout(tensor=2), RECOMPUTING, marks=pytest.mark.slow),  # sends less again than split sequences
-        # Other quick tests verify the plain kinds "full" and "selective".
-        (Layout(tensor=2, sequence_parallel=True), [RECOMPUTING[0], RECOMPUTING[2], RECOMPUTING[4]]),
+        # Other quick tests verify the kinds "full", "selective" and "operators".
+        (Layout(tensor=2, sequence_parallel=True), [RECOMPUTING[0], RECOMPUTING[2]]),
         pytest.param(Layout(tensor=2, sequence_parallel=True), RECOMPUTING, marks=pytest.mark.slow),
     ],
     ids=["tensor", "split sequences", "split sequences, all kinds"],
@@ -193,10 +162,9 @@ def _verify_all(layout: Layout, kinds: list[dict[str, Any]]) -> list[Report]:
 def test_recomputing_is_verified_and_what_it_sends_again_is_planned(
     ranks: RankPool, layout: Layout, kinds: list[dict[str, Any]]
 ) -> None:
-    reports = ranks.run(layout.world_size, _verify_all, layout, kinds)[0]
+    reports = [proven(ranks, layout, training=options) for options in kinds]
     calls = [row.module for row in reports[0].rows]
-    for options, report in zip(kinds, reports, strict=True):
-        assert report.same, (options, report.first)
+    for report in reports:
         assert [row.module for row in report.rows] == calls, "a repetition is no call"
         assert "7 draws on each rank" in report.checks[5].told
         assert report.checks[6].name == "collectives"
@@ -251,33 +219,27 @@ def test_float8_is_verified_where_training_in_it_is_refused() -> None:
 LOWER = [("float32", 1e-3), ("float16", 0.05), ("bfloat16", 0.3), ("float8", 0.3)]
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("precision", "largest"), LOWER)
 def test_lower_precisions_pass_within_their_tolerance(ranks: RankPool, precision: str, largest: float) -> None:
-    layout = Layout(tensor=2, data=2)
-    report = ranks.run(4, _verify, layout, precision, 0.0)[0]
-    assert report.same, report.first
+    report = proven(ranks, Layout(tensor=2), precision, dropout=0.0)
     assert report.precision == precision
     assert 1e-6 < report.tolerance < largest
     assert report.tolerance <= report.largest_tolerance
     assert ("rounding of outputs" in {check.name for check in report.checks}) == (precision != "float32")
 
 
-def _verify_wide(precision: str) -> Report:
-    """Layers of 256, whose sums over 256 tokens nearly cancel in the gradients of the norms' biases."""
-    layout = Layout(tensor=2, sequence_parallel=True)
-    run = load_run({
-        "model": {"num_layers": 2, "hidden_size": 256, "num_heads": 4, "vocab_size": 512, "dropout": 0.0},
-        "training": {"sequence_length": 128},
-    })  # fmt: skip
-    return verify_on_mesh(for_verification(run, layout, precision), make_mesh(layout, CPU))
+WIDE: dict[str, Any] = {
+    "hidden_size": 256, "vocab_size": 512, "max_sequence_length": 128, "dropout": 0.0,
+    "training": {"sequence_length": 128},
+}  # fmt: skip
+"""Layers of 256, whose sums over 256 tokens nearly cancel in the gradients of the norms' biases."""
 
 
 @pytest.mark.slow  # a wide model
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_what_rounds_the_uncut_model_badly_may_differ_by_more(ranks: RankPool, precision: str) -> None:
-    report = ranks.run(2, _verify_wide, precision, time_limit=120.0)[0]
-    assert report.same, report.first
+    report = proven(ranks, Layout(tensor=2, sequence_parallel=True), precision, **WIDE)
     assert 1.5 * report.tolerance < report.largest_tolerance < 20 * report.tolerance, (
         "as a loss scale would not leave it"
     )
@@ -329,10 +291,10 @@ WRONG_IN_NARROW_NUMBERS = [
 ]
 
 
-def _verify_within(fault: Callable[[], AbstractContextManager[None]], precision: str) -> Report:
-    run = for_verification(tiny_run(dropout=0.0, training={"recompute": "full"}), Layout(tensor=2), precision)
+def _verify_within(fault: Callable[[], AbstractContextManager[None]]) -> Report:
+    run = for_verification(tiny_run(dropout=0.0, training={"recompute": "full"}), Layout(), "bfloat16")
     with fault():
-        return verify_on_mesh(run, make_mesh(run.layout, CPU))
+        return verify_run(run)
 
 
 @pytest.mark.one_in(3)
@@ -342,7 +304,7 @@ def _verify_within(fault: Callable[[], AbstractContextManager[None]], precision:
 def test_what_is_wrong_in_narrow_numbers_alone_is_not_rounding(
     ranks: RankPool, fault: Callable[[], AbstractContextManager[None]], name: str, told: str
 ) -> None:
-    report = ranks.run(2, _verify_within, fault, "bfloat16")[0]
+    report = ranks.run(1, _verify_within, fault)[0]
     check = next(check for check in report.checks if not check.same)
     assert check.name == name
     assert told in check.told
@@ -353,14 +315,13 @@ def test_what_is_wrong_in_narrow_numbers_alone_is_not_rounding(
         "wider type"
     )
     assert "recompute" not in report.first.cause, "neither of the two that were compared recomputes"
-    assert ranks.run(2, _verify_within, fault, "float32")[0].same
 
 
 def _verify_one_more_message_and_wrong_loss() -> Report:
     run = for_verification(tiny_run(dropout=0.0), Layout(tensor=2), "bfloat16")
     planned = step_traffic(run)
     with _wrong_loss(), mock.patch("crosscut.verification.run_proof.step_traffic", return_value=planned[1:]):
-        return verify_on_mesh(run, make_mesh(run.layout, CPU))
+        return verify_run(run)
 
 
 def test_what_is_known_to_differ_comes_before_what_may_be_rounding(ranks: RankPool) -> None:
@@ -372,7 +333,7 @@ def test_what_is_known_to_differ_comes_before_what_may_be_rounding(ranks: RankPo
 
 def _verify_overflowing() -> Report:
     with mock.patch.object(LossScale.__init__, "__defaults__", (2.0**40,)):
-        return _verify(Layout(tensor=2), "float16", 0.0)
+        return verify_run(for_verification(tiny_run(dropout=0.0), Layout(), "float16"))
 
 
 def test_a_step_that_overflows_proves_nothing(ranks: RankPool) -> None:
@@ -380,18 +341,17 @@ def test_a_step_that_overflows_proves_nothing(ranks: RankPool) -> None:
         TrainingError,
         match=r"must be finite for a comparison, but are 5\.\d+ and nan",
     ):
-        ranks.run(2, _verify_overflowing)
+        ranks.run(1, _verify_overflowing)
 
 
 UNSUMMED = [("bfloat16", 32), ("float8", 64)]
 
 
 def _verify_unsummed(precision: str, hidden_size: int) -> Report:
-    layout = Layout(tensor=2)
-    run = for_verification(tiny_run(dropout=0.0, hidden_size=hidden_size), layout, precision)
+    run = for_verification(tiny_run(dropout=0.0, hidden_size=hidden_size), Layout(tensor=2), precision)
     with pytest.MonkeyPatch.context() as patch:
         g_missing(patch)
-        return verify_on_mesh(run, make_mesh(layout, CPU))
+        return verify_run(run)
 
 
 @pytest.mark.one_in(2)
@@ -420,7 +380,7 @@ def test_the_batch_holds_both_edges_of_every_part_of_the_vocabulary(tensor: int)
 def _parameters_left() -> int:
     """On a rank: number of new parameters that are left when a proof is over."""
     before = _parameters()
-    assert _verify(Layout(), "float64", 0.1).same
+    assert verify_run(for_verification(tiny_run(), Layout(), "float64")).same
     return len(_parameters() - before)
 
 

@@ -3,12 +3,12 @@
 import pytest
 
 from crosscut.config import Layout
-from crosscut.parallel import make_mesh
-from crosscut.verification import Report, for_verification, verify_on_mesh, with_scope
-from tests.verification.runs import CPU, LLAMA, MODERN, tiny_run
+from crosscut.verification import for_verification, with_scope
+from tests.verification.runs import LLAMA, MODERN, proven, tiny_run
 from tests.verification.test_scope import REPORT
 
 LAYOUTS = [
+    Layout(pipeline=2, tensor=2, sequence_parallel=True, schedule="zero_bubble"),
     Layout(pipeline=2),
     Layout(pipeline=2, schedule="zero_bubble"),
     Layout(pipeline=2, stages_per_rank=2),
@@ -17,22 +17,17 @@ LAYOUTS = [
     Layout(pipeline=2, data=2),
     Layout(pipeline=2, data=2, sharding="zero3", schedule="zero_bubble"),
 ]
+MLPS = [f"blocks.{i}.mlp" for i in range(5)]
 MODELS = {"gpt2": {}, "untied": {"tied": False}, "llama": {**LLAMA, "num_kv_heads": 2}, "modern": MODERN}
 
 
-def verify(layout: Layout, model: dict, precision: str = "float64", **more) -> Report:
-    run = for_verification(tiny_run(**{"num_layers": 4, **model, **more}), layout, precision)
-    return verify_on_mesh(run, make_mesh(layout, CPU))
-
-
-@pytest.mark.one_in(43)
+@pytest.mark.one_in(len(LAYOUTS) * len(MODELS))
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_pipeline_is_the_uncut_model(ranks, layout, model):
-    report = ranks.run(layout.world_size, verify, layout, model)[0]
-    assert report.same, report.first
+    report = proven(ranks, layout, **model, num_layers=layout.num_stages + 1)
     assert any(check.name == "collectives" and "as planned" in check.told for check in report.checks)
-    assert [row.module for row in report.rows if row.module.endswith("mlp")] == [f"blocks.{i}.mlp" for i in range(4)]
+    assert [row.module for row in report.rows if row.module.endswith("mlp")] == MLPS[: layout.num_stages + 1]
     assert all(row.forward is not None or row.gradient is not None for row in report.rows)
 
 
@@ -44,13 +39,12 @@ ON_FOUR = [
 ]
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.slow  # four ranks; one axis each is verified by the quick tests here and in `test_context`
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 @pytest.mark.parametrize("layout", ON_FOUR, ids=str)
 def test_a_pipeline_over_shared_sequences_is_the_uncut_model(ranks, layout, model):
-    report = ranks.run(4, verify, layout, {**MODELS[model], **SHARED})[0]
-    assert report.same, report.first
-    assert [row.module for row in report.rows if row.module.endswith("mlp")] == [f"blocks.{i}.mlp" for i in range(4)]
+    report = proven(ranks, layout, **MODELS[model], **SHARED, num_layers=layout.num_stages + 1)
+    assert [row.module for row in report.rows if row.module.endswith("mlp")] == MLPS[: layout.num_stages + 1]
 
 
 OPTIONS = {
@@ -61,22 +55,16 @@ OPTIONS = {
 }
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.slow  # the options are verified without stages
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("layout", [Layout(pipeline=2), Layout(pipeline=2, schedule="zero_bubble")], ids=str)
 def test_a_pipeline_is_verified_with_other_options(ranks, layout, options):
-    report = ranks.run(2, verify_with_options, layout, options)[0]
-    assert report.same, report.first
-
-
-def verify_with_options(layout: Layout, options: dict) -> Report:
-    return verify(layout, {}, **options)
+    proven(ranks, layout, **options)
 
 
 @pytest.mark.slow  # tolerances do not depend on stages, and `test_run_proof` verifies bfloat16
 def test_a_pipeline_is_verified_in_bfloat16(ranks):
-    report = ranks.run(2, verify, Layout(pipeline=2), {}, "bfloat16")[0]
-    assert report.same, report.first
+    proven(ranks, Layout(pipeline=2), "bfloat16")
 
 
 def test_the_report_says_what_the_step_had_and_had_not():

@@ -31,7 +31,16 @@ def name(schedule: Schedule) -> str:
     return f"{zero}-{schedule.num_ranks}x{schedule.num_chunks}-{schedule.num_micro_batches}"
 
 
-@pytest.mark.parametrize("schedule", ALL, ids=name)
+MARKED = [
+    schedule
+    if schedule.num_stages * schedule.num_micro_batches <= 64
+    else pytest.param(schedule, marks=pytest.mark.slow)
+    for schedule in ALL
+]
+"""All of them; the long ones are slow."""
+
+
+@pytest.mark.parametrize("schedule", MARKED, ids=name)
 def test_each_stage_passes_each_micro_batch_once_in_each_way(schedule):
     kinds = list(Pass) if schedule.separates_weights else [Pass.FORWARD, Pass.BACKWARD]
     expected = {
@@ -44,7 +53,7 @@ def test_each_stage_passes_each_micro_batch_once_in_each_way(schedule):
         assert Counter(actions) == Counter(expected)
 
 
-@pytest.mark.parametrize("schedule", ALL, ids=name)
+@pytest.mark.parametrize("schedule", MARKED, ids=name)
 def test_receivers_take_messages_in_the_order_of_their_senders(schedule):
     sent, received = defaultdict(list), defaultdict(list)
     for message in schedule.messages():
@@ -60,7 +69,7 @@ def test_receivers_take_messages_in_the_order_of_their_senders(schedule):
 
 
 @pytest.mark.one_in(7)
-@pytest.mark.parametrize("schedule", ALL, ids=name)
+@pytest.mark.parametrize("schedule", MARKED, ids=name)
 def test_a_message_acknowledges_only_what_its_sender_has_used(schedule):
     """In the simulated times, the action that needs a message starts before the acknowledging message is sent."""
     simulation = simulate(schedule, Durations(forward=1, backward=2, weights=1))
@@ -91,7 +100,7 @@ def test_few_messages_of_a_rank_wait_for_an_acknowledgement(schedule):
         assert most <= 4 * schedule.num_stages
 
 
-@pytest.mark.parametrize("schedule", ALL, ids=name)
+@pytest.mark.parametrize("schedule", MARKED, ids=name)
 def test_the_fullest_flight_is_the_number_in_flight(schedule):
     for rank in range(schedule.num_ranks):
         found = flights(schedule, rank)
@@ -158,7 +167,7 @@ def test_a_slow_stage_makes_the_others_wait():
     assert found.bubble == pytest.approx(3 / 48)
 
 
-@pytest.mark.parametrize("schedule", ALL, ids=name)
+@pytest.mark.parametrize("schedule", MARKED, ids=name)
 def test_the_ends_of_ranks_are_those_of_the_simulation(schedule):
     stages = [Durations(forward=1 + 0.1 * i, backward=2, weights=1, message=0.3) for i in range(schedule.num_stages)]
     assert ends_of_ranks(schedule, stages) == [timed[-1].end for timed in simulate(schedule, stages).ranks]

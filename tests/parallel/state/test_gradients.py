@@ -316,9 +316,6 @@ def _accumulate_after_finish(layout: Layout) -> list[Tensor]:
     return _full_gradients(stack)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS[-2:], ids=str)
-def test_gradients_that_are_zeroed_in_place_are_summed_again(
-    ranks: RankPool, whole: dict[str, Any], layout: Layout
-) -> None:
-    for gradients in ranks.run(4, _accumulate_after_finish, layout):
+def test_gradients_that_are_zeroed_in_place_are_summed_again(ranks: RankPool, whole: dict[str, Any]) -> None:
+    for gradients in ranks.run(4, _accumulate_after_finish, LAYOUTS[-1]):
         torch.testing.assert_close(gradients, whole["gradients"], **CLOSE)

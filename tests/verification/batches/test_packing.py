@@ -1,21 +1,18 @@
 """Packed sequences verified: documents that do not see each other compute what they compute apart, on every layout."""
 
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 
 from crosscut.config import IGNORED, Layout
 from crosscut.model import Batch
-from crosscut.parallel import make_mesh
-from crosscut.training.speed import compilation
-from crosscut.verification import Report, for_verification, verify_on_mesh
 from crosscut.verification.batches.packing import pack, separated
 from tests.ranks import RankPool
-from tests.verification.runs import BERT, CPU, LLAMA, tiny_run
+from tests.verification.runs import BERT, LLAMA, proven
 
 CASES = [
+    (Layout(tensor=2, sequence_parallel=True), {}, {"recompute": "operators", "micro_batch_size": 1}),
     (Layout(), {}, {}),
     (Layout(tensor=2), {"num_kv_heads": 2}, {"recompute": "selective"}),
     (Layout(tensor=4, sequence_parallel=True), {}, {"recompute": "operators", "micro_batch_size": 1}),
@@ -29,21 +26,14 @@ CASES = [
 ]
 
 
-def _verify(layout: Layout, model: dict[str, Any], training: dict[str, Any]) -> Report:
-    run = tiny_run(training={"document_mask": True, **training}, **model)
-    with mock.patch.object(compilation, "BACKEND", "aot_eager"):
-        return verify_on_mesh(for_verification(run, layout, "float64"), make_mesh(layout, CPU))
-
-
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(11)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize(("layout", "model", "training"), CASES, ids=str)
 def test_documents_of_a_packed_sequence_are_as_apart(
     ranks: RankPool, layout: Layout, model: dict[str, Any], training: dict[str, Any]
 ) -> None:
-    report = ranks.run(layout.world_size, _verify, layout, model, training)[0]
-    assert report.same, report.first
+    report = proven(ranks, layout, training={"document_mask": True, **training}, **model)
     check = next(check for check in report.checks if check.name == "documents")
     assert check.difference < 1e-12
     assert check.told.startswith("4 per sequence, against separate sequences; largest at ")
