@@ -75,7 +75,7 @@ def prepare(
 
 def _check_made_from(config: DataConfig, target: Path, sources: Sequence[TextSource], settings: Settings) -> None:
     manifest = Manifest.read(target)
-    differences = list(_differences(made=manifest.settings, asked=settings))
+    differences = list(_differences(made=manifest.settings, wanted=settings))
     if settings.given_tokenizer and settings.given_tokenizer == manifest.settings.given_tokenizer:
         # A file beside the tokenizer may name this token. The hash of the tokenizer does not cover that file.
         end = Tokenizer.load(Path(config.tokenizer), setting="data.tokenizer").end_of_text
@@ -91,28 +91,28 @@ def _check_made_from(config: DataConfig, target: Path, sources: Sequence[TextSou
         )
 
 
-def _differences(*, made: Settings, asked: Settings) -> Iterator[str]:
-    """Descriptions of the settings that differ between the existing tokens (`made`) and the run (`asked`)."""
+def _differences(*, made: Settings, wanted: Settings) -> Iterator[str]:
+    """Descriptions of the settings that differ between the existing tokens (`made`) and the run (`wanted`)."""
     for key, theirs, ours in (
-        ("training.seed", made.seed, asked.seed),
-        ("data.objective", made.objective, asked.objective),
-        ("data.text_key", made.text_key, asked.text_key),
-        ("data.num_shards", made.num_shards, asked.num_shards),
-        ("data.train_to_validation", made.train_to_validation, asked.train_to_validation),
+        ("training.seed", made.seed, wanted.seed),
+        ("data.objective", made.objective, wanted.objective),
+        ("data.text_key", made.text_key, wanted.text_key),
+        ("data.num_shards", made.num_shards, wanted.num_shards),
+        ("data.train_to_validation", made.train_to_validation, wanted.train_to_validation),
     ):
         if theirs != ours:
             yield f"`{key}` {theirs!r} instead of {ours!r}"
-    if made.objective == asked.objective and made.sentences != asked.sentences:
+    if made.objective == wanted.objective and made.sentences != wanted.sentences:
         yield "sentences that other rules found"
-    if made.given_tokenizer and asked.given_tokenizer:
-        if made.given_tokenizer != asked.given_tokenizer:
+    if made.given_tokenizer and wanted.given_tokenizer:
+        if made.given_tokenizer != wanted.given_tokenizer:
             yield "another `data.tokenizer`"
     elif made.given_tokenizer:
-        yield f"a given `data.tokenizer` instead of one trained with `data.vocab_size` {asked.trained_vocab_size}"
-    elif asked.given_tokenizer:
+        yield f"a given `data.tokenizer` instead of one trained with `data.vocab_size` {wanted.trained_vocab_size}"
+    elif wanted.given_tokenizer:
         yield f"a tokenizer trained with `data.vocab_size` {made.trained_vocab_size} instead of `data.tokenizer`"
-    elif made.trained_vocab_size != asked.trained_vocab_size:
-        yield f"`data.vocab_size` {made.trained_vocab_size} instead of {asked.trained_vocab_size}"
+    elif made.trained_vocab_size != wanted.trained_vocab_size:
+        yield f"`data.vocab_size` {made.trained_vocab_size} instead of {wanted.trained_vocab_size}"
 
 
 def _same_text(sources: Sequence[TextSource], entries: Sequence[SourceEntry]) -> bool:

@@ -283,9 +283,9 @@ def _shortened(part: Part, documents: _PartColumns, seed: int) -> Iterable[dict[
     kept = [row for row in cuts if row in written]
     for sample in _smallest(documents, kept, seed):
         spans = cuts[sample.row]
-        told = ", ".join(f"{start:,} to {end:,}" for start, end in spans[:3]) + (", ..." if len(spans) > 3 else "")
+        ranges = ", ".join(f"{start:,} to {end:,}" for start, end in spans[:3]) + (", ..." if len(spans) > 3 else "")
         text = excerpt(documents.text(sample.row), spans[0][0])
-        yield {"stage": LEAKAGE, "rule": CUT, **_keyed(sample), "detail": f"characters {told}", "text": text}
+        yield {"stage": LEAKAGE, "rule": CUT, **_keyed(sample), "detail": f"characters {ranges}", "text": text}
     left = {row: pieces(documents.text(row), cuts[row]) for row in kept}
     short = {row: [n for n in range(len(all_of)) if n not in written[row]] for row, all_of in left.items()}
     for sample in _smallest(documents, [row for row, missing in short.items() if missing], seed):

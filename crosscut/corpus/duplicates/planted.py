@@ -104,10 +104,10 @@ def plant(text: str, jaccard: float, ngram: int, others: Sequence[str], chance: 
 
 def _edit_word(pieces: list[str], others: Sequence[str], chance: random.Random) -> None:
     place = chance.randrange(len(pieces))
-    way = chance.random()
-    if way < 0.6:
+    draw = chance.random()
+    if draw < 0.6:
         pieces[place] = chance.choice(others)
-    elif way < 0.8:
+    elif draw < 0.8:
         pieces.insert(place, chance.choice(others))
     elif len(pieces) > 1:
         del pieces[place]

@@ -73,7 +73,7 @@ def read_sources(sources: Sequence[TextSource], *, text_key: str, blank: bool = 
     empty = True
     starts = accumulate((source.size for source in sources), initial=0)
     for source, start in zip(sources, starts, strict=False):
-        with _damage_told_first(source):
+        with _damage_reported_first(source):
             for text, record, position in readers[source.format](source, text_key):
                 has_text = bool(text) and not text.isspace() and text != _HOLE
                 empty = empty and not has_text
@@ -87,7 +87,7 @@ def read_sources(sources: Sequence[TextSource], *, text_key: str, blank: bool = 
 
 
 @contextmanager
-def _damage_told_first(source: TextSource) -> Iterator[None]:
+def _damage_reported_first(source: TextSource) -> Iterator[None]:
     """Context that reports damage in a compressed source before any error in its text. The text may be wrong because
     the data is damaged, and gzip detects damage only at the end of the data.
     """

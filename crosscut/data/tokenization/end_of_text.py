@@ -34,7 +34,7 @@ names this token.
 """
 
 
-def end_said_beside(path: Path, inner: tokenizers.Tokenizer) -> int | None:
+def end_named_beside(path: Path, inner: tokenizers.Tokenizer) -> int | None:
     """Return the id that ends a text, from the files beside the `tokenizer.json` at `path`. None if no file names an
     id. `inner` is the tokenizer from this `tokenizer.json`.
 

@@ -22,7 +22,7 @@ from crosscut.config.data import Objective
 from crosscut.config.errors import DataError
 from crosscut.data.tokenization.bpe import train_bpe
 from crosscut.data.tokenization.document_encoder import DocumentEncoder
-from crosscut.data.tokenization.end_of_text import end_named_in, end_said_beside
+from crosscut.data.tokenization.end_of_text import end_named_beside, end_named_in
 from crosscut.data.tokenization.inner import read_inner
 from crosscut.data.tokenization.long_texts import encode_one, pieces_for_training
 from crosscut.data.tokenization.special_tokens import SpecialTokens, names_of_special_tokens, special_tokens
@@ -83,7 +83,7 @@ class Tokenizer:
         """
         inner = read_inner(path, setting=setting)
         if end_of_text is None:
-            end_of_text = end_said_beside(path, inner)
+            end_of_text = end_named_beside(path, inner)
         loaded = cls(inner, name=f"`{path}`", end_of_text=end_of_text)
         if objective is Objective.MASKED:
             loaded.special_tokens()
