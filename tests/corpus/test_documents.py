@@ -8,6 +8,7 @@ import pytest
 
 from crosscut.corpus.documents import (
     DOCUMENTS,
+    READ,
     TEXTS,
     Drop,
     Judgement,
@@ -21,7 +22,7 @@ from crosscut.corpus.documents import (
     write_drops,
     write_table,
 )
-from crosscut.corpus.execution.stages import Output, TaskRecord
+from crosscut.corpus.execution.stages import Output, PlannedStage, TaskRecord, Yields
 from crosscut.corpus.filters.judging import judge_part
 from crosscut.corpus.parts import PartStage, find_parts
 
@@ -126,3 +127,13 @@ def test_a_stage_has_a_task_for_each_part_in_the_corpus_order(tmp_path):
     assert [path.relative_to(tmp_path).as_posix() for path in first.inputs] == [
         "ingest/000000-0000.arrow", "cleaning/000000-0000.arrow", "urls/000000-0000.drops.arrow",
     ]  # fmt: skip
+
+
+def test_a_lineage_names_the_stages_that_yield_drops_and_new_texts():
+    def stage(name: str, yields: Yields) -> PlannedStage:
+        return PlannedStage(name=name, version=1, plan=lambda _: [], yields=yields)
+
+    cleaned = READ.after([stage("urls", Yields.DROPS), stage("cleaning", Yields.DROPS | Yields.TEXTS)])
+    assert cleaned == Lineage(("urls", "cleaning"), cleaned=True)
+    assert cleaned.after([stage("tokenizer", Yields.FILES)]) == cleaned
+    assert READ.after([stage("urls", Yields.DROPS)]) == Lineage(("urls",))
