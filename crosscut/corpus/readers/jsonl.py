@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.record import Item, Reading, Skip, Text
+from crosscut.corpus.readers.record import Item, Reading, Text, unless_blank
 from crosscut.data.text.json_text import encodable
 from crosscut.data.text.records import RawRecord, Reject, read_json_records
 
@@ -23,15 +23,15 @@ def as_document(record: RawRecord | Reject, reading: Reading) -> Item:
     """
     if isinstance(record, Reject):
         return record
-    if not record.text or record.text.isspace():
-        return Skip("blank", record.number)
-    return Text(
-        record.text,
-        record.number,
-        record.position,
-        url=_string(record.values.get(reading.url_key)),
-        karma=_number(record.values.get(reading.karma_key)),
-        title=_string(record.values.get(reading.title_key)),
+    return unless_blank(
+        Text(
+            record.text,
+            record.number,
+            record.position,
+            url=_string(record.values.get(reading.url_key)),
+            karma=_number(record.values.get(reading.karma_key)),
+            title=_string(record.values.get(reading.title_key)),
+        )
     )
 
 

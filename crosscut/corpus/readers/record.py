@@ -44,6 +44,12 @@ class Skip(NamedTuple):
 Item = Text | Reject | Skip
 
 
+def unless_blank(document: Text) -> Text | Skip:
+    """Return the document, or a `Skip` if its text is blank."""
+    has_text = document.text and not document.text.isspace()
+    return document if has_text else Skip("blank", document.record)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reading:
     """Settings for reading the files of a source."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.record import Item, Reading, Skip, Text
+from crosscut.corpus.readers.record import Item, Reading, Text, unless_blank
 from crosscut.data.text.records import Reject, broken_off, excerpt, too_long
 from crosscut.data.text.sources import BrokenOffError
 
@@ -20,7 +20,7 @@ def read_text(file: File, reading: Reading) -> Iterator[Item]:
         near = excerpt(data[max(error.start - 40, 0) :])
         yield Reject(f"byte {error.start}", "not UTF-8", f"the file is not UTF-8: {error.reason}", near)
         return
-    yield Text(text, 1, file.size) if text and not text.isspace() else Skip("blank", 1)
+    yield unless_blank(Text(text, 1, file.size))
 
 
 def read_whole(file: File, max_bytes: int) -> bytes | Reject:

@@ -11,7 +11,7 @@ from functools import partial
 
 from crosscut.corpus.readers.dumps import EXCERPT, DumpPage, Pages
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.record import Item, Reading, Skip, Text, within_budget
+from crosscut.corpus.readers.record import Item, Reading, Skip, Text, unless_blank, within_budget
 from crosscut.corpus.readers.steps import TOO_COMPLEX, TooComplexError
 from crosscut.corpus.readers.wikitext.prose import prose
 from crosscut.corpus.readers.wikitext.wiki import ARTICLES
@@ -61,7 +61,6 @@ def _read_page(page: DumpPage, pages: Pages, max_bytes: int, position: int) -> I
     except (ArithmeticError, RecursionError, ValueError) as error:
         reason = f"the page's markup cannot be read: {type(error).__name__}: {error}"
         return Reject(place, "unreadable markup", reason, excerpt(page.markup))
-    if not text:
-        return Skip("blank", page.number)
     note = "" if pages.has_site else "no siteinfo"
-    return Text(text, page.number, position, url=pages.wiki.url(page.title), title=page.title, note=note)
+    url = pages.wiki.url(page.title)
+    return unless_blank(Text(text, page.number, position, url=url, title=page.title, note=note))

@@ -9,7 +9,7 @@ from crosscut.corpus.filters.urls import UrlFilter
 from crosscut.corpus.readers.archives.records import ArchiveRecord, read_records
 from crosscut.corpus.readers.charsets import decode
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.record import Item, Reading, Skip, Text, within_budget
+from crosscut.corpus.readers.record import Item, Reading, Skip, Text, unless_blank, within_budget
 from crosscut.data.text.records import Reject, excerpt
 
 ReadRecord = Callable[[ArchiveRecord, Reading, UrlFilter], Item]
@@ -69,6 +69,5 @@ def read_text(record: ArchiveRecord, data: bytes, charset: str) -> Item:
         reason = f"no charset fits the bytes of {excerpt(url_of(record))}"
         return Reject(record.place, "charset", reason, excerpt(data))
     text, other = decoded
-    if not text or text.isspace():
-        return Skip("blank")
-    return Text(text, record.number, record.position, url=url_of(record), note="charset" if other else "")
+    note = "charset" if other else ""
+    return unless_blank(Text(text, record.number, record.position, url=url_of(record), note=note))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from crosscut.corpus.readers.archives.headers import BLANK_LINE, split_head
 from crosscut.corpus.readers.archives.members import Chunk, Damage, unpack_members
 from crosscut.corpus.readers.files import File
-from crosscut.data.text.records import Reject, excerpt
+from crosscut.data.text.records import DAMAGED, Reject, excerpt
 
 HEAD_BYTES = 64 * 1024
 """Maximum size of a header block in bytes. If the content of a record is too long, only this many bytes of it are
@@ -71,7 +71,7 @@ def read_records(file: File, max_bytes: int) -> Iterator[ArchiveRecord | Reject]
     while (segment := stream.next_segment()) is not None:
         if isinstance(segment, Damage):
             reason = f"the records from byte {segment.start} to byte {segment.end} cannot be read: {segment.reason}"
-            yield Reject(f"byte {segment.start}", "damaged file", reason, lost=max(segment.end - segment.start, 1))
+            yield Reject(f"byte {segment.start}", DAMAGED, reason, lost=max(segment.end - segment.start, 1))
         else:
             yield from splitter.records()
 
@@ -264,7 +264,7 @@ class _Splitter:
         yield Reject(f"byte {number}", "no record", reason, excerpt(head[:size]))
 
     def _broken_off(self, number: int, head: bytes, reason: str) -> Reject:
-        return Reject(f"byte {number}", "damaged file", reason, excerpt(head), lost=max(self._file.size - number, 1))
+        return Reject(f"byte {number}", DAMAGED, reason, excerpt(head), lost=max(self._file.size - number, 1))
 
     def _record(self, number: int, head: bytes) -> ArchiveRecord | Reject | None:
         """Read the content of a record. Return None for a record in the damaged part of a file."""

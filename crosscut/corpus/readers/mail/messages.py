@@ -18,7 +18,7 @@ from crosscut.corpus.readers.charsets import decode
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.html import extract
 from crosscut.corpus.readers.mail.mime import Mail, MimePart
-from crosscut.corpus.readers.record import Item, Reading, Skip, Text, within_budget
+from crosscut.corpus.readers.record import Item, Reading, Text, unless_blank, within_budget
 from crosscut.corpus.readers.steps import TOO_COMPLEX, TooComplexError
 from crosscut.data.text.json_text import encodable
 from crosscut.data.text.records import Reject, broken_off, excerpt, too_long
@@ -99,9 +99,8 @@ def _read_message(raw: bytes, number: int, position: int) -> Item:
     if texts.undecodable and not texts.found:
         return Reject(place, "charset", "no charset fits the bytes of the message", excerpt(raw))
     text = "\n\n".join(texts.found)
-    if not text or text.isspace():
-        return Skip("blank", number)
-    return Text(text, number, position, title=_subject(message.headers), note="charset" if texts.other_charset else "")
+    note = "charset" if texts.other_charset else ""
+    return unless_blank(Text(text, number, position, title=_subject(message.headers), note=note))
 
 
 class _MessageTexts:
