@@ -38,9 +38,11 @@ def mark_finished(work: Path, lineage: Lineage) -> None:
 def read_finished(work: Path) -> Lineage | None:
     """Read the lineage of the finished run in this `work` folder. Return None if there is no finished run in it."""
     try:
-        return from_json(Lineage, parse_json(read_small(work / FINISHED_FILE)))
+        content = parse_json(read_small(work / FINISHED_FILE))
+        lineage = from_json(Lineage, content)
     except (OSError, ValueError):
         return None
+    return lineage if to_json(lineage) == content else None
 
 
 def mark_unfinished(work: Path) -> None:
