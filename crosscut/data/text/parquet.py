@@ -1,15 +1,21 @@
 """Read the records of .parquet files, row by row, with the text in one column.
 
-pyarrow reads the format. pyarrow is imported only here, because it is large and most training text does not need it.
+pyarrow reads the format. It is imported only for such a file, because it is large and most training text does not need it.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from crosscut.config.errors import DataError
 from crosscut.config.system.extras import install_command
 from crosscut.data.text.records import DAMAGED, RawRecord, RecordFile, Reject, excerpt, too_long, with_text
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 
 def read_parquet_records(
@@ -60,7 +66,7 @@ def _damaged(file: RecordFile, row: int, what: str, lost: int, error: Exception)
     return Reject(f"row {row}", DAMAGED, f"{what} cannot be read: {reason}", lost=max(lost, 1), message=message)
 
 
-def _wrong_schema(file: RecordFile, schema: Any) -> Reject | None:
+def _wrong_schema(file: RecordFile, schema: pa.Schema) -> Reject | None:
     """Reject of a file whose text column is missing or does not hold strings."""
     import pyarrow as pa
 
@@ -80,7 +86,7 @@ def _wrong_schema(file: RecordFile, schema: Any) -> Reject | None:
     return Reject("row 1", "other schema", reason, excerpt(str(schema)), lost=max(file.size, 1), message=message)
 
 
-def _rows(file: RecordFile, parquet: Any, group: int, rows_at_once: int) -> Iterator[dict[str, Any]]:
+def _rows(file: RecordFile, parquet: pq.ParquetFile, group: int, rows_at_once: int) -> Iterator[dict[str, Any]]:
     """Yield the rows of a row group as values of pyarrow, keyed by column, the text first.
 
     Nested columns are left out, because a nested value cannot be a URL, a number of votes or a title.
