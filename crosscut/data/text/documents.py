@@ -162,15 +162,16 @@ def _decode(source: TextSource) -> Iterator[tuple[str, int]]:
 
 
 def _read_jsonl(source: TextSource, text_key: str) -> Iterator[_Record]:
-    for record in strictly(read_json_records(_record_file(source, text_key), read_chunks(source))):
-        yield record[:3]
+    records = strictly(read_json_records(_record_file(source, text_key), read_chunks(source)))
+    for text, number, position, _ in records:
+        yield text, number, position
 
 
 def _read_parquet(source: TextSource, text_key: str) -> Iterator[_Record]:
     file = _record_file(source, text_key)
     try:
-        for record in strictly(read_parquet_records(file, source.path, rows_at_once=ROWS_AT_ONCE)):
-            yield record[:3]
+        for text, number, position, _ in strictly(read_parquet_records(file, source.path, rows_at_once=ROWS_AT_ONCE)):
+            yield text, number, position
     except OSError as error:
         raise unreadable(source.name, error) from None
 

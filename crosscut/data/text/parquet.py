@@ -1,10 +1,12 @@
 """Read the records of .parquet files, row by row, with the text in one column.
 
-pyarrow reads the format. It is imported only for such a file, because it is large and most training text does not need it.
+pyarrow reads the format. It is imported only for such a file, because it is large, and most training
+text does not need it.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -15,7 +17,6 @@ from crosscut.data.text.records import DAMAGED, RawRecord, RecordFile, Reject, e
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
 
 def read_parquet_records(
@@ -44,13 +45,17 @@ def read_parquet_records(
         if wrong:
             yield wrong
             return
+        names = _columns(file, parquet.schema_arrow)
         start, num_rows = 0, parquet.metadata.num_rows
         for group in range(parquet.metadata.num_row_groups):
             row, end = start, start + parquet.metadata.row_group(group).num_rows
             begin_group()
             try:
-                for row, values in enumerate(_rows(file, parquet, group, rows_at_once), start + 1):
-                    yield _read_row(file, values, row, file.size * row // num_rows)
+                for batch in parquet.iter_batches(batch_size=rows_at_once, row_groups=[group], columns=names):
+                    columns = [batch.column(batch.schema.names.index(name)) for name in names]
+                    for values in zip(*columns, strict=True):
+                        row += 1
+                        yield _read_row(file, names, values, row, file.size * row // num_rows)
             except (pa.ArrowException, OSError) as error:
                 lost = file.size * (end - row) // num_rows
                 yield _damaged(file, row + 1, f"rows {row + 1} to {end}", lost, error)
@@ -86,39 +91,34 @@ def _wrong_schema(file: RecordFile, schema: pa.Schema) -> Reject | None:
     return Reject("row 1", "other schema", reason, excerpt(str(schema)), lost=max(file.size, 1), message=message)
 
 
-def _rows(file: RecordFile, parquet: pq.ParquetFile, group: int, rows_at_once: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a row group as values of pyarrow, keyed by column, the text first.
+def _columns(file: RecordFile, schema: pa.Schema) -> list[str]:
+    """Names of the columns to read, the text column first.
 
     Nested columns are left out, because a nested value cannot be a URL, a number of votes or a title.
     """
     import pyarrow as pa
 
-    schema = parquet.schema_arrow
     present = (name for name in file.other_keys if name in schema.names)
     plain = (name for name in present if not pa.types.is_nested(schema.field(name).type))
-    names = list(dict.fromkeys((file.text_key, *plain)))
-    for batch in parquet.iter_batches(batch_size=rows_at_once, row_groups=[group], columns=names):
-        columns = [batch.column(batch.schema.names.index(name)) for name in names]
-        for values in zip(*columns, strict=True):
-            yield dict(zip(names, values, strict=True))
+    return list(dict.fromkeys((file.text_key, *plain)))
 
 
-def _read_row(file: RecordFile, row: dict[str, Any], number: int, position: int) -> RawRecord | Reject:
-    place = f"row {number}"
-    if _num_bytes(row[file.text_key]) > file.max_bytes:
-        return too_long(place, "the text", "", file.max_bytes)
-    where = f"`{file.name}`, {place},"
+def _read_row(
+    file: RecordFile, names: list[str], row: tuple[Any, ...], number: int, position: int
+) -> RawRecord | Reject:
+    if file.max_bytes < sys.maxsize and _num_bytes(row[0]) > file.max_bytes:
+        return too_long(f"row {number}", "the text", "", file.max_bytes)
     try:
-        values = {name: value.as_py() for name, value in row.items()}
+        values = {name: value.as_py() for name, value in zip(names, row, strict=True)}
     except UnicodeDecodeError as error:
         reason = f"byte {error.start + 1} of a string is not UTF-8"
-        message = f"{where} must be UTF-8 text, but is not. Correct or remove the row."
-        return Reject(place, "not UTF-8", reason, excerpt(error.object), message=message)
-    item = with_text(file, values, place, number, position)
+        message = f"`{file.name}`, row {number}, must be UTF-8 text, but is not. Correct or remove the row."
+        return Reject(f"row {number}", "not UTF-8", reason, excerpt(error.object), message=message)
+    item = with_text(file, values, "row", number, position)
     if isinstance(item, Reject):  # the only value that is not a string is null
         message = (
-            f"{where} must hold a string under `{file.text_key}`, but holds null. Remove the row, or set "
-            f"{file.setting} to another column."
+            f"`{file.name}`, row {number}, must hold a string under `{file.text_key}`, but holds null. Remove the row, "
+            f"or set {file.setting} to another column."
         )
         return item._replace(message=message)
     return item

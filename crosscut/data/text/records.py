@@ -115,7 +115,7 @@ def read_json_records(file: RecordFile, chunks: Iterable[tuple[bytes, int]]) -> 
         for line in read_lines(chunks, file.max_bytes):
             number = line.number
             item = _read_line(file, line)
-            if isinstance(item, Reject) and line.unended and not file.is_strict:
+            if line.unended and isinstance(item, Reject) and not file.is_strict:
                 item = _ended_early(item)
             if item is not None:
                 yield item
@@ -146,9 +146,8 @@ def _ended_early(reject: Reject) -> Reject:
 
 
 def _read_line(file: RecordFile, line: Line) -> RawRecord | Reject | None:
-    place = f"line {line.number}"
     if line.too_long:
-        return too_long(place, "the line", line.data, file.max_bytes)
+        return too_long(f"line {line.number}", "the line", line.data, file.max_bytes)
     # A file that was being written when a machine crashed can have runs of zero bytes between complete lines.
     data = line.data if file.is_strict else line.data.strip(b"\0 \t\r")
     try:
@@ -156,41 +155,43 @@ def _read_line(file: RecordFile, line: Line) -> RawRecord | Reject | None:
     except UnicodeDecodeError as error:
         reason = f"byte {error.start + 1} of the line is not UTF-8: {error.reason}"
         message = undecodable(file.name, file.compression, line.start + error.start)
-        return Reject(place, _NOT_UTF8, reason, excerpt(line.data), message=message)
-    if not decoded.strip(" \t\r"):
-        return None
-    where = f"`{file.name}`, {place},"
+        return Reject(f"line {line.number}", _NOT_UTF8, reason, excerpt(line.data), message=message)
     try:
         values = parse_record(decoded, control_characters=not file.is_strict)
     except ValueError as error:
-        message = f"{where} must be valid JSON, but is not: {error}. Correct or remove the line."
-        return Reject(place, _NOT_JSON, str(error), excerpt(decoded), message=message)
+        if not decoded.strip(" \t\r"):
+            return None
+        message = f"`{file.name}`, line {line.number}, must be valid JSON, but is not: {error}. "
+        message += "Correct or remove the line."
+        return Reject(f"line {line.number}", _NOT_JSON, str(error), excerpt(decoded), message=message)
     if not isinstance(values, dict):
         kind = type(values).__name__
         return Reject(
-            place,
+            f"line {line.number}",
             "not a JSON object",
             f"the line holds a value of type {kind} instead of a JSON object",
             excerpt(decoded),
-            message=f"{where} must be a JSON object with the text under `{file.text_key}`, but is a {kind}. Correct or "
-            "remove the line.",
+            message=f"`{file.name}`, line {line.number}, must be a JSON object with the text under `{file.text_key}`, "
+            f"but is a {kind}. Correct or remove the line.",
         )
-    return with_text(file, values, place, line.number, line.position)
+    return with_text(file, values, "line", line.number, line.position)
 
 
-def with_text(file: RecordFile, values: dict[str, Any], place: str, number: int, position: int) -> RawRecord | Reject:
-    """Make a record from a JSON object or a row of a table, or the reject for a text that is missing or invalid."""
+def with_text(file: RecordFile, values: dict[str, Any], unit: str, number: int, position: int) -> RawRecord | Reject:
+    """Make a record from a JSON object or a row of a table, or the reject for a text that is missing or invalid. `unit`
+    is `line` or `row`.
+    """
     text = values.get(file.text_key)
     if not isinstance(text, str):
-        return _without_text(file, values, place)
-    if not encodable(text):
+        return _without_text(file, values, f"{unit} {number}")
+    if not (text.isascii() or encodable(text)):
         return Reject(
-            place,
+            f"{unit} {number}",
             "lone surrogate",
             "UTF-8 cannot encode half of a surrogate pair",
             excerpt(text),
-            message=f"`{file.name}`, {place}, must hold text that is valid in UTF-8, but has a lone surrogate. Correct "
-            "or remove the line.",
+            message=f"`{file.name}`, {unit} {number}, must hold text that is valid in UTF-8, but has a lone surrogate. "
+            "Correct or remove the line.",
         )
     return RawRecord(text, number, position, values)
 
