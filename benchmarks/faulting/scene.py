@@ -19,6 +19,7 @@ import psutil
 
 from benchmarks.faulting.inside import GO, MET, Place
 from benchmarks.faulting.shim import Shim
+from benchmarks.recovery.damages import files_of
 from crosscut.checkpoint import list_checkpoints
 from crosscut.checkpoint.format.manifest import MANIFEST_FILE
 
@@ -262,7 +263,7 @@ class Scene:
         """SHA-256 of each file of the last checkpoint, and the loss of each step, as texts."""
         hashes = {
             path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in self.newest().iterdir()
+            for path in files_of(self.newest())
             if path.name != MANIFEST_FILE
         }
         losses = {f"step {row['step']}": repr(row["loss"]) for row in self.rows() if "loss" in row}

@@ -5,10 +5,12 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from crosscut.checkpoint import list_checkpoints
+from crosscut.config.system.deletion import MARKER_FILE
 from tests.cli.conftest import TINY
 from tests.disks import small_disk as disk_of
 
@@ -25,6 +27,10 @@ def train(book, folder, *overrides: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
 @pytest.mark.slow  # test_full_disk_stops_the_run_without_a_traceback is quick
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is raised as an error on Linux")
 def test_run_stops_when_a_checkpoint_cannot_be_written(book, tmp_path):
@@ -38,7 +44,7 @@ def test_run_stops_when_a_checkpoint_cannot_be_written(book, tmp_path):
     assert "File too large" in lines[-1]
     assert len(lines) == 2, "once when it happens, once at the end; not once per rank"
     assert "Traceback" not in result.stderr
-    assert list((tmp_path / "run" / "checkpoints").iterdir()) == [], "no part of a failed checkpoint is left"
+    assert names_in(tmp_path / "run" / "checkpoints") == {MARKER_FILE}, "no part of a failed checkpoint is left"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is raised as an error on Linux")
@@ -50,7 +56,7 @@ def test_run_goes_on_without_checkpoints_if_it_is_to(book, tmp_path):
     assert result.returncode == 2, "the trained model is nowhere, which the exit status must tell"
     assert "step-00000004` must be writable" in result.stderr.strip().splitlines()[-1]
     assert "Traceback" not in result.stderr
-    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+    assert names_in(tmp_path / "run" / "checkpoints") == {MARKER_FILE}
     assert (tmp_path / "run" / "summary.json").exists(), "small files still fit"
     assert (tmp_path / "run" / "loss.png").exists()
 
@@ -102,7 +108,8 @@ def test_full_disk_stops_nothing_but_the_files_that_do_not_fit(book, small_disk)
     assert process.returncode == 2, errors
     assert "No space left on device" in errors
     assert "The report of the run is not complete either, because a file could not be written: No space" in errors
-    assert not list((run / "checkpoints").glob(".*")), "no part of a failed checkpoint is left"
+    hidden = {name for name in names_in(run / "checkpoints") if name.startswith(".")}
+    assert hidden == {MARKER_FILE}, "no part of a failed checkpoint is left"
     filler.unlink()
     again = subprocess.run([*command, "--resume", "auto"], capture_output=True, text=True, timeout=120, check=False)
     assert again.returncode == 0, again.stderr

