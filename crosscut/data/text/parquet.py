@@ -46,20 +46,30 @@ def read_parquet_records(
             yield wrong
             return
         names = _columns(file, parquet.schema_arrow)
-        start, num_rows = 0, parquet.metadata.num_rows
+        start = 0
         for group in range(parquet.metadata.num_row_groups):
-            row, end = start, start + parquet.metadata.row_group(group).num_rows
             begin_group()
-            try:
-                for batch in parquet.iter_batches(batch_size=rows_at_once, row_groups=[group], columns=names):
-                    columns = [batch.column(batch.schema.names.index(name)) for name in names]
-                    for values in zip(*columns, strict=True):
-                        row += 1
-                        yield _read_row(file, names, values, row, file.size * row // num_rows)
-            except (pa.ArrowException, OSError) as error:
-                lost = file.size * (end - row) // num_rows
-                yield _damaged(file, row + 1, f"rows {row + 1} to {end}", lost, error)
+            end = start + parquet.metadata.row_group(group).num_rows
+            batches = parquet.iter_batches(batch_size=rows_at_once, row_groups=[group], columns=names)
+            yield from _read_group(file, names, batches, (start, end), parquet.metadata.num_rows)
             start = end
+
+
+def _read_group(
+    file: RecordFile, names: list[str], batches: Iterator[pa.RecordBatch], rows: tuple[int, int], num_rows: int
+) -> Iterator[RawRecord | Reject]:
+    """Read the row group that has the given `rows`, a start and an end. The file has `num_rows` rows."""
+    import pyarrow as pa
+
+    row, end = rows
+    try:
+        for batch in batches:
+            columns = [batch.column(batch.schema.names.index(name)) for name in names]
+            for values in zip(*columns, strict=True):
+                row += 1
+                yield _read_row(file, names, values, row, file.size * row // num_rows)
+    except (pa.ArrowException, OSError) as error:
+        yield _damaged(file, row + 1, f"rows {row + 1} to {end}", file.size * (end - row) // num_rows, error)
 
 
 def _damaged(file: RecordFile, row: int, what: str, lost: int, error: Exception) -> Reject:
