@@ -50,7 +50,7 @@ from crosscut.training.batches import TokenBatches, batches_of, samples_of
 from crosscut.training.loop import Loop
 from crosscut.training.precision import resolve_on
 from crosscut.training.spikes.copies import StateCopies, steps_between_copies
-from crosscut.training.spikes.order import SampleOrder, Skip
+from crosscut.training.spikes.order import SampleOrder, SampleSkip
 from crosscut.training.spikes.record import own_record
 from crosscut.training.spikes.rule import SpikeRule
 from crosscut.training.step import Trainer
@@ -130,7 +130,7 @@ class Faults:
             return self._update(step, loss)
 
 
-def train(run: RunConfig, kind: str = "", skips: tuple[Skip, ...] = ()) -> dict[str, Any]:
+def train(run: RunConfig, kind: str = "", skips: tuple[SampleSkip, ...] = ()) -> dict[str, Any]:
     """Train a run on ranks that have been started. Returns its figures."""
     print(f"{Path(run.output.folder).name}, {run.training.steps} steps", file=sys.stderr)
     mesh = make_mesh(run.layout, CPU)
@@ -142,7 +142,7 @@ def train(run: RunConfig, kind: str = "", skips: tuple[Skip, ...] = ()) -> dict[
     folder.mkdir(parents=True, exist_ok=True)
     loop, error, last = Loop(trainer, batches), "", float("nan")
     start = time.perf_counter()
-    with loop.saver:
+    with loop.checkpoints.completed():
         try:
             last = loop.train().after.loss
         except TrainingError as raised:

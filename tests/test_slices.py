@@ -70,6 +70,7 @@ def test_a_commit_always_chooses_the_same_part_and_every_part_is_chosen(monkeypa
     chosen = [slices.part_of(commit, 18) for commit in hashes]
     assert set(chosen) == set(range(1, 19))
     assert chosen == [slices.part_of(commit, 18) for commit in hashes]
+    monkeypatch.setattr(slices, "SECONDS_OF_A_PART", 180.0)
     monkeypatch.setattr(slices, "load", lambda: {"tests/a.py": {"test_a": (100, 36.0)}})
     slices.main(["part", "00000a"])
     assert capsys.readouterr().out == "1/10\n"

@@ -23,7 +23,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.processes import Peak, held_by
 from benchmarks.texts import in_batches, take
 from crosscut.config.corpora import EngineConfig, LeakageConfig
-from crosscut.corpus.documents import DOCUMENTS, INGEST, write_table
+from crosscut.corpus.documents import DOCUMENTS, INGEST, READ, write_table
 from crosscut.corpus.execution.engine import start_engine
 from crosscut.corpus.execution.running import StageResult, run_stage
 from crosscut.corpus.execution.stages import Counts, Digests, Output, Task, execute
@@ -101,7 +101,7 @@ def measure(work: Path, config: LeakageConfig, digests: Digests, workers: int) -
     peak = Peak(os.getpid())
     before = sum(os.times()[:4])
     with start_engine(EngineConfig(workers=workers), work) as engine, ProgressBar(shown=False) as bar:
-        for stage in leakage_stages(config, work, filters=(), cleaned=False):
+        for stage in leakage_stages(config, work, READ):
             started = time.monotonic()
             results[stage.name] = run_stage(stage, work, engine=engine, digests=digests, bar=bar)
             seconds[stage.name] = time.monotonic() - started

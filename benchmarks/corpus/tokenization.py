@@ -8,7 +8,7 @@ Crosscut does all of `prepare` with a given tokenizer: it hashes and reads the t
 splits, writes and hashes shards. The library alone runs `encode_batch_fast` on lists in memory, with as many threads,
 and drops the results. Both run in turns, and the medians count.
 
-With `--engines` the command compares two engines on every document instead: `Tokenizer.encode_documents`, which uses
+With `--engines` the command compares two engines on every document instead: `DocumentEncoder.encode`, which uses
 gigatoken if it supports the tokenizer, and the library alone. They encode each batch in turn, in processes of one
 thread. All ids are compared. Rates use processor time and count all processes together.
 """
@@ -210,7 +210,7 @@ def _both(path: Path) -> tuple[Tokenizer, Any]:
     inner = tokenizers.Tokenizer.from_file(str(path))
     inner.encode_special_tokens = True
     tokenizer = Tokenizer.load(path)
-    tokenizer.encode_documents(["a text"])  # loads the engine
+    tokenizer.documents.encode(["a text"])  # loads the engine
     return tokenizer, inner
 
 
@@ -218,14 +218,14 @@ def _compare(job: tuple[list[str], Path]) -> Compared:
     texts, path = job
     tokenizer, inner = _both(path)
     start = time.process_time()
-    tokens, lengths = tokenizer.encode_documents(texts)
+    tokens, lengths = tokenizer.documents.encode(texts)
     middle = time.process_time()
     encodings = inner.encode_batch_fast(texts, add_special_tokens=False)
     end = time.process_time()
     expected = (np.array([*encoding.ids, tokenizer.end_of_text]) for encoding in encodings)
     pieces = np.split(tokens, lengths.cumsum()[:-1])
     return Compared(
-        engine=tokenizer.engine,
+        engine=tokenizer.documents.engine,
         documents=len(texts),
         differ=sum(not np.array_equal(one, other) for one, other in zip(pieces, expected, strict=True)),
         tokens=len(tokens),

@@ -30,7 +30,7 @@ from benchmarks.machine import print_machine
 from benchmarks.turns import peak_bytes
 from crosscut.config.corpora import SourceConfig
 from crosscut.corpus.readers import Reading, Text, find_reader
-from crosscut.corpus.readers.archives.records import Record, read_records
+from crosscut.corpus.readers.archives.records import ArchiveRecord, read_records
 from crosscut.corpus.readers.files import File, find_files
 
 MAX_BYTES = 64 * 10**6
@@ -108,8 +108,8 @@ def timed(name: str, file: File, unpacked: int, read: Callable[[], int]) -> None
     )
 
 
-def records_of(file: File) -> Iterable[Record]:
-    return (one for one in read_records(file, MAX_BYTES) if isinstance(one, Record))
+def records_of(file: File) -> Iterable[ArchiveRecord]:
+    return (one for one in read_records(file, MAX_BYTES) if isinstance(one, ArchiveRecord))
 
 
 def theirs(file: File) -> Iterable[object]:

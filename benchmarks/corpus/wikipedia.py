@@ -44,7 +44,7 @@ from benchmarks.corpus.wikipedia_dump import EXPECTED, build_dump
 from benchmarks.machine import print_machine
 from crosscut.config.corpora import SourceConfig
 from crosscut.corpus.readers import Reading, Reject, Text, find_reader
-from crosscut.corpus.readers.dumps import Page, Pages
+from crosscut.corpus.readers.dumps import DumpPage, Pages
 from crosscut.corpus.readers.files import File, find_files
 from crosscut.corpus.readers.wikitext.markup import Templates
 from crosscut.corpus.readers.wikitext.prose import prose
@@ -118,7 +118,7 @@ def main() -> None:
         save(texts, options.texts)
 
 
-def articles(file: File) -> Iterator[tuple[Page, Wiki]]:
+def articles(file: File) -> Iterator[tuple[DumpPage, Wiki]]:
     """Yield the articles of a dump as markup, with their wiki."""
     pages = Pages(10**9)
     for chunk, _ in file.chunks():
@@ -127,7 +127,7 @@ def articles(file: File) -> Iterator[tuple[Page, Wiki]]:
                 yield page, pages.wiki
 
 
-def write_articles(pages: list[tuple[Page, Wiki]], work: Path) -> float:
+def write_articles(pages: list[tuple[DumpPage, Wiki]], work: Path) -> float:
     """Write the articles for the peers. Returns the seconds in which Crosscut reduced the markup."""
     start = time.process_time()
     rests = [reduce(page, wiki) for page, wiki in pages]
@@ -147,14 +147,14 @@ def write_articles(pages: list[tuple[Page, Wiki]], work: Path) -> float:
     return seconds
 
 
-def reduce(page: Page, wiki: Wiki) -> str:
+def reduce(page: DumpPage, wiki: Wiki) -> str:
     """Remove what is not prose, and render the templates, as `prose` does before it reads links."""
     markup = remove_sections(remove_tables(remove_elements(remove_comments(page.markup))), wiki)
     return Templates(markup, partial(find_renderer, language=wiki.language), wiki, page.title).render()
 
 
 def compare(
-    files: list[File], pages: list[tuple[Page, Wiki]], work: Path, options: argparse.Namespace
+    files: list[File], pages: list[tuple[DumpPage, Wiki]], work: Path, options: argparse.Namespace
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """Run the contenders in turn. Returns their seconds and their texts by title."""
     seconds: dict[str, list[float]] = {"dump": [], "markup": []}
@@ -199,7 +199,7 @@ def report(seconds: Mapping[str, list[float]], texts: Mapping[str, Mapping[str, 
         print("constructs:", "as expected" if texts["dump"]["Constructs"] == EXPECTED else "NOT AS EXPECTED")
 
 
-def count_templates(pages: list[tuple[Page, Wiki]], most: int) -> None:
+def count_templates(pages: list[tuple[DumpPage, Wiki]], most: int) -> None:
     """Print the templates that stand behind words of a line, by number of articles."""
     uses: Counter[str] = Counter()
     within: Counter[str] = Counter()

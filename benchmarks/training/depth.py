@@ -117,7 +117,7 @@ def gradient_norms(case: Case, tokens: Tokens, mesh: ParallelMesh) -> list[float
     ]
 
 
-def frequency_loss(batches: TokenBatches[Any], vocab_size: int, steps: int) -> float:
+def frequency_loss(batches: TokenBatches, vocab_size: int, steps: int) -> float:
     """Validation loss, in nats, of a guess from the frequencies of the targets in the run's training batches."""
     counts = torch.ones(vocab_size, dtype=torch.float64)
     for step in range(steps):

@@ -24,7 +24,7 @@ from benchmarks.machine import print_machine
 from crosscut.config import load_run
 from crosscut.launch import process_group
 from crosscut.parallel import make_mesh
-from crosscut.verification import Report, for_verification, verify_on_mesh
+from crosscut.verification import LayoutReport, for_verification, verify_on_mesh
 from crosscut.verification.report import ROUNDING
 
 PRECISIONS = ("float16", "bfloat16", "float8")
@@ -53,7 +53,7 @@ MODELS = {
 }
 
 
-def report_of(model: dict[str, Any], precision: str, seed: int) -> Report:
+def report_of(model: dict[str, Any], precision: str, seed: int) -> LayoutReport:
     """Verify one rank in this precision against itself in float32, on sequences of 128 tokens."""
     run = load_run({"model": {**model, "dropout": 0.0}, "training": {"seed": seed, "sequence_length": 128}})
     run = for_verification(run, run.layout, precision)

@@ -270,19 +270,19 @@ def _finetune_task(name: str, options: TaskOptions) -> None:
     """Fine-tune a model for a task, as the options say."""
     from crosscut.finetuning.downstream.job import finetune_task
     from crosscut.finetuning.downstream.settings import TaskOrder, require_course
-    from crosscut.finetuning.downstream.task import Task
+    from crosscut.finetuning.downstream.task import TunedTask
     from crosscut.finetuning.encoding import Long
-    from crosscut.finetuning.tasks import Columns
+    from crosscut.finetuning.tasks import TableColumns
 
     course = {"epochs": options.epochs, "warmup": options.warmup}
     require_course({key: value for key, value in course.items() if value is not None})
     is_file = has_file(options.arguments)
     finetune_task(
         TaskOrder(
-            task=Task(
+            task=TunedTask(
                 name=name,
                 labels=tuple(label for label in options.labels.split(",") if label),
-                columns=Columns(options.text, options.pair, options.label),
+                columns=TableColumns(options.text, options.pair, options.label),
                 threshold=options.threshold,
                 stride=options.stride,
                 long=Long(options.long),

@@ -25,7 +25,7 @@ from itertools import groupby
 from crosscut.config.checks import divisors
 
 
-class Role(StrEnum):
+class AxisRole(StrEnum):
     """Role of an axis: the way in which the ranks along the axis differ."""
 
     OWNS = "owns parameters"
@@ -47,7 +47,7 @@ class AxisRow:
     the product of the axes' sizes."""
     shares: str
     """Phrase for messages and documentation: the thing that the ranks along the axis share."""
-    role: Role
+    role: AxisRole
     stores_slices: bool = False
     """Whether each rank stores a slice of every parameter, and gathers the slices of the other ranks to use the
     parameter."""
@@ -68,7 +68,7 @@ class AxisRow:
         """Whether ranks along the axis see different tokens. If so, losses, counts and gradients are summed over the
         axis.
         """
-        return self.role is Role.TOKENS
+        return self.role is AxisRole.TOKENS
 
 
 AXES = (
@@ -76,15 +76,17 @@ AXES = (
         name="pipeline",
         option="pipeline",
         shares="the model's layers, in stages",
-        role=Role.OWNS,
+        role=AxisRole.OWNS,
     ),
-    AxisRow(name="replica", option="data", shares="the batch", role=Role.TOKENS, is_permanent=True),
-    AxisRow(name="shard", option="data", shares="the batch", role=Role.TOKENS, stores_slices=True, is_permanent=True),
+    AxisRow(name="replica", option="data", shares="the batch", role=AxisRole.TOKENS, is_permanent=True),
+    AxisRow(
+        name="shard", option="data", shares="the batch", role=AxisRole.TOKENS, stores_slices=True, is_permanent=True
+    ),
     AxisRow(
         name="context",
         option="context",
         shares="each sequence",
-        role=Role.TOKENS,
+        role=AxisRole.TOKENS,
         joins_shards=True,
         is_planned=False,
     ),
@@ -92,14 +94,14 @@ AXES = (
         name="tensor",
         option="tensor",
         shares="each matrix: columns, rows, heads, vocabulary",
-        role=Role.CUTS,
+        role=AxisRole.CUTS,
         is_permanent=True,
     ),
     AxisRow(
         name="expert",
         option="expert",
         shares="the experts of a layer",
-        role=Role.OWNS,
+        role=AxisRole.OWNS,
         is_folded=True,
         is_supported=False,
     ),
@@ -114,7 +116,7 @@ outermost axis comes first."""
 _ROLES = {name: row.role for row in AXES for name in (row.name, row.option)}
 
 
-def role_of(name: str) -> Role:
+def role_of(name: str) -> AxisRole:
     """Return the role of an axis. `name` is the name of the axis, or the field of `Layout` that sets its size. All axes
     that share a field have the same role.
     """

@@ -350,12 +350,12 @@ class ModelConfig:
 
     def _check_rotary(self) -> None:
         scaling, factor = self.rotary_scaling, self.rotary_factor
-        if self.positions == "rotary" and self.head_size % 2:
+        if self.positions is Positions.ROTARY and self.head_size % 2:
             raise ConfigError(
                 f"`model.head_size` must be even, but is {self.head_size}. Rotary positions rotate pairs of elements. "
                 "Choose an even head size."
             )
-        if factor > 1 and self.positions != "rotary":
+        if factor > 1 and self.positions is not Positions.ROTARY:
             raise ConfigError(
                 f"`model.rotary_factor` must be 1 for a model with learned positions, but is {shown(factor)}. Remove "
                 '`model.rotary_factor`, or set model.positions="rotary".'

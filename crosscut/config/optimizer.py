@@ -8,7 +8,7 @@ from crosscut.config.checks import Choice, require_at_least, require_fraction, r
 from crosscut.config.errors import ConfigError
 
 
-class Schedule(Choice):
+class RateSchedule(Choice):
     """The choices for `optimizer.schedule`."""
 
     COSINE = "cosine"
@@ -62,7 +62,7 @@ class OptimizerConfig:
     scalar_learning_rate: float = 0.0
     """Maximum learning rate of biases and of norms. 0 means `learning_rate`."""
 
-    schedule: Schedule = Schedule.COSINE
+    schedule: RateSchedule = RateSchedule.COSINE
     """Learning rate after the warm-up: `cosine` follows one cosine down to `min_learning_rate` at the last step (as in
     the paper); `linear` falls in a straight line; `wsd` (warm-up, stable, decay) stays at the maximum and falls in a
     straight line over the last `decay_steps` steps; `constant` stays at the maximum. A straight line reaches
@@ -129,12 +129,12 @@ class OptimizerConfig:
                 )
 
     def _check_decay(self) -> None:
-        if self.schedule is Schedule.WSD and not self.decay_steps:
+        if self.schedule is RateSchedule.WSD and not self.decay_steps:
             raise ConfigError(
                 '`optimizer.decay_steps` must be at least 1 with optimizer.schedule="wsd", but is 0. Set the number of '
                 'steps of the decay, or set optimizer.schedule="constant" to decide on the decay later.'
             )
-        if self.schedule is not Schedule.WSD and self.decay_steps:
+        if self.schedule is not RateSchedule.WSD and self.decay_steps:
             raise ConfigError(
                 f'`optimizer.decay_steps` must be 0 with optimizer.schedule="{self.schedule}", but is '
                 f'{self.decay_steps}. Set optimizer.schedule="wsd", or remove `optimizer.decay_steps`.'

@@ -45,7 +45,7 @@ class ElementTypes(NamedTuple):
         otherwise the type of the parameters. float16 is not used, because its range is too small for gradients without
         a loss scale.
         """
-        return self.compute if self.compute == "bfloat16" else self.accumulation
+        return self.compute if self.compute == Precision.BFLOAT16 else self.accumulation
 
     @property
     def muon_bytes(self) -> int:

@@ -7,7 +7,7 @@ values, so the recipe "paper" is empty. A setting of the run always replaces the
 from typing import Any
 
 from crosscut.config.data import DataConfig
-from crosscut.config.model import FeedForward, ModelConfig
+from crosscut.config.model import FeedForward, ModelConfig, Positions
 from crosscut.config.published.presets import DEMO_PRESET, MODERN
 from crosscut.config.run import RunConfig
 
@@ -88,7 +88,7 @@ def num_parameters(model: ModelConfig) -> int:
     attention = model.hidden_size * (2 * model.query_size + model.key_value_size)
     num_matrices = sum(3 if model.mlp_of(layer) in _GATED else 2 for layer in range(model.num_layers))
     rows = (model.vocab_size or DataConfig.vocab_size) * (1 if model.tied else 2)
-    rows += model.max_sequence_length if model.positions == "learned" else 0
+    rows += model.max_sequence_length if model.positions is Positions.LEARNED else 0
     return model.num_layers * attention + model.hidden_size * (num_matrices * model.mlp_size + rows)
 
 

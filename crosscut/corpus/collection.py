@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from crosscut.config.errors import DataError
-from crosscut.corpus.documents import INGEST, Part, Rows, read_columns
+from crosscut.corpus.documents import INGEST, Lineage, Part, Rows, read_columns
 from crosscut.corpus.execution.stages import read_records
-from crosscut.corpus.finished import LOCK_FILE, WORK_FOLDER, FinishedRun
+from crosscut.corpus.finished import LOCK_FILE, WORK_FOLDER, read_finished
 from crosscut.corpus.parts import find_parts
 
 Numbers = npt.NDArray[np.uint64]
@@ -107,20 +107,19 @@ def split_by_part(numbers: Numbers) -> Iterator[tuple[int, Rows]]:
         yield int(parts[start]), rows[start:stop]
 
 
-def collect(work: Path, earlier: tuple[str, ...], *, filters: tuple[str, ...], cleaned: bool) -> Collection:
-    """Collect the documents that earlier runs kept and the documents of this run that passed the given filters.
+def collect(work: Path, earlier: tuple[str, ...], lineage: Lineage) -> Collection:
+    """Collect the documents that earlier runs kept and the documents of this run that have the given lineage.
 
-    `earlier` lists the output folders of the earlier runs. `cleaned` says whether this run has the stage `cleaning`.
-    Raises `DataError` if an earlier run has not finished.
+    `earlier` lists the output folders of the earlier runs. Raises `DataError` if an earlier run has not finished.
     """
     before = [(folder, part) for folder in earlier for part in _kept_parts(folder)]
-    own = [part for part, _ in find_parts(work, filters=filters, cleaned=cleaned)]
+    own = [part for part, _ in find_parts(work, lineage)]
     return Collection((*(part for _, part in before), *own), tuple(folder for folder, _ in before))
 
 
-def require_finished_run(folder: str) -> FinishedRun:
-    """Read the file that marks the run in an output folder as finished. Raises `DataError` if there is no such file."""
-    finished = FinishedRun.read(Path(folder) / WORK_FOLDER)
+def require_finished_run(folder: str) -> Lineage:
+    """Read the lineage of the finished run in an output folder. Raises `DataError` if there is no such file."""
+    finished = read_finished(Path(folder) / WORK_FOLDER)
     if finished is None:
         raise DataError(
             f"`duplicates.against` must name output folders of finished runs of `crosscut prepare`, but `{folder}` "
@@ -155,9 +154,7 @@ def reading(earlier: tuple[str, ...]) -> Iterator[None]:
 
 
 def _kept_parts(folder: str) -> list[Part]:
-    finished = require_finished_run(folder)
-    found = find_parts(Path(folder) / WORK_FOLDER, filters=finished.filters, cleaned=finished.cleaned)
-    return [part for part, _ in found]
+    return [part for part, _ in find_parts(Path(folder) / WORK_FOLDER, require_finished_run(folder))]
 
 
 def _digest(folder: str) -> str:

@@ -23,6 +23,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from crosscut.corpus.execution.stages import Stage, Yields
+
 INGEST = "ingest"
 """Name of the first stage, which reads the source files and writes the parts. The folder of the stage has the same
 name."""
@@ -100,6 +102,32 @@ class Drop(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Lineage:
+    """The stages that documents have passed through, with what these stages yield: drops or new texts.
+
+    The pipeline extends the lineage with each stage (`after`) and hands it to the next one. The files of a stage that
+    yields neither are not read with the documents, so the lineage does not name the stage.
+    """
+
+    filters: tuple[str, ...] = ()
+    """Names of the stages that drop documents, in order."""
+
+    cleaned: bool = False
+    """Whether the stage `cleaning` has run. Its texts replace the texts of the stage `ingest`."""
+
+    def after(self, stages: Sequence[Stage]) -> Lineage:
+        """Lineage of documents that have also passed through the given stages."""
+        return Lineage(
+            (*self.filters, *(stage.name for stage in stages if Yields.DROPS in stage.yields)),
+            self.cleaned or any(Yields.TEXTS in stage.yields for stage in stages),
+        )
+
+
+READ = Lineage()
+"""Lineage of documents as the stage `ingest` wrote them."""
+
+
+@dataclass(frozen=True)
 class Part:
     """Reference to a part (an Arrow file of documents), with the stages that the documents have passed through.
 
@@ -112,15 +140,18 @@ class Part:
     name: str
     """Name of the part's files without the suffix. Every stage uses the same name."""
 
-    filters: tuple[str, ...] = ()
-    """Names of the filters that have already run, in order. Documents that these filters dropped are left out."""
+    lineage: Lineage = READ
+    """Documents that a stage of the lineage dropped are left out, and texts are the latest of the lineage."""
 
-    cleaned: bool = False
-    """Whether texts are read from the files of the stage `cleaning`. If false, they are read from the files of the
-    stage `ingest`."""
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that `documents` reads: the texts, and the rows that filters dropped."""
+        stages = (INGEST, CLEANING) if self.lineage.cleaned else (INGEST,)
+        texts = (self.work / stage / f"{self.name}.arrow" for stage in stages)
+        return (*texts, *(self.work / stage / drops_name(self.name) for stage in self.lineage.filters))
 
     def documents(self) -> Iterator[Document]:
-        """Read the documents that none of the `filters` dropped, in the order of their rows."""
+        """Read the documents that no filter dropped, in the order of their rows."""
         rows = self.rows()
         names = ("id", "url", "karma", "title")
         table = read_columns(self.work / INGEST / f"{self.name}.arrow", *names)
@@ -131,31 +162,31 @@ class Part:
             yield Document(row, name, text, url, karma, title)
 
     def rows(self) -> Rows:
-        """Rows of the documents that none of the `filters` dropped, in ascending order. No text is read."""
+        """Rows of the documents that no filter dropped, in ascending order. No text is read."""
         count = read_columns(self.work / INGEST / f"{self.name}.arrow", "karma").num_rows
         return np.setdiff1d(np.arange(count, dtype=np.uint32), self.dropped(), assume_unique=True)
 
     def texts(self, rows: Rows) -> list[str]:
         """Read only the texts of the documents at the given rows, in the order of `rows`.
 
-        If `cleaned` is true, every row must have a text in the files of the stage `cleaning`.
+        After the stage `cleaning`, every row must have a text in the files of the stage `cleaning`.
         """
-        if not self.cleaned:
+        if not self.lineage.cleaned:
             return list(read_columns(self.work / INGEST / f"{self.name}.arrow", "text")["text"].take(rows).to_pylist())
         cleaned = read_table(self.work / CLEANING / f"{self.name}.arrow")
         return list(cleaned["text"].take(np.searchsorted(cleaned["row"].to_numpy(), rows)).to_pylist())
 
     def sizes(self) -> dict[int, int]:
         """Map the row of each remaining document to the size of its text in bytes of UTF-8. No text is decoded."""
-        table = read_table(self.work / (CLEANING if self.cleaned else INGEST) / f"{self.name}.arrow")
-        rows = table["row"].to_numpy() if self.cleaned else np.arange(table.num_rows, dtype=np.uint32)
+        table = read_table(self.work / (CLEANING if self.lineage.cleaned else INGEST) / f"{self.name}.arrow")
+        rows = table["row"].to_numpy() if self.lineage.cleaned else np.arange(table.num_rows, dtype=np.uint32)
         lengths = pc.binary_length(table["text"]).to_numpy()
         left = ~np.isin(rows, self.dropped())
         return dict(zip(rows[left].tolist(), lengths[left].tolist(), strict=True))
 
     def dropped(self) -> Rows:
-        """Row numbers of the documents that the `filters` dropped, in ascending order."""
-        rows = [read_drops(self.work, stage, self.name)["row"].to_numpy() for stage in self.filters]
+        """Row numbers of the documents that filters dropped, in ascending order."""
+        rows = [read_drops(self.work, stage, self.name)["row"].to_numpy() for stage in self.lineage.filters]
         return np.unique(np.concatenate(rows)) if rows else np.empty(0, dtype=np.uint32)
 
 

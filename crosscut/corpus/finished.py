@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from crosscut.config.conventions import CONFIG_FILE
 from crosscut.config.system.deletion import remove_file
 from crosscut.config.system.files import parse_json, read_small, write_whole
 from crosscut.config.system.records import from_json, to_json
+from crosscut.corpus.documents import Lineage
 from crosscut.corpus.sites.pages import PageFinder
 
 WORK_FOLDER = "work"
@@ -29,27 +30,19 @@ LOCK_FILE = ".lock"
 folder in `duplicates.against` hold shared locks."""
 
 
-@dataclass(frozen=True)
-class FinishedRun:
-    """Stages of a finished run. Later runs need this information to read the run's `work` folder."""
+def mark_finished(work: Path, lineage: Lineage) -> None:
+    """Mark the run in this `work` folder as finished. Later runs need its `lineage` to read the folder."""
+    write_whole(work / FINISHED_FILE, json.dumps(to_json(lineage)) + "\n")
 
-    filters: tuple[str, ...]
-    """Names of the stages that drop documents, in order."""
 
-    cleaned: bool
-    """Whether the run has the stage `cleaning`. The texts of this stage replace the texts of the stage `ingest`."""
-
-    def write(self, work: Path) -> None:
-        """Mark the run in this `work` folder as finished."""
-        write_whole(work / FINISHED_FILE, json.dumps(to_json(self)) + "\n")
-
-    @classmethod
-    def read(cls, work: Path) -> FinishedRun | None:
-        """Read the mark in this `work` folder. Return None if there is no finished run in the folder."""
-        try:
-            return from_json(cls, parse_json(read_small(work / FINISHED_FILE)))
-        except (OSError, ValueError):
-            return None
+def read_finished(work: Path) -> Lineage | None:
+    """Read the lineage of the finished run in this `work` folder. Return None if there is no finished run in it."""
+    try:
+        content = parse_json(read_small(work / FINISHED_FILE))
+        lineage = from_json(Lineage, content)
+    except (OSError, ValueError):
+        return None
+    return lineage if to_json(lineage) == content else None
 
 
 def mark_unfinished(work: Path) -> None:

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, TextIO
 from crosscut.config.corpora import CorpusConfig, SourceConfig
 from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.corpus.documents import DOCUMENTS, INGEST, count_bytes, write_table
-from crosscut.corpus.execution.budget import Watch
-from crosscut.corpus.execution.stages import Counts, Output, Record, Task
+from crosscut.corpus.execution.budget import RecordWatch
+from crosscut.corpus.execution.stages import Counts, Output, Task, TaskRecord, Yields
 from crosscut.corpus.extraction.careful import check_installed
 from crosscut.corpus.filters.urls import UrlFilter
 from crosscut.corpus.finished import WORK_FOLDER
@@ -27,8 +27,8 @@ from crosscut.corpus.json_rows import REJECT_KEYS, read_rows
 from crosscut.corpus.origins import Skipped, SkippedWriter, files_name, skipped_name, write_files
 from crosscut.corpus.readers import Item, Reading, Reject, Skip, Text, find_reader
 from crosscut.corpus.readers.files import File, find_source
-from crosscut.corpus.readers.record import too_long
 from crosscut.data.hashing import sha256
+from crosscut.data.text.records import too_long
 from crosscut.data.text.sources import unreadable
 
 TASK_BYTES = 64 << 20
@@ -49,6 +49,7 @@ class IngestStage:
     config: CorpusConfig
     name: str = field(default=INGEST, init=False)
     version: int = field(default=6, init=False)
+    yields: Yields = field(default=Yields.FILES, init=False)
 
     def tasks(self, work: Path) -> list[Task]:  # noqa: ARG002 - no stage comes before
         """List the tasks. Each task reads some files of one source.
@@ -61,7 +62,7 @@ class IngestStage:
             settings = self._settings(source, found.files)
             left_out = found.left_out
             for files in _groups(found.files):
-                share = Share(
+                share = FileShare(
                     name=f"{len(tasks):06d}",
                     source=source.name,
                     files=tuple(files),
@@ -121,7 +122,7 @@ def _groups(files: Sequence[File]) -> Iterator[list[File]]:
         yield group
 
 
-class Share(NamedTuple):
+class FileShare(NamedTuple):
     """Files of one source that one task reads, with the settings for reading them."""
 
     name: str
@@ -142,7 +143,7 @@ class Share(NamedTuple):
     """Size of a part in bytes of text."""
 
 
-def ingest_files(share: Share, output: Output) -> Counts:
+def ingest_files(share: FileShare, output: Output) -> Counts:
     """Run a task: read files of one source, and write their documents as parts of about `part_bytes` bytes of text."""
     task, source, files = share.name, share.source, share.files
     parts = _Parts(task, share.part_bytes, output)
@@ -180,7 +181,7 @@ def ingest_files(share: Share, output: Output) -> Counts:
     }
 
 
-def _ingest_file(file: File, share: Share, parts: "_Parts", dropped: "_Dropped", watch: Watch) -> None:
+def _ingest_file(file: File, share: FileShare, parts: "_Parts", dropped: "_Dropped", watch: RecordWatch) -> None:
     name, before = f"{share.source}/{file.name}", parts.num_documents
     for item in _read(file, name, share.reading, watch):
         if isinstance(item, Text):
@@ -189,7 +190,7 @@ def _ingest_file(file: File, share: Share, parts: "_Parts", dropped: "_Dropped",
             dropped.add(item, file, parts.num_documents - before)
 
 
-def _read(file: File, name: str, reading: Reading, watch: Watch) -> Iterator[Item]:
+def _read(file: File, name: str, reading: Reading, watch: RecordWatch) -> Iterator[Item]:
     """Read a file within the limits of its records. If an earlier attempt could not read the file to its end, the items
     before that place are followed by a reject that stands for the rest.
     """
@@ -288,7 +289,7 @@ class _Parts:
         self._num_bytes = 0
 
 
-def check_rejects(records: Sequence[Record], config: CorpusConfig) -> None:
+def check_rejects(records: Sequence[TaskRecord], config: CorpusConfig) -> None:
     """Raise `DataError` if the unreadable share of a source is above `ingest.max_rejects`, or if a source has no
     documents. The error is a `DamagedDataError` if a file of the source is damaged.
 
@@ -323,7 +324,7 @@ def check_rejects(records: Sequence[Record], config: CorpusConfig) -> None:
             )
 
 
-def check_damage(records: Sequence[Record], config: CorpusConfig) -> None:
+def check_damage(records: Sequence[TaskRecord], config: CorpusConfig) -> None:
     """Raise `DamagedDataError` if more files than `ingest.max_damaged_files` are damaged.
 
     Everything that is lost at the end of a damaged file counts as a single reject, even if it held many documents. The
@@ -346,7 +347,7 @@ def _rejects_folder(config: CorpusConfig) -> Path:
     return Path(config.folder) / WORK_FOLDER / INGEST
 
 
-def _first_reject(records: Sequence[Record], source: SourceConfig, folder: Path) -> str:
+def _first_reject(records: Sequence[TaskRecord], source: SourceConfig, folder: Path) -> str:
     for record in records:
         if record.counts["sources"][source.name]["rejects"]:
             path = folder / f"{record.task}.rejects.jsonl"

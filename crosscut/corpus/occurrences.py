@@ -19,10 +19,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from crosscut.corpus.collection import Collection, Numbers, collect, first_number
-from crosscut.corpus.documents import Document, Drop, Part, drops_name, read_table, write_drops, write_table
-from crosscut.corpus.execution.stages import Counts, Output, PlannedStage, Stage, Task, read_records
+from crosscut.corpus.documents import Document, Drop, Lineage, Part, drops_name, read_table, write_drops, write_table
+from crosscut.corpus.execution.stages import Counts, Output, PlannedStage, Stage, Task, Yields, read_records
 from crosscut.corpus.filters.judging import count_rows
-from crosscut.corpus.parts import PartStage, files_of, find_parts
+from crosscut.corpus.parts import PartStage, find_parts
 
 KEYS_PER_TASK = 2_000_000
 """Approximate number of keys in which one task searches for repeats."""
@@ -49,8 +49,7 @@ def first_stages(
     *,
     rule: str,
     key: Key,
-    filters: tuple[str, ...],
-    cleaned: bool,
+    lineage: Lineage,
     against: tuple[str, ...] = (),
 ) -> list[Stage]:
     """Make the stages `NAME-keys`, `NAME-repeats` and `NAME`. The stage `NAME` drops all repeated documents.
@@ -60,7 +59,7 @@ def first_stages(
     folder `NAME-keys`.
     """
     keys, repeats = f"{name}-keys", f"{name}-repeats"
-    collected = partial(collect, earlier=against, filters=filters, cleaned=cleaned)
+    collected = partial(collect, earlier=against, lineage=lineage)
     return [
         PartStage(
             name=keys,
@@ -68,11 +67,10 @@ def first_stages(
             function=write_keys,
             arguments=(key,),
             settings={"key": key.__name__},
-            filters=filters,
-            cleaned=cleaned,
+            lineage=lineage,
         ),
         PlannedStage(name=repeats, version=1, plan=partial(_plan_repeats, collected, keys)),
-        PlannedStage(name=name, version=1, plan=partial(_plan_drops, collected, repeats, rule)),
+        PlannedStage(name=name, version=1, plan=partial(_plan_drops, collected, repeats, rule), yields=Yields.DROPS),
     ]
 
 
@@ -98,7 +96,7 @@ def _plan_repeats(collected: Callable[[Path], Collection], stage: str, work: Pat
         Task(
             name=f"{share:05}",
             function=partial(find_repeats, collection, stage, share, num_shares),
-            inputs=(*(work / stage / f"{part.name}.npy" for part in own), *(files_of(part)[0] for part in own)),
+            inputs=(*(work / stage / f"{part.name}.npy" for part in own), *(part.files[0] for part in own)),
             settings=settings,
         )
         for share in range(num_shares if own else 0)
@@ -146,7 +144,7 @@ def _plan_drops(collected: Callable[[Path], Collection], stage: str, rule: str, 
         Task(
             name=part.name,
             function=partial(drop_repeats, part, collection.num_earlier + place, shares, rule),
-            inputs=(*files_of(part), *shares),
+            inputs=(*part.files, *shares),
             settings={"rule": rule, "earlier": collection.num_earlier},
             size=sizes[place],
         )

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from crosscut.corpus.documents import CLEANING, INGEST, Part, drops_name
-from crosscut.corpus.execution.stages import Counts, Task, read_records
+from crosscut.corpus.documents import INGEST, READ, Lineage, Part
+from crosscut.corpus.execution.stages import Counts, Task, Yields, read_records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +30,13 @@ class PartStage:
     inputs: tuple[Path, ...] = ()
     """Files of other stages that `function` reads in addition to the part, such as a tokenizer."""
 
-    filters: tuple[str, ...] = ()
-    """Names of the filters that come before this stage."""
+    inputs_of: Callable[[Part], tuple[Path, ...]] = lambda _: ()
+    """Function that lists the files of other stages that a task reads for its part only."""
 
-    cleaned: bool = False
-    """Whether this stage comes after the stage `cleaning`."""
+    lineage: Lineage = READ
+    """The stages that come before this stage."""
+
+    yields: Yields = Yields.FILES
 
     def tasks(self, work: Path) -> list[Task]:
         """List the tasks, one for each part."""
@@ -42,29 +44,21 @@ class PartStage:
             Task(
                 name=part.name,
                 function=partial(self.function, part, *self.arguments),
-                inputs=(*files_of(part), *self.inputs),
+                inputs=(*part.files, *self.inputs_of(part), *self.inputs),
                 settings=self.settings,
                 size=size,
             )
-            for part, size in find_parts(work, filters=self.filters, cleaned=self.cleaned)
+            for part, size in find_parts(work, self.lineage)
         ]
 
 
-def find_parts(work: Path, *, filters: tuple[str, ...] = (), cleaned: bool = False) -> list[tuple[Part, int]]:
+def find_parts(work: Path, lineage: Lineage = READ) -> list[tuple[Part, int]]:
     """List the parts (Arrow files of documents) of a corpus in order, each with the size of its text in bytes.
 
-    The parts leave out the documents that `filters` dropped. The sizes still include these documents.
+    The parts leave out the documents that a stage of the `lineage` dropped. The sizes still include these documents.
     """
     found = []
     for record in read_records(work, INGEST):
         sizes: dict[str, int] = record.counts["parts"]
-        found += [(Part(work, name, filters, cleaned), size) for name, size in sorted(sizes.items())]
+        found += [(Part(work, name, lineage), size) for name, size in sorted(sizes.items())]
     return found
-
-
-def files_of(part: Part) -> tuple[Path, ...]:
-    """List the files that `Part.documents` reads for a part: the texts, and the rows that filters dropped."""
-    files = [part.work / INGEST / f"{part.name}.arrow"]
-    if part.cleaned:
-        files.append(part.work / CLEANING / f"{part.name}.arrow")
-    return (*files, *(part.work / stage / drops_name(part.name) for stage in part.filters))

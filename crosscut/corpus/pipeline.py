@@ -24,12 +24,13 @@ from crosscut.config.system.files import open_own
 from crosscut.config.system.terminal import echo
 from crosscut.corpus.audit.corpus_report import build_report, measure_timings
 from crosscut.corpus.audit.explain import explain
+from crosscut.corpus.audit.lookup import Runs
 from crosscut.corpus.audit.page import write_page
-from crosscut.corpus.audit.samples import AuditStage
+from crosscut.corpus.audit.samples import audit_stage
 from crosscut.corpus.cleaning.parts import clean_part, cleaning_settings
 from crosscut.corpus.cleaning.repair import repair
 from crosscut.corpus.collection import reading
-from crosscut.corpus.documents import CLEANING, INGEST
+from crosscut.corpus.documents import CLEANING, INGEST, READ, Lineage
 from crosscut.corpus.duplicates import duplicate_stages
 from crosscut.corpus.execution.engine import check_workers, start_engine
 from crosscut.corpus.execution.running import StageResult, run_stage
@@ -38,6 +39,7 @@ from crosscut.corpus.execution.stages import (
     PlannedStage,
     Stage,
     Task,
+    Yields,
     begin_work,
     is_work,
     read_records,
@@ -47,16 +49,16 @@ from crosscut.corpus.filters.judging import Judge, judge_part
 from crosscut.corpus.filters.language import LanguageFilter
 from crosscut.corpus.filters.length import LengthFilter
 from crosscut.corpus.filters.urls import UrlFilter, url_key
-from crosscut.corpus.finished import LOCK_FILE, WORK_FOLDER, FinishedRun, mark_unfinished
+from crosscut.corpus.finished import LOCK_FILE, WORK_FOLDER, mark_finished, mark_unfinished
 from crosscut.corpus.ingest import IngestStage, check_damage, check_rejects
 from crosscut.corpus.leakage.stages import leakage_stages
 from crosscut.corpus.occurrences import first_stages
-from crosscut.corpus.parts import PartStage, files_of, find_parts
+from crosscut.corpus.parts import PartStage, find_parts
 from crosscut.corpus.sites.cutting import CUTTING_VERSION
 from crosscut.corpus.sites.pages import PageFinder
 from crosscut.corpus.sites.stages import SiteBoilerplate, site_stages
-from crosscut.corpus.tokens.encoding import TokensStage
-from crosscut.corpus.tokens.packing import PackingStage, TooFewDocuments, check_replaceable, objective_setting, publish
+from crosscut.corpus.tokens.encoding import tokens_stage
+from crosscut.corpus.tokens.packing import TooFewDocuments, check_replaceable, objective_setting, packing_stage, publish
 from crosscut.corpus.tokens.tokenizer import check_tokenizer, make_tokenizer
 from crosscut.data.folders import unwritable
 from crosscut.data.manifest import TOKENIZER_NAME
@@ -114,7 +116,7 @@ def prepare_corpus(config: CorpusConfig, *, progress: bool = True) -> CorpusResu
             _report(config, stages, results)
             raise
         report = _report(config, stages, results)
-        FinishedRun(stages.filters, stages.cleaned).write(stages.work)
+        mark_finished(stages.work, stages.lineage)
     return CorpusResult(config, report, tuple(results))
 
 
@@ -173,7 +175,7 @@ def explain_document(config: CorpusConfig, document_id: str) -> str:
     `document_id` is `source/file#record`. Raises `DataError` if the corpus has no document with this id.
     """
     stages = _list_stages(config)
-    return explain(stages.work, stages.filters, document_id, cleaned=stages.cleaned, against=config.duplicates.against)
+    return explain(Runs(stages.work, stages.lineage, config.duplicates.against), document_id)
 
 
 def _list_stages(config: CorpusConfig) -> _StageList:
@@ -189,43 +191,34 @@ def _list_stages(config: CorpusConfig) -> _StageList:
     _add_language(stages)
     tokenizer = _add_tokenizer(stages)
     _add_length(stages, tokenizer)
-    stages.add_all(duplicate_stages(config, stages.filters, stages.cleaned), filters=("exact", "near"))
-    stages.add_all(
-        leakage_stages(config.leakage, stages.work, filters=stages.filters, cleaned=stages.cleaned),
-        filters=("leakage",),
+    stages.add(*duplicate_stages(config, stages.lineage))
+    stages.add(*leakage_stages(config.leakage, stages.work, stages.lineage))
+    stages.add(
+        tokens_stage(
+            tokenizer=tokenizer,
+            min_tokens=config.length.min_tokens,
+            lineage=stages.lineage,
+            sentences=config.tokens.has_sentences,
+        )
     )
-    min_tokens = config.length.min_tokens
-    tokens = TokensStage(
-        tokenizer=tokenizer,
-        min_tokens=min_tokens,
-        filters=stages.filters,
-        cleaned=stages.cleaned,
-        sentences=config.tokens.has_sentences,
-    )
-    stages.add(tokens, filters=True)
-    stages.add(AuditStage(filters=stages.filters, cleaned=stages.cleaned, seed=config.seed))
-    stages.add(PackingStage(config=config, tokenizer=tokenizer))
+    stages.add(audit_stage(stages.lineage, config.seed))
+    stages.add(packing_stage(config, tokenizer))
     return stages
 
 
 class _StageList:
-    """A growing list of stages, with the facts about earlier stages that the next stage needs."""
+    """A growing list of stages. `lineage` says what the next stage finds in the work folder."""
 
     def __init__(self, config: CorpusConfig) -> None:
         self.config = config
         self.work = Path(config.folder) / WORK_FOLDER
         self.all: list[Stage] = []
-        self.filters: tuple[str, ...] = ()
-        self.cleaned = False
+        self.lineage = READ
 
-    def add(self, stage: Stage, *, filters: bool = False) -> None:
-        """Append a stage. `filters` says whether the stage drops documents."""
-        self.add_all([stage], filters=(stage.name,) if filters else ())
-
-    def add_all(self, stages: Sequence[Stage], *, filters: Sequence[str] = ()) -> None:
-        """Append several stages. `filters` lists the names of the stages that drop documents."""
+    def add(self, *stages: Stage) -> None:
+        """Append stages."""
         self.all += stages
-        self.filters += tuple(stage.name for stage in stages if stage.name in filters)
+        self.lineage = self.lineage.after(stages)
 
     def add_filter(
         self, name: str, make: Callable[..., Judge], *arguments: Any, settings: Mapping[str, Any], inputs: Paths = ()
@@ -244,10 +237,9 @@ class _StageList:
                 arguments=(make, arguments, json.dumps(settings)),
                 settings=settings,
                 inputs=inputs,
-                filters=self.filters,
-                cleaned=self.cleaned,
-            ),
-            filters=True,
+                lineage=self.lineage,
+                yields=Yields.DROPS,
+            )
         )
 
 
@@ -257,10 +249,7 @@ def _add_url_filters(stages: _StageList) -> None:
         rules = UrlFilter(urls)
         stages.add_filter("urls", UrlFilter, urls, settings=rules.settings)
     if urls.duplicates:
-        stages.add_all(
-            first_stages("url-duplicates", rule="same url", key=url_key, filters=stages.filters, cleaned=False),
-            filters=("url-duplicates",),
-        )
+        stages.add(*first_stages("url-duplicates", rule="same url", key=url_key, lineage=stages.lineage))
 
 
 def _add_cleaning(stages: _StageList) -> None:
@@ -268,34 +257,33 @@ def _add_cleaning(stages: _StageList) -> None:
     cleaners = {source.name: source.cleaners for source in stages.config.sources if source.cleaners}
     finder = PageFinder.of(stages.config.sources) if stages.config.html.site_boilerplate else None
     if finder:
-        stages.add_all(site_stages(finder, stages.filters))
+        stages.add(*site_stages(finder, stages.lineage))
     if not cleaning.repairs and not cleaners and not finder:
         return
     if cleaning.repairs:
         repair("", cleaning)  # fails here, before any stage runs, if ftfy is not installed
-    plan = partial(_plan_cleaning, cleaning, cleaners, finder, stages.filters)
-    stages.add(PlannedStage(name=CLEANING, version=1, plan=plan), filters=True)
-    stages.cleaned = True
+    plan = partial(_plan_cleaning, cleaning, cleaners, finder, stages.lineage)
+    stages.add(PlannedStage(name=CLEANING, version=1, plan=plan, yields=Yields.DROPS | Yields.TEXTS))
 
 
 def _plan_cleaning(
     config: CleaningConfig,
     cleaners: Mapping[str, tuple[str, ...]],
     finder: PageFinder | None,
-    filters: tuple[str, ...],
+    lineage: Lineage,
     work: Path,
 ) -> Sequence[Task]:
     sites = SiteBoilerplate.read(work, finder) if finder else None
     settings = cleaning_settings(config, cleaners)
     tasks = []
-    for part, size in find_parts(work, filters=filters):
+    for part, size in find_parts(work, lineage):
         of_part = sites if sites and part.name in sites.parts else None
         of_sites = {"site_boilerplate": [CUTTING_VERSION, of_part.finder.settings]} if of_part else {}
         tasks.append(
             Task(
                 name=part.name,
                 function=partial(clean_part, part, config, cleaners, of_part),
-                inputs=(*files_of(part), *(of_part.files if of_part else ())),
+                inputs=(*part.files, *(of_part.files if of_part else ())),
                 settings={**settings, **of_sites},
                 size=size,
             )
@@ -318,15 +306,13 @@ def _add_tokenizer(stages: _StageList) -> Path:
     if tokens.tokenizer:
         end = check_tokenizer(tokens).end_of_text
         given = f"{digest_of_given(Path(tokens.tokenizer))}, end of text {end}"
-    plan = partial(_plan_tokenizer, stages.config, given, stages.filters, stages.cleaned)
+    plan = partial(_plan_tokenizer, stages.config, given, stages.lineage)
     stages.add(PlannedStage(name=TOKENIZER, version=1, plan=plan))
     return stages.work / TOKENIZER / TOKENIZER_NAME
 
 
-def _plan_tokenizer(
-    config: CorpusConfig, given: str, filters: tuple[str, ...], cleaned: bool, work: Path
-) -> Sequence[Task]:
-    parts = [] if given else [part for part, _ in find_parts(work, filters=filters, cleaned=cleaned)]
+def _plan_tokenizer(config: CorpusConfig, given: str, lineage: Lineage, work: Path) -> Sequence[Task]:
+    parts = [] if given else [part for part, _ in find_parts(work, lineage)]
     trained = {
         "vocab_size": config.tokens.vocab_size,
         "tokenizers": version("tokenizers"),
@@ -336,7 +322,7 @@ def _plan_tokenizer(
         Task(
             name="copied" if given else "trained",
             function=partial(make_tokenizer, parts, config.tokens),
-            inputs=tuple(file for part in parts for file in files_of(part)),
+            inputs=tuple(file for part in parts for file in part.files),
             settings={"given": given} if given else trained,
         )
     ]

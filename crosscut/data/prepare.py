@@ -21,9 +21,10 @@ from crosscut.data.progress import Phase, ProgressBar
 from crosscut.data.shards.reading import TokenFolder
 from crosscut.data.shards.writing import TokenDocument, split_at_random, split_batch, write_shards
 from crosscut.data.text.documents import Document, read_sources
-from crosscut.data.text.sources import Source, find_sources, unreadable
+from crosscut.data.text.sources import TextSource, find_sources, unreadable
+from crosscut.data.tokenization.document_encoder import token_dtype
 from crosscut.data.tokenization.encoding import EncodedBatch, encode_documents
-from crosscut.data.tokenization.tokenizer import Tokenizer, token_dtype
+from crosscut.data.tokenization.tokenizer import Tokenizer
 
 SMALL_CORPUS_BYTES = 16 << 20
 """Minimum size on disk, in bytes, for which several processes encode a corpus. For less text, starting the processes
@@ -72,9 +73,9 @@ def prepare(
     return TokenFolder.open(target, verify=config.verify)
 
 
-def _check_made_from(config: DataConfig, target: Path, sources: Sequence[Source], settings: Settings) -> None:
+def _check_made_from(config: DataConfig, target: Path, sources: Sequence[TextSource], settings: Settings) -> None:
     manifest = Manifest.read(target)
-    differences = list(_differences(made=manifest.settings, asked=settings))
+    differences = list(_differences(made=manifest.settings, wanted=settings))
     if settings.given_tokenizer and settings.given_tokenizer == manifest.settings.given_tokenizer:
         # A file beside the tokenizer may name this token. The hash of the tokenizer does not cover that file.
         end = Tokenizer.load(Path(config.tokenizer), setting="data.tokenizer").end_of_text
@@ -90,31 +91,31 @@ def _check_made_from(config: DataConfig, target: Path, sources: Sequence[Source]
         )
 
 
-def _differences(*, made: Settings, asked: Settings) -> Iterator[str]:
-    """Descriptions of the settings that differ between the existing tokens (`made`) and the run (`asked`)."""
+def _differences(*, made: Settings, wanted: Settings) -> Iterator[str]:
+    """Descriptions of the settings that differ between the existing tokens (`made`) and the run (`wanted`)."""
     for key, theirs, ours in (
-        ("training.seed", made.seed, asked.seed),
-        ("data.objective", made.objective, asked.objective),
-        ("data.text_key", made.text_key, asked.text_key),
-        ("data.num_shards", made.num_shards, asked.num_shards),
-        ("data.train_to_validation", made.train_to_validation, asked.train_to_validation),
+        ("training.seed", made.seed, wanted.seed),
+        ("data.objective", made.objective, wanted.objective),
+        ("data.text_key", made.text_key, wanted.text_key),
+        ("data.num_shards", made.num_shards, wanted.num_shards),
+        ("data.train_to_validation", made.train_to_validation, wanted.train_to_validation),
     ):
         if theirs != ours:
             yield f"`{key}` {theirs!r} instead of {ours!r}"
-    if made.objective == asked.objective and made.sentences != asked.sentences:
+    if made.objective == wanted.objective and made.sentences != wanted.sentences:
         yield "sentences that other rules found"
-    if made.given_tokenizer and asked.given_tokenizer:
-        if made.given_tokenizer != asked.given_tokenizer:
+    if made.given_tokenizer and wanted.given_tokenizer:
+        if made.given_tokenizer != wanted.given_tokenizer:
             yield "another `data.tokenizer`"
     elif made.given_tokenizer:
-        yield f"a given `data.tokenizer` instead of one trained with `data.vocab_size` {asked.trained_vocab_size}"
-    elif asked.given_tokenizer:
+        yield f"a given `data.tokenizer` instead of one trained with `data.vocab_size` {wanted.trained_vocab_size}"
+    elif wanted.given_tokenizer:
         yield f"a tokenizer trained with `data.vocab_size` {made.trained_vocab_size} instead of `data.tokenizer`"
-    elif made.trained_vocab_size != asked.trained_vocab_size:
-        yield f"`data.vocab_size` {made.trained_vocab_size} instead of {asked.trained_vocab_size}"
+    elif made.trained_vocab_size != wanted.trained_vocab_size:
+        yield f"`data.vocab_size` {made.trained_vocab_size} instead of {wanted.trained_vocab_size}"
 
 
-def _same_text(sources: Sequence[Source], entries: Sequence[SourceEntry]) -> bool:
+def _same_text(sources: Sequence[TextSource], entries: Sequence[SourceEntry]) -> bool:
     if [source.size for source in sources] != [entry.bytes for entry in entries]:
         return False
     # A file that was copied or moved still holds the same text. Its hash is computed only in this case.
@@ -126,7 +127,7 @@ def _same_text(sources: Sequence[Source], entries: Sequence[SourceEntry]) -> boo
     return _hash([source for source, _ in moved]) == [entry.sha256 for _, entry in moved]
 
 
-def _hash(sources: Sequence[Source], *, shown: bool = False) -> list[str]:
+def _hash(sources: Sequence[TextSource], *, shown: bool = False) -> list[str]:
     try:
         return sha256_of_all([source.path for source in sources], description="hash text" if shown else "")
     except OSError as error:
@@ -136,7 +137,7 @@ def _hash(sources: Sequence[Source], *, shown: bool = False) -> list[str]:
 def _make(
     config: DataConfig,
     target: Path,
-    sources: Sequence[Source],
+    sources: Sequence[TextSource],
     settings: Settings,
     *,
     workers: int | None,
@@ -174,22 +175,21 @@ def _make(
         _move(temporary, config, target, sources, settings)
 
 
-def _entries(sources: Sequence[Source], hashes: Sequence[str]) -> tuple[SourceEntry, ...]:
+def _entries(sources: Sequence[TextSource], hashes: Sequence[str]) -> tuple[SourceEntry, ...]:
     return tuple(
         SourceEntry(name=source.name, bytes=source.size, modified=source.modified, sha256=digest)
         for source, digest in zip(sources, hashes, strict=True)
     )
 
 
-def _make_tokenizer(config: DataConfig, sources: Sequence[Source], path: Path, bar: ProgressBar) -> Tokenizer:
+def _make_tokenizer(config: DataConfig, sources: Sequence[TextSource], path: Path, bar: ProgressBar) -> Tokenizer:
     if config.tokenizer:
-        tokenizer = Tokenizer.load(Path(config.tokenizer), setting="data.tokenizer")
-        tokenizer.check_supports(config.objective)
+        tokenizer = Tokenizer.load(Path(config.tokenizer), setting="data.tokenizer", objective=config.objective)
         tokenizer.copy_given(Path(config.tokenizer), path)
     else:
         documents = read_sources(sources, text_key=config.text_key)
         phase = bar.phase("Tokenizer", sum(source.size for source in sources))
-        tokenizer = Tokenizer.train_for(config.objective, _texts(documents, phase), vocab_size=config.vocab_size)
+        tokenizer = Tokenizer.train(_texts(documents, phase), vocab_size=config.vocab_size, objective=config.objective)
         tokenizer.save(path)
         phase.finish()
     return tokenizer
@@ -201,7 +201,7 @@ def _texts(documents: Iterable[Document], phase: Phase) -> Iterator[str]:
         yield text
 
 
-def _held_whole(sources: Sequence[Source], train_to_validation: int) -> frozenset[int]:
+def _held_whole(sources: Sequence[TextSource], train_to_validation: int) -> frozenset[int]:
     """Return the indices of the .txt files whose pieces must all go to the same side of the split: files that are no
     larger than the corpus's share for validation and no larger than `LARGEST_WHOLE_FILE`. The pieces of a larger file,
     such as the only book of a corpus, are split like separate documents.
@@ -233,7 +233,7 @@ def _counted(batches: Iterable[EncodedBatch], phase: Phase) -> Iterator[TokenDoc
     phase.finish()
 
 
-def _check_unchanged(sources: Sequence[Source]) -> None:
+def _check_unchanged(sources: Sequence[TextSource]) -> None:
     for source in sources:
         try:
             status = source.path.stat()
@@ -243,7 +243,7 @@ def _check_unchanged(sources: Sequence[Source]) -> None:
             raise DataError(f"`{source.name}` must not change while it is read, but changed. Prepare the tokens again.")
 
 
-def _move(temporary: Path, config: DataConfig, target: Path, sources: Sequence[Source], settings: Settings) -> None:
+def _move(temporary: Path, config: DataConfig, target: Path, sources: Sequence[TextSource], settings: Settings) -> None:
     try:
         complete(temporary, target)
     except OSError:

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -73,21 +73,31 @@ class Rows(ABC):
         """Return the number of epochs of each token folder that the first `num_samples` samples cover, [folders]."""
 
 
-class FolderRows(Protocol):
-    """Rows of one token folder."""
+class FolderRows(Rows):
+    """Rows of one token folder. Each epoch contains every row once, shard by shard. The order of the shards depends
+    only on (seed, epoch).
+    """
 
-    sequence_length: int
-    row_length: int
     samples_per_epoch: int
     """Number of samples of an epoch of the folder."""
 
-    def batch_at(self, first_sample: int, count: int) -> Ids:
-        """Return consecutive rows; see `Rows.batch_at`."""
-        ...
+    _seed: int
+    _shards_key: int
+    """Key of the random numbers that order the shards."""
+    _rows_of_shards: Sequence[int]
+    """Number of rows of each shard, [shards]."""
 
-    def documents(self, index: int) -> list[tuple[str, int]]:
-        """Return the documents of a sample; see `Rows.documents`."""
-        ...
+    def epochs(self, num_samples: int) -> tuple[float, ...]:
+        """Return the number of epochs of the folder that `num_samples` samples cover."""
+        return (num_samples / self.samples_per_epoch,)
+
+    def _find_shard(self, index: int) -> tuple[int, int, int]:
+        """Return the epoch of a sample, the index of its shard, and its position among the shard's rows."""
+        epoch, within = divmod(index, self.samples_per_epoch)
+        order = shuffled(len(self._rows_of_shards), self._seed, self._shards_key, epoch).tolist()
+        starts = [0, *accumulate(self._rows_of_shards[shard] for shard in order)]
+        place = bisect_right(starts, within) - 1
+        return epoch, order[place], within - starts[place]
 
 
 class Samples(Rows):
@@ -118,8 +128,10 @@ class Samples(Rows):
 
 
 @final
-class Sampler(Samples):
+class Sampler(Samples, FolderRows):
     """Training samples from the shards of one token folder."""
+
+    _shards_key = SHARDS_KEY
 
     def __init__(self, shards: Sequence[Shard], *, sequence_length: int, seed: int) -> None:
         """Raise `DataError` if no shard fills one sequence."""
@@ -127,8 +139,8 @@ class Sampler(Samples):
         self._seed = seed
         self._shards = tuple(shards)
         # A portion needs one token more than its length, because every token has a target.
-        self._num_portions = [max(shard.num_tokens - 1, 0) // sequence_length for shard in self._shards]
-        self.samples_per_epoch = sum(self._num_portions)
+        self._rows_of_shards = [max(shard.num_tokens - 1, 0) // sequence_length for shard in self._shards]
+        self.samples_per_epoch = sum(self._rows_of_shards)
         self._arrangement: _Arrangement | None = None
         if not self.samples_per_epoch:
             tokens = [shard.num_tokens for shard in self._shards]
@@ -150,10 +162,6 @@ class Sampler(Samples):
             done += len(portions)
         return rows
 
-    def epochs(self, num_samples: int) -> tuple[float, ...]:
-        """Return the number of epochs of the folder that `num_samples` samples cover."""
-        return (num_samples / self.samples_per_epoch,)
-
     def documents(self, index: int) -> list[tuple[str, int]]:
         """Return the documents of a sample; see `Rows.documents`."""
         arrangement, slot = self._locate(index)
@@ -164,11 +172,8 @@ class Sampler(Samples):
 
     def _locate(self, index: int) -> tuple[_Arrangement, int]:
         """Return the arrangement that holds a sample, and the sample's index in the shuffled portions."""
-        epoch, within = divmod(index, self.samples_per_epoch)
-        order = shuffled(len(self._shards), self._seed, SHARDS_KEY, epoch).tolist()
-        starts = [0, *accumulate(self._num_portions[shard] for shard in order)]
-        place = bisect_right(starts, within) - 1
-        return self._arrange(epoch, order[place]), within - starts[place]
+        epoch, shard, slot = self._find_shard(index)
+        return self._arrange(epoch, shard), slot
 
     def _arrange(self, epoch: int, shard: int) -> _Arrangement:
         current = self._arrangement
@@ -180,7 +185,7 @@ class Sampler(Samples):
             ends -= lengths
             places = ends[documents]
             starts = np.concatenate([np.zeros(1, dtype=np.int64), lengths[documents].cumsum()])
-            portions = shuffled(self._num_portions[shard], self._seed, PORTIONS_KEY, epoch, shard)
+            portions = shuffled(self._rows_of_shards[shard], self._seed, PORTIONS_KEY, epoch, shard)
             current = self._arrangement = _Arrangement(epoch, shard, documents, starts, places, portions)
         return current
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from crosscut.config import Layout, LayoutError, ZeroStage
-from crosscut.config.axes import OPTIONS, Role, role_of
+from crosscut.config.axes import OPTIONS, AxisRole, role_of
 from crosscut.parallel.channels import Channels, make_channels, make_ends
 
 
@@ -120,7 +120,7 @@ class ParallelMesh:
     @property
     def owners(self) -> tuple[Axis, ...]:
         """Axes along which each rank has parameters of its own, which no other rank on the axis has."""
-        return tuple(axis for axis in self.axes if role_of(axis.name) is Role.OWNS)
+        return tuple(axis for axis in self.axes if role_of(axis.name) is AxisRole.OWNS)
 
     @property
     def groups(self) -> tuple[Axis, ...]:

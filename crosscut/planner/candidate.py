@@ -5,22 +5,22 @@ holds the sections that a forecast reads, without validation. The search itself 
 allows. Only the chosen candidate becomes a validated `RunConfig`.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from crosscut.architecture import Device, Target
 from crosscut.config import Layout, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
 from crosscut.config.conventions import AMPERE, MASKED_FRACTION
-from crosscut.config.layouts.context import ContextChoice, choose_context_attention
-from crosscut.config.run import expected_predictions, reason_against_compiling
+from crosscut.config.layouts.step import StepShape
 
 
-class Candidate(NamedTuple):
+@dataclass(frozen=True)
+class Candidate(StepShape):
     """Model, layout, training and optimizer settings of a run, not validated. Every forecast accepts a `Candidate`."""
 
     model: ModelConfig
     layout: Layout
     training: TrainingConfig
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     mask_fraction: float = MASKED_FRACTION
     pipeline_rank: int = 0
     """Pipeline position of the rank to forecast, from 0. The ranks of a pipeline hold different layers, so their
@@ -36,32 +36,6 @@ class Candidate(NamedTuple):
     def at(cls, run: "Planned", pipeline_rank: int) -> "Candidate":
         """Return a candidate with the settings of `run`, for a forecast of one rank of the run's pipeline."""
         return cls(run.model, run.layout, run.training, run.optimizer, run.mask_fraction, pipeline_rank)
-
-    @property
-    def micro_batch_size(self) -> int:
-        """Sequences per forward pass of one data rank, as in `RunConfig`."""
-        return self.training.sequences_at_once(self.layout.data)
-
-    @property
-    def num_micro_batches(self) -> int:
-        """Forward passes per step, as in `RunConfig`."""
-        return self.training.batch_size // (self.layout.data * self.micro_batch_size)
-
-    @property
-    def predicted_tokens(self) -> int:
-        """Tokens of a micro-batch for which the head computes logits, as in `RunConfig`."""
-        tokens = self.micro_batch_size * self.training.sequence_length // self.layout.context
-        return expected_predictions(self.model, tokens, self.mask_fraction)
-
-    @property
-    def context_attention(self) -> ContextChoice:
-        """Way in which attention is computed over sequences that context ranks share, as in `RunConfig`."""
-        return choose_context_attention(self.model, self.layout, self.training)
-
-    @property
-    def is_compiled_on_gpus(self) -> bool:
-        """Whether the run compiles its layers on GPUs that support compilation, as in `RunConfig`."""
-        return self.training.compile != "off" and not reason_against_compiling(self.model, self.layout)
 
 
 Planned = RunConfig | Candidate

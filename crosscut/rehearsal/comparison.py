@@ -44,9 +44,9 @@ def compare(rehearsal: Rehearsal) -> list[Row]:
     counted: Counter[str] = Counter()
     for sent, element_bytes in zip(rehearsal.sent, rehearsal.element_bytes, strict=True):
         counted[sent.axis] += sent.elements * element_bytes
-    padded = rehearsal.planned._replace(model=replace(run.model, vocab_size=vocabulary))
+    padded = replace(rehearsal.planned, model=replace(run.model, vocab_size=vocabulary))
     if run.layout.pipeline > 1:  # with the padding, the layers would be cut differently
-        padded = padded._replace(layout=replace(run.layout, stages=stage_sizes(run)))
+        padded = replace(padded, layout=replace(run.layout, stages=stage_sizes(run)))
     return [
         Row("peak bytes", held.total - held.allowance, rehearsal.peak.total),
         Row("FLOPs", hardware_flops_per_rank(padded), rehearsal.flops),

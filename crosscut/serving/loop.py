@@ -3,18 +3,17 @@ cancel), then generates one more token of every text, or embeds the texts of one
 """
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from crosscut.evaluation.embeddings.embedder import Embedded, Embedder
 from crosscut.generation import Decoder, Piece
 from crosscut.parallel.collectives import FirstRankLine
-from crosscut.serving.desk import Desk, Part
-from crosscut.serving.news import News, Order
+from crosscut.serving.desk import PartT
+from crosscut.serving.news import News, TextOrder
+from crosscut.serving.scheduling import Scheduler
 
-_PartT = TypeVar("_PartT", bound=Part)
 
-
-class _Worker(Protocol[_PartT]):
+class _TextWorker(Protocol[PartT]):
     """Members of a `Decoder` or an `Embedder` that the loop uses."""
 
     @property
@@ -22,12 +21,12 @@ class _Worker(Protocol[_PartT]):
 
     def cancel(self, number: int) -> None: ...
 
-    def step(self) -> list[_PartT]: ...
+    def step(self) -> list[PartT]: ...
 
 
-def write_texts(decoder: Decoder, desk: Desk[Piece] | None) -> None:
-    """Generate the texts that arrive at the first rank's `desk`, until the server stops. On all other ranks, `desk` is
-    None.
+def write_texts(decoder: Decoder, scheduler: Scheduler[Piece] | None) -> None:
+    """Generate the texts that the first rank's `scheduler` begins, until the server stops. `scheduler` is None on all
+    other ranks.
 
     If the server runs on several ranks, an error inside a shared forward pass ends the server, because the other ranks
     wait for this rank's part of an all-reduce. A request can hardly cause such an error: every request is checked
@@ -36,48 +35,48 @@ def write_texts(decoder: Decoder, desk: Desk[Piece] | None) -> None:
     lost rank, and a device with too little free memory for the forward pass of a long prompt.
     """
 
-    def begin(order: Order) -> int:
+    def begin(order: TextOrder) -> int:
         assert order.sampling is not None
         return decoder.add(order.prompt, order.sampling, sample=order.sample, index=order.index)
 
-    _work(decoder, begin, desk)
+    _work(decoder, begin, scheduler)
 
 
-def embed_texts(embedder: Embedder, desk: Desk[Embedded] | None) -> None:
-    """Embed the texts that arrive at the first rank's `desk`, until the server stops. On all other ranks, `desk` is
-    None.
+def embed_texts(embedder: Embedder, scheduler: Scheduler[Embedded] | None) -> None:
+    """Embed the texts that the first rank's `scheduler` begins, until the server stops. `scheduler` is None on all
+    other ranks.
 
     As in `write_texts`, an error inside a forward pass ends a server that runs on several ranks.
     """
-    _work(embedder, lambda order: embedder.add(order.prompt, index=order.index), desk)
+    _work(embedder, lambda order: embedder.add(order.prompt, index=order.index), scheduler)
 
 
-def _work(worker: _Worker[_PartT], begin: Callable[[Order], int], desk: Desk[_PartT] | None) -> None:
+def _work(worker: _TextWorker[PartT], begin: Callable[[TextOrder], int], scheduler: Scheduler[PartT] | None) -> None:
     """Begin the texts that arrive and run steps, until the server stops. `begin` begins a text and returns its number.
 
     Before every step, the first rank sends the changes to all ranks, or 8 bytes if there are none. While there is
-    nothing to do, it sends 8 bytes every `desk.HEARTBEAT` seconds. An error in one text is delivered to the request
-    that asked for the text, and the loop continues.
+    nothing to do, it sends 8 bytes every `scheduling.HEARTBEAT` seconds. An error in one text is delivered to the
+    request that asked for the text, and the loop continues.
     """
     line = FirstRankLine(News.to_json, News.from_json)
     while True:
-        news = line.share(None if desk is None else desk.take(idle=worker.is_idle))
+        news = line.share(None if scheduler is None else scheduler.take(idle=worker.is_idle))
         if news is not None:
             for number in news.cancelled:
                 worker.cancel(number)
             begun = [_begin(begin, order) for order in news.orders]
-            if desk is not None:
-                desk.began(begun)
+            if scheduler is not None:
+                scheduler.began(begun)
             if news.end:
                 break
         if not worker.is_idle:
             parts = worker.step()
-            if desk is not None:
-                desk.deliver(parts)
+            if scheduler is not None:
+                scheduler.deliver(parts)
     line.close()
 
 
-def _begin(begin: Callable[[Order], int], order: Order) -> int | Exception:
+def _begin(begin: Callable[[TextOrder], int], order: TextOrder) -> int | Exception:
     """Begin a text. Return its number, or the error that `begin` raised. All ranks make the same checks, so all ranks
     find the same error.
     """

@@ -12,7 +12,7 @@ from crosscut.config.system.records import from_json, to_json
 
 
 @dataclass(frozen=True)
-class Order:
+class TextOrder:
     """One text to generate or to embed."""
 
     prompt: tuple[int, ...]
@@ -28,7 +28,7 @@ class Order:
 class News:
     """Changes that all ranks apply before a step."""
 
-    orders: tuple[Order, ...] = ()
+    orders: tuple[TextOrder, ...] = ()
     """Texts to begin."""
     cancelled: tuple[int, ...] = ()
     """Numbers of the texts to cancel, as assigned by the decoder or the embedder."""

@@ -32,11 +32,12 @@ from crosscut.launch.stopping import REQUESTS, ignore_requests
 from crosscut.model.packing import pack_weights
 from crosscut.parallel import ParallelMesh, make_mesh
 from crosscut.pretrained import ModelSource, find_model
-from crosscut.serving.desk import MOST_EMBEDDED, MOST_EMBEDDED_BEGUN, Desk
+from crosscut.serving.desk import MOST_EMBEDDED, Desk, PartT
 from crosscut.serving.loop import embed_texts, write_texts
 from crosscut.serving.protocol.chat import ChatTemplate
 from crosscut.serving.protocol.embeddings import ServedEncoder
 from crosscut.serving.protocol.requests import Served
+from crosscut.serving.scheduling import MOST_EMBEDDED_BEGUN, Scheduler
 from crosscut.serving.web.application import make_application
 from crosscut.serving.web.connections import MOST_CONNECTIONS, Connections, allow_connections
 from crosscut.serving.web.embeddings import embedding_endpoints
@@ -162,9 +163,10 @@ def _write(source: ModelSource, mesh: ParallelMesh, options: ServerOptions, list
         created=int(time.time()),
     )
     desk: Desk[Piece] = Desk(options.rows)
+    work = partial(write_texts, decoder, Scheduler(desk))
     endpoints = text_endpoints(served, desk)
     application = make_application(served, desk, endpoints, key=options.api_key, names=_names(options))
-    _lead(partial(write_texts, decoder, desk), application, desk, listener, _greeting(source, options, listener))
+    _lead(work, application, desk, listener, _greeting(source, options, listener))
 
 
 def _embed(source: ModelSource, mesh: ParallelMesh, options: ServerOptions, listener: socket.socket | None) -> None:
@@ -181,10 +183,11 @@ def _embed(source: ModelSource, mesh: ParallelMesh, options: ServerOptions, list
         vocab_size=source.model.vocab_size,
         created=int(time.time()),
     )
-    desk: Desk[Embedded] = Desk(options.rows, most_waiting=MOST_EMBEDDED, most_begun=MOST_EMBEDDED_BEGUN)
+    desk: Desk[Embedded] = Desk(options.rows, most_waiting=MOST_EMBEDDED)
+    work = partial(embed_texts, embedder, Scheduler(desk, most_begun=MOST_EMBEDDED_BEGUN))
     endpoints = embedding_endpoints(served, desk)
     application = make_application(served, desk, endpoints, key=options.api_key, names=_names(options))
-    _lead(partial(embed_texts, embedder, desk), application, desk, listener, _greeting(source, options, listener))
+    _lead(work, application, desk, listener, _greeting(source, options, listener))
 
 
 def _follow(work: Callable[[], None]) -> None:
@@ -195,7 +198,7 @@ def _follow(work: Callable[[], None]) -> None:
 
 
 def _lead(
-    work: Callable[[], None], application: Starlette, desk: Desk[Any], listener: socket.socket, greeting: str
+    work: Callable[[], None], application: Starlette, desk: Desk[PartT], listener: socket.socket, greeting: str
 ) -> None:
     """Run `work`, the main loop, on the first rank, while a second thread talks to clients. `greeting` is printed as
     soon as clients can connect.
@@ -254,7 +257,7 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def _talking(application: Starlette, listener: socket.socket, desk: Desk[Any]) -> Iterator[None]:
+def _talking(application: Starlette, listener: socket.socket, desk: Desk[PartT]) -> Iterator[None]:
     """Context in which a thread talks to clients. If the thread ends, the server stops."""
     connections = Connections(allow_connections())
     settings = uvicorn.Config(

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -36,40 +36,61 @@ Ids = npt.NDArray[np.int64]
 _TOKENS_DESCRIBED = 64
 """Maximum number of tokens that the description of a sequence shows."""
 
-_Rows = TypeVar("_Rows")
-_Read = TypeVar("_Read", covariant=True)
-"""Arrays of a batch of samples."""
+_Rows = tuple[Ids, Ids] | MaskedBatch
+"""Arrays of a batch of samples. The pair is tokens and targets for the prediction of the next token."""
 
 
-class BatchSource(Protocol):
-    """Training and validation batches of one data rank, as the training loop reads them."""
+class BatchSource(ABC):
+    """Training and validation batches of one rank, as the training loop reads them. Training batches depend only on the
+    seed and the step. If context ranks share the sequences, each rank gets its own part of each sequence.
+    """
 
-    order: SampleOrder
-    """Position of each step's batch in the sequence of samples. Code that replaces this attribute must also call
-    `BatchesAhead.forget`, because the next batch may already be fetched."""
+    def __init__(self, run: RunConfig, mesh: ParallelMesh) -> None:
+        self.run, self.mesh = run, mesh
+        self.order = SampleOrder(run.training)
+        """Position of each step's batch in the sequence of samples. Code that replaces this attribute must also call
+        `BatchesAhead.forget`, because the next batch may already be fetched."""
 
     @property
-    def mesh(self) -> ParallelMesh:
-        """Mesh of the run."""
-
-    @property
+    @abstractmethod
     def validation_bytes(self) -> int:
         """Number of UTF-8 bytes in the text of all validation targets, over all ranks; 0 if they are not counted."""
 
+    @abstractmethod
+    def share(self, step: int) -> Batch:
+        """Return this data rank's share of the batch of a step, in host memory."""
+
+    @abstractmethod
+    def validation_batches(self) -> Iterator[Batch]:
+        """Yield this data rank's validation batches, in order. Every rank gets the same number of batches."""
+
+    @abstractmethod
+    def documents(self, step: int, micro_batch: int) -> list[tuple[str, int]]:
+        """Return the documents in one of this rank's micro-batches, each as (name of the file, number in the file)."""
+
+    def complete(self, batch: Batch) -> Batch:
+        """Return the micro-batch with additional fields, which are computed only after the batch has been split. By
+        default, no fields are added.
+        """
+        return batch
+
     def micro_batches(self, step: int) -> list[Batch]:
-        """Return this data rank's share of the batch of a step, split into micro-batches."""
+        """Return this data rank's share of the batch of a step, split into micro-batches of shape [micro-batch size,
+        S].
+        """
+        return [self.on_device(part) for part in self.share(step).chunk(self.num_micro_batches(step))]
 
     def num_micro_batches(self, step: int) -> int:
         """Number of micro-batches of a step on each data rank."""
+        return self.run.training.batch_size_at(step) // (self.mesh.data.size * self.run.micro_batch_size)
 
     def num_tokens(self, step: int) -> int:
         """Number of tokens that all ranks read in a step, including padding."""
+        return self.run.training.batch_size_at(step) * self.run.training.sequence_length
 
-    def validation_batches(self) -> Iterator[Batch]:
-        """Yield this data rank's validation batches. Every rank gets the same number of batches."""
-
-    def documents(self, step: int, micro_batch: int) -> list[tuple[str, int]]:
-        """Return the documents in one of this rank's micro-batches, each as (name of the file, number in the file)."""
+    def on_device(self, batch: Batch) -> Batch:
+        """Return this rank's part of a micro-batch, on the rank's device."""
+        return self.complete(batch).part_of_rank(self.mesh.context).to_device(self.mesh.device)
 
 
 class Described(NamedTuple):
@@ -83,27 +104,6 @@ class Described(NamedTuple):
     """Beginning of the text that the model reads."""
 
 
-class _Training(Protocol[_Read]):
-    """Training samples of a run."""
-
-    def batch_from(self, first_sample: int, *, batch_size: int, rank: int, size: int) -> _Read:
-        """Return rank `rank`'s slice of the batch that starts at sample `first_sample`. The batch is split over `size`
-        ranks.
-        """
-
-    def documents(self, index: int) -> list[tuple[str, int]]:
-        """Return the documents of a sample."""
-
-
-class _Validation(Protocol[_Read]):
-    """Validation samples of a run."""
-
-    def batches(self, *, batch_size: int, rank: int, size: int, limit: int) -> Iterator[_Read]:
-        """Yield rank `rank`'s slice of every batch. Batches are split over `size` ranks. `limit` is the maximum number
-        of sequences; 0 means all sequences.
-        """
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunSamples:
     """Training and validation samples of a run, from its token folders. A rank calls `samples_of` only once, because
@@ -115,69 +115,38 @@ class RunSamples:
     validation: ValidationSamples | MaskedValidation
 
 
-class TokenBatches(ABC, Generic[_Rows]):
-    """Training and validation batches of one rank, from token shards. Training batches depend only on the seed and the
-    step. If context ranks share the sequences, each rank gets its own part of each sequence.
-    """
+class TokenBatches(BatchSource):
+    """Training and validation batches of one rank, from token shards."""
 
-    def __init__(
-        self,
-        run: RunConfig,
-        mesh: ParallelMesh,
-        training: _Training[_Rows],
-        validation: _Validation[_Rows],
-        tokens: Tokens,
-    ) -> None:
-        self.run, self.mesh = run, mesh
-        self.order = SampleOrder(run.training)
-        self._training, self._validation, self._tokens = training, validation, tokens
+    def __init__(self, run: RunConfig, mesh: ParallelMesh, samples: RunSamples) -> None:
+        super().__init__(run, mesh)
+        self.training, self.validation, self._tokens = samples.training, samples.validation, samples.tokens
 
     @abstractmethod
     def batch(self, rows: _Rows) -> Batch:
         """Make a batch on the host. The batch shares the memory of the arrays in `rows`."""
 
-    def complete(self, batch: Batch) -> Batch:
-        """Return the micro-batch with additional fields, which are computed only after the batch has been split. By
-        default, no fields are added.
-        """
-        return batch
-
-    @property
-    @abstractmethod
-    def validation_bytes(self) -> int:
-        """Number of UTF-8 bytes in the text of all validation targets, over all ranks; 0 if they are not counted."""
-
-    def micro_batches(self, step: int) -> list[Batch]:
-        """Return this data rank's share of the batch of step `step`, split into micro-batches of shape [micro-batch
-        size, S].
-        """
-        rows = self._training.batch_from(
+    def share(self, step: int) -> Batch:
+        """Return this data rank's share of the batch of a step, in host memory."""
+        rows = self.training.batch_from(
             self.order.first_sample(step),
             batch_size=self.run.training.batch_size_at(step),
             rank=self.mesh.data.rank,
             size=self.mesh.data.size,
         )
-        return [self._on_device(part) for part in self.batch(rows).chunk(self.num_micro_batches(step))]
-
-    def num_micro_batches(self, step: int) -> int:
-        """Number of micro-batches of step `step` on each data rank."""
-        return self.run.training.batch_size_at(step) // (self.mesh.data.size * self.run.micro_batch_size)
-
-    def num_tokens(self, step: int) -> int:
-        """Number of tokens that all ranks read in a step, including padding."""
-        return self.run.training.batch_size_at(step) * self.run.training.sequence_length
+        return self.batch(rows)
 
     def validation_batches(self) -> Iterator[Batch]:
         """Yield this data rank's validation batches, in order. Every rank gets the same number of batches. The
         prediction of the order of segments is not scored.
         """
-        for rows in self._validation.batches(
+        for rows in self.validation.batches(
             batch_size=self.run.micro_batch_size * self.mesh.data.size,
             rank=self.mesh.data.rank,
             size=self.mesh.data.size,
             limit=self.run.training.validation_sequences,
         ):
-            yield self._on_device(replace(self.batch(rows), order=None))
+            yield self.on_device(replace(self.batch(rows), order=None))
 
     def documents(self, step: int, micro_batch: int) -> list[tuple[str, int]]:
         """Return the documents in one of this rank's micro-batches of step `step`, each as (name of the file, record
@@ -187,55 +156,49 @@ class TokenBatches(ABC, Generic[_Rows]):
         first = self.order.first_sample(step) + data.rank * own + micro_batch * self.run.micro_batch_size
         found: dict[tuple[str, int], None] = {}
         for index in range(first, first + self.run.micro_batch_size):
-            found.update(dict.fromkeys(self._training.documents(index)))
+            found.update(dict.fromkeys(self.training.documents(index)))
         return list(found)
 
     def describe(self, first: int, count: int) -> list[Described]:
         """Describe `count` sequences, starting at position `first` in the order of the samples."""
-        tokens = self.batch(self._training.batch_from(first, batch_size=count, rank=0, size=1)).tokens
+        tokens = self.batch(self.training.batch_from(first, batch_size=count, rank=0, size=1)).tokens
         tokenizer = self._tokens.tokenizer()
         beginnings = tokens[:, :_TOKENS_DESCRIBED].tolist()
         return [
-            Described(first + number, self._training.documents(first + number), tokenizer.decode(beginning))
+            Described(first + number, self.training.documents(first + number), tokenizer.decode(beginning))
             for number, beginning in enumerate(beginnings)
         ]
 
-    def _on_device(self, batch: Batch) -> Batch:
-        return self.complete(batch).part_of_rank(self.mesh.context).to_device(self.mesh.device)
 
-
-class Batches(TokenBatches[tuple[Ids, Ids]]):
+class Batches(TokenBatches):
     """Batches for the prediction of the next token."""
 
-    def __init__(
-        self, run: RunConfig, mesh: ParallelMesh, training: Samples, validation: ValidationSamples, tokens: Tokens
-    ) -> None:
-        self.training, self.validation = training, validation
-        super().__init__(run, mesh, training, validation, tokens)
-
-    def batch(self, rows: tuple[Ids, Ids]) -> Batch:
+    def batch(self, rows: _Rows) -> Batch:
         """Make a batch. With `training.document_mask`, the batch says which document each token belongs to."""
-        tokens, targets = rows
-        batch = Batch(tokens=torch.from_numpy(tokens), targets=torch.from_numpy(targets))
+        assert not isinstance(rows, MaskedBatch)
+        tokens, targets = map(torch.from_numpy, rows)
+        batch = Batch(tokens=tokens, targets=targets)
         return batch.with_documents(self._tokens.end_of_text) if self.run.training.document_mask else batch
 
     @cached_property
     def validation_bytes(self) -> int:
         """Number of UTF-8 bytes in the text of all validation targets, over all ranks."""
+        assert isinstance(self.validation, ValidationSamples)
         return self.validation.num_bytes(self._tokens.tokenizer(), limit=self.run.training.validation_sequences)
 
 
-class MaskedBatches(TokenBatches[MaskedBatch]):
+class MaskedBatches(TokenBatches):
     """Batches for models that predict masked tokens, and possibly the order of two segments."""
 
     validation_bytes = 0
     """Always 0, because bits per byte are not defined for masked tokens: the model also reads the tokens that follow a
     masked token."""
 
-    def batch(self, rows: MaskedBatch) -> Batch:
+    def batch(self, rows: _Rows) -> Batch:
         """Make a batch with the fields that the model uses: segments if the model has token types, the order of the
         segments if the model predicts the order, and documents if `training.document_mask` is set.
         """
+        assert isinstance(rows, MaskedBatch)
         model = self.run.model
         used = {
             "segments": model.token_types > 0,
@@ -251,14 +214,10 @@ class MaskedBatches(TokenBatches[MaskedBatch]):
         return batch.with_predicted(self.run.mask_fraction)
 
 
-def batches_of(run: RunConfig, samples: RunSamples, mesh: ParallelMesh) -> TokenBatches[Any]:
+def batches_of(run: RunConfig, samples: RunSamples, mesh: ParallelMesh) -> TokenBatches:
     """Return the batches of a run from its samples."""
-    training, validation = samples.training, samples.validation
-    if isinstance(training, MaskedSampler):
-        assert isinstance(validation, MaskedValidation)
-        return MaskedBatches(run, mesh, training, validation, samples.tokens)
-    assert not isinstance(validation, MaskedValidation)
-    return Batches(run, mesh, training, validation, samples.tokens)
+    kind = MaskedBatches if run.data.objective is Objective.MASKED else Batches
+    return kind(run, mesh, samples)
 
 
 def samples_of(run: RunConfig, tokens: Tokens) -> RunSamples:

@@ -30,11 +30,10 @@ class ModelScores(Protocol):
     def is_due(self, step: int) -> bool:
         """Whether the model must be scored after `step` steps."""
 
-    def figures(
-        self, model: GPT, request: StopRequest | None = None, *, step: int, shown: bool = False
-    ) -> dict[str, float]:
-        """Score the model after `step` steps, and return the figures by name. Every rank must call this method.
-        `Evaluations.figures` describes `request` and `shown`.
+    def figures(self, model: GPT, request: StopRequest | None = None, *, step: int) -> dict[str, float]:
+        """Score the model after `step` steps, and return the figures by name. Every rank must call this method. The
+        first rank shows a progress bar. With `request`, the method raises `Stopped` if the ranks agree to stop while
+        they score.
         """
 
 
@@ -67,20 +66,14 @@ class Evaluations:
         request: StopRequest | None = None,
         *,
         step: int = 0,  # noqa: ARG002 - see `ModelScores`
-        shown: bool = False,
     ) -> dict[str, float]:
-        """Score the model on all tasks. Returns the figures under the names `<task>_<figure>`. Every rank must call
-        this method.
-
-        With `request`, the method raises `Stopped` if the ranks agree to stop while they score. With `shown`, the first
-        rank shows a progress bar.
-        """
+        """Score the model on all tasks. Returns the figures under the names `<task>_<figure>`."""
         with uncompiled(model):  # windows have other shapes than training batches
             results = evaluate(
                 model,
                 self.tasks,
                 batch_size=self.run.evaluation.batch_size,
-                shown=shown,
+                shown=True,
                 around=request.checked if request else iter,
             )
         return {f"{result.task}_{name}": value for result in results for name, value in result.found.figures.items()}

@@ -6,7 +6,6 @@ never waits for the host. Before the weights are used for anything else (validat
 it waits for the result of the last step.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -14,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crosscut.checkpoint import Folder, Progress, Saver, folder_at, holds_average, load_checkpoint, read_manifest
-from crosscut.config import TrainingError, write_toml
-from crosscut.config.conventions import CONFIG_FILE
+from crosscut.checkpoint import Folder
+from crosscut.config import TrainingError
 from crosscut.config.system.folder_lock import FolderLock
 from crosscut.config.training import OnHang
 from crosscut.evaluation import Score, evaluate_loss
@@ -24,7 +22,6 @@ from crosscut.flight import RECORD, Phase
 from crosscut.launch import Stopped, StopRequest
 from crosscut.launch.hangs import LEAST_BOUND, Reaction, Watch
 from crosscut.launch.stopping import INTERRUPTIBLE
-from crosscut.parallel import find_drift
 from crosscut.training.batches import BatchesAhead, BatchSource
 from crosscut.training.elastic import Restart
 from crosscut.training.evaluations import ModelScores
@@ -32,10 +29,10 @@ from crosscut.training.optimization.averaging import SCORED
 from crosscut.training.optimization.schedule import last_stable_step
 from crosscut.training.result import NonFiniteError, StepResult
 from crosscut.training.resuming import can_resume_after_hang
+from crosscut.training.saving import RunCheckpoints
 from crosscut.training.spikes.autopilot import Autopilot, SpikeFound
-from crosscut.training.spikes.record import skips_of
 from crosscut.training.step import Trainer
-from crosscut.training.watching.diagnosis import explain_non_finite
+from crosscut.training.watching.diagnosis import explain_non_finite, require_equal_replicas
 from crosscut.training.watching.following import Follower
 from crosscut.training.watching.metrics import Metrics
 from crosscut.training.watching.profiling import Profiler
@@ -43,7 +40,7 @@ from crosscut.training.watching.throughput import Throughput
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """Result of a training run."""
 
     before: Score
@@ -90,7 +87,7 @@ class _Course:
 
 
 class Loop:
-    """Training, validation, evaluation and checkpoints of one run."""
+    """Training, validation and evaluation of one run. `checkpoints` saves and loads its checkpoints."""
 
     hang_bound = LEAST_BOUND
     """Minimum time without progress after which the run counts as hanging, in seconds (`launch.hangs`)."""
@@ -108,32 +105,19 @@ class Loop:
         """`identity` describes the run in its checkpoints (`checkpoint.Progress`). `lock` is the lock of the run's
         folders, on the first rank.
         """
-        self.profiler, self.evaluations, self.lock = profiler, evaluations, lock
+        self.run, self.trainer, self.batches, self.mesh = trainer.run.config, trainer, batches, trainer.mesh
+        self.profiler, self.evaluations = profiler, evaluations
         self.restart: Restart | None = None
         """Restart to record when the first step is done."""
-        self.run, self.trainer, self.batches, self.mesh = trainer.run.config, trainer, batches, trainer.mesh
-        self.identity = dict(identity or {})
         self.folder = Path(self.run.output.folder)
         self.throughput = Throughput.of(trainer.run, trainer.mesh)
+        self.checkpoints = RunCheckpoints(trainer, batches, identity=identity or {}, lock=lock)
+        self.autopilot = Autopilot(trainer, batches, self.checkpoints.load)
         self._last_stable = last_stable_step(self.run.optimizer, self.run.training.steps)
-        self.saver = Saver(
-            self.run.checkpoints_folder,
-            model=trainer.model,
-            optimizer=trainer.optimizer,
-            more=trainer.more_state,
-            config=self.run.checkpoint,
-            is_first_rank=self.mesh.is_first_rank,
-        )
-        self.autopilot = Autopilot(trainer, batches, self.load)
-        self.memory_saver: Saver | None = None
         best = evaluations.best_step if evaluations else None
-        self.saver.spared = self._last_stable if best is None else best
+        self.checkpoints.saver.spared = self._last_stable if best is None else best
 
-    def keep_in_memory(self, saver: Saver) -> None:
-        """Also save checkpoints with `saver`, every `checkpoint.in_memory` steps."""
-        self.memory_saver = saver
-
-    def train(self, resume_from: Path | Folder | None = None) -> Outcome:
+    def train(self, resume_from: Path | Folder | None = None) -> RunOutcome:
         """Run all remaining steps, or stop early if a scheduler or Ctrl-C asks for it (`launch.stopping`). With
         `resume_from`, load this checkpoint first.
 
@@ -141,7 +125,7 @@ class Loop:
         parameter differ.
         """
         steps = self.run.training.steps
-        first = self.load(resume_from).step if resume_from else 0
+        first = self.checkpoints.load(resume_from).step if resume_from else 0
         watch = self._watch()
         with watch, self._metrics(first) as metrics, BatchesAhead(self.batches, num_steps=steps) as batches:
             before = self.validate(first, metrics)
@@ -156,11 +140,11 @@ class Loop:
                         self._take_step(course)
                     except SpikeFound as spike:
                         self._return(course, spike)
-                self.finish_saving()
+                self.checkpoints.finish()
                 RECORD.phase(Phase.END)
                 if course.stopped:
                     request.meet()  # a rank that exited earlier would kill the rank that is still writing
-        return Outcome(
+        return RunOutcome(
             before=before,
             after=course.after,
             throughput=self.throughput,
@@ -183,17 +167,15 @@ class Loop:
 
     def _return(self, course: _Course, spike: SpikeFound) -> None:
         """Roll back to a state before a loss spike. Raises `TrainingError` if the run must not continue."""
-        self.saver.finish()
-        if self.memory_saver is not None:
-            self.memory_saver.finish()
+        self.checkpoints.finish()
         course.follower.drop()
         course.batches.forget()
         back = self.autopilot.recover(spike)
         course.done = back.step
         course.metrics.rewind(back.step)
         if back.failure or course.stopped:
-            self.save(course.done, final=True)
-            self.finish_saving()
+            self.checkpoints.save(course.done, final=True)
+            self.checkpoints.finish()
         if back.failure:
             raise TrainingError(back.failure)
         course.metrics.note(back.told)
@@ -214,13 +196,14 @@ class Loop:
         if not course.stopped and self.evaluations and self.evaluations.is_due(done):
             yield self._evaluate
         saving = course.stopped or last or done == self._last_stable or _is_due(done, self.run.checkpoint.every)
-        in_memory = not saving and self.memory_saver is not None and _is_due(done, self.run.checkpoint.in_memory)
-        if saving or in_memory or _is_due(done, training.compare_replicas_every):
-            yield lambda course: self.compare_replicas(course.done)
+        is_kept = self.checkpoints.memory_saver is not None
+        in_memory = not saving and is_kept and _is_due(done, self.run.checkpoint.in_memory)
+        if training.compare_replicas_every and (saving or in_memory or _is_due(done, training.compare_replicas_every)):
+            yield lambda course: require_equal_replicas(self.trainer, course.done)
         if saving:
-            yield lambda course: self.save(course.done, final=course.stopped or last)
+            yield lambda course: self.checkpoints.save(course.done, final=course.stopped or last)
         if in_memory:
-            yield lambda course: self.save_in_memory(course.done)
+            yield lambda course: self.checkpoints.save_in_memory(course.done)
 
     def _validate(self, course: _Course) -> None:
         with course.until_stopped():
@@ -231,10 +214,10 @@ class Loop:
         RECORD.phase(Phase.EVALUATION)
         with course.until_stopped():
             with course.metrics.aside(), self.evaluated_weights():
-                figures = self.evaluations.figures(self.trainer.model, course.request, step=course.done, shown=True)
+                figures = self.evaluations.figures(self.trainer.model, course.request, step=course.done)
             course.metrics.scores(course.done, figures)
             if self.evaluations.best_step is not None:
-                self.saver.spared = self.evaluations.best_step
+                self.checkpoints.saver.spared = self.evaluations.best_step
 
     def validate(self, step: int, metrics: Metrics, request: StopRequest | None = None) -> Score:
         """Score the model on the validation set after `step` steps, with the averaged weights if the run keeps an
@@ -267,89 +250,10 @@ class Loop:
         if self.trainer.average is None:
             yield
             return
-        for saver in filter(None, (self.saver, self.memory_saver)):
+        for saver in self.checkpoints.savers:
             saver.copying.wait()  # a checkpoint in progress copies the weights
         with self.trainer.average.in_use():
             yield
-
-    def compare_replicas(self, step: int) -> None:
-        """Raise `TrainingError` on all ranks if replicas of a parameter differ after `step` steps. If
-        `training.compare_replicas_every` is 0, do nothing.
-        """
-        if not self.run.training.compare_replicas_every:
-            return
-        RECORD.phase(Phase.COMPARISON)
-        average = {} if self.trainer.average is None else self.trainer.average.tensors
-        averages = {f"average of {name}": tensor for name, tensor in average.items()}
-        drift = find_drift({**dict(self.trainer.model.named_parameters()), **averages}, self.mesh)
-        if drift is None:
-            return
-        ranks = ", ".join(map(str, drift.ranks))
-        where = f"differs from the majority (ranks: {ranks})" if drift.others else f"differs between ranks {ranks}"
-        more = f" (other parameters that differ: {drift.num_parameters - 1})" if drift.num_parameters > 1 else ""
-        raise TrainingError(
-            f"`{drift.name}` must have identical values in all its replicas, but after step {step} it {where}, by up "
-            f"to {drift.size:.1e} of its largest element{more}. "
-            "These weights are not saved; the earlier checkpoints are safe. Check these ranks for failing memory or a "
-            "failing device, and run again with --resume auto."
-        )
-
-    def save(self, step: int, *, final: bool = False) -> None:
-        """Start writing a checkpoint of the state after `step` steps. When the checkpoint is complete, also write the
-        run's config.
-
-        Raises `CheckpointError` if the previous checkpoint could not be written and `checkpoint.on_failure` is `stop`.
-        With `final`, the checkpoint is written even in this case.
-        """
-        RECORD.phase(Phase.CHECKPOINT)
-        self.require_folder()
-        progress = self._progress(step)
-        self.saver.save(progress, written=lambda: write_toml(self.run, self.folder / CONFIG_FILE), final=final)
-
-    def save_in_memory(self, step: int) -> None:
-        """Start writing a checkpoint of the state after `step` steps to the memory of the machines. If that fails, the
-        run continues, and the failure is reported.
-        """
-        assert self.memory_saver is not None
-        self.memory_saver.save(self._progress(step))
-
-    def _progress(self, step: int) -> Progress:
-        return Progress(
-            step=step,
-            samples=self.batches.order.samples_after(step),
-            layout=str(self.run.layout),
-            seed=self.run.training.seed,
-            identity=self.identity,
-            config=dataclasses.asdict(self.run),
-            skips=tuple(dataclasses.astuple(skip) for skip in self.batches.order.skips),
-        )
-
-    def finish_saving(self) -> None:
-        """Wait until all started checkpoints are complete. Raises `CheckpointError` if the last checkpoint could not be
-        written and `checkpoint.on_failure` is `stop`.
-        """
-        RECORD.phase(Phase.CHECKPOINT)
-        self.saver.finish()
-        if self.memory_saver is not None:
-            self.memory_saver.finish()
-
-    def load(self, folder: Path | Folder) -> Progress:
-        """Load a checkpoint and return its progress. The checkpoint may come from another layout. The optimizer keeps
-        the settings of this run, not the settings in the checkpoint. Raises `CheckpointError` on all ranks if the
-        checkpoint cannot be loaded, or if its loss scale is unusable.
-
-        If the checkpoint holds no average of the weights, the run's average begins with the weights of the checkpoint.
-        """
-        model, optimizer = self.trainer.model, self.trainer.optimizer
-        more = self.trainer.more_state
-        progress = load_checkpoint(folder, model=model, optimizer=optimizer, more=more, padded=model.padded_rows)
-        if self.trainer.loss_scale is not None:
-            self.trainer.loss_scale.require_usable(folder)
-        if self.trainer.average is not None:
-            self.trainer.average.has_begun = holds_average(read_manifest(folder_at(folder)))
-        if not self.batches.order.skips:
-            self.batches.order = dataclasses.replace(self.batches.order, skips=skips_of(progress))
-        return progress
 
     def _launch_step(self, course: _Course) -> None:
         """Launch the next step and report the previous one. Raises `TrainingError` if the previous step failed."""
@@ -378,14 +282,9 @@ class Loop:
         except NonFiniteError as error:
             raise explain_non_finite(error, self.trainer, self.batches) from None
 
-    def require_folder(self) -> None:
-        """Raise `TrainingError` if the run's folder was moved away, or another run has taken it over."""
-        if self.lock is not None:
-            self.lock.require_held()
-
     def _tell(self, result: StepResult, seconds: float, metrics: Metrics) -> None:
-        if self.lock is not None and self.lock.is_lost:
-            self.require_folder()
+        if self.checkpoints.lock is not None and self.checkpoints.lock.is_lost:
+            self.checkpoints.require_folder()
         done = result.step + 1
         rates = self.throughput.rates(seconds, num_tokens=self.batches.num_tokens(result.step))
         samples = self.batches.order.samples_after(done)

@@ -50,7 +50,7 @@ class Moment:
 class NonFiniteError(Exception):
     """The loss or the gradient norm of a step is not finite. The step has not changed the weights."""
 
-    def __init__(self, step: int, figures: "_Figures", exhausted: TrainingError | None = None) -> None:
+    def __init__(self, step: int, figures: "_StepFigures", exhausted: TrainingError | None = None) -> None:
         super().__init__(f"step {step + 1}: loss {figures.loss}, gradient norm {figures.norm}")
         self.step, self.loss, self.norm = step, figures.loss, figures.norm
         self.is_finite_here = math.isfinite(figures.own)
@@ -63,7 +63,7 @@ class NonFiniteError(Exception):
         """
 
 
-class OnDevice(NamedTuple):
+class DeviceFigures(NamedTuple):
     """Figures of a step on the device. Each figure is a scalar tensor."""
 
     loss: Tensor
@@ -78,7 +78,7 @@ class OnDevice(NamedTuple):
     """
 
 
-class _Figures(NamedTuple):
+class _StepFigures(NamedTuple):
     loss: float
     norm: float
     held: float
@@ -94,7 +94,7 @@ class StepResult:
     value. After a `NonFiniteError`, the weights are unchanged by the step, and no later step changes them.
     """
 
-    def __init__(self, step: int, rate: float, figures: OnDevice, *, loss_scale: LossScale | None) -> None:
+    def __init__(self, step: int, rate: float, figures: DeviceFigures, *, loss_scale: LossScale | None) -> None:
         """Queue copies of the figures to the host. `loss_scale` has the value that the step used."""
         self.step = step
         """Index of the step, counted from 0."""
@@ -104,7 +104,7 @@ class StepResult:
         self._arriving = _to_host(torch.stack([figure.double() for figure in (*figures, scale)]))
         self.end = Moment(scale.device)
         """Moment at which the device has finished the step."""
-        self._figures: _Figures | None = None
+        self._figures: _StepFigures | None = None
 
     def wait(self) -> "StepResult":
         """Wait until the device has finished the step. Raises `NonFiniteError` (see the class)."""
@@ -147,10 +147,10 @@ class StepResult:
             told.update(loss_scale=self.loss_scale, skipped=int(self.skipped))
         return told
 
-    def _look(self) -> _Figures:
+    def _look(self) -> _StepFigures:
         if self._figures is None:
             self.end.wait()
-            self._figures = _Figures(*self._arriving.tolist())
+            self._figures = _StepFigures(*self._arriving.tolist())
         figures = self._figures
         if figures.held and not self._scaled:
             raise NonFiniteError(self.step, figures)

@@ -1,5 +1,6 @@
-"""Conditions under which a run may resume from a checkpoint, and messages about changes in the resumed run: a jump in
-the learning rate, a different z-loss, and the beginning or end of a moving average of the weights.
+"""Choice of the checkpoint from which a run resumes, conditions under which the run may resume, and messages about
+changes in the resumed run: a jump in the learning rate, a different z-loss, and the beginning or end of a moving
+average of the weights.
 """
 
 import dataclasses
@@ -7,9 +8,18 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from crosscut.checkpoint import Folder, Manifest, Progress, holds_average, list_checkpoints, require_identity
+from crosscut.checkpoint import (
+    Folder,
+    GoodCheckpoint,
+    Manifest,
+    Progress,
+    holds_average,
+    latest_good_checkpoint,
+    list_checkpoints,
+    require_identity,
+)
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import (
     ConfigError,
@@ -19,8 +29,16 @@ from crosscut.config import (
     load_run,
 )
 from crosscut.config.data import Objective
+from crosscut.config.system.terminal import echo
 from crosscut.data import Tokens, folders_of
+from crosscut.training.in_memory import InMemory
 from crosscut.training.optimization.schedule import describe_jump
+from crosscut.training.spikes.record import drop_abandoned, is_abandoned
+
+Resume = bool | Literal["auto"]
+"""Whether to resume: `True` requires a checkpoint, `"auto"` resumes if there is a checkpoint and starts a new run if
+not.
+"""
 
 _BATCHES = ("batch_size", "initial_batch_size", "ramp_steps", "sequence_length", "seed", "document_mask")
 """Settings of `[training]` that determine the batches: the order of the data, and the tokens to which a token
@@ -60,6 +78,36 @@ def identity_of_settings(run: RunConfig) -> dict[str, Any]:
     return {**model, **batches, **masked, **others}
 
 
+def choose_checkpoint(
+    run: RunConfig, resume: Resume, memory: InMemory, *, option: str = "output.folder"
+) -> GoodCheckpoint | None:
+    """Return the checkpoint from which the run resumes; None for a new run. Checkpoints that the run abandoned in a
+    rollback are not used. If such checkpoints are on disk, they are removed. `option` names the setting of the run's
+    folder in messages.
+
+    Raises `CheckpointError` if all checkpoints are damaged, even with `resume="auto"`, because a new run would replace
+    them. Raises `ConfigError` if a new run's checkpoint folder already holds checkpoints.
+    """
+    if resume and (good := memory.good) and not is_abandoned(run, good.manifest.progress):
+        return good
+    found = list_checkpoints(run.checkpoints_folder)
+    if found and not resume:
+        mine = str(Path(run.output.folder))
+        name, place = ("checkpoint.folder", run.checkpoint.folder) if run.checkpoint.folder else (option, mine)
+        raise ConfigError(
+            f"`{name}` must name a new folder, but `{place}` already holds checkpoints of a run. Pass --resume to "
+            "continue that run, or choose another folder."
+        )
+    if resume is not True and not found:
+        return None
+    for name in drop_abandoned(run):
+        echo(
+            f"The checkpoint `{name}` is removed, because the run has rolled back to an earlier step after a spike.",
+            err=True,
+        )
+    return latest_good_checkpoint(run.checkpoints_folder)
+
+
 def require_resumable(run: RunConfig, checkpoint: Folder, identity: Mapping[str, Any], *, may_be_all: bool) -> Progress:
     """Return the progress of a checkpoint from which the run resumes. With `may_be_all`, the checkpoint may be the one
     of the last step.
@@ -77,21 +125,26 @@ def require_resumable(run: RunConfig, checkpoint: Folder, identity: Mapping[str,
 
 
 @contextmanager
-def newest_checkpoint_told(checkpoints: Iterable[str | Path], again: str) -> Iterator[None]:
+def naming_newest_checkpoint(checkpoints: Iterable[str | Path], again: str) -> Iterator[None]:
     """Add to a `RankFailure` inside the context that the run has checkpoints, and how it continues from the newest one.
     `checkpoints` are the folders of the checkpoints, and `again` is the command that resumes the run.
     """
     try:
         yield
     except RankFailure as failure:
-        found = [each[-1] for each in map(list_checkpoints, checkpoints) if each]
-        if not found:
+        newest = newest_checkpoint(checkpoints)
+        if newest is None:
             raise
-        newest = max(found, key=lambda folder: folder.path.stat().st_mtime if isinstance(folder, LocalFolder) else 0.0)
         step = int(newest.name.removeprefix("step-"))
         raise RankFailure(
             f"{failure}\nThe newest checkpoint is that of step {step:,}, `{newest}`. Continue from it with `{again}`."
         ) from None
+
+
+def newest_checkpoint(checkpoints: Iterable[str | Path]) -> Folder | None:
+    """Return the newest checkpoint in several folders, by the time at which it was written. None if there is none."""
+    found = [each[-1] for each in map(list_checkpoints, checkpoints) if each]
+    return max(found, key=lambda one: one.path.stat().st_mtime if isinstance(one, LocalFolder) else 0.0, default=None)
 
 
 def can_resume_after_hang(folder: Path, checkpoints: str | Path) -> bool:

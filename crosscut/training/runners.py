@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from crosscut.config.training import TrainingConfig
+from crosscut.config.training import Recompute, TrainingConfig
 from crosscut.kernels.deferral import Deferral
 from crosscut.kernels.products import DeferringProducts
 from crosscut.launch.heap import LEAN_BYTES, give_freed_tensors_back
@@ -37,7 +37,7 @@ def make_runners(
     runner = Runner(products=own if deferral is None else DeferringProducts(own, deferral))
     if compiler is not None:
         runner = replace(runner, layer=CompiledCode(compiler), compiler=compiler)
-    if training.recompute == "full" and device.type == "cpu":
+    if training.recompute == Recompute.FULL and device.type == "cpu":
         give_freed_tensors_back(LEAN_BYTES)
     host = HostActivations(device) if "activations" in training.offload else None
     recomputing = _recomputing(runner, training.recompute, streams=streams, host=host, compiler=compiler)
@@ -48,14 +48,14 @@ def _recomputing(
     runner: Runner, recompute: str, *, streams: RandomStreams, host: HostActivations | None, compiler: Compiler | None
 ) -> Runner:
     """Add recomputation to `runner`."""
-    if recompute == "full":  # compiled code cannot skip the layer's last product
+    if recompute == Recompute.FULL:  # compiled code cannot skip the layer's last product
         layer = Recomputed(streams, call=runner.layer, host=host)
         return replace(runner, layer=layer, skips_last_product=compiler is None)
-    if recompute == "selective" and compiler is None:  # compiled attention keeps no scores (checked at the start)
+    if recompute == Recompute.SELECTIVE and compiler is None:  # compiled attention keeps no scores (checked before)
         return replace(runner, core=Recomputed(streams))
-    if recompute == "operators" and compiler is not None:
+    if recompute == Recompute.OPERATORS and compiler is not None:
         return replace(runner, layer=CompiledCode(compiler, recomputes_operators=True), cheap=marked_cheap)
-    if recompute == "operators":
+    if recompute == Recompute.OPERATORS:
         outputs = CheapOutputs()
         return replace(runner, layer=outputs.layer, cheap=outputs.cheap)
     return runner

@@ -34,7 +34,7 @@ from crosscut.training.optimization.averaging import WeightAverage
 from crosscut.training.optimization.optimizer import make_optimizer, rules_of, set_learning_rate
 from crosscut.training.optimization.schedule import learning_rate
 from crosscut.training.precision import compute_dtype, muon_dtype, needs_loss_scale, parameter_dtype
-from crosscut.training.result import OnDevice, StepResult
+from crosscut.training.result import DeviceFigures, StepResult
 from crosscut.training.runners import make_runners
 from crosscut.training.speed.compilation import compiled_loss, make_compiler
 
@@ -176,7 +176,7 @@ class Trainer:
         self.optimizer.step()
         if self.average is not None:
             self.average.update(step)
-        result = StepResult(step, rate, OnDevice(loss, norm, held, measured.own), loss_scale=self.loss_scale)
+        result = StepResult(step, rate, DeviceFigures(loss, norm, held, measured.own), loss_scale=self.loss_scale)
         if self.loss_scale is not None:
             self.loss_scale.update(held)
         return result

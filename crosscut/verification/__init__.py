@@ -3,15 +3,15 @@ fails, the report names the first module that differs.
 """
 
 from crosscut.verification.module import verify_module
-from crosscut.verification.report import Check, First, Report, Row, print_report
+from crosscut.verification.report import CallRow, FirstDifference, LayoutReport, ReportCheck, print_report
 from crosscut.verification.run_proof import for_verification, scale_down, verify_on_mesh, verify_runs
 from crosscut.verification.scope import with_scope
 
 __all__ = [
-    "Check",
-    "First",
-    "Report",
-    "Row",
+    "CallRow",
+    "FirstDifference",
+    "LayoutReport",
+    "ReportCheck",
     "for_verification",
     "print_report",
     "scale_down",

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from crosscut.config.axes import Role, role_of
+from crosscut.config.axes import AxisRole, role_of
 from crosscut.parallel.context import join_zigzag
 
 
@@ -42,7 +42,7 @@ class Grid:
         firsts = (rank for rank in range(len(self.parts)) if rank // stride % size == 0)
         return [[rank + place * stride for place in range(size)] for rank in firsts]
 
-    def line(self, role: Role) -> list[Tensor]:
+    def line(self, role: AxisRole) -> list[Tensor]:
         """Return the parts along the axes with the role `role`, in the order of the ranks. On all other axes, only the
         ranks at position 0 are taken.
         """
@@ -89,9 +89,9 @@ def assemble_parameter(grid: Grid, cut_dim: int | None, like: Tensor) -> Assembl
     Returns None if the shapes do not fit. If a padding row is not zero, the result contains an infinite value, so that
     the comparison with the uncut tensor fails.
     """
-    how = {name: _Share(None, size) for name, size in grid.axes.items()}
+    how = {name: _AxisShare(None, size) for name, size in grid.axes.items()}
     if cut_dim is not None:
-        how |= {name: _Share(cut_dim, 1) for name in grid.axes if role_of(name) is Role.CUTS}
+        how |= {name: _AxisShare(cut_dim, 1) for name in grid.axes if role_of(name) is AxisRole.CUTS}
     assembled = _assemble(grid, how)
     whole = assembled.whole
     if cut_dim == 0 and whole.dim() and whole.shape[0] != like.shape[0]:
@@ -109,7 +109,7 @@ def _fit_rows(whole: Tensor, rows: int) -> Tensor:
     return torch.cat([kept, kept.new_zeros(rows - kept.shape[0], *kept.shape[1:])])
 
 
-class _Share(NamedTuple):
+class _AxisShare(NamedTuple):
     """Distribution of a tensor along one axis."""
 
     dim: int | None
@@ -118,7 +118,7 @@ class _Share(NamedTuple):
     """Number of adjacent ranks on the axis that hold the same part."""
 
 
-_Arrangement = Mapping[str, _Share]
+_Arrangement = Mapping[str, _AxisShare]
 """Possible distribution of a tensor over the ranks, by axis."""
 
 
@@ -148,7 +148,7 @@ def _summed_or_not(
     the parts may be summands, other grids have sums of the parts. If data ranks hold copies of an activation that is
     not a scalar, the parts of its gradient must be summands, so only sums are yielded.
     """
-    whole = [name for name, share in how.items() if role_of(name) is Role.TOKENS and share.dim is None]
+    whole = [name for name, share in how.items() if role_of(name) is AxisRole.TOKENS and share.dim is None]
     sums = is_gradient and bool(whole)
     if not sums or like.dim() == 0:
         yield grid, how
@@ -157,7 +157,7 @@ def _summed_or_not(
             grid, how = _summed(grid, name, how, len_of_group=grid.axes[name])
         yield grid, how
     for name, share in how.items():
-        if role_of(name) is Role.CUTS and is_gradient and share.group > 1 and (is_inside or share.dim is not None):
+        if role_of(name) is AxisRole.CUTS and is_gradient and share.group > 1 and (is_inside or share.dim is not None):
             yield _summed(grid, name, how, len_of_group=share.group)
 
 
@@ -165,7 +165,7 @@ def _summed(grid: Grid, axis: str, how: _Arrangement, *, len_of_group: int) -> t
     """Sum the parts of adjacent ranks along an axis."""
     groups = (ranks[i : i + len_of_group] for ranks in grid.groups(axis) for i in range(0, len(ranks), len_of_group))
     sums = [torch.stack([grid.parts[rank] for rank in group]).sum(0) for group in sorted(groups)]
-    return grid.reduced(axis, sums, grid.axes[axis] // len_of_group), {**how, axis: _Share(how[axis].dim, 1)}
+    return grid.reduced(axis, sums, grid.axes[axis] // len_of_group), {**how, axis: _AxisShare(how[axis].dim, 1)}
 
 
 def _arrangements(grid: Grid, like: Tensor) -> Iterator[_Arrangement]:
@@ -176,21 +176,21 @@ def _arrangements(grid: Grid, like: Tensor) -> Iterator[_Arrangement]:
     choices = [None, *range(len(shape))]
     for dims in product(*(choices if size > 1 else [None] for size in grid.axes.values())):
         sizes = list(shape)
-        how: dict[str, _Share] = {}
+        how: dict[str, _AxisShare] = {}
         for (name, num_ranks), dim in zip(grid.axes.items(), dims, strict=True):
             group = num_ranks
-            if dim is not None and role_of(name) is not Role.CUTS:
+            if dim is not None and role_of(name) is not AxisRole.CUTS:
                 group = 1
             elif dim is not None and like.shape[dim]:
                 group = max(sizes[dim] * num_ranks // like.shape[dim], 1)
             if dim is not None:
                 sizes[dim] = sizes[dim] * num_ranks // group
-            how[name] = _Share(dim, group)
+            how[name] = _AxisShare(dim, group)
         if sizes == list(like.shape) and all(_is_possible(how[name], size) for name, size in grid.axes.items()):
             yield how
 
 
-def _is_possible(share: _Share, num_ranks: int) -> bool:
+def _is_possible(share: _AxisShare, num_ranks: int) -> bool:
     return num_ranks % share.group == 0 and (share.dim is None) == (share.group == num_ranks)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.parallel.state.parameters import local_part
 from crosscut.verification.comparison import relative_difference
-from crosscut.verification.report import AVERAGE, Check
+from crosscut.verification.report import AVERAGE, ReportCheck
 
 _ROUNDINGS = 16
 """Allowed difference from the formula, as a multiple of the machine epsilon of the parameters' type. Each element takes
@@ -28,7 +28,7 @@ def parts_of(model: nn.Module) -> dict[str, Tensor]:
 
 def compare_average(
     average: Mapping[str, Tensor], *, before: Mapping[str, Tensor], after: Mapping[str, Tensor], decay: float
-) -> list[Check]:
+) -> list[ReportCheck]:
     """Check the average after step 0. `before` and `after` are this rank's parts of the parameters before and after the
     step (`parts_of`), and `decay` is `optimizer.ema_decay`. Every rank must call this function. The list has one check
     on the first rank and is empty on the others.
@@ -44,4 +44,5 @@ def compare_average(
     if every is None:
         return []
     difference, worst = max(every)
-    return [Check(AVERAGE, difference, difference <= allowed, f"decay {first:g} in the first step; largest at {worst}")]
+    told = f"decay {first:g} in the first step; largest at {worst}"
+    return [ReportCheck(AVERAGE, difference, difference <= allowed, told)]

@@ -14,7 +14,7 @@ from crosscut.data.mixture import BLOCK_SAMPLES, MixedSampler, shares_of
 from crosscut.data.shards.writing import INDEX_DTYPE
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import gather_to_first
-from crosscut.verification.report import MIXTURE, Check
+from crosscut.verification.report import MIXTURE, ReportCheck
 
 _LENGTH = 4
 """Number of tokens per sample."""
@@ -22,7 +22,7 @@ _SAMPLES_AT_ONCE = 64
 """Number of samples per batch on one data rank."""
 
 
-def compare_mixture(weights: Sequence[float], mesh: ParallelMesh, *, seed: int) -> list[Check]:
+def compare_mixture(weights: Sequence[float], mesh: ParallelMesh, *, seed: int) -> list[ReportCheck]:
     """Check that folders with these weights get their shares of the samples. Every rank must call this function. The
     list has one check on the first rank and is empty on the others.
 
@@ -46,7 +46,7 @@ def compare_mixture(weights: Sequence[float], mesh: ParallelMesh, *, seed: int) 
     is_sliced = np.array_equal(batches, whole)
     told = f"shares {_listed(found.tolist())}; `data.mixture` asks for {_listed(shares)}"
     told += "" if is_sliced else "; the batches of all data ranks together are not the batch of a single rank"
-    return [Check(MIXTURE, float(difference), is_sliced and difference <= 2 / BLOCK_SAMPLES, told)]
+    return [ReportCheck(MIXTURE, float(difference), is_sliced and difference <= 2 / BLOCK_SAMPLES, told)]
 
 
 def _listed(shares: Sequence[float]) -> str:

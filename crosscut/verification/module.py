@@ -13,7 +13,7 @@ from crosscut.parallel import ParallelMesh, clip_gradients_, global_gradient_nor
 from crosscut.parallel.collectives import all_reduce
 from crosscut.parallel.mesh import layout_of
 from crosscut.verification.proof import Claim, prove
-from crosscut.verification.report import Report
+from crosscut.verification.report import LayoutReport
 
 
 def verify_module(
@@ -22,7 +22,7 @@ def verify_module(
     mesh: ParallelMesh,
     *,
     name: str = "model",
-) -> Report:
+) -> LayoutReport:
     """Compare a training step of your own model on `mesh` with the same step on one rank. Every rank must call this
     function, and every rank gets the report.
 

@@ -17,11 +17,13 @@ from crosscut.parallel import ParallelMesh, make_lone_mesh
 from crosscut.parallel.collectives import gather_to_first, share_from_first
 from crosscut.parallel.mesh import layout_of
 from crosscut.training.speed.compilation import compiled_modules, uncompiled
-from crosscut.verification.comparison import Comparison
-from crosscut.verification.dropout.draw_rules import Disagreement, first_disagreement, first_other_start
-from crosscut.verification.dropout.draws import Draw, Drawn, draws_of
+from crosscut.verification.comparison import StepComparison
+from crosscut.verification.dropout.draw_rules import DrawDisagreement, first_disagreement, first_other_start
+from crosscut.verification.dropout.draws import Drawn, DropoutDraw, draws_of
 from crosscut.verification.dropout.dropping import drop_by_value
-from crosscut.verification.recording import Recording, Step, record
+from crosscut.verification.judging.differences import Differences
+from crosscut.verification.judging.judgement import StepJudgement
+from crosscut.verification.recording import RecordedStep, Recording, record
 from crosscut.verification.report import (
     AVERAGE,
     AVERAGES,
@@ -29,15 +31,16 @@ from crosscut.verification.report import (
     DRAWS,
     MIXTURE,
     ROUNDING,
-    Check,
-    First,
-    Report,
+    FirstDifference,
+    LayoutReport,
+    ReportCheck,
+    StepPhase,
 )
 from crosscut.verification.tolerance import Bounds, num_layers_of, num_summands_of, rounding_of, tolerance_of
 
 _T = TypeVar("_T")
 
-MakeStep = Callable[[ParallelMesh], Step]
+MakeStep = Callable[[ParallelMesh], RecordedStep]
 """Function that builds the model on a mesh, with weights that do not depend on the layout. Returns the training step on
 this data rank's part of a batch.
 """
@@ -59,7 +62,7 @@ class Claim:
     """Builds the step of the uncut model in the parameters' type; None if products and activations already have this
     type. A comparison with this step shows how much the uncut step is rounded.
     """
-    extra_checks: Callable[[Step, float], list[Check]] = lambda _step, _tolerance: []
+    extra_checks: Callable[[RecordedStep, float], list[ReportCheck]] = lambda _step, _tolerance: []
     """Returns further checks of the step on the cut model, after the step has run. Called on every rank, with the
     allowed relative difference.
     """
@@ -86,7 +89,7 @@ class Claim:
     """Type of the factors in matrix products; None means the activations' type."""
 
 
-def prove(claim: Claim, mesh: ParallelMesh) -> Report:
+def prove(claim: Claim, mesh: ParallelMesh) -> LayoutReport:
     """Compare the step on `mesh` with the same step on one rank. Every rank must call this function, and every rank
     gets the same report.
 
@@ -104,39 +107,39 @@ def prove(claim: Claim, mesh: ParallelMesh) -> Report:
         uncut = uncut._replace(recording=_in_form(uncut.recording.with_wholes(compiled_modules(step.model)), mesh))
     cut = _in_form(cut, mesh, has_loss=mesh.pipeline is None or mesh.pipeline.rank == mesh.pipeline.size - 1)
     dtype = claim.compute_dtype or next(step.model.parameters()).dtype
-    comparison = _comparison(claim, step.model, mesh, cut=cut, uncut=uncut)
-    outcome = _attempt(comparison.run)
+    differences = Differences(_shared_bounds(claim, step.model, mesh, uncut), claim.amplification)
+    exact = None if claim.make_exact is None else _exact(claim.make_exact, mesh)
+    reference = None if uncut is None else uncut.recording
+    outcome = _attempt(StepComparison(cut, reference, mesh, differences=differences, exact=exact).run)
     every = gather_to_first(drawn)
-    further = claim.extra_checks(step, comparison.tolerance)
+    further = claim.extra_checks(step, differences.bounds.tolerance)
 
-    def report() -> Report:
+    def report() -> LayoutReport:
         assert uncut is not None and every is not None
-        judged, told = _judge_draws(every, uncut.drawn, mesh)
-        checks = (*comparison.checks(), judged, *further, *comparison.rounding())
-        return _report(claim, comparison, dtype, checks=checks, told=told, seconds=time.perf_counter() - start)
+        judged, draw = _judge_draws(every, uncut.drawn, mesh)
+        judgement = StepJudgement(differences, uncut.recording)
+        checks = (*judgement.checks(cut.norm), judged, *further, *judgement.rounding(exact))
+        return _report(claim, judgement, dtype, checks=checks, draw=draw, seconds=time.perf_counter() - start)
 
     shared = share_from_first(outcome if uncut is None or outcome is not None else _attempt(report))
     if isinstance(shared, Exception):
         raise shared
-    assert isinstance(shared, Report)
+    assert isinstance(shared, LayoutReport)
     return shared
 
 
-def _comparison(
-    claim: Claim, model: nn.Module, mesh: ParallelMesh, *, cut: Recording, uncut: "_Uncut | None"
-) -> Comparison:
-    """Make the comparison of the recorded steps, with the exact step if the claim has one. `model` is the cut model,
-    and `uncut` is None on all ranks except the first. Every rank must call this function.
+def _shared_bounds(claim: Claim, model: nn.Module, mesh: ParallelMesh, uncut: "_Uncut | None") -> Bounds:
+    """Return the bounds of rounding on every rank. `model` is the cut model, and `uncut` is None on all ranks except
+    the first. Every rank must call this function.
     """
-    dtype = claim.compute_dtype or next(model.parameters()).dtype
-    reference = None if uncut is None else uncut.recording
-    products = claim.product_dtype or dtype
-    whole = model if uncut is None or mesh.pipeline is None else uncut.model
-    bounds = share_from_first(None if reference is None else _bounds(whole, reference, dtype, products))
-    assert bounds is not None
-    exact = None if claim.make_exact is None else _exact(claim.make_exact, mesh)
-    exact = None if exact is None else _in_form(exact, mesh)
-    return Comparison(cut, reference, mesh, bounds=bounds, exact=exact, amplification=claim.amplification)
+    bounds = None
+    if uncut is not None:
+        dtype = claim.compute_dtype or next(model.parameters()).dtype
+        whole = model if mesh.pipeline is None else uncut.model
+        bounds = _bounds(whole, uncut.recording, dtype, claim.product_dtype or dtype)
+    shared = share_from_first(bounds)
+    assert isinstance(shared, Bounds)
+    return shared
 
 
 def _attempt(function: Callable[[], _T]) -> _T | Exception:
@@ -149,23 +152,23 @@ def _attempt(function: Callable[[], _T]) -> _T | Exception:
 
 def _report(
     claim: Claim,
-    comparison: Comparison,
+    judgement: StepJudgement,
     dtype: torch.dtype,
     *,
-    checks: tuple[Check, ...],
-    told: First | None,
+    checks: tuple[ReportCheck, ...],
+    draw: FirstDifference | None,
     seconds: float,
-) -> Report:
-    """Make the report on the first rank. `told` is the first module whose random draws are wrong."""
-    return Report(
+) -> LayoutReport:
+    """Make the report on the first rank. `draw` is the first module whose random draws are wrong."""
+    return LayoutReport(
         layout=claim.layout,
         model=claim.model,
         precision=claim.precision or str(dtype).removeprefix("torch."),
-        tolerance=comparison.tolerance,
-        largest_tolerance=comparison.largest_allowed,
-        rows=tuple(comparison.rows()),
+        tolerance=judgement.differences.bounds.tolerance,
+        largest_tolerance=judgement.differences.largest_allowed,
+        rows=tuple(judgement.rows()),
         checks=checks,
-        first=_first_of(comparison.first(), told) or _first_failed(checks),
+        first=_first_of(judgement.first(), draw) or _first_failed(checks),
         seconds=seconds,
     )
 
@@ -201,10 +204,10 @@ def _exact(make_exact: MakeStep, mesh: ParallelMesh) -> Recording | None:
         return None
     step = make_exact(alone)
     step.model.eval()
-    return record(step)
+    return _in_form(record(step), mesh)
 
 
-def _take(step: Step, *, drops: bool) -> tuple[Drawn, Recording]:
+def _take(step: RecordedStep, *, drops: bool) -> tuple[Drawn, Recording]:
     """Run the step twice: with dropout to list its random draws, and with the same elements dropped on all layouts, or
     none, to record it.
     """
@@ -225,7 +228,7 @@ def _bounds(model: nn.Module, uncut: Recording, dtype: torch.dtype, product_dtyp
     return Bounds(tolerance_of(dtype, **size), rounding_of(product_dtype, **size))
 
 
-def _judge_draws(every: list[Drawn], uncut: Drawn, mesh: ParallelMesh) -> tuple[Check, First | None]:
+def _judge_draws(every: list[Drawn], uncut: Drawn, mesh: ParallelMesh) -> tuple[ReportCheck, FirstDifference | None]:
     """Check that the cut model makes the same random draws as the uncut model, and that the draws of both models follow
     the rules in `draw_rules`. `every` has the draws of each rank.
     """
@@ -238,15 +241,15 @@ def _judge_draws(every: list[Drawn], uncut: Drawn, mesh: ParallelMesh) -> tuple[
     )
     other = other or first_disagreement([uncut], Layout()) or first_other_start(every, uncut, layout)
     if other is not None:
-        first = First(other.module, other.direction, other.told, other.micro_batch)
-        return Check(DRAWS, None, False, f"{first.place}: {other.told}"), first
+        first = FirstDifference(other.module, other.direction, other.told, other.micro_batch)
+        return ReportCheck(DRAWS, None, False, f"{first.place}: {other.told}"), first
     unseen = sum(not draw.dropped for draw in cut)
     told = f"{len(cut)} draws on each rank" if cut else "the model has no dropout"
     more = f", {unseen} of them not checked, because the dropped tensor could not be found" if unseen else ""
-    return Check(DRAWS, None, True, told + more), None
+    return ReportCheck(DRAWS, None, True, told + more), None
 
 
-def _first_other_draw(cut: list[Draw], uncut: list[Draw], *, is_staged: bool) -> Disagreement | None:
+def _first_other_draw(cut: list[DropoutDraw], uncut: list[DropoutDraw], *, is_staged: bool) -> DrawDisagreement | None:
     """Find the first draw that only one of the models makes, or that is made by different operators. The schedule of a
     pipeline runs the layers in a different order than the uncut model does, so the draws of a pipeline are sorted by
     module.
@@ -259,7 +262,7 @@ def _first_other_draw(cut: list[Draw], uncut: list[Draw], *, is_staged: bool) ->
                 "The cut model does not apply dropout in the same modules with the same probabilities as the uncut "
                 "model: check which modules apply dropout, and their probabilities."
             )
-            return Disagreement((mine or other).module, cause)
+            return DrawDisagreement((mine or other).module, cause)
     return None
 
 
@@ -303,16 +306,17 @@ _CHECK_CAUSES = {
 }
 
 
-def _first_of(difference: First | None, draw: First | None) -> First | None:
+def _first_of(difference: FirstDifference | None, draw: FirstDifference | None) -> FirstDifference | None:
     """Return the first difference of numbers or, if there is none, the first wrong draw. A wrong draw of a
     recomputation explains wrong gradients, and comes before them.
     """
-    if draw is not None and draw.direction == "backward" and (difference is None or difference.direction == "backward"):
-        return draw
-    return difference or draw
+    comes_first = difference is None or difference.direction is StepPhase.BACKWARD
+    return draw if draw is not None and draw.direction is StepPhase.BACKWARD and comes_first else difference or draw
 
 
-def _first_failed(checks: tuple[Check, ...]) -> First | None:
+def _first_failed(checks: tuple[ReportCheck, ...]) -> FirstDifference | None:
     """Return the first failed check. Rounding comes last: if only rounding fails, the layout need not be the cause."""
     failed = next((check for check in checks if not check.same), None)
-    return None if failed is None else First(failed.name, "step", _CHECK_CAUSES.get(failed.name, failed.told))
+    if failed is None:
+        return None
+    return FirstDifference(failed.name, StepPhase.STEP, _CHECK_CAUSES.get(failed.name, failed.told))

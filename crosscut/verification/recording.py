@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from crosscut.model import GPT
 from crosscut.parallel import ParallelMesh
@@ -66,12 +68,37 @@ def micro_batch_of(name: str) -> int:
     return int(name.partition(IN_MICRO_BATCH)[2] or 1)
 
 
-class Kept(NamedTuple):
+class ParameterShard(NamedTuple):
     """This rank's shard of a parameter, or of a parameter's gradient."""
 
     tensor: Tensor
     cut_dim: int | None
     """Dimension that is sharded over the tensor axis; None if the parameter is replicated."""
+
+
+Recorded = Tensor | ParameterShard
+"""Tensor of a recording: an activation, a gradient of one, or this rank's shard of a parameter."""
+
+
+def tensor_of(recorded: Recorded) -> Tensor:
+    """Return the tensor itself, without the dimension in which it is sharded."""
+    return recorded.tensor if isinstance(recorded, ParameterShard) else recorded
+
+
+class TensorKind(StrEnum):
+    """Kinds of recorded tensors, in the order in which they are compared."""
+
+    OUTPUT = "output"
+    RETURNED = "returned"
+    GRADIENT = "gradient"
+    CLIPPED = "clipped"
+    PARAMETER = "parameter"
+    AVERAGE = "average"
+
+    @property
+    def of(self) -> str:
+        """Words before the name of a tensor of this kind."""
+        return "gradient returned by" if self is TensorKind.RETURNED else f"{self} of"
 
 
 @dataclass
@@ -96,20 +123,32 @@ class Recording:
     that the calling module's own code uses, and the gradients that arrive at the outputs of the whole model's parts
     (`RECEIVED`). The entries are in the order of the backward pass, innermost modules first.
     """
-    gradients: dict[str, Kept] = field(default_factory=dict)
+    gradients: dict[str, ParameterShard] = field(default_factory=dict)
     """Gradient of each parameter, after the reduction over all axes."""
-    clipped: dict[str, Kept] = field(default_factory=dict)
+    clipped: dict[str, ParameterShard] = field(default_factory=dict)
     """Gradients that the optimizer received."""
-    parameters: dict[str, Kept] = field(default_factory=dict)
+    parameters: dict[str, ParameterShard] = field(default_factory=dict)
     """Parameters after the optimizer's step."""
     firsts: dict[str, str] = field(default_factory=dict)
     """For calls with several outputs, maps the name of the first output to the name that it would have as the only
     output.
     """
-    averages: dict[str, Kept] = field(default_factory=dict)
+    averages: dict[str, ParameterShard] = field(default_factory=dict)
     """Moving averages of the parameters after the step, keyed by the parameter's name; empty if the step keeps no
     averages.
     """
+
+    def tensors(self, kind: TensorKind) -> Mapping[str, Recorded]:
+        """Return the tensors of a kind, keyed by their names."""
+        kinds: dict[TensorKind, Mapping[str, Recorded]] = {
+            TensorKind.OUTPUT: self.outputs,
+            TensorKind.RETURNED: self.returned,
+            TensorKind.GRADIENT: self.gradients,
+            TensorKind.CLIPPED: self.clipped,
+            TensorKind.PARAMETER: self.parameters,
+            TensorKind.AVERAGE: self.averages,
+        }
+        return kinds[kind]
 
     def with_wholes(self, modules: Sequence[str]) -> "Recording":
         """Return a copy without the tensors from inside `modules`. The inputs and outputs of these modules are kept."""
@@ -145,7 +184,7 @@ class Recording:
         return module_of(call_of(name)) == self.root
 
 
-class Step(Protocol):
+class RecordedStep(Protocol):
     """Training step in two halves, `accumulate` and `update`. Gradients are recorded between the two halves."""
 
     @property
@@ -171,7 +210,7 @@ class Step(Protocol):
         """
 
 
-def record(step: Step) -> Recording:
+def record(step: RecordedStep) -> Recording:
     """Run the step and record it. Every rank of the step's mesh must call this function."""
     recording = Recording(root=display_name(step.model))
     with _watched(step.model, recording):
@@ -179,17 +218,17 @@ def record(step: Step) -> Recording:
     recording.gradients = gradients_of(step.model)
     recording.loss, recording.norm = step.update(loss.detach())
     recording.clipped = gradients_of(step.model)
-    recording.parameters = {name: Kept(_copy(p), cut_dim(p)) for name, p in step.model.named_parameters()}
-    recording.averages = {name: Kept(_copy(each), cut_dim(each)) for name, each in step.averages.items()}
+    recording.parameters = {name: ParameterShard(_copy(p), cut_dim(p)) for name, p in step.model.named_parameters()}
+    recording.averages = {name: ParameterShard(_copy(each), cut_dim(each)) for name, each in step.averages.items()}
     return recording
 
 
-def gradients_of(model: nn.Module) -> dict[str, Kept]:
+def gradients_of(model: nn.Module) -> dict[str, ParameterShard]:
     """Copy all gradients, keyed by the parameter's name. A missing gradient counts as zeros."""
     kept = {}
     for name, parameter in model.named_parameters():
         gradient = torch.zeros_like(_copy(parameter)) if parameter.grad is None else _copy(parameter.grad)
-        kept[name] = Kept(gradient, cut_dim(parameter))
+        kept[name] = ParameterShard(gradient, cut_dim(parameter))
     return kept
 
 
@@ -204,7 +243,7 @@ def _copy(tensor: Tensor) -> Tensor:
 def _watched(model: nn.Module, recording: Recording) -> Iterator[None]:
     """Context that records outputs and returned gradients of all calls. A compiled module is recorded as a whole."""
     micro_batches = MicroBatches(model)
-    watch = _Watch(recording, micro_batches)
+    watch = _StepWatcher(recording, micro_batches)
     handles = []
     insides = tuple(f"{name}." for name in compiled_modules(model))
     for name, module in model.named_modules():
@@ -238,7 +277,7 @@ class MicroBatches:
         """Number of the micro-batch whose forward pass runs, or was the last to run."""
         self._model = model
         self._calls: Counter[object] = Counter()
-        self._hook: Any = None
+        self._hook: RemovableHandle | None = None
 
     def __enter__(self) -> Self:
         if isinstance(self._model, GPT):
@@ -249,13 +288,13 @@ class MicroBatches:
         if self._hook is not None:
             self._hook.remove()
 
-    def _count(self, _: nn.Module, __: tuple[Any, ...], how: dict[str, Any]) -> None:
+    def _count(self, _: nn.Module, __: tuple[object, ...], how: dict[str, Any]) -> None:
         stage = how["stage_input"].stage if how.get("stage_input") else None
         self._calls[stage] += 1
         self.current = self._calls[stage]
 
 
-class _Watch:
+class _StepWatcher:
     """Watcher of one step: gives each module call a name and follows tensors between the calls. Recomputation in the
     backward pass does not count as a call.
     """
@@ -271,7 +310,7 @@ class _Watch:
         """
         self._entering: _Followed | None = None
 
-    def enter(self, name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def enter(self, name: str, _: nn.Module, inputs: tuple[object, ...]) -> None:
         if is_recomputing():
             return
         self._num_calls[self._name(name)] += 1
@@ -288,7 +327,7 @@ class _Watch:
             if len(self._running) == 2:
                 self.recording.outputs[self._name(f"{call}{ARRIVED}")] = self._copied(self._entering, inputs[0])
 
-    def entered(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def entered(self, _: nn.Module, inputs: tuple[object, ...]) -> None:
         """Treat a replaced input as the module's input. If the module is sharded, a hook replaces the module's input
         after `enter` has run. This function runs after that hook.
         """
@@ -300,13 +339,14 @@ class _Watch:
             self._followed[id(inputs[0])] = self._entering
             self._held.append(inputs[0])
 
-    def leave(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+    def leave(self, _: nn.Module, __: tuple[object, ...], output: object) -> None:
         if is_recomputing():
             return
         call = self._running.pop()
         inside = f"{self._running[-1] if self._running else LOSS}{INSIDE}output of "
-        several = isinstance(output, tuple | list)
-        for i, tensor in enumerate(output if several else [output]):
+        outputs = output if isinstance(output, tuple | list) else [output]
+        several = outputs is output
+        for i, tensor in enumerate(outputs):
             if not isinstance(tensor, Tensor):
                 continue
             name = f"{call}[{i}]" if several else call

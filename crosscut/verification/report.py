@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from enum import StrEnum
 
 from rich.console import Group
 from rich.table import Table
@@ -33,7 +33,7 @@ wrong in the same way.
 
 
 @dataclass(frozen=True)
-class Row:
+class CallRow:
     """Result for one call of a module."""
 
     module: str
@@ -48,7 +48,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Check:
+class ReportCheck:
     """Result of a check of the whole model, such as the loss or the collectives."""
 
     name: str
@@ -60,14 +60,22 @@ class Check:
     """Explanation for the report."""
 
 
+class StepPhase(StrEnum):
+    """Parts of a training step: the two passes, and everything after them."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    STEP = "step"
+
+
 @dataclass(frozen=True)
-class First:
+class FirstDifference:
     """Place of the first difference."""
 
     module: str
-    """Name of the module, or of the failed check if `direction` is `step`."""
-    direction: str
-    """`forward`, `backward`, or `step` for everything after the backward pass."""
+    """Name of the module, or of the failed check if `direction` is `StepPhase.STEP`."""
+    direction: StepPhase
+    """Part of the step with the difference."""
     cause: str
     """Likely cause of the difference."""
     micro_batch: int = 1
@@ -80,7 +88,7 @@ class First:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class LayoutReport:
     """Verdict on one layout."""
 
     layout: str
@@ -92,9 +100,9 @@ class Report:
     """Allowed relative difference of the tensor with the most rounding: `ROUNDINGS` times the tensor's rounding, or
     `tolerance` if that is larger.
     """
-    rows: tuple[Row, ...]
-    checks: tuple[Check, ...]
-    first: First | None
+    rows: tuple[CallRow, ...]
+    checks: tuple[ReportCheck, ...]
+    first: FirstDifference | None
     seconds: float
     included: tuple[str, ...] = ()
     """Options of the run, besides the layout, that the verified step used."""
@@ -106,12 +114,12 @@ class Report:
         """Whether the cut model equals the uncut model."""
         return self.first is None and all(row.same for row in self.rows) and all(check.same for check in self.checks)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the whole report as plain values for JSON."""
         return {"same": self.same, **dataclasses.asdict(self)}
 
 
-def print_report(report: Report) -> None:
+def print_report(report: LayoutReport) -> None:
     """Print the table of modules, the checks and the verdict."""
     console = new_console()
     title = f"{report.model} on {report.layout}, {report.precision}"
@@ -139,7 +147,7 @@ def print_report(report: Report) -> None:
     )
 
 
-def _conclusion(report: Report) -> Text:
+def _conclusion(report: LayoutReport) -> Text:
     more = "" if report.largest_tolerance == report.tolerance else f", up to {report.largest_tolerance:.1e} by rounding"
     told = (
         f"differences are relative to the largest element; tolerance {report.tolerance:.1e}{more}; took "
@@ -149,7 +157,7 @@ def _conclusion(report: Report) -> Text:
         return Text.assemble((f"{report.layout} equals the uncut model", "bold green"), f" ({told}).")
     assert report.first is not None
     verdict = "is NOT PROVEN to equal" if report.first.module in ROUNDING else "DIFFERS from"
-    is_check = report.first.direction == "step"
+    is_check = report.first.direction is StepPhase.STEP
     where = "The failed check is " if is_check else f"The first difference is in the {report.first.direction} pass of "
     return Text.assemble(
         (f"{report.layout} {verdict} the uncut model", "bold red"),

@@ -43,8 +43,8 @@ from crosscut.verification.batches.packing import compare_documents
 from crosscut.verification.mixing import compare_mixture
 from crosscut.verification.module import CLIP_NORM, LEARNING_RATE
 from crosscut.verification.proof import Claim, prove
-from crosscut.verification.recording import Step
-from crosscut.verification.report import AVERAGE, AVERAGES, DRAWS, ROUNDING, Check, Report
+from crosscut.verification.recording import RecordedStep
+from crosscut.verification.report import AVERAGE, AVERAGES, DRAWS, ROUNDING, LayoutReport, ReportCheck
 from crosscut.verification.scope import COMPILED
 
 SEQUENCES_PER_DATA_RANK = 2
@@ -154,7 +154,7 @@ def _optimizer_for_verification(optimizer: OptimizerConfig, num_parameters: int)
     )
 
 
-def verify_runs(runs: Sequence[RunConfig]) -> list[Report]:
+def verify_runs(runs: Sequence[RunConfig]) -> list[LayoutReport]:
     """Verify the runs one after the other, with a progress line on a terminal. Each run must be a result of
     `for_verification`.
 
@@ -191,19 +191,19 @@ def _shown(runs: Sequence[RunConfig]) -> Iterator[RunConfig]:
             bar.advance(task)
 
 
-def _verify_alone(ranks: Ranks, run: RunConfig) -> Report:
+def _verify_alone(ranks: Ranks, run: RunConfig) -> LayoutReport:
     return in_ranks(ranks, _verify, prepare=lambda: run)
 
 
-def _verify_all(runs: Sequence[RunConfig], device: torch.device) -> list[Report]:
+def _verify_all(runs: Sequence[RunConfig], device: torch.device) -> list[LayoutReport]:
     return [_verify(run, device) for run in _shown(runs)]
 
 
-def _verify(run: RunConfig, device: torch.device) -> Report:
+def _verify(run: RunConfig, device: torch.device) -> LayoutReport:
     return verify_on_mesh(run, make_mesh(run.layout, device))
 
 
-def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
+def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> LayoutReport:
     """Verify a run on existing ranks. The run must be a result of `for_verification`. Every rank must call this
     function, and every rank gets the report.
     """
@@ -213,7 +213,7 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
     claim = Claim(
         make_step=lambda on: _RunStep(run, on),
         make_uncut=lambda on: _RunStep(_plain(run), on),
-        drops=run.training.precision == "float64" and model.dropout > 0,
+        drops=run.training.precision is Precision.FLOAT64 and model.dropout > 0,
         layout=told_layout(run),
         model=f"{model.family}, {count_parameters(model):,} parameters ({shape})",
         precision=run.training.precision,
@@ -244,7 +244,7 @@ def told_layout(run: RunConfig) -> str:
     return ", ".join([str(layout), *more])
 
 
-def _other_suspects(run: RunConfig, report: Report) -> str:
+def _other_suspects(run: RunConfig, report: LayoutReport) -> str:
     """Return settings that a user can try in order to rule out compilation and recomputation as the cause of failed
     checks. Empty if the run uses neither, or if the failed checks do not depend on what the layers compute.
     """
@@ -252,7 +252,7 @@ def _other_suspects(run: RunConfig, report: Report) -> str:
     if failed and failed <= {DRAWS, AVERAGE, AVERAGES, *ROUNDING} and all(row.same for row in report.rows):
         return ""
     found = ['training.compile="off"'] if any(check.name == COMPILED for check in report.checks) else []
-    if run.training.recompute != "none":
+    if run.training.recompute is not Recompute.NONE:
         found.append('training.recompute="none"')
     return " and ".join(found)
 
@@ -267,7 +267,7 @@ def _plain(run: RunConfig) -> RunConfig:
     return dataclasses.replace(run, training=plain)
 
 
-def _make_exact(run: RunConfig) -> Callable[[ParallelMesh], Step] | None:
+def _make_exact(run: RunConfig) -> Callable[[ParallelMesh], RecordedStep] | None:
     """Return a function that makes the step in the parameters' type with the same weights; None if the run's precision
     already has this type.
     """
@@ -277,7 +277,7 @@ def _make_exact(run: RunConfig) -> Callable[[ParallelMesh], Step] | None:
     plain = _plain(run)
     exact = dataclasses.replace(plain, training=dataclasses.replace(plain.training, precision=Precision(precision)))
 
-    def make(mesh: ParallelMesh) -> Step:
+    def make(mesh: ParallelMesh) -> RecordedStep:
         # Scale the loss as in the run, so that the returned gradients are comparable.
         return _RunStep(exact, mesh, scales_loss=needs_loss_scale(run.training.precision))
 
@@ -355,7 +355,7 @@ def zero_matrices(run: RunConfig) -> set[str]:
     return {parameter.name for parameter in describe(run.model).parameters() if parameter.role in roles}
 
 
-def _further_checks(step: Step, tolerance: float) -> list[Check]:
+def _further_checks(step: RecordedStep, tolerance: float) -> list[ReportCheck]:
     assert isinstance(step, _RunStep)
     checks = [*_compare_collectives(step), *_tell_compiled(step)]
     if step.run.training.document_mask and step.run.layout.stages_per_rank == 1:
@@ -368,7 +368,7 @@ def _further_checks(step: Step, tolerance: float) -> list[Check]:
     return checks
 
 
-def _compare_collectives(step: Step) -> list[Check]:
+def _compare_collectives(step: RecordedStep) -> list[ReportCheck]:
     """Check that every rank sent exactly the messages that the planner counts for the step."""
     assert isinstance(step, _RunStep)
     layout, compiled = step.run.layout, bool(compiled_modules(step.model))
@@ -377,13 +377,12 @@ def _compare_collectives(step: Step) -> list[Check]:
     for rank, sent in enumerate(every or []):
         planned = of_ranks[layout.place_of(rank)["pipeline"]]
         if sent != planned:
-            wrong = [_told(sent - planned, "more"), _told(planned - sent, "fewer")]
-            return [
-                Check("collectives", None, False, f"rank {rank} sent {' and '.join(filter(None, wrong))} than planned")
-            ]
+            wrong = filter(None, [_told(sent - planned, "more"), _told(planned - sent, "fewer")])
+            told = f"rank {rank} sent {' and '.join(wrong)} than planned"
+            return [ReportCheck("collectives", None, False, told)]
     totals = sorted({planned.total() for planned in of_ranks})
     number = f"{totals[0]} to {totals[-1]}" if len(totals) > 1 else str(totals[0])
-    return [Check("collectives", None, True, f"{number} on each rank, as planned")]
+    return [ReportCheck("collectives", None, True, f"{number} on each rank, as planned")]
 
 
 def _planned(run: RunConfig, pipeline_rank: int, *, compiled: bool) -> Counter[tuple[str, str, int]]:
@@ -396,10 +395,10 @@ def _planned(run: RunConfig, pipeline_rank: int, *, compiled: bool) -> Counter[t
     return planned
 
 
-def _tell_compiled(step: Step) -> list[Check]:
+def _tell_compiled(step: RecordedStep) -> list[ReportCheck]:
     """Return a check that says how compiled layers were compared; empty if no layer was compiled."""
     num_compiled = len(compiled_modules(step.model))
-    return [Check(COMPILED, None, True, f"{num_compiled}, each compared as a whole")] if num_compiled else []
+    return [ReportCheck(COMPILED, None, True, f"{num_compiled}, each compared as a whole")] if num_compiled else []
 
 
 def _told(collectives: Counter[tuple[str, str, int]], word: str) -> str:

@@ -6,15 +6,16 @@ from collections.abc import Iterator
 from crosscut.config import RunConfig
 from crosscut.config.checks import listed
 from crosscut.config.optimizer import MatrixOptimizer, ParameterGroup
-from crosscut.config.precision import precision_on
+from crosscut.config.precision import Precision, precision_on
+from crosscut.config.training import Device
 from crosscut.planner.activations import num_recomputed_layers
-from crosscut.verification.report import Report
+from crosscut.verification.report import LayoutReport
 
 COMPILED = "compiled layers"
 """Name of the check for compiled layers. A report has this check only if layers were compiled."""
 
 
-def with_scope(report: Report, *, asked: RunConfig, verified: RunConfig) -> Report:
+def with_scope(report: LayoutReport, *, asked: RunConfig, verified: RunConfig) -> LayoutReport:
     """Add the scope to a report: the options of the run `asked` that the verified step used, and the options that the
     step did not use. `verified` is the run that was verified, which may be smaller than `asked`.
     """
@@ -41,7 +42,7 @@ def _included(verified: RunConfig, compiled: bool) -> Iterator[str]:
         yield COMPILED
     if verified.layout.symmetric_memory:
         yield "symmetric memory"
-    if training.precision == "float16":
+    if training.precision is Precision.FLOAT16:
         yield "a loss scale"
     if verified.optimizer.matrices is MatrixOptimizer.MUON:
         yield "Muon"
@@ -53,14 +54,14 @@ def _included(verified: RunConfig, compiled: bool) -> Iterator[str]:
 
 def _left_out(asked: RunConfig, verified: RunConfig, compiled: bool) -> Iterator[str]:
     ours, theirs = verified.training, asked.training
-    devices = ("cuda", "cpu") if theirs.device == "auto" else (theirs.device,)
-    wanted = [precision_on(device) for device in devices] if theirs.precision == "auto" else [theirs.precision]
+    devices = ("cuda", "cpu") if theirs.device is Device.AUTO else (theirs.device,)
+    wanted = [precision_on(device) for device in devices] if theirs.precision is Precision.AUTO else [theirs.precision]
     if len(wanted) == 1 and ours.precision not in wanted:
         yield f"the run's precision {wanted[0]} (verify it with --precision {wanted[0]}, up to the type's rounding)"
     elif ours.precision not in wanted:
         both = " or ".join(wanted)
         yield f"the run's precision on its device ({both}; verify each with --precision, up to the type's rounding)"
-    if not compiled and theirs.device != "cpu" and verified.is_compiled_on_gpus:
+    if not compiled and theirs.device is not Device.CPU and verified.is_compiled_on_gpus:
         yield f"{COMPILED} (which the run uses on GPUs)"
     if asked.layout.symmetric_memory and not verified.layout.symmetric_memory:
         yield "symmetric memory"

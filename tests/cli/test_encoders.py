@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from crosscut.config.data import Objective
 from crosscut.data import Tokenizer
 from tests.pretrained.encoders import V, make_encoder
 
@@ -73,7 +74,9 @@ def masked(tmp_path_factory):
     """The folder of a tiny BERT with its head for masked tokens and a WordPiece."""
     folder = tmp_path_factory.mktemp("masked") / "bert"
     make_encoder(folder, "bert for masked tokens")
-    Tokenizer.train_wordpiece(["the quick brown fox " * 50], vocab_size=V).save(folder / "tokenizer.json")
+    Tokenizer.train(["the quick brown fox " * 50], vocab_size=V, objective=Objective.MASKED).save(
+        folder / "tokenizer.json"
+    )
     return folder
 
 

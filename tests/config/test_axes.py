@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from crosscut.config import Layout, LayoutError, RunConfig, ZeroStage, dump_toml, layout, load_layout, load_run
-from crosscut.config.axes import AXES, OPTIONS, AxisRow, Role, arrangements, role_of
+from crosscut.config.axes import AXES, OPTIONS, AxisRole, AxisRow, arrangements, role_of
 from tests.refusals import refusal
 
 UNSUPPORTED = [row for row in AXES if not row.is_supported]
@@ -22,18 +22,18 @@ def all_supported(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_rows_follow_the_design() -> None:
     assert [(row.name, row.option, row.role) for row in AXES] == [
-        ("pipeline", "pipeline", Role.OWNS),
-        ("replica", "data", Role.TOKENS),
-        ("shard", "data", Role.TOKENS),
-        ("context", "context", Role.TOKENS),
-        ("tensor", "tensor", Role.CUTS),
-        ("expert", "expert", Role.OWNS),
+        ("pipeline", "pipeline", AxisRole.OWNS),
+        ("replica", "data", AxisRole.TOKENS),
+        ("shard", "data", AxisRole.TOKENS),
+        ("context", "context", AxisRole.TOKENS),
+        ("tensor", "tensor", AxisRole.CUTS),
+        ("expert", "expert", AxisRole.OWNS),
     ]
 
 
 def test_a_role_is_found_by_the_name_of_an_axis_and_of_its_field() -> None:
-    assert role_of("replica") is role_of("shard") is role_of("data") is Role.TOKENS
-    assert role_of("tensor") is Role.CUTS
+    assert role_of("replica") is role_of("shard") is role_of("data") is AxisRole.TOKENS
+    assert role_of("tensor") is AxisRole.CUTS
 
 
 def test_every_axis_has_its_size_in_a_layout() -> None:

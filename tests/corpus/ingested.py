@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from crosscut.config.corpora import EngineConfig
-from crosscut.corpus.documents import CLEANING, DOCUMENTS, INGEST, TEXTS, Part, write_table
+from crosscut.corpus.documents import CLEANING, DOCUMENTS, INGEST, TEXTS, Lineage, Part, write_table
 from crosscut.corpus.execution.engine import start_engine
 from crosscut.corpus.execution.running import StageResult, run_stage
-from crosscut.corpus.execution.stages import Digests, Output, Record, Stage, Task, execute
+from crosscut.corpus.execution.stages import Digests, Output, Stage, Task, TaskRecord, execute
 from crosscut.data.progress import ProgressBar
 
 
@@ -50,7 +50,7 @@ def write_part(
 
     execute(work / INGEST, Task(name=name.partition("-")[0], function=ingest), "ingested")
     execute(work / CLEANING, Task(name=name, function=clean), "cleaned")
-    return Part(work, name, filters, cleaned=True)
+    return Part(work, name, Lineage(filters, cleaned=True))
 
 
 def run(work: Path, stages: Sequence[Stage], workers: int = 1) -> dict[str, StageResult]:
@@ -58,7 +58,7 @@ def run(work: Path, stages: Sequence[Stage], workers: int = 1) -> dict[str, Stag
     digests = Digests()
     for folder in work.iterdir():
         for path in folder.glob("*.json"):
-            record = Record.read(path)
+            record = TaskRecord.read(path)
             if record is not None:
                 digests.learn(folder, record)
     with start_engine(EngineConfig(workers=workers), work) as engine, ProgressBar(shown=False) as bar:

@@ -9,20 +9,20 @@ from crosscut.config.corpora import SourceConfig
 from crosscut.config.errors import ConfigError, DataError
 from crosscut.config.system.deletion import claim
 from crosscut.corpus.collection import collect, earlier_id, split_by_part
-from crosscut.corpus.documents import TEXTS, Drop, Part, drops_name, write_drops, write_table
-from crosscut.corpus.finished import FinishedRun, mark_unfinished
+from crosscut.corpus.documents import READ, TEXTS, Drop, Lineage, Part, drops_name, write_drops, write_table
+from crosscut.corpus.finished import mark_finished, mark_unfinished
 from tests.corpus.duplicates.corpora import ingest
 from tests.refusals import refusal
 
 
 def finish(work: Path, *filters: str, cleaned: bool = False) -> None:
-    FinishedRun(filters, cleaned).write(work)
+    mark_finished(work, Lineage(filters, cleaned))
 
 
 def test_numbers_lead_to_documents_of_earlier_runs_and_of_this_one(tmp_path):
     finish(ingest(tmp_path / "old" / "work", [["a", "b"]], name="old"))
     work = ingest(tmp_path / "new", [["c"], ["d", "e"]], name="new")
-    collection = collect(work, (str(tmp_path / "old"),), filters=(), cleaned=False)
+    collection = collect(work, (str(tmp_path / "old"),), READ)
     rows = np.arange(2, dtype=np.uint32)
     numbers = np.concatenate(
         [collection.numbers(0, rows), collection.numbers(1, rows[:1]), collection.numbers(2, rows)]
@@ -47,7 +47,7 @@ def test_what_an_earlier_run_kept_is_what_its_own_stages_kept(tmp_path):
 
     def kept(*filters: str, cleaned: bool = False) -> tuple[list[str], list[str]]:
         finish(work, *filters, cleaned=cleaned)
-        collection = collect(tmp_path / "new", (str(tmp_path / "old"),), filters=(), cleaned=False)
+        collection = collect(tmp_path / "new", (str(tmp_path / "old"),), READ)
         texts = [document.text for document in collection.parts[0].documents()]
         return texts, collection.earlier_digests()
 
@@ -59,7 +59,7 @@ def test_what_an_earlier_run_kept_is_what_its_own_stages_kept(tmp_path):
 
 def test_ids_are_read_without_texts(tmp_path, monkeypatch):
     work = ingest(tmp_path, [["a", "b"]])
-    collection = collect(work, (), filters=(), cleaned=False)
+    collection = collect(work, (), READ)
     monkeypatch.setattr(Part, "texts", None)
     monkeypatch.setattr("crosscut.corpus.documents.read_table", None)
     assert collection.ids(collection.numbers(0, np.array([1, 0], np.uint32))) == ["0.1", "0.0"]
@@ -77,7 +77,7 @@ def test_an_earlier_run_must_have_ended_well(tmp_path, harm):
         finish(work := ingest(folder / "work", [["a"]]))
         claim(work)
         harm(work)
-    assert refusal(DataError, collect, tmp_path, (str(folder),), filters=(), cleaned=False) == (
+    assert refusal(DataError, collect, tmp_path, (str(folder),), READ) == (
         f"`duplicates.against` must name output folders of finished runs of `crosscut prepare`, but `{folder}` "
         f"holds no finished run. Its folder `work` may be missing, or the run may be interrupted or still "
         f"running. Finish the run first, or remove `{folder}` from `duplicates.against`."

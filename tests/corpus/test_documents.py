@@ -8,9 +8,11 @@ import pytest
 
 from crosscut.corpus.documents import (
     DOCUMENTS,
+    READ,
     TEXTS,
     Drop,
     Judgement,
+    Lineage,
     Part,
     drops_name,
     marks_name,
@@ -20,7 +22,7 @@ from crosscut.corpus.documents import (
     write_drops,
     write_table,
 )
-from crosscut.corpus.execution.stages import Output, Record
+from crosscut.corpus.execution.stages import Output, PlannedStage, TaskRecord, Yields
 from crosscut.corpus.filters.judging import judge_part
 from crosscut.corpus.parts import PartStage, find_parts
 
@@ -49,10 +51,10 @@ def told(part: Part) -> list[tuple[int, str]]:
 
 def test_documents_are_those_that_filters_left_with_their_latest_text(part):
     assert told(part) == [(0, "zero"), (1, "one"), (2, "tw\u00f6"), (3, "three")]
-    assert told(Part(part.work, NAME, ("urls",))) == [(0, "zero"), (2, "tw\u00f6"), (3, "three")]
-    assert told(Part(part.work, NAME, ("urls",), cleaned=True)) == [(0, "ZERO"), (2, "TW\u00d6"), (3, "THREE")]
+    assert told(Part(part.work, NAME, Lineage(("urls",)))) == [(0, "zero"), (2, "tw\u00f6"), (3, "three")]
+    assert told(Part(part.work, NAME, Lineage(("urls",), cleaned=True))) == [(0, "ZERO"), (2, "TW\u00d6"), (3, "THREE")]
     assert part.sizes() == {0: 4, 1: 3, 2: 4, 3: 5}
-    assert Part(part.work, NAME, ("urls",), cleaned=True).sizes() == {0: 4, 2: 4, 3: 5}
+    assert Part(part.work, NAME, Lineage(("urls",), cleaned=True)).sizes() == {0: 4, 2: 4, 3: 5}
     one = list(part.documents())[1]
     assert (one.id, one.url, one.karma, one.title, one.num_bytes) == ("s/f#1", "http://x", 3.0, "", 3)
 
@@ -60,7 +62,7 @@ def test_documents_are_those_that_filters_left_with_their_latest_text(part):
 def test_texts_are_read_by_row(part):
     rows = np.array([3, 0], np.uint32)
     assert part.texts(rows) == ["three", "zero"]
-    cleaned = Part(part.work, NAME, ("urls",), cleaned=True)
+    cleaned = Part(part.work, NAME, Lineage(("urls",), cleaned=True))
     assert cleaned.rows().tolist() == [0, 2, 3]
     assert cleaned.texts(rows) == ["THREE", "ZERO"]
 
@@ -73,7 +75,7 @@ def test_the_first_texts_are_not_read_where_cleaned_texts_stand_for_them(part, m
         return read_columns(path, *names)
 
     monkeypatch.setattr("crosscut.corpus.documents.read_columns", note)
-    assert told(Part(part.work, NAME, ("urls",), cleaned=True)) == [(0, "ZERO"), (2, "TW\u00d6"), (3, "THREE")]
+    assert told(Part(part.work, NAME, Lineage(("urls",), cleaned=True))) == [(0, "ZERO"), (2, "TW\u00d6"), (3, "THREE")]
     assert "id" in read
     assert "text" not in read
 
@@ -89,7 +91,7 @@ def short(limit: int):
 def test_a_filter_writes_who_goes_and_what_it_measured(part, tmp_path):
     folder = tmp_path / "length"
     folder.mkdir()
-    counts = judge_part(Part(part.work, NAME, ("urls",)), short, (4,), "", Output(folder))
+    counts = judge_part(Part(part.work, NAME, Lineage(("urls",))), short, (4,), "", Output(folder))
     assert counts == {
         "documents_in": 3, "documents_out": 2, "bytes_in": 13, "bytes_out": 9,
         "rules": {"too short": {"documents": 1, "bytes": 4}},
@@ -99,7 +101,7 @@ def test_a_filter_writes_who_goes_and_what_it_measured(part, tmp_path):
     ]
     marks = read_table(folder / marks_name(NAME))
     assert marks.to_pydict() == {"row": [0, 2, 3], "characters": [4, 3, 5]}
-    assert told(Part(part.work, NAME, ("urls", "length"), cleaned=True)) == [(0, "ZERO"), (3, "THREE")]
+    assert told(Part(part.work, NAME, Lineage(("urls", "length"), cleaned=True))) == [(0, "ZERO"), (3, "THREE")]
 
 
 def test_tables_have_the_same_bytes_for_the_same_values(tmp_path):
@@ -114,14 +116,24 @@ def test_a_stage_has_a_task_for_each_part_in_the_corpus_order(tmp_path):
     folder = tmp_path / "ingest"
     folder.mkdir()
     for task, parts in (("000001", {"000001-0000": 5}), ("000000", {"000000-0001": 7, "000000-0000": 6})):
-        record = Record(task=task, key="k", seconds=0, size=1, files={}, sizes={}, counts={"parts": parts})
+        record = TaskRecord(task=task, key="k", seconds=0.0, size=1, files={}, sizes={}, counts={"parts": parts})
         (folder / f"{task}.json").write_text(record.content())
     assert [(part.name, size) for part, size in find_parts(tmp_path)] == [
         ("000000-0000", 6), ("000000-0001", 7), ("000001-0000", 5),
     ]  # fmt: skip
-    stage = PartStage(name="length", version=1, function=judge_part, filters=("urls",), cleaned=True)
+    stage = PartStage(name="length", version=1, function=judge_part, lineage=Lineage(("urls",), cleaned=True))
     first = stage.tasks(tmp_path)[0]
     assert (first.name, first.size) == ("000000-0000", 6)
     assert [path.relative_to(tmp_path).as_posix() for path in first.inputs] == [
         "ingest/000000-0000.arrow", "cleaning/000000-0000.arrow", "urls/000000-0000.drops.arrow",
     ]  # fmt: skip
+
+
+def test_a_lineage_names_the_stages_that_yield_drops_and_new_texts():
+    def stage(name: str, yields: Yields) -> PlannedStage:
+        return PlannedStage(name=name, version=1, plan=lambda _: [], yields=yields)
+
+    cleaned = READ.after([stage("urls", Yields.DROPS), stage("cleaning", Yields.DROPS | Yields.TEXTS)])
+    assert cleaned == Lineage(("urls", "cleaning"), cleaned=True)
+    assert cleaned.after([stage("tokenizer", Yields.FILES)]) == cleaned
+    assert READ.after([stage("urls", Yields.DROPS)]) == Lineage(("urls",))

@@ -25,7 +25,7 @@ import zstandard
 from crosscut.config import DataError
 from crosscut.config.corpora import CorpusConfig, IngestConfig, SourceConfig, UrlsConfig
 from crosscut.corpus.documents import DOCUMENTS, Part, read_table
-from crosscut.corpus.execution.stages import Output, Record, add_counts, execute
+from crosscut.corpus.execution.stages import Output, TaskRecord, add_counts, execute
 from crosscut.corpus.ingest import SLOWNESS, TASK_BYTES, IngestStage, check_damage, check_rejects, ingest_files
 from tests.refusals import refusal
 
@@ -38,19 +38,19 @@ def source(name: str, *files: Path, **more: Any) -> SourceConfig:
     return SourceConfig(name=name, files=tuple(map(str, files)), **more)
 
 
-def run(config: CorpusConfig) -> list[Record]:
+def run(config: CorpusConfig) -> list[TaskRecord]:
     work = Path(config.folder) / "work"
     tasks = [pickle.loads(pickle.dumps(task)) for task in IngestStage(config).tasks(work)]
     return [execute(work / "ingest", task, "key") for task in tasks]
 
 
-def documents(config: CorpusConfig, records: list[Record]) -> list[tuple[str, str]]:
+def documents(config: CorpusConfig, records: list[TaskRecord]) -> list[tuple[str, str]]:
     work = Path(config.folder) / "work"
     names = sorted(name for record in records for name in record.counts["parts"])
     return [(document.id, document.text) for name in names for document in Part(work, name).documents()]
 
 
-def rejects(config: CorpusConfig, records: list[Record]) -> list[dict[str, str]]:
+def rejects(config: CorpusConfig, records: list[TaskRecord]) -> list[dict[str, str]]:
     folder = Path(config.folder) / "work" / "ingest"
     paths = [folder / f"{record.task}.rejects.jsonl" for record in records]
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from crosscut.corpus import occurrences
 from crosscut.corpus.collection import Collection
-from crosscut.corpus.documents import Document
+from crosscut.corpus.documents import Document, Lineage
 from crosscut.corpus.occurrences import KEYS, first_stages, match_first, text_key
 from tests.corpus.duplicates.corpora import drops, ingest
 from tests.corpus.ingested import run
@@ -20,7 +20,7 @@ def url_key(document: Document) -> str:
 
 
 def first_of(key, name="same", filters=()):
-    return first_stages(name, rule="same one", key=key, filters=filters, cleaned=False)
+    return first_stages(name, rule="same one", key=key, lineage=Lineage(filters))
 
 
 @given(st.lists(st.integers(0, 5), max_size=30))

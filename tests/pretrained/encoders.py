@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from crosscut.config.data import Objective
 from crosscut.data import Tokenizer
 from crosscut.model.documents import Context
 
@@ -93,8 +94,9 @@ def make_encoder(folder: Path, name: str, *, wordpiece: bool = False) -> Path:
         for parameter in model.parameters():
             parameter.normal_(std=0.2).add_(1.0 if parameter.dim() == 1 else 0.0)
     model.save_pretrained(folder)
-    train = Tokenizer.train_wordpiece if wordpiece else Tokenizer.train
-    train(["the quick brown fox jumps over the lazy dog " * 50], vocab_size=V).save(folder / "tokenizer.json")
+    text = "the quick brown fox jumps over the lazy dog " * 50
+    objective = Objective.MASKED if wordpiece else Objective.CAUSAL
+    Tokenizer.train([text], vocab_size=V, objective=objective).save(folder / "tokenizer.json")
     return folder
 
 

@@ -14,12 +14,10 @@ from crosscut.evaluation.places import evaluate_place
 from crosscut.evaluation.ranks import Machinery
 from crosscut.pretrained import ModelSource, find_model
 from crosscut.training import run_training
-from crosscut.training.job import _prepare, _train
-from crosscut.training.precision import resolve_on
 from tests.pretrained import jobs
 from tests.pretrained.models import edit
 from tests.pretrained.test_export import assert_same_tensors
-from tests.training.jobs import CPU
+from tests.training.jobs import whole_run
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +76,7 @@ def test_a_run_starts_from_the_folders_weights(trained, tmp_path):
 
 def test_two_ranks_start_from_the_same_weights(ranks, published, text, tmp_path):
     run = make_run(published("gpt2"), text, tmp_path / "run", "layout.tensor=2")
-    ranks.run(2, _train, _prepare(resolve_on(run, CPU), resume=False), CPU)
+    ranks.run(2, whole_run, run)
     export(tmp_path / "run", tmp_path / "out", "--max-file-size", "40KB")
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
     assert_same_tensors(published("gpt2"), tmp_path / "out")

@@ -8,61 +8,65 @@ import pytest
 
 from crosscut.config import GenerationError
 from crosscut.generation import Piece, Sampling
-from crosscut.serving.desk import MOST_BEGUN, MOST_UNREAD, MOST_WAITING, Desk, Job
-from crosscut.serving.news import News, Order
+from crosscut.serving.desk import MOST_UNREAD, MOST_WAITING, Desk, RequestJob
+from crosscut.serving.news import News, TextOrder
 from crosscut.serving.protocol.refusals import Refusal
+from crosscut.serving.scheduling import MOST_BEGUN, Scheduler
 from tests.serving.conftest import in_loop
 
 
-def orders(count: int) -> list[Order]:
-    return [Order((5, 6, number), Sampling(), 0, 0) for number in range(count)]
+def orders(count: int) -> list[TextOrder]:
+    return [TextOrder((5, 6, number), Sampling(), 0, 0) for number in range(count)]
 
 
 @in_loop
 async def test_pieces_come_back_to_their_text():
     desk = Desk(num_rows=4)
+    scheduler = Scheduler(desk)
     desk.open()
     job = desk.submit(orders(2))
-    news = desk.take(idle=True)
+    news = scheduler.take(idle=True)
     assert news == News(tuple(orders(2)))
-    desk.began([7, 8])
-    desk.deliver([Piece(8, 1, "b"), Piece(7, 2, "a", finish="stop")])
-    desk.deliver([Piece(8, 3, "c", finish="length")])
+    scheduler.began([7, 8])
+    scheduler.deliver([Piece(8, 1, "b"), Piece(7, 2, "a", finish="stop")])
+    scheduler.deliver([Piece(8, 3, "c", finish="length")])
     assert [(which, piece.text) async for which, piece in job] == [(1, "b"), (0, "a"), (1, "c")]
     assert (desk.num_running, desk.num_waiting) == (0, 0)
 
 
 def test_nothing_new_is_no_news():
-    assert Desk(num_rows=1).take(idle=False) is None
+    assert Scheduler(Desk(num_rows=1)).take(idle=False) is None
 
 
 def test_a_server_without_work_gives_a_sign_of_life(monkeypatch):
-    monkeypatch.setattr("crosscut.serving.desk.HEARTBEAT", 0.05)
+    monkeypatch.setattr("crosscut.serving.scheduling.HEARTBEAT", 0.05)
     began = time.monotonic()
-    assert Desk(num_rows=1).take(idle=True) is None
+    assert Scheduler(Desk(num_rows=1)).take(idle=True) is None
     assert time.monotonic() - began >= 0.05
 
 
 @in_loop
 async def test_a_withdrawn_text_is_cancelled_by_its_number():
     desk = Desk(num_rows=1)
+    scheduler = Scheduler(desk)
     desk.open()
     job = desk.submit(orders(2))
-    desk.take(idle=True)
-    desk.began([3, 4])
-    desk.deliver([Piece(3, 1, finish="stop")])
+    scheduler.take(idle=True)
+    scheduler.began([3, 4])
+    scheduler.deliver([Piece(3, 1, finish="stop")])
     await asyncio.sleep(0)  # the piece arrives
     desk.withdraw(job)
-    assert desk.take(idle=False) == News(cancelled=(4,))
-    assert desk.take(idle=False) is None
+    assert scheduler.take(idle=False) == News(cancelled=(4,))
+    assert scheduler.take(idle=False) is None
 
 
 @in_loop
 async def test_a_text_that_is_withdrawn_at_once_never_begins():
     desk = Desk(num_rows=1)
+    scheduler = Scheduler(desk)
     desk.open()
     desk.withdraw(desk.submit(orders(1)))
-    assert desk.take(idle=True) is None
+    assert scheduler.take(idle=True) is None
 
 
 @in_loop
@@ -110,27 +114,29 @@ def test_a_desk_whose_clients_never_came_closes():
 @in_loop
 async def test_a_stopped_desk_answers_what_it_has_and_takes_no_more():
     desk = Desk(num_rows=2)
+    scheduler = Scheduler(desk)
     desk.open()
     desk.submit(orders(1))
     desk.stop()
     with pytest.raises(Refusal, match="about to stop") as refused:
         desk.submit(orders(1))
     assert refused.value.status == 503
-    assert desk.take(idle=True) == News(tuple(orders(1)))
-    desk.began([0])
-    assert desk.take(idle=False) is None
-    assert desk.take(idle=True) == News(end=True)
+    assert scheduler.take(idle=True) == News(tuple(orders(1)))
+    scheduler.began([0])
+    assert scheduler.take(idle=False) is None
+    assert scheduler.take(idle=True) == News(end=True)
 
 
 @in_loop
 async def test_the_grace_time_ends():
-    desk = Desk(num_rows=2, grace=-1.0)
+    desk = Desk(num_rows=2)
+    scheduler = Scheduler(desk, grace=-1.0)
     desk.open()
     job = desk.submit(orders(1))
-    desk.take(idle=True)
-    desk.began([0])
+    scheduler.take(idle=True)
+    scheduler.began([0])
     desk.stop()
-    assert desk.take(idle=False) == News(end=True)
+    assert scheduler.take(idle=False) == News(end=True)
     desk.close()
     await ends_in_vain(job)
     assert desk.num_running == 0
@@ -140,11 +146,14 @@ async def test_the_grace_time_ends():
 async def test_a_text_that_fails_ends_its_request_and_no_other(capsys):
     numbers = []
     desk = Desk(num_rows=4)
+    scheduler = Scheduler(desk)
     desk.open()
     jobs = [desk.submit(orders(2)), desk.submit(orders(1)), desk.submit(orders(1))]
-    desk.take(idle=True)
-    desk.began([0, 1, 2, ValueError("an order that cannot begin")])
-    desk.deliver([Piece(1, 9, finish="error", error=GenerationError("no logits")), Piece(2, 4, "a", finish="stop")])
+    scheduler.take(idle=True)
+    scheduler.began([0, 1, 2, ValueError("an order that cannot begin")])
+    scheduler.deliver(
+        [Piece(1, 9, finish="error", error=GenerationError("no logits")), Piece(2, 4, "a", finish="stop")]
+    )
     for job, message in (
         (jobs[0], "no logits The server's log describes the failure"),
         (jobs[2], "The server failed on this request"),
@@ -154,7 +163,7 @@ async def test_a_text_that_fails_ends_its_request_and_no_other(capsys):
         assert refused.value.status == 500
         numbers.append(refused.value.message[-9:-1])
     assert [piece.text async for _, piece in jobs[1]] == ["a"]
-    assert desk.take(idle=False) == News(cancelled=(0,)), "the other text of the failed request"
+    assert scheduler.take(idle=False) == News(cancelled=(0,)), "the other text of the failed request"
     assert desk.num_running == 0
     errors = capsys.readouterr().err
     assert [f"Failure {number}: " in errors for number in numbers] == [True, True]
@@ -165,16 +174,17 @@ async def test_a_text_that_fails_ends_its_request_and_no_other(capsys):
 async def test_long_prompts_begin_one_after_the_other():
     """All running texts wait while texts begin; short prompts begin together."""
     desk = Desk(num_rows=4)
+    scheduler = Scheduler(desk)
     desk.open()
-    many = [Order((1,) * 10, Sampling(), sample, sample) for sample in range(100)]
-    long = [Order((1,) * (MOST_BEGUN // 2), Sampling(), sample, sample) for sample in range(5)]
-    longest = [Order((1,) * (3 * MOST_BEGUN), Sampling(), sample, sample) for sample in range(2)]
+    many = [TextOrder((1,) * 10, Sampling(), sample, sample) for sample in range(100)]
+    long = [TextOrder((1,) * (MOST_BEGUN // 2), Sampling(), sample, sample) for sample in range(5)]
+    longest = [TextOrder((1,) * (3 * MOST_BEGUN), Sampling(), sample, sample) for sample in range(2)]
     desk.submit(many)
     jobs = [desk.submit(long), desk.submit(longest)]
     begun = []
-    while (news := desk.take(idle=False)) is not None:
+    while (news := scheduler.take(idle=False)) is not None:
         begun.append(len(news.orders))
-        desk.began(list(range(1000 * len(begun), 1000 * len(begun) + len(news.orders))))
+        scheduler.began(list(range(1000 * len(begun), 1000 * len(begun) + len(news.orders))))
         if len(begun) == 3:
             desk.withdraw(jobs[1])  # it never begins
             desk.submit(longest)
@@ -185,22 +195,23 @@ async def test_long_prompts_begin_one_after_the_other():
 @in_loop
 async def test_a_request_that_is_not_read_ends_and_keeps_little(num_texts):
     desk = Desk(num_rows=16)
+    scheduler = Scheduler(desk)
     desk.open()
     unread, other = desk.submit(orders(num_texts)), desk.submit(orders(1))
-    desk.take(idle=True)
-    desk.began(list(range(num_texts + 1)))
+    scheduler.take(idle=True)
+    scheduler.began(list(range(num_texts + 1)))
     for _ in range(MOST_UNREAD // num_texts + 1):
-        desk.deliver([Piece(number, 1, "a") for number in range(num_texts)])
+        scheduler.deliver([Piece(number, 1, "a") for number in range(num_texts)])
         await asyncio.sleep(0)  # the pieces arrive
     assert unread.pieces.qsize() == 1
     with pytest.raises(Refusal, match="must read its stream as fast as the model writes, but 4096 tokens are unread"):
         await anext(unread)
-    assert desk.take(idle=False) == News(cancelled=tuple(range(num_texts)))
-    desk.deliver([Piece(num_texts, 1, "b", finish="stop")])
+    assert scheduler.take(idle=False) == News(cancelled=tuple(range(num_texts)))
+    scheduler.deliver([Piece(num_texts, 1, "b", finish="stop")])
     assert [piece.text async for _, piece in other] == ["b"]
 
 
-async def ends_in_vain(job: Job) -> None:
+async def ends_in_vain(job: RequestJob) -> None:
     with pytest.raises(Refusal, match="The server stopped before the text was complete") as refused:
         await anext(job)
     assert refused.value.status == 503

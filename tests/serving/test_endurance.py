@@ -20,7 +20,7 @@ from crosscut.config.published.folders import published_table
 from crosscut.launch.stopping import SAME_REQUEST
 from crosscut.pretrained.families import published_shapes
 from crosscut.serving.protocol.choices import MOST_STOP_CHARACTERS
-from crosscut.serving.templates.program import Limits
+from crosscut.serving.templates.program import JinjaLimits
 from tests.serving.conftest import WINDOW, Server, fork, start
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -194,7 +194,7 @@ def test_a_server_with_slow_templates_ends_and_its_log_has_the_number_of_a_failu
         assert_answers(odd)
     began = time.monotonic()
     status, errors = odd.stop()
-    assert (status, time.monotonic() - began < Limits().seconds) == (0, True)
+    assert (status, time.monotonic() - began < JinjaLimits().seconds) == (0, True)
     assert f"Failure {number}: The model's logits must be finite" in errors
     assert "Traceback" not in errors
 
@@ -209,7 +209,7 @@ def test_of_slow_chats_whose_clients_left_only_those_that_were_being_read_delay_
         time.sleep(0.5)
     began = time.monotonic()
     assert server.ask(CHAT, says("Hello"))[0] == 200
-    assert time.monotonic() - began < 3 * Limits().seconds
+    assert time.monotonic() - began < 3 * JinjaLimits().seconds
     assert server.stop()[0] == 0
 
 

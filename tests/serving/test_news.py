@@ -12,8 +12,9 @@ from crosscut.config import Layout
 from crosscut.generation import Decoder, Sampling
 from crosscut.serving.desk import Desk
 from crosscut.serving.loop import write_texts
-from crosscut.serving.news import News, Order
+from crosscut.serving.news import News, TextOrder
 from crosscut.serving.protocol.refusals import Refusal
+from crosscut.serving.scheduling import Scheduler
 from tests.generation.models import make
 from tests.generation.test_decoder import recompute
 from tests.ranks import RankPool
@@ -22,10 +23,10 @@ OF_OBJECTS = [name for name in dir(dist.distributed_c10d) if name.endswith(("_ob
 """Functions of `torch.distributed` that send pickled objects."""
 
 ORDERS = [
-    Order((5, 6), Sampling(num_tokens=3), 0, 0),
-    Order((1,), Sampling(temperature=0.1 + 0.2, top_p=1 / 3, seed=-(1 << 63), bias=((3, -1e-17), (4, 2.0))), 7, 9),
-    Order((7, 8), None, 0, 2),
-    Order(tuple(range(5000)), Sampling(stop=("\n", "\N{SNOWMAN}"), alternatives=0, tell_prompt=True), 127, 127),
+    TextOrder((5, 6), Sampling(num_tokens=3), 0, 0),
+    TextOrder((1,), Sampling(temperature=0.1 + 0.2, top_p=1 / 3, seed=-(1 << 63), bias=((3, -1e-17), (4, 2.0))), 7, 9),
+    TextOrder((7, 8), None, 0, 2),
+    TextOrder(tuple(range(5000)), Sampling(stop=("\n", "\N{SNOWMAN}"), alternatives=0, tell_prompt=True), 127, 127),
 ]
 
 
@@ -47,7 +48,7 @@ SAMPLING = Sampling(num_tokens=6, temperature=0.0)
 
 async def ask(desk: Desk, told: list[object]) -> None:
     desk.open()
-    jobs = [desk.submit([Order(tuple(prompt), SAMPLING, 0, 0)]) for prompt in PROMPTS]
+    jobs = [desk.submit([TextOrder(tuple(prompt), SAMPLING, 0, 0)]) for prompt in PROMPTS]
     for job in jobs:
         try:
             told.append([(piece.token, piece.finish) async for _, piece in job])
@@ -73,7 +74,7 @@ def serve(family: str) -> list[object]:
             patch.setattr(dist, name, refuse, raising=False)  # some are private to the module
         if desk is not None:
             threading.Thread(target=lambda: asyncio.run(ask(desk, told))).start()
-        write_texts(decoder, desk)
+        write_texts(decoder, None if desk is None else Scheduler(desk))
     return told
 
 

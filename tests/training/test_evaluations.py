@@ -12,10 +12,9 @@ from crosscut.data import TokenFolder
 from crosscut.evaluation import evaluate
 from crosscut.launch import Stopped
 from crosscut.training.evaluations import Evaluations, last_figures
-from crosscut.training.job import _prepare
+from crosscut.training.job import run_training
 from crosscut.training.loop import Loop
-from crosscut.training.precision import resolve_on
-from tests.training.jobs import CPU, parts
+from tests.training.jobs import parts
 
 FIGURES = {
     "wikitext103_perplexity", "wikitext103_perplexity_per_token", "wikitext103_bits_per_byte",
@@ -98,7 +97,7 @@ def shown_while_training(run) -> list:
         yield
         told.append("back")
 
-    where = ("crosscut.evaluation.evaluate.progress", "crosscut.training.watching.metrics._Display.aside")
+    where = ("crosscut.evaluation.evaluate.progress", "crosscut.training.watching.metrics._TrainingDisplay.aside")
     with mock.patch(where[0], noted), mock.patch(where[1], aside):
         trained(run)
     return told[:-2]  # without what scored the model once more
@@ -135,7 +134,7 @@ def test_a_request_to_stop_is_heard_between_two_batches(ranks, run_with, texts):
 
 def test_a_text_that_cannot_be_scored_is_told_before_the_run(run_with, texts):
     with pytest.raises(DataError, match=r"^`evaluation.lambada` must be a readable file, but `nowhere.txt` is not"):
-        _prepare(resolve_on(run_with(*texts, "evaluation.lambada=nowhere.txt"), CPU), resume=False)
+        run_training(run_with(*texts, "evaluation.lambada=nowhere.txt"))
     with pytest.raises(ConfigError, match=r"^`evaluation.window` must be at most the model's maximum of 32 tokens"):
         run_with(*texts, "evaluation.window=64")
     with pytest.raises(ConfigError, match=r"^`evaluation.overlap` must be at most the window's 32 tokens, but is 64"):

@@ -21,15 +21,16 @@ from crosscut.flight.reading import FOLDER, read_records
 from crosscut.flight.record import Word
 from crosscut.parallel.state.sharding import ShardedReducer
 from crosscut.training import job
+from crosscut.training.driving import driver
 from crosscut.training.loop import Loop
 from crosscut.training.resuming import can_resume_after_hang
 
-_train = job._train
+_train = driver.train_runs
 
 slow = pytest.mark.slow  # each of these tests starts ranks, and waits for a hang
 
 
-def train_with_a_small_bound(prepared: job._Prepared, device: torch.device, **options: Any) -> object:
+def train_with_a_small_bound(prepared: driver.PreparedRuns, device: torch.device, **options: Any) -> object:
     Loop.hang_bound = 2.0
     return _train(prepared, device, **options)
 
@@ -49,7 +50,7 @@ def stop_rank_once(folder: Path, *, after: int, ask: int) -> None:
 
 
 def run_until_it_hangs(run: RunConfig, monkeypatch: pytest.MonkeyPatch, ask: int = 0) -> None:
-    monkeypatch.setattr(job, "_train", train_with_a_small_bound)
+    monkeypatch.setattr(driver, "train_runs", train_with_a_small_bound)
     folder = Path(run.output.folder)
     helper = threading.Thread(target=stop_rank_once, args=(folder,), kwargs={"after": 5, "ask": ask})
     helper.start()
@@ -92,7 +93,7 @@ def test_a_request_to_stop_during_a_hang_ends_the_run(run_with, monkeypatch, for
         run_until_it_hangs(run, monkeypatch, ask=signal.SIGTERM)
 
 
-def train_until_rank_1_stops_itself(prepared: job._Prepared, device: torch.device, **options: Any) -> object:
+def train_until_rank_1_stops_itself(prepared: driver.PreparedRuns, device: torch.device, **options: Any) -> object:
     """Train with sharding. Rank 1 stops before the forward pass of its eighth step."""
     arm = ShardedReducer.arm
 
@@ -107,7 +108,7 @@ def train_until_rank_1_stops_itself(prepared: job._Prepared, device: torch.devic
 
 @slow
 def test_a_hang_of_a_sharded_run_is_named_with_the_message_of_fully_shard(run_with, monkeypatch, forked_ranks):
-    monkeypatch.setattr(job, "_train", train_until_rank_1_stops_itself)
+    monkeypatch.setattr(driver, "train_runs", train_until_rank_1_stops_itself)
     run = run_with("layout.data=2", "layout.sharding=zero3", "training.on_hang=stop", *LAYOUT[1:])
     with pytest.raises(RunStopped, match="The run hung and has ended"):
         job.run_training(run)

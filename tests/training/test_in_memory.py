@@ -27,7 +27,7 @@ def on_machines(run: RunConfig, tops: list[Path], killed_after: int = 0) -> None
 
     def launch_or_end(loop: Loop, course) -> None:
         if killed_after and course.done == killed_after:
-            for saver in filter(None, (loop.saver, loop.memory_saver)):
+            for saver in loop.checkpoints.savers:
                 saver.finish()
             raise KilledError
         launch(loop, course)

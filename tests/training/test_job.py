@@ -18,7 +18,10 @@ from crosscut.config import CheckpointError, ConfigError, LayoutError, RunStoppe
 from crosscut.config.conventions import num_pieces
 from crosscut.data import TokenFolder, prepare
 from crosscut.training import run_training
-from crosscut.training.job import _prepare, _require_written, _Stop, is_complete, with_vocabulary
+from crosscut.training.driving.driver import Stop, _require_written
+from crosscut.training.driving.preparation import with_vocabulary
+from crosscut.training.in_memory import InMemory
+from crosscut.training.job import _prepare, is_complete
 from crosscut.training.precision import resolve_on
 from crosscut.training.resuming import identity_of
 from tests.disks import small_disk
@@ -27,7 +30,7 @@ from tests.training.jobs import CPU, loop, whole_run
 
 
 def prepare_run(run, resume, device=CPU):
-    return _prepare(resolve_on(run, device), resume)
+    return _prepare(resolve_on(run, device), False, resume, InMemory(run))[0]
 
 
 def tokens_of(run) -> TokenFolder:
@@ -254,12 +257,12 @@ def test_vocabulary_is_the_tokenizers_unless_a_larger_one_is_given(run_with):
 def test_vocabulary_that_the_text_does_not_fill_is_told(run_with, tmp_path, capsys):
     (tmp_path / "short.txt").write_text("To be, or not to be: that is the question. " * 2000)
     asked = [f"data.text={tmp_path}/short.txt", "data.tokens=", "data.vocab_size=5000"]
-    prepared = _prepare(resolve_on(run_with(*asked, "model.vocab_size=0"), CPU), False)
+    prepared = prepare_run(run_with(*asked, "model.vocab_size=0"), resume=False)
     size = prepared.run.model.vocab_size
     assert 257 < size < 5000
     assert f"The tokenizer has {size} entries instead of the 5,000 of `data.vocab_size`" in capsys.readouterr().err
     kept = run_with(*asked, "model.vocab_size=5000", f"output.folder={tmp_path}/kept")
-    assert _prepare(resolve_on(kept, CPU), False).run.model.vocab_size == 5000
+    assert prepare_run(kept, resume=False).run.model.vocab_size == 5000
     assert "entries" not in capsys.readouterr().err
 
 
@@ -396,7 +399,7 @@ def test_first_rank_decides_whether_the_run_is_complete(ranks, run_with, tmp_pat
 )
 def test_stopped_run_says_where_it_is_and_how_to_go_on(run_with, monkeypatch, interrupted, what, then):
     run = run_with("training.steps=50")
-    monkeypatch.setattr("crosscut.launch.door.launch", lambda *_, **__: _Stop(17, interrupted))
+    monkeypatch.setattr("crosscut.launch.door.launch", lambda *_, **__: Stop(17, interrupted))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
     try:
         with pytest.raises(RunStopped) as stopped:
@@ -415,8 +418,8 @@ def test_stopped_run_says_where_it_is_and_how_to_go_on(run_with, monkeypatch, in
 
 
 def test_run_that_is_stopped_after_its_last_step_lacks_only_the_report(run_with, monkeypatch):
-    monkeypatch.setattr("crosscut.launch.door.launch", lambda *_, **__: _Stop(6, False))
-    monkeypatch.setattr("crosscut.training.job.ignore_requests", lambda: None)
+    monkeypatch.setattr("crosscut.launch.door.launch", lambda *_, **__: Stop(6, False))
+    monkeypatch.setattr("crosscut.training.driving.driver.ignore_requests", lambda: None)
     with pytest.raises(RunStopped) as stopped:
         run_training(run_with())
     assert "after step 6 of 6. " in str(stopped.value)

@@ -109,7 +109,7 @@ def test_resumed_run_is_the_run_that_never_stopped_and_notes_nothing_twice(ranks
 
 def settings_after_resuming(run, checkpoint: Path) -> list[tuple]:
     trainer, batches = parts(run)
-    Loop(trainer, batches).load(checkpoint)
+    Loop(trainer, batches).checkpoints.load(checkpoint)
     return [(g["weight_decay"], g["betas"], g["eps"]) for g in trainer.optimizer.param_groups]
 
 
@@ -185,7 +185,7 @@ def failing_at(run, at: int) -> dict:
     told = ""
     loop = Loop(trainer, batches)
     try:
-        with loop.saver:
+        with loop.checkpoints.completed():
             loop.train()
     except TrainingError as error:
         told = str(error)
@@ -247,7 +247,7 @@ def flipped_bit(run, name: str, after_step: int, bit: int = 0) -> str:
     Path(run.output.folder).mkdir(parents=True, exist_ok=True)
     loop = Loop(trainer, batches)
     try:
-        with loop.saver:  # what was begun to be written is finished
+        with loop.checkpoints.completed():  # what was begun to be written is finished
             loop.train()
     except TrainingError as error:
         return str(error)

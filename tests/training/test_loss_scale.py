@@ -179,7 +179,7 @@ def overflow_always(run: Any, forward: bool = False) -> tuple[str, bool]:
     Path(run.output.folder).mkdir(parents=True, exist_ok=True)
     loop = Loop(trainer, batches)
     try:
-        with loop.saver:
+        with loop.checkpoints.completed():
             loop.train()
     except TrainingError as error:
         same = all(torch.equal(a, b) for a, b in zip(weights[1], weights_of(trainer), strict=True))

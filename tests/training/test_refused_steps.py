@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from crosscut.config import RunConfig, TrainingError
 from crosscut.training.loop import Loop
-from crosscut.training.spikes.order import Skip
+from crosscut.training.spikes.order import SampleSkip
 from crosscut.training.step import Trainer
 from tests.training.jobs import parts
 from tests.training.spikes.jobs import spoiled_run
@@ -51,7 +51,7 @@ def refused(run: RunConfig, rank: int, name: str) -> dict[str, Any]:
 
     trainer.step = noted  # type: ignore[method-assign]
     loop = Loop(trainer, batches)
-    with loop.saver, pytest.raises(TrainingError) as failure:
+    with loop.checkpoints.completed(), pytest.raises(TrainingError) as failure:
         loop.train()
     after = [p.detach().to_local() for p in trainer.parameters]
     same = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
@@ -123,7 +123,7 @@ def skipping(run: RunConfig, at: int) -> dict[str, Any]:
     Path(run.output.folder).mkdir(parents=True, exist_ok=True)
     spoil(trainer, at, 1, CUT)
     loop = Loop(trainer, batches)
-    with pytest.MonkeyPatch.context() as patch, loop.saver:
+    with pytest.MonkeyPatch.context() as patch, loop.checkpoints.completed():
         patch.setattr("crosscut.training.spikes.autopilot.MOST_SHARE", 1.0)
         loop.train()
     return {"skips": batches.order.skips, "weights": whole_weights(run, dict(trainer.model.named_parameters()))}
@@ -133,7 +133,7 @@ def skipping(run: RunConfig, at: int) -> dict[str, Any]:
 def test_all_ranks_return_to_an_earlier_state_after_a_fault_of_one_rank(ranks, run_with):
     steps = ("training.steps=24", *DATA)
     results = ranks.run(2, skipping, run_with(*steps, "training.on_spike=skip"), 17, time_limit=240)
-    repeated = ranks.run(2, spoiled_run, run_with(*steps), {}, (Skip(10, 32),), time_limit=240)
+    repeated = ranks.run(2, spoiled_run, run_with(*steps), {}, (SampleSkip(10, 32),), time_limit=240)
     for ours, again in zip(results, repeated, strict=True):
-        assert ours["skips"] == (Skip(10, 32),)
+        assert ours["skips"] == (SampleSkip(10, 32),)
         assert all(torch.equal(weight, again["weights"][name]) for name, weight in ours["weights"].items())

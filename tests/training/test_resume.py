@@ -13,7 +13,7 @@ from crosscut.checkpoint import read_manifest
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import CheckpointError, RankFailure, RunConfig
 from crosscut.training.loop import Loop
-from crosscut.training.resuming import newest_checkpoint_told
+from crosscut.training.resuming import naming_newest_checkpoint
 from tests.checkpoint.forged import fit_hashes
 from tests.training.jobs import parts
 
@@ -46,7 +46,7 @@ def record(run: RunConfig, resume_from: Path | None = None) -> dict:
 
     batches.micro_batches, trainer.step = noted_batches, noted_step
     loop = Loop(trainer, batches)
-    with loop.saver:
+    with loop.checkpoints.completed():
         loop.train(resume_from)
     weights = whole_weights(run, dict(trainer.model.named_parameters()))
     averages = whole_weights(run, trainer.average.tensors) if trainer.average else {}
@@ -258,15 +258,15 @@ def test_checkpoint_tells_its_run_and_a_failed_rank_names_the_newest(ranks, run_
     assert progress.config["training"]["steps"] == 6
     assert progress.config["model"]["vocab_size"] == 500
     folder = Path(run.checkpoints_folder)
-    with pytest.raises(RankFailure) as told, newest_checkpoint_told([tmp_path / "none", folder], "crosscut again"):
+    with pytest.raises(RankFailure) as told, naming_newest_checkpoint([tmp_path / "none", folder], "crosscut again"):
         raise RankFailure("Rank 1 was ended by SIGKILL; the other ranks were stopped.")
     assert str(told.value).splitlines() == [
         "Rank 1 was ended by SIGKILL; the other ranks were stopped.",
         f"The newest checkpoint is that of step 6, `{folder}/step-00000006`. Continue from it with `crosscut again`.",
     ]
-    with pytest.raises(RankFailure, match=r"^early$"), newest_checkpoint_told([tmp_path / "none"], "crosscut again"):
+    with pytest.raises(RankFailure, match=r"^early$"), naming_newest_checkpoint([tmp_path / "none"], "crosscut again"):
         raise RankFailure("early")
-    with pytest.raises(CheckpointError, match=r"^mistake$"), newest_checkpoint_told([folder], "crosscut again"):
+    with pytest.raises(CheckpointError, match=r"^mistake$"), naming_newest_checkpoint([folder], "crosscut again"):
         raise CheckpointError("mistake")
 
 

@@ -12,9 +12,9 @@ import torch
 from crosscut.config import RunConfig
 from crosscut.training import step as training_step
 from crosscut.training.batches import Batches
-from crosscut.training.loop import Loop
 from crosscut.training.optimization import averaging
 from crosscut.training.optimization.optimizer import MOMENTUM, LocalAdamW
+from crosscut.training.saving import RunCheckpoints
 from tests.training.test_resume import HERE, checkpoint_of, record, train
 
 PAGE = Path(__file__).parents[2] / "docs" / "verification.md"
@@ -56,9 +56,9 @@ def _batch_restarts(patch: Patch) -> None:
 
 
 def _forget(patch: Patch, name: str) -> None:
-    load = Loop.load
+    load = RunCheckpoints.load
 
-    def without(self: Loop, folder: Any) -> Any:
+    def without(self: RunCheckpoints, folder: Any) -> Any:
         progress = load(self, folder)
         moments = [state[name] for state in self.trainer.optimizer.state.values() if name in state]
         assert moments
@@ -66,7 +66,7 @@ def _forget(patch: Patch, name: str) -> None:
             moment.zero_()
         return progress
 
-    patch.setattr(Loop, "load", without)
+    patch.setattr(RunCheckpoints, "load", without)
 
 
 def _decay_restarts(patch: Patch) -> None:
@@ -75,27 +75,27 @@ def _decay_restarts(patch: Patch) -> None:
 
 
 def _average_forgotten(patch: Patch) -> None:
-    load = Loop.load
+    load = RunCheckpoints.load
 
-    def without_average(self: Loop, folder: Any) -> Any:
+    def without_average(self: RunCheckpoints, folder: Any) -> Any:
         progress = load(self, folder)
         assert self.trainer.average is not None
         self.trainer.average.has_begun = False
         return progress
 
-    patch.setattr(Loop, "load", without_average)
+    patch.setattr(RunCheckpoints, "load", without_average)
 
 
 def _roles_forgotten(patch: Patch) -> None:
-    load = Loop.load
+    load = RunCheckpoints.load
 
-    def without_roles(self: Loop, folder: Any) -> Any:
+    def without_roles(self: RunCheckpoints, folder: Any) -> Any:
         optimizer = self.trainer.optimizer
         assert isinstance(optimizer, LocalAdamW)
         optimizer.factors.clear()
         return load(self, folder)
 
-    patch.setattr(Loop, "load", without_roles)
+    patch.setattr(RunCheckpoints, "load", without_roles)
 
 
 FAULTS = {

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from crosscut.architecture import GatedMLP, Layer
 from crosscut.config import IGNORED, Layout
-from crosscut.config.axes import Role, role_of
+from crosscut.config.axes import AxisRole, role_of
 from crosscut.config.model import FeedForward, NormPosition
 from crosscut.data import mixture
 from crosscut.kernels import deferral
@@ -57,7 +57,7 @@ from crosscut.parallel.state.parameters import cut_dim, local
 from crosscut.training import step as training_step
 from crosscut.training.optimization import averaging, muon
 from crosscut.training.speed import compilation
-from crosscut.verification import Report, for_verification, verify_module, verify_on_mesh
+from crosscut.verification import LayoutReport, for_verification, verify_module, verify_on_mesh
 from crosscut.verification.run_proof import MICRO_BATCHES
 from tests.verification.runs import BERT, CHOICE, CLASSES, CPU, MASKED, SPANS, tiny_run
 
@@ -100,7 +100,7 @@ class Mutation:
 MUTATIONS: list[Mutation] = []
 
 
-def row_of(mutation: Mutation, report: Report) -> str:
+def row_of(mutation: Mutation, report: LayoutReport) -> str:
     """The fault's line in the page about them."""
     named, cause = (report.first.place, report.first.cause) if report.first else ("nothing", "")
     module, comma, micro_batch = named.partition(", in ")
@@ -117,7 +117,7 @@ def fault(description: str, module: str, layout: Layout = TENSOR, *, own_module:
 
 def verify_with(
     index: int | None, layout: Layout, own_module: bool = False, *, precision: str = "float64", **options: Any
-) -> Report:
+) -> LayoutReport:
     """On a rank: verify with a fault planted, or with none. `options` replace those of the fault."""
     options = ({} if index is None else dict(MUTATIONS[index].options)) | options
     with pytest.MonkeyPatch.context() as patch:
@@ -802,15 +802,15 @@ def shares_drawn_alike(patch: Patch) -> None:
 
 @fault("a rank orthogonalizes only its own part of a matrix", AFTER, optimizer=MUON)
 def own_part_orthogonalized(patch: Patch) -> None:
-    _of_own_part(patch, Role.CUTS)
+    _of_own_part(patch, AxisRole.CUTS)
 
 
 @fault("a data rank orthogonalizes only its own shard of a matrix", AFTER, SHARED, optimizer=MUON)
 def own_shard_orthogonalized(patch: Patch) -> None:
-    _of_own_part(patch, Role.TOKENS)
+    _of_own_part(patch, AxisRole.TOKENS)
 
 
-def _of_own_part(patch: Patch, role: Role) -> None:
+def _of_own_part(patch: Patch, role: AxisRole) -> None:
     """Leave out what the other ranks of the axes with this role have sent."""
     plain = turns._Level._joined
 

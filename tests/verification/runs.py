@@ -10,7 +10,7 @@ import torch
 from crosscut.config import Layout, RunConfig, load_run
 from crosscut.parallel import make_mesh
 from crosscut.training.speed import compilation
-from crosscut.verification import Report, for_verification, verify_on_mesh
+from crosscut.verification import LayoutReport, for_verification, verify_on_mesh
 from tests.parallel.stand_ins import products_in_pieces
 from tests.ranks import RankPool
 
@@ -48,7 +48,7 @@ def tiny_run(
     return load_run(table)
 
 
-def verify_run(run: RunConfig, backend: str = "aot_eager") -> Report:
+def verify_run(run: RunConfig, backend: str = "aot_eager") -> LayoutReport:
     """On a rank: verify a run. Its layers are compiled, if at all, without a generator of code, which takes long.
     Symmetric memory, which only GPUs have, is replaced.
     """
@@ -56,9 +56,9 @@ def verify_run(run: RunConfig, backend: str = "aot_eager") -> Report:
         return verify_on_mesh(run, make_mesh(run.layout, CPU))
 
 
-def proven(ranks: RankPool, layout: Layout, precision: str = "float64", **options: Any) -> Report:
+def proven(ranks: RankPool, layout: Layout, precision: str = "float64", **options: Any) -> LayoutReport:
     """Verify the tiny run with these options on a layout, and require that nothing differs."""
     run = for_verification(tiny_run(**options), layout, precision)
-    report: Report = ranks.run(layout.world_size, verify_run, run, time_limit=240.0)[0]
+    report: LayoutReport = ranks.run(layout.world_size, verify_run, run, time_limit=240.0)[0]
     assert report.same, (report.first, [check for check in report.checks if not check.same])
     return report

@@ -10,7 +10,7 @@ from torch import Tensor
 from crosscut.config import Layout
 from crosscut.parallel import ColumnParallelLinear, RowParallelLinear, fused, linear
 from crosscut.parallel.state.parameters import local
-from crosscut.verification import Report, for_verification
+from crosscut.verification import LayoutReport, for_verification
 from tests.ranks import RankPool
 from tests.verification.runs import LLAMA, tiny_run, verify_run
 
@@ -92,7 +92,7 @@ FAULTS: dict[str, tuple[Callable[[Patch], None], str, Layout, dict[str, Any]]] =
 }  # fmt: skip
 
 
-def _verify(name: str, layout: Layout, options: dict[str, Any]) -> Report:
+def _verify(name: str, layout: Layout, options: dict[str, Any]) -> LayoutReport:
     with pytest.MonkeyPatch.context() as patch:
         FAULTS[name][0](patch)
         return verify_run(for_verification(tiny_run(lora_rank=4, **options), layout, "float64"))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from crosscut.config.axes import Role
+from crosscut.config.axes import AxisRole
 from crosscut.parallel.context import split_zigzag
 from crosscut.verification.assembly import Grid, assemble_activation, assemble_parameter
 
@@ -105,8 +105,8 @@ def test_what_ranks_of_several_axes_share_has_its_gradient_summed_over_all_of_th
 
 def test_parts_of_one_rank_along_an_axis_are_found_by_its_role():
     grid = Grid({"data": 2, "context": 2, "tensor": 3}, [torch.tensor(rank) for rank in range(12)])
-    assert [int(part) for part in grid.line(Role.CUTS)] == [0, 1, 2]
-    assert [int(part) for part in grid.line(Role.TOKENS)] == [0, 3, 6, 9]
+    assert [int(part) for part in grid.line(AxisRole.CUTS)] == [0, 1, 2]
+    assert [int(part) for part in grid.line(AxisRole.TOKENS)] == [0, 3, 6, 9]
 
 
 def test_a_piece_that_adjacent_tensor_ranks_hold_has_its_gradient_summed():

@@ -11,7 +11,7 @@ from crosscut.config import Layout
 from crosscut.parallel import linear
 from crosscut.parallel.collectives import split
 from crosscut.parallel.mesh import ParallelMesh
-from crosscut.verification import Report, for_verification
+from crosscut.verification import LayoutReport, for_verification
 from tests.ranks import RankPool
 from tests.verification.runs import MODERN, proven, tiny_run, verify_run
 
@@ -59,7 +59,7 @@ def test_a_modern_recipe_is_the_uncut_model_in_compiled_layers(ranks: RankPool, 
     assert "compiled layers" in {check.name for check in report.checks}
 
 
-def _verify_faulty(layout: Layout) -> Report:
+def _verify_faulty(layout: Layout) -> LayoutReport:
     def unsummed(x: Tensor, weight: Tensor, bias: Tensor, *, mesh: ParallelMesh, **_: Any) -> Tensor:
         product = F.linear(x, weight)
         return (split(product, mesh.tensor, 1) if mesh.tensor.size > 1 else product) + bias

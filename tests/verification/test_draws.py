@@ -10,15 +10,17 @@ from torch import Tensor, nn
 from crosscut.config import Layout
 from crosscut.parallel import make_mesh
 from crosscut.parallel.collectives import gather_to_first
-from crosscut.verification.dropout.draw_rules import Disagreement, first_disagreement, first_other_start
-from crosscut.verification.dropout.draws import Draw, Drawn, Entry, draws_of
+from crosscut.verification.dropout.draw_rules import DrawDisagreement, first_disagreement, first_other_start
+from crosscut.verification.dropout.draws import Drawn, DropoutDraw, ModuleEntry, draws_of
 from tests.ranks import RankPool
 from tests.verification.runs import CPU
 
-SAME = Draw("dropout", "state", "tensor")
+SAME = DropoutDraw("dropout", "state", "tensor")
 
 
-def _found(*ranks: list[Draw], layout: Layout, repeated: list[Draw] | None = None) -> Disagreement | None:
+def _found(
+    *ranks: list[DropoutDraw], layout: Layout, repeated: list[DropoutDraw] | None = None
+) -> DrawDisagreement | None:
     """The first disagreement of the draws of these ranks. The first rank also repeats draws."""
     every = [Drawn(draws, [], {}, []) for draws in ranks]
     every[0] = every[0]._replace(repeated=repeated or [])
@@ -30,26 +32,26 @@ def test_copies_that_drop_alike_agree():
 
 
 def test_parts_that_drop_each_for_itself_agree():
-    assert _found([SAME], [Draw("dropout", "other state", "other tensor")], layout=Layout(tensor=2)) is None
+    assert _found([SAME], [DropoutDraw("dropout", "other state", "other tensor")], layout=Layout(tensor=2)) is None
 
 
 def test_copies_that_drop_each_for_itself_are_told():
-    first = Draw("dropout", "first state", "first tensor")
-    found = _found([first, SAME], [first, Draw("dropout", "other state", "tensor")], layout=Layout(tensor=2))
+    first = DropoutDraw("dropout", "first state", "first tensor")
+    found = _found([first, SAME], [first, DropoutDraw("dropout", "other state", "tensor")], layout=Layout(tensor=2))
     assert found is not None
     assert found.module == "dropout"
     assert "Ranks 0 and 1 drop from the same tensor" in found.told
 
 
 def test_parts_that_drop_alike_are_told():
-    parts = [[SAME], [Draw("dropout", "third", "third")], [Draw("dropout", "state", "another")]]
+    parts = [[SAME], [DropoutDraw("dropout", "third", "third")], [DropoutDraw("dropout", "state", "another")]]
     found = _found(*parts, layout=Layout(tensor=3))
     assert found is not None
     assert "Ranks 0 and 2 drop from different tensors" in found.told
 
 
 def test_data_ranks_must_draw_differently_whatever_they_drop_from():
-    assert _found([SAME], [Draw("dropout", "other state", "tensor")], layout=Layout(data=2)) is None
+    assert _found([SAME], [DropoutDraw("dropout", "other state", "tensor")], layout=Layout(data=2)) is None
     found = _found([SAME], [SAME], layout=Layout(data=2))
     assert found is not None
     assert "see different data" in found.told
@@ -57,8 +59,8 @@ def test_data_ranks_must_draw_differently_whatever_they_drop_from():
 
 @pytest.mark.parametrize("layout", [Layout(tensor=2), Layout(data=2)], ids=str)
 def test_ranks_must_drop_with_the_same_probability_in_the_same_modules(layout):
-    own = Draw("dropout", "state", "tensor", "bernoulli [0.9]")
-    part = Draw("dropout", "other state", "other tensor", "bernoulli [0.9]")
+    own = DropoutDraw("dropout", "state", "tensor", "bernoulli [0.9]")
+    part = DropoutDraw("dropout", "other state", "other tensor", "bernoulli [0.9]")
     assert _found([own], [part], layout=layout) is None
     assert _found([own], [part._replace(operator="fused [0.1]")], layout=layout) is None, "kernels may differ"
     for wrong in (part._replace(operator="bernoulli [0.8]"), part._replace(module="late")):
@@ -68,11 +70,11 @@ def test_ranks_must_drop_with_the_same_probability_in_the_same_modules(layout):
 
 
 def test_what_was_not_seen_is_not_judged():
-    assert _found([Draw("m", "one", "")], [Draw("m", "one", "")], layout=Layout(tensor=2)) is None
+    assert _found([DropoutDraw("m", "one", "")], [DropoutDraw("m", "one", "")], layout=Layout(tensor=2)) is None
 
 
 def test_rank_that_draws_less_often_is_told():
-    found = _found([SAME, Draw("late", "s", "t")], [SAME], layout=Layout(tensor=2))
+    found = _found([SAME, DropoutDraw("late", "s", "t")], [SAME], layout=Layout(tensor=2))
     assert found is not None
     assert found.module == "late"
     assert "make different numbers of draws" in found.told
@@ -84,21 +86,23 @@ TWICE = {
     "two stages": (Layout(pipeline=2), [[SAME._replace(module="late")], [SAME]], ("late", 1)),
     "a data rank's later draw": (
         Layout(data=2),
-        [[SAME, Draw("late", "s", "t")], [Draw("dropout", "u", "v"), Draw("late", "state", "w")]],
+        [[SAME, DropoutDraw("late", "s", "t")], [DropoutDraw("dropout", "u", "v"), DropoutDraw("late", "state", "w")]],
         ("late", 1),
     ),
 }
 
 
 @pytest.mark.parametrize(("layout", "draws", "named"), TWICE.values(), ids=TWICE)
-def test_no_two_draws_use_the_same_numbers(layout: Layout, draws: list[list[Draw]], named: tuple[str, int]) -> None:
+def test_no_two_draws_use_the_same_numbers(
+    layout: Layout, draws: list[list[DropoutDraw]], named: tuple[str, int]
+) -> None:
     found = _found(*draws, layout=layout)
     assert found is not None
     assert (found.module, found.micro_batch) == named
     assert "draws the same numbers as `dropout` in micro-batch 1" in found.told
 
 
-OTHER = Draw("late", "other", "other tensor", "operator")
+OTHER = DropoutDraw("late", "other", "other tensor", "operator")
 FIRST = SAME._replace(operator="operator")
 
 
@@ -112,14 +116,14 @@ FIRST = SAME._replace(operator="operator")
         (OTHER._replace(dropped="", state="unknown"), "recomputation"),
     ],
 )
-def test_a_recomputation_repeats_the_draws(again: Draw, named: str | None) -> None:
+def test_a_recomputation_repeats_the_draws(again: DropoutDraw, named: str | None) -> None:
     found = _found([FIRST, OTHER], layout=Layout(), repeated=[again._replace(module="")])
     assert (None if found is None else found.module) == named
     assert found is None or found.direction == "backward"
 
 
 def test_a_rank_with_the_first_tokens_starts_its_stream_as_the_uncut_model_does():
-    entry = Entry("blocks.1", 2, 1)
+    entry = ModuleEntry("blocks.1", 2, 1)
     uncut, other = Drawn([], [], {entry: "state"}, [entry]), Drawn([], [], {entry: "other"}, [])
     ranks = [Drawn([], [], {}, []), Drawn([], [], {}, []), uncut, other]
     assert first_other_start(ranks, uncut, Layout(pipeline=2, data=2)) is None, "the data ranks have other streams"
@@ -166,7 +170,7 @@ JUDGED = {(False, False): True, (True, True): True, (True, False): False, (False
 """Whether ranks agree, by whether each has its own data and whether each has its own seed."""
 
 
-def _disagreements(how: str) -> list[tuple[list[Draw], Any]]:
+def _disagreements(how: str) -> list[tuple[list[DropoutDraw], Any]]:
     mesh, found = make_mesh(Layout(tensor=2), CPU), []
     for own_data, own_seed in JUDGED:
         torch.manual_seed(mesh.tensor.rank if own_seed else 7)

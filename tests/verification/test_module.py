@@ -25,7 +25,7 @@ from crosscut.parallel import (
     sharded_parameter,
 )
 from crosscut.parallel.state.parameters import local
-from crosscut.verification import Report, verify_module
+from crosscut.verification import LayoutReport, verify_module
 from tests.ranks import RankPool
 from tests.verification.runs import CPU
 
@@ -120,7 +120,7 @@ def loss(model: nn.Module, mesh: ParallelMesh) -> Tensor:
     return y if y.dim() == 0 else y.square().sum() / 96
 
 
-def _verify(kind: Callable[..., nn.Module], layout: Layout) -> Report:
+def _verify(kind: Callable[..., nn.Module], layout: Layout) -> LayoutReport:
     return verify_module(kind, loss, make_mesh(layout, CPU))
 
 
@@ -183,7 +183,7 @@ def test_scalar_whose_gradient_is_not_summed_is_named_with_the_root_that_holds_i
     assert "part of a sum" in first.first.cause
 
 
-def _loss_of_one_rank(layout: Layout) -> Report:
+def _loss_of_one_rank(layout: Layout) -> LayoutReport:
     def uneven(model: nn.Module, mesh: ParallelMesh) -> Tensor:
         value = loss(model, mesh)
         return value + value.detach() * mesh.tensor.rank  # the same gradient, another number

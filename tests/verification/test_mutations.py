@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from crosscut.config import Layout
-from crosscut.verification import Report
+from crosscut.verification import LayoutReport
 from tests.ranks import RankPool
 from tests.verification.mutations import MUTATIONS, row_of, verify_with
 
@@ -67,7 +67,7 @@ and 71 of 84 in float8. float32 named all 86.
 """
 
 
-def _verify_narrow(index: int, precision: str) -> Report:
+def _verify_narrow(index: int, precision: str) -> LayoutReport:
     wide_enough = {"hidden_size": 64, "mlp_size": 256} if precision == "float8" else {}
     return verify_with(index, MUTATIONS[index].layout, precision=precision, **wide_enough)
 

@@ -2,25 +2,26 @@ import dataclasses
 import json
 
 from crosscut.config import Layout
-from crosscut.verification import Check, First, Report, Row, for_verification, print_report
+from crosscut.verification import CallRow, FirstDifference, LayoutReport, ReportCheck, for_verification, print_report
+from crosscut.verification.report import StepPhase
 from crosscut.verification.run_proof import told_layout
 from tests.verification.runs import tiny_run
 
-GOOD = Report(
+GOOD = LayoutReport(
     layout="tensor 2 x data 1",
     model="GPT-2, 35,584 parameters",
     precision="float64",
     tolerance=1.5e-13,
     largest_tolerance=1.5e-13,
-    rows=(Row("tokens", 0.0, 3e-16, True), Row("loss", None, 1e-15, True)),
-    checks=(Check("copies on all ranks", None, True, "the same to the last bit"),),
+    rows=(CallRow("tokens", 0.0, 3e-16, True), CallRow("loss", None, 1e-15, True)),
+    checks=(ReportCheck("copies on all ranks", None, True, "the same to the last bit"),),
     first=None,
     seconds=3.2,
 )
 BAD = dataclasses.replace(
     GOOD,
-    rows=(Row("tokens", 0.5, 3e-16, False), Row("loss", None, 1e-15, True)),
-    first=First("tokens", "forward", "A sum is missing."),
+    rows=(CallRow("tokens", 0.5, 3e-16, False), CallRow("loss", None, 1e-15, True)),
+    first=FirstDifference("tokens", StepPhase.FORWARD, "A sum is missing."),
 )
 
 
@@ -45,7 +46,7 @@ def test_difference_names_the_first_module_and_what_it_means(capsys):
 def test_any_failed_row_or_check_is_a_difference():
     assert GOOD.same
     assert not BAD.same
-    failed = Check("collectives", None, False, "one more")
+    failed = ReportCheck("collectives", None, False, "one more")
     assert not dataclasses.replace(GOOD, checks=(failed,)).same
 
 
@@ -61,9 +62,11 @@ def test_what_was_in_the_step_and_what_was_not_is_said(capsys):
 
 
 def test_where_both_models_may_be_wrong_alike_nothing_is_proven(capsys):
-    check = Check("rounding of outputs", 0.7, False, "at most 0.1 from float32, largest at output of tokens")
+    check = ReportCheck("rounding of outputs", 0.7, False, "at most 0.1 from float32, largest at output of tokens")
     print_report(
-        dataclasses.replace(GOOD, checks=(check,), first=First("rounding of outputs", "step", "Both models agree."))
+        dataclasses.replace(
+            GOOD, checks=(check,), first=FirstDifference("rounding of outputs", StepPhase.STEP, "Both models agree.")
+        )
     )
     told = " ".join(capsys.readouterr().out.split())
     assert "is NOT PROVEN to equal the uncut model" in told

@@ -19,7 +19,7 @@ from crosscut.planner import step_traffic
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities
-from crosscut.verification import Report, for_verification, scale_down, verify_runs
+from crosscut.verification import LayoutReport, for_verification, scale_down, verify_runs
 from crosscut.verification.batches.made_up import made_up_batch
 from tests.ranks import RankPool
 from tests.verification.mutations import MIXED, g_missing
@@ -291,7 +291,7 @@ WRONG_IN_NARROW_NUMBERS = [
 ]
 
 
-def _verify_within(fault: Callable[[], AbstractContextManager[None]]) -> Report:
+def _verify_within(fault: Callable[[], AbstractContextManager[None]]) -> LayoutReport:
     run = for_verification(tiny_run(dropout=0.0, training={"recompute": "full"}), Layout(), "bfloat16")
     with fault():
         return verify_run(run)
@@ -317,7 +317,7 @@ def test_what_is_wrong_in_narrow_numbers_alone_is_not_rounding(
     assert "recompute" not in report.first.cause, "neither of the two that were compared recomputes"
 
 
-def _verify_one_more_message_and_wrong_loss() -> Report:
+def _verify_one_more_message_and_wrong_loss() -> LayoutReport:
     run = for_verification(tiny_run(dropout=0.0), Layout(tensor=2), "bfloat16")
     planned = step_traffic(run)
     with _wrong_loss(), mock.patch("crosscut.verification.run_proof.step_traffic", return_value=planned[1:]):
@@ -331,7 +331,7 @@ def test_what_is_known_to_differ_comes_before_what_may_be_rounding(ranks: RankPo
     assert report.first.module == "collectives"
 
 
-def _verify_overflowing() -> Report:
+def _verify_overflowing() -> LayoutReport:
     with mock.patch.object(LossScale.__init__, "__defaults__", (2.0**40,)):
         return verify_run(for_verification(tiny_run(dropout=0.0), Layout(), "float16"))
 
@@ -347,7 +347,7 @@ def test_a_step_that_overflows_proves_nothing(ranks: RankPool) -> None:
 UNSUMMED = [("bfloat16", 32), ("float8", 64)]
 
 
-def _verify_unsummed(precision: str, hidden_size: int) -> Report:
+def _verify_unsummed(precision: str, hidden_size: int) -> LayoutReport:
     run = for_verification(tiny_run(dropout=0.0, hidden_size=hidden_size), Layout(tensor=2), precision)
     with pytest.MonkeyPatch.context() as patch:
         g_missing(patch)

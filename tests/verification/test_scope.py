@@ -5,9 +5,9 @@ from typing import Any
 
 from crosscut.config import DataConfig, Layout, OptimizerConfig, RunConfig, load_run
 from crosscut.config.data import MixedFolder
-from crosscut.verification import Check, Report, for_verification, scale_down, with_scope
+from crosscut.verification import LayoutReport, ReportCheck, for_verification, scale_down, with_scope
 
-REPORT = Report(
+REPORT = LayoutReport(
     layout="",
     model="",
     precision="float64",
@@ -18,7 +18,7 @@ REPORT = Report(
     first=None,
     seconds=1.0,
 )
-COMPILED = replace(REPORT, checks=(Check("compiled layers", None, True, "2"),))
+COMPILED = replace(REPORT, checks=(ReportCheck("compiled layers", None, True, "2"),))
 
 
 def run_of(*, layout: dict[str, Any] | None = None, **training: Any) -> RunConfig:
@@ -27,7 +27,7 @@ def run_of(*, layout: dict[str, Any] | None = None, **training: Any) -> RunConfi
     return load_run({"model": shape, "layout": layout or {}, "training": training})
 
 
-def scope(run: RunConfig, precision: str = "float64", report: Report = REPORT) -> tuple[tuple[str, ...], ...]:
+def scope(run: RunConfig, precision: str = "float64", report: LayoutReport = REPORT) -> tuple[tuple[str, ...], ...]:
     told = with_scope(report, asked=run, verified=for_verification(run, run.layout, precision))
     return told.included, told.left_out
 

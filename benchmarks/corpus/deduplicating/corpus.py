@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from benchmarks.texts import in_batches, take
 from crosscut.corpus.documents import CLEANING, DOCUMENTS, INGEST, TEXTS, write_table
 from crosscut.corpus.duplicates.planted import HIGHEST, LOWEST, plant
-from crosscut.corpus.execution.stages import Record
+from crosscut.corpus.execution.stages import TaskRecord
 from crosscut.corpus.words.ngrams import hash_words, ngrams
 from crosscut.data import read_documents
 from crosscut.data.hashing import sha256
@@ -101,7 +101,7 @@ def write_corpus(corpus: Corpus, folder: Path) -> None:
         sizes[name] = sum(len(text.encode()) for text in texts)
     for stage in (ingest, cleaning):
         written = sorted(stage.iterdir())
-        record = Record(
+        record = TaskRecord(
             task="000000",
             key="",
             seconds=0,

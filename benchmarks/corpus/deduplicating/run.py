@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from crosscut.config.corpora import CorpusConfig, EngineConfig, SourceConfig
-from crosscut.corpus.documents import CLEANING, INGEST
+from crosscut.corpus.documents import CLEANING, INGEST, Lineage
 from crosscut.corpus.duplicates.planted import PLANTED
 from crosscut.corpus.duplicates.stages import duplicate_stages
 from crosscut.corpus.execution.engine import start_engine
@@ -34,7 +34,7 @@ def find_duplicates(folder: Path, workers: int) -> None:
             digests.learn(work / before, record)
     seconds = {}
     with start_engine(config.engine, work) as engine, ProgressBar(shown=False) as bar:
-        for stage in duplicate_stages(config, (), cleaned=True):
+        for stage in duplicate_stages(config, Lineage(cleaned=True)):
             if stage.name != PLANTED:
                 start, start_cpu = time.perf_counter(), time.process_time()
                 result = run_stage(stage, work, engine=engine, digests=digests, bar=bar)

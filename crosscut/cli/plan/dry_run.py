@@ -104,7 +104,7 @@ def _fitting_micro_batch(rehearsal: "Rehearsal", hardware: "Hardware", limit: in
 
     planned = rehearsal.planned
     for size in reversed(divisors(planned.micro_batch_size)[:-1]):
-        smaller = planned._replace(training=replace(planned.training, micro_batch_size=size))
+        smaller = replace(planned, training=replace(planned.training, micro_batch_size=size))
         if forecast_memory(smaller, device=hardware.device, capability=hardware.capability).total <= limit:
             return size
     return 0

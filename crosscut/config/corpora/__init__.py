@@ -4,11 +4,11 @@ from crosscut.config.corpora.corpus import CorpusConfig
 from crosscut.config.corpora.sources import Cleaner, Extraction, HtmlConfig, IngestConfig, SourceConfig, SourceFormat
 from crosscut.config.corpora.stages import (
     CleaningConfig,
-    Detector,
     DuplicatesConfig,
     EngineConfig,
     EngineKind,
     LanguageConfig,
+    LanguageDetector,
     LeakageAction,
     LeakageConfig,
     LengthConfig,
@@ -21,7 +21,6 @@ __all__ = [
     "Cleaner",
     "CleaningConfig",
     "CorpusConfig",
-    "Detector",
     "DuplicatesConfig",
     "EngineConfig",
     "EngineKind",
@@ -29,6 +28,7 @@ __all__ = [
     "HtmlConfig",
     "IngestConfig",
     "LanguageConfig",
+    "LanguageDetector",
     "LeakageAction",
     "LeakageConfig",
     "LengthConfig",

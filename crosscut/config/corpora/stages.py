@@ -8,7 +8,7 @@ from crosscut.config.data import Objective
 from crosscut.config.errors import ConfigError
 
 
-class Detector(Choice):
+class LanguageDetector(Choice):
     """The choices for `language.detector`."""
 
     ELDC = "eldc"
@@ -115,7 +115,7 @@ class LanguageConfig:
     """ISO 639-1 codes of the languages to keep. By default, only English is kept. An empty list keeps all languages and
     skips the detection. A code that the detector does not know is refused; the message lists the known codes."""
 
-    detector: Detector = Detector.ELDC
+    detector: LanguageDetector = LanguageDetector.ELDC
     """Language detector: `eldc`, which is fast, or `langdetect`, which the paper used."""
 
     min_score: float = 0.0

@@ -94,7 +94,7 @@ def parsed(value: Any) -> Any:
     return value.parsed() if isinstance(value, Override) else value
 
 
-class Builder:
+class SectionBuilder:
     """Builder of one config. It records every mistake in `mistakes`.
 
     `keys` are the names of all keys that the config may have. After a mistake in a value, the builder continues with

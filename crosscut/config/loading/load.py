@@ -13,7 +13,7 @@ from crosscut.config.checks import require_text, shown
 from crosscut.config.corpora import CorpusConfig
 from crosscut.config.errors import ConfigError
 from crosscut.config.layout import Layout
-from crosscut.config.loading.building import Builder, Override, parsed
+from crosscut.config.loading.building import Override, SectionBuilder, parsed
 from crosscut.config.loading.keys import advice, keys_of, meant_keys, nearest
 from crosscut.config.loading.mistakes import Mistakes
 from crosscut.config.loading.recipe import expand_recipe
@@ -50,7 +50,7 @@ def load_run(
     _override(table, overrides, mistakes)
     preset = _expand_preset(table, mistakes)
     _expand_published(table, mistakes)
-    builder = Builder(keys_of(RunConfig), mistakes)
+    builder = SectionBuilder(keys_of(RunConfig), mistakes)
     if change_layout is not None and (own := builder.build(Layout, table.get("layout", {}), "layout")) is not None:
         table["layout"] = dataclasses.asdict(change_layout(own))
     expand_recipe(table, preset, mistakes)
@@ -65,7 +65,7 @@ def load_corpus(source: Path | Mapping[str, Any], overrides: Iterable[str] = ())
     """
     table, mistakes = _read(source, keys_of(CorpusConfig))
     _override(table, overrides, mistakes)
-    corpus = Builder(keys_of(CorpusConfig), mistakes).build(CorpusConfig, table)
+    corpus = SectionBuilder(keys_of(CorpusConfig), mistakes).build(CorpusConfig, table)
     mistakes.raise_all()
     return typing.cast(CorpusConfig, corpus)
 
@@ -86,7 +86,7 @@ def load_layout(text: str, like: Layout | None = None) -> Layout:
     table, mistakes = _read(dataclasses.asdict(like or Layout()) | dict.fromkeys(OPTIONS, 1), keys)
     parts = re.split(r",(?![^\[]*\])", text)  # the commas of a list do not separate settings
     _override(table, [part.strip() for part in parts if part.strip()], mistakes)
-    layout = Builder(keys, mistakes).build(Layout, table, "layout")
+    layout = SectionBuilder(keys, mistakes).build(Layout, table, "layout")
     mistakes.raise_all()
     return typing.cast(Layout, layout)
 

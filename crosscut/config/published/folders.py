@@ -12,7 +12,7 @@ from typing import Any
 
 from crosscut.config.checks import MOST, listed, shown
 from crosscut.config.errors import ConfigError
-from crosscut.config.model import HeadKind, ModelConfig, Positions
+from crosscut.config.model import Biases, HeadKind, ModelConfig, Positions
 from crosscut.config.published.families import FAMILIES, MISTRAL, ROBERTA, SOFT_CAP_FIELD, Family
 from crosscut.config.published.rotary import rotary_fields, rotary_keys
 from crosscut.config.published.table import PublishedTable
@@ -64,7 +64,7 @@ def read_published(folder: Path) -> Published:
         table.require_at_least(family.keys["max_sequence_length"], family.first_position + 1)
         fields["max_sequence_length"] -= family.first_position
     window: dict[str, Any] = {}
-    if fields["positions"] == "rotary":
+    if fields["positions"] == Positions.ROTARY:
         fields.update(_biases(table, family), **rotary_fields(table, fields.get("max_sequence_length")))
         fields.update(window := _window(table, family, fields))
     for name in ("num_layers", "hidden_size", "num_heads", "vocab_size", "max_sequence_length"):
@@ -172,8 +172,8 @@ def published_table(
     if not model.logit_softcap and SOFT_CAP_FIELD in family.keys:
         table[family.keys[SOFT_CAP_FIELD]] = None
     table.update({key: allowed[0] for key, allowed in family.required.items() if allowed[0] is not None})
-    table.update(dict.fromkeys(family.dropouts, model.dropout), **dict.fromkeys(family.biases, model.biases == "all"))
-    if model.positions == "rotary":
+    table |= dict.fromkeys(family.dropouts, model.dropout) | dict.fromkeys(family.biases, model.biases is Biases.ALL)
+    if model.positions is Positions.ROTARY:
         table.update(rotary_keys(model, family.keys["max_sequence_length"]))
     if model.num_classes:
         table.update(_named_classes(model.num_classes, labels))
@@ -256,7 +256,7 @@ def _biases(table: PublishedTable, family: Family) -> dict[str, Any]:
     """Value of `model.biases`, "all" or "none", if the file gives it. Empty otherwise."""
     if not family.biases:
         return {}
-    *others, last = ((key, bool(table.get(key, family.fixed["biases"] == "all"))) for key in family.biases)
+    *others, last = ((key, bool(table.get(key, family.fixed["biases"] == Biases.ALL))) for key in family.biases)
     for key, value in others:
         if value != last[1]:
             raise table.refusal(key, f"{shown(last[1])} like `{last[0]}`", value)
@@ -285,11 +285,11 @@ def _nearest(model: ModelConfig) -> tuple[Family, dict[str, Any]]:
 def _differences(family: Family, model: ModelConfig) -> tuple[Family, dict[str, Any]]:
     """Return the family, and the fields in which the model differs from it, with the family's values."""
     wanted = dict(family.fixed)
-    if wanted["positions"] == "learned":
+    if wanted["positions"] == Positions.LEARNED:
         wanted = {"num_kv_heads": model.num_heads, "head_size": model.hidden_size // model.num_heads, **wanted}
     if "token_types" in family.keys and not model.token_types:
         wanted["token_types"] = family.defaults["token_types"]
-    if family.biases and model.biases in ("all", "none"):
+    if family.biases and model.biases in (Biases.ALL, Biases.NONE):
         wanted["biases"] = model.biases
     if any(fields["head"] == model.head for fields in family.heads.values()):
         wanted.pop("head", None)

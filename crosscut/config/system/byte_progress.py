@@ -23,7 +23,7 @@ def byte_progress(description: str, total: int, *, shown: bool = True) -> Iterat
     if not shown:
         yield lambda _: None
     elif not sys.stderr.isatty():
-        yield _Lines(description, total).advance
+        yield _ProgressLines(description, total).advance
     elif total < LARGE:
         yield lambda _: None
     else:
@@ -31,7 +31,7 @@ def byte_progress(description: str, total: int, *, shown: bool = True) -> Iterat
             yield advance
 
 
-class _Lines:
+class _ProgressLines:
     """Lines for a log file."""
 
     def __init__(self, description: str, total: int) -> None:

@@ -18,11 +18,11 @@ from crosscut.config.corpora import CorpusConfig
 from crosscut.config.system.machine import available_cores
 from crosscut.corpus.audit.excerpts import excerpt, excerpts_of_pair
 from crosscut.corpus.audit.flow import make_flow, tokens_of_byte, with_estimate
-from crosscut.corpus.audit.lookup import Place, Runs, find_documents, latest_texts
+from crosscut.corpus.audit.lookup import DocumentPlace, Runs, find_documents, latest_texts
 from crosscut.corpus.audit.rejects import rejected_samples, skipped_samples
 from crosscut.corpus.audit.samples import CHANGED, CUT, NOTHING, SHORT_PIECES, merge_samples
 from crosscut.corpus.audit.totals import cut_words, make_totals
-from crosscut.corpus.documents import CLEANING, INGEST
+from crosscut.corpus.documents import CLEANING, INGEST, Lineage
 from crosscut.corpus.execution.running import StageResult
 
 FORMAT = "crosscut-corpus-report"
@@ -51,7 +51,7 @@ def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Pat
     """
     counts = {result.name: result.counts for result in results}
     flow = make_flow(results)
-    runs = Runs(work, cleaned=CLEANING in counts, against=config.duplicates.against)
+    runs = Runs(work, Lineage(cleaned=CLEANING in counts), against=config.duplicates.against)
     _add_samples(flow, counts, config, runs)
     audit = counts.get("audit", {})
     ratio = tokens_of_byte(counts)
@@ -118,7 +118,7 @@ def _add_samples(flow: Sequence[dict[str, Any]], counts: Counts, config: CorpusC
     """
     samples = merge_samples(runs.work)
     dropped = [one for of_rule in samples.values() for one in of_rule if "at" in one]
-    places = {one["id"]: Place(runs.work, *one.pop("at")) for one in dropped}
+    places = {one["id"]: DocumentPlace(runs.work, *one.pop("at")) for one in dropped}
     matched = [one for one in dropped if one["other"]]
     texts = _Texts(runs, [one["other"] for one in matched], [places[one["id"]] for one in matched])
     for entry in flow:
@@ -146,7 +146,7 @@ def _add_unread(rules: dict[str, dict[str, Any]], work: Path, seed: int) -> None
 class _Texts:
     """Texts of some documents, from this run and from earlier runs."""
 
-    def __init__(self, runs: Runs, names: Sequence[str], places: Sequence[Place] = ()) -> None:
+    def __init__(self, runs: Runs, names: Sequence[str], places: Sequence[DocumentPlace] = ()) -> None:
         self._places = find_documents(runs, names)
         self._texts = latest_texts(runs, [*self._places.values(), *places])
 
@@ -154,7 +154,7 @@ class _Texts:
         """Excerpt from the beginning of a document, or an empty string if the document is unknown."""
         return excerpt(self._texts[self._places[name]]) if name in self._places else ""
 
-    def beside(self, sample: dict[str, Any], place: Place) -> dict[str, Any]:
+    def beside(self, sample: dict[str, Any], place: DocumentPlace) -> dict[str, Any]:
         """Add excerpts of both texts to a sample that matches another document: its own text and the text of the match.
 
         Both excerpts start shortly before the first difference between the texts. A sample without a known match is

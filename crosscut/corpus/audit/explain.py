@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.config.system.files import require_regular
 from crosscut.corpus.audit.excerpts import common_beginning, excerpts_of_pair
 from crosscut.corpus.audit.lookup import (
-    Place,
+    DocumentPlace,
     Runs,
     find_documents,
     latest_texts,
@@ -45,58 +46,59 @@ _WIDTH = 100
 _LABEL = 16
 
 
-def explain(work: Path, filters: Sequence[str], document_id: str, *, cleaned: bool, against: Sequence[str] = ()) -> str:
-    """Describe the history of a document, as lines of text to print.
+def explain(runs: Runs, document_id: str) -> str:
+    """Describe the history of a document of this run, as lines of text to print. The document may duplicate a document
+    of an earlier run.
 
-    `filters` lists the stages that drop documents, in order, including the stage `tokens`. `cleaned` says whether the
-    corpus has the stage `cleaning`. `against` lists the output folders of earlier runs, because the document may
-    duplicate a document of an earlier run. Raises `DataError` if the corpus has no document with this id, and
-    `DamagedDataError` if a file of the corpus is damaged or missing.
+    Raises `DataError` if the corpus has no document with this id, and `DamagedDataError` if a file of the corpus is
+    damaged or missing.
     """
     try:
-        return _explained(work, filters, document_id, cleaned, against)
+        return _explained(runs, document_id)
     except (pa.ArrowException, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).partition("\n")[0]
         raise DamagedDataError(
-            f"`{work}` must hold the files that `crosscut prepare` wrote, but a file cannot be read: {reason}. Start "
-            "`crosscut prepare` again to rewrite the damaged files."
+            f"`{runs.work}` must hold the files that `crosscut prepare` wrote, but a file cannot be read: {reason}. "
+            "Start `crosscut prepare` again to rewrite the damaged files."
         ) from None
 
 
-def _explained(work: Path, filters: Sequence[str], document_id: str, cleaned: bool, against: Sequence[str]) -> str:
-    place = find_documents(Runs(work, cleaned), [document_id]).get(document_id)
+def _explained(runs: Runs, document_id: str) -> str:
+    work = runs.work
+    place = find_documents(replace(runs, against=()), [document_id]).get(document_id)
     if place is None:
         return _without_document(work, document_id)
-    story = _Story(Runs(work, cleaned, tuple(against)), document_id, place)
+    story = _Story(runs, document_id, place)
     lines = [document_id, ""]
-    for label, told in story.tell([name for name in filters if (work / name / drops_name(place.part)).is_file()]):
-        lines.append(f"{label:<{_LABEL}}{told[0]}" if told else label)
-        lines += [textwrap.indent(line, " " * _LABEL) for line in told[1:]]
+    done = [name for name in runs.lineage.filters if (work / name / drops_name(place.part)).is_file()]
+    for label, entry in story.entries(done):
+        lines.append(f"{label:<{_LABEL}}{entry[0]}" if entry else label)
+        lines += [textwrap.indent(line, " " * _LABEL) for line in entry[1:]]
     return "\n".join(lines)
 
 
 class _Story:
     """History of one document through the stages, read from the files of the runs."""
 
-    def __init__(self, runs: Runs, document_id: str, place: Place) -> None:
+    def __init__(self, runs: Runs, document_id: str, place: DocumentPlace) -> None:
         self._runs = runs
         self._work = place.work
         self._id = document_id
         self._place = place
 
-    def tell(self, filters: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    def entries(self, filters: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         """Yield a label and lines of text for each step of the history, up to the stage that dropped the document."""
         yield "file", [self._path()]
         yield "read", self._origin()
         for stage in filters:
             drop = self._rows(stage, drops_name(self._place.part))
-            told = [*self._marks(stage), *(self._mended() if stage == CLEANING else ())]
-            told += self._leaks() if stage == LEAKAGE else ()
-            told += self._short_pieces() if stage == TOKENS else ()
+            entry = [*self._marks(stage), *(self._mended() if stage == CLEANING else ())]
+            entry += self._leaks() if stage == LEAKAGE else ()
+            entry += self._short_pieces() if stage == TOKENS else ()
             if drop:
-                yield stage, [f"dropped: {_why(stage, drop[0])}", *told, *self._match(drop[0]["other"])]
+                yield stage, [f"dropped: {_why(stage, drop[0])}", *entry, *self._match(drop[0]["other"])]
                 return
-            yield stage, told or ["kept"]
+            yield stage, entry or ["kept"]
         for stage, others in self._in_favour(filters):
             more = [f"and {len(others) - SHOWN:,} more"] if len(others) > SHOWN else []
             yield "replaces", [f"{len(others):,} dropped by {stage}:", *others[:SHOWN], *more]
@@ -145,29 +147,29 @@ class _Story:
         if not other:
             return []
         work, document_id = self._runs.locate(other)
-        told = f"matched with {document_id}" + ("" if work == self._work else f" of the earlier run {work.parent}")
+        entry = f"matched with {document_id}" + ("" if work == self._work else f" of the earlier run {work.parent}")
         place = find_documents(self._runs, [other]).get(other)
         if place is None:
-            return [told]
+            return [entry]
         texts = latest_texts(self._runs, [self._place, place])
         one, two = excerpts_of_pair(texts[self._place], texts[place])
-        return [told, *_quoted("this", one), *_quoted("other", two)]
+        return [entry, *_quoted("this", one), *_quoted("other", two)]
 
     def _leaks(self) -> list[str]:
         matches = self._rows(LEAKAGE, f"{self._place.part}.matches.arrow")
         cuts = self._rows(LEAKAGE, f"{self._place.part}.cuts.arrow")
-        told = []
+        entry = []
         for match in sorted(matches, key=lambda match: -match["grams"])[:SHOWN]:
-            told.append(
+            entry.append(
                 f"{match['grams']:,} consecutive n-grams also occur in {match['test_set']}, item {match['item']:,}:"
             )
-            told += _quoted("", match["passage"])
+            entry += _quoted("", match["passage"])
         if len(matches) > SHOWN:
-            told.append(f"and {len(matches) - SHOWN:,} shorter passages")
+            entry.append(f"and {len(matches) - SHOWN:,} shorter passages")
         if cuts:
             spans = ", ".join(f"{cut['start']:,} to {cut['end']:,}" for cut in cuts)
-            told.append(f"cut out: characters {spans}")
-        return told
+            entry.append(f"cut out: characters {spans}")
+        return entry
 
     def _short_pieces(self) -> list[str]:
         """Describe the pieces that were too short to become tokens. Pieces are what remains of a document between its
@@ -182,9 +184,9 @@ class _Story:
         short = [piece for number, piece in enumerate(left) if number not in written]
         if not short:
             return []
-        told = f"{len(short):,} of {len(left):,} pieces between cuts were left out, because they have too few tokens:"
+        entry = f"{len(short):,} of {len(left):,} pieces between cuts were left out, because they have too few tokens:"
         more = [f"and {len(short) - SHOWN:,} more"] if len(short) > SHOWN else []
-        return [told, *(line for piece in short[:SHOWN] for line in _quoted("", piece)), *more]
+        return [entry, *(line for piece in short[:SHOWN] for line in _quoted("", piece)), *more]
 
     def _in_favour(self, filters: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         """Yield, for each stage, a label and the ids of the documents that the stage dropped in favour of this
@@ -203,10 +205,10 @@ class _Story:
 
     def _end(self) -> list[str]:
         texts = self._rows(TOKENS, f"{self._place.part}.index.arrow")
-        told = [f"{sum(text['tokens'] for text in texts):,} tokens, including end-of-text tokens"] if texts else []
+        entry = [f"{sum(text['tokens'] for text in texts):,} tokens, including end-of-text tokens"] if texts else []
         if len(texts) > 1:
-            told[0] += f", in {len(texts)} pieces"
-        return [*(told or ["passed all finished stages"]), *self._shards()]
+            entry[0] += f", in {len(texts)} pieces"
+        return [*(entry or ["passed all finished stages"]), *self._shards()]
 
     def _shards(self) -> list[str]:
         """Positions of the document's texts in the shards. Empty if the shards are not written yet."""
@@ -217,16 +219,16 @@ class _Story:
         file, _, record = self._id.rpartition("#")
         number = next((n for n, source in enumerate(manifest.sources) if source.name == file), None)
         shards = [entry.name for entry in (*manifest.train, manifest.validation)]
-        told = []
+        entry = []
         for shard in shards if number is not None else ():
             require_regular(folder / f"{shard}.index")
             index = np.fromfile(folder / f"{shard}.index", dtype=INDEX_DTYPE)
             places = np.flatnonzero((index["source"] == number) & (index["record"] == int(record)))
             if len(places):
-                told.append(
+                entry.append(
                     f"{shard}: {'text' if len(places) == 1 else 'texts'} {', '.join(f'{at:,}' for at in places)}"
                 )
-        return told or ["omitted from the shards because of the weight of its source"]
+        return entry or ["omitted from the shards because of the weight of its source"]
 
 
 def _why(stage: str, drop: dict[str, Any]) -> str:
@@ -253,10 +255,10 @@ def _quoted(name: str, text: str) -> list[str]:
 
 def _without_document(work: Path, document_id: str) -> str:
     """History of a record that did not become a document. Raises `DataError` if no record has this id."""
-    label, told, text = explain_rejected(work, document_id) or explain_skipped(work, document_id) or ("", "", "")
+    label, entry, text = explain_rejected(work, document_id) or explain_skipped(work, document_id) or ("", "", "")
     if label:
         quoted = [textwrap.indent(line, " " * _LABEL) for line in _quoted("", text)] if text else []
-        return "\n".join([document_id, "", f"{label:<{_LABEL}}{told}", *quoted])
+        return "\n".join([document_id, "", f"{label:<{_LABEL}}{entry}", *quoted])
     near = [*near_ids(work, document_id), *rejected_ids(work, document_id.rpartition("#")[0])]
     hint = f" Similar ids are {', '.join(f'`{one}`' for one in near)}." if near else ""
     raise DataError(

@@ -53,12 +53,12 @@ def with_estimate(amount: Counts, ratio: float | None) -> dict[str, Any]:
     `amount` is an `Amount` of the module `samples`. `ratio` is the average number of tokens per byte. If `ratio` is
     None, the result has no tokens.
     """
-    told = {unit: amount[unit] for unit in ("documents", "bytes")}
+    known = {unit: amount[unit] for unit in ("documents", "bytes")}
     if ratio is None:
-        return told
+        return known
     if not amount["uncounted"]:
-        return {**told, "tokens": amount["tokens"]}
-    return {**told, "tokens": amount["tokens"] + round(amount["uncounted"] * ratio), "estimated": True}
+        return {**known, "tokens": amount["tokens"]}
+    return {**known, "tokens": amount["tokens"] + round(amount["uncounted"] * ratio), "estimated": True}
 
 
 def _entry(name: str, counts: Counts) -> dict[str, Any]:

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from crosscut.corpus.collection import earlier_id
-from crosscut.corpus.documents import CLEANING, INGEST, read_columns, read_table
-from crosscut.corpus.finished import WORK_FOLDER, FinishedRun
+from crosscut.corpus.documents import CLEANING, INGEST, Lineage, read_columns, read_table
+from crosscut.corpus.finished import WORK_FOLDER, read_finished
 
 _NEAREST = 3
 """Maximum number of similar ids that the message about an unknown id lists."""
@@ -30,7 +30,7 @@ _COMPARED = 4000
 """Maximum number of ids that are compared with an unknown id to find similar ids."""
 
 
-class Place(NamedTuple):
+class DocumentPlace(NamedTuple):
     """Location of a document: the work folder of its run, the name of its part (an Arrow file), and its row."""
 
     work: Path
@@ -48,18 +48,16 @@ class Runs:
     work: Path
     """Work folder of the run, which contains a folder for each stage."""
 
-    cleaned: bool
-    """Whether the run has the stage `cleaning`."""
+    lineage: Lineage
+    """The stages of the run that yield drops or texts, in order, including the stage `tokens`."""
 
     against: tuple[str, ...] = ()
     """Output folders of the earlier runs."""
 
     def is_cleaned(self, work: Path) -> bool:
         """Whether a run has the stage `cleaning`. `work` is the work folder of this run or of an earlier run."""
-        if work == self.work:
-            return self.cleaned
-        finished = FinishedRun.read(work)
-        return finished is not None and finished.cleaned
+        lineage = self.lineage if work == self.work else read_finished(work)
+        return lineage is not None and lineage.cleaned
 
     def locate(self, name: str) -> tuple[Path, str]:
         """Return the work folder of the run that has the named document, and the id of the document in that run."""
@@ -80,19 +78,19 @@ def id_columns(work: Path) -> Iterator[tuple[str, pa.ChunkedArray]]:
         yield part, read_columns(work / INGEST / f"{part}.arrow", "id")["id"]
 
 
-def find_documents(runs: Runs, names: Iterable[str]) -> dict[str, Place]:
+def find_documents(runs: Runs, names: Iterable[str]) -> dict[str, DocumentPlace]:
     """Find documents by their names. Returns the location of each document by name; unknown names are left out."""
     wanted: dict[Path, dict[str, str]] = {}
     for name in names:
         work, document_id = runs.locate(name)
         wanted.setdefault(work, {})[document_id] = name
-    found: dict[str, Place] = {}
+    found: dict[str, DocumentPlace] = {}
     for work, of_run in wanted.items():
         found |= {of_run[document_id]: place for document_id, place in _find_in(work, set(of_run))}
     return found
 
 
-def _find_in(work: Path, wanted: set[str]) -> Iterator[tuple[str, Place]]:
+def _find_in(work: Path, wanted: set[str]) -> Iterator[tuple[str, DocumentPlace]]:
     for part, column in id_columns(work):
         if not wanted:
             return
@@ -100,24 +98,24 @@ def _find_in(work: Path, wanted: set[str]) -> Iterator[tuple[str, Place]]:
         for row in rows.tolist():
             document_id = column[row].as_py()
             wanted.discard(document_id)
-            yield document_id, Place(work, part, row)
+            yield document_id, DocumentPlace(work, part, row)
 
 
-def texts_read(places: Iterable[Place]) -> dict[Place, str]:
+def texts_read(places: Iterable[DocumentPlace]) -> dict[DocumentPlace, str]:
     """Read the original texts of documents, before cleaning. Each part (an Arrow file) is opened once."""
-    found: dict[Place, str] = {}
+    found: dict[DocumentPlace, str] = {}
     for (work, part), of_part in groupby(sorted(set(places)), key=lambda place: place[:2]):
         column = read_columns(work / INGEST / f"{part}.arrow", "text")["text"]
         found |= {place: str(column[place.row].as_py()) for place in of_part}
     return found
 
 
-def texts_cleaned(runs: Runs, places: Iterable[Place]) -> dict[Place, str]:
+def texts_cleaned(runs: Runs, places: Iterable[DocumentPlace]) -> dict[DocumentPlace, str]:
     """Read the texts that the stage `cleaning` wrote for documents.
 
     The result leaves out documents that did not pass this stage, and documents of runs without this stage.
     """
-    found: dict[Place, str] = {}
+    found: dict[DocumentPlace, str] = {}
     for (work, part), of_part in groupby(sorted(set(places)), key=lambda place: place[:2]):
         path = work / CLEANING / f"{part}.arrow"
         if not runs.is_cleaned(work) or not path.is_file():
@@ -131,7 +129,7 @@ def texts_cleaned(runs: Runs, places: Iterable[Place]) -> dict[Place, str]:
     return found
 
 
-def latest_texts(runs: Runs, places: Iterable[Place]) -> dict[Place, str]:
+def latest_texts(runs: Runs, places: Iterable[DocumentPlace]) -> dict[DocumentPlace, str]:
     """Read the latest text of each document: the cleaned text, or the original text if there is no cleaned text."""
     wanted = set(places)
     cleaned = texts_cleaned(runs, wanted)

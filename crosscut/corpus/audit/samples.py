@@ -10,8 +10,6 @@ import hashlib
 import heapq
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,13 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from crosscut.corpus.audit.excerpts import excerpt, excerpts_of_pair
-from crosscut.corpus.documents import CLEANING, INGEST, TEXTS, Part, marks_name, read_drops, read_table
-from crosscut.corpus.execution.stages import Counts, Output, Task
+from crosscut.corpus.documents import CLEANING, INGEST, TEXTS, Lineage, Part, marks_name, read_drops, read_table
+from crosscut.corpus.execution.stages import Counts, Output, Stage
 from crosscut.corpus.json_rows import read_rows
 from crosscut.corpus.leakage.passages import Span, pieces
 from crosscut.corpus.leakage.removal import cuts_name, read_cuts
 from crosscut.corpus.leakage.stages import LEAKAGE
-from crosscut.corpus.parts import files_of, find_parts
+from crosscut.corpus.parts import PartStage
 from crosscut.corpus.tokens.encoding import TOKENS, index_name
 
 AUDIT = "audit"
@@ -51,46 +49,32 @@ Amount = dict[str, int]
 documents whose tokens were counted, and `uncounted` holds the bytes of all other documents."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AuditStage:
-    """The stage `audit`, which counts and samples the documents of every part after all filters."""
+def audit_stage(lineage: Lineage, seed: int) -> Stage:
+    """Make the stage `audit`, which counts and samples the documents of every part (an Arrow file of documents).
 
-    filters: tuple[str, ...]
-    """Names of all filters of the corpus, in order."""
-
-    cleaned: bool
-    """Whether the corpus has the stage `cleaning`."""
-
-    seed: int
-    """Seed for choosing the samples."""
-
-    name: str = AUDIT
-    version: int = 3
-
-    def tasks(self, work: Path) -> list[Task]:
-        """List the tasks, one per part (an Arrow file of documents)."""
-        return [
-            Task(
-                name=part.name,
-                function=partial(audit_part, part, self.seed),
-                inputs=(*files_of(part), *_marks_of(part), *_written_of(part)),
-                settings={"seed": self.seed, "samples": SAMPLES, "filters": list(self.filters)},
-                size=size,
-            )
-            for part, size in find_parts(work, filters=self.filters, cleaned=self.cleaned)
-        ]
+    `lineage` names all stages of the corpus that yield drops or texts. `seed` decides which samples are chosen.
+    """
+    return PartStage(
+        name=AUDIT,
+        version=3,
+        function=audit_part,
+        arguments=(seed,),
+        settings={"seed": seed, "samples": SAMPLES, "filters": list(lineage.filters)},
+        inputs_of=lambda part: (*_marks_of(part), *_written_of(part)),
+        lineage=lineage,
+    )
 
 
 def _marks_of(part: Part) -> tuple[Path, ...]:
-    paths = (part.work / stage / marks_name(part.name) for stage in part.filters)
+    paths = (part.work / stage / marks_name(part.name) for stage in part.lineage.filters)
     return tuple(path for path in paths if path.is_file())
 
 
 def _written_of(part: Part) -> tuple[Path, ...]:
     """Files that tell which pieces of each document were written as tokens: the index of tokens, and the cuts."""
-    if TOKENS not in part.filters:
+    if TOKENS not in part.lineage.filters:
         return ()
-    cuts = [part.work / LEAKAGE / cuts_name(part.name)] if LEAKAGE in part.filters else []
+    cuts = [part.work / LEAKAGE / cuts_name(part.name)] if LEAKAGE in part.lineage.filters else []
     return (part.work / TOKENS / index_name(part.name), *cuts)
 
 
@@ -101,8 +85,8 @@ def samples_name(part: str) -> str:
 
 def audit_part(part: Part, seed: int, output: Output) -> Counts:
     """Run a task: count a part's documents by source, rule, language and length, and write its samples."""
-    documents = _Documents(part)
-    drops = {stage: read_drops(part.work, stage, part.name) for stage in part.filters}
+    documents = _PartColumns(part)
+    drops = {stage: read_drops(part.work, stage, part.name) for stage in part.lineage.filters}
     samples = [*_dropped(part, documents, drops, seed), *_mended(documents, seed), *_shortened(part, documents, seed)]
     lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
     output.path(samples_name(part.name)).write_text(lines, encoding="utf-8")
@@ -112,17 +96,18 @@ def audit_part(part: Part, seed: int, output: Output) -> Counts:
         **_histograms(part, documents),
     }
     kept = np.setdiff1d(np.arange(len(documents)), part.dropped())
-    if TOKENS in part.filters:
+    if TOKENS in part.lineage.filters:
         _take_written(part, documents)
     return {"sources": documents.amounts(documents.sources[kept], kept), **counts}
 
 
-class _Documents:
+class _PartColumns:
     """All documents of a part, as columns."""
 
     def __init__(self, part: Part) -> None:
         self.read = read_table(part.work / INGEST / f"{part.name}.arrow")
-        self.mended = read_table(part.work / CLEANING / f"{part.name}.arrow") if part.cleaned else TEXTS.empty_table()
+        cleaned = part.work / CLEANING / f"{part.name}.arrow"
+        self.mended = read_table(cleaned) if part.lineage.cleaned else TEXTS.empty_table()
         self.mended_rows = self.mended["row"].to_numpy()
         self.ids = self.read["id"]
         self.sources = np.asarray([name.partition("/")[0] for name in self.ids.to_pylist()], dtype=np.str_)
@@ -162,7 +147,7 @@ class _Documents:
         }
 
 
-def _take_written(part: Part, documents: _Documents) -> None:
+def _take_written(part: Part, documents: _PartColumns) -> None:
     """Set the bytes and tokens of each document to the totals of the pieces that were written as tokens.
 
     Before this call, the numbers also include the passages that the stage `leakage` cut out of the document.
@@ -181,7 +166,7 @@ def _cuts_of(part: Part) -> dict[int, list[Span]]:
     """Spans that were cut from the documents of a part, keyed by row. Empty unless the stages `leakage` and `tokens`
     have run.
     """
-    return read_cuts(part.work, LEAKAGE, part.name) if {LEAKAGE, TOKENS} <= set(part.filters) else {}
+    return read_cuts(part.work, LEAKAGE, part.name) if {LEAKAGE, TOKENS} <= set(part.lineage.filters) else {}
 
 
 def _sums(group: Numbers, values: Numbers, size: int) -> Numbers:
@@ -199,11 +184,11 @@ def _mark(part: Part, name: str) -> tuple[npt.NDArray[np.uint32], npt.NDArray[An
     return None
 
 
-def _by_rule(documents: _Documents, drops: pa.Table) -> dict[str, Amount]:
+def _by_rule(documents: _PartColumns, drops: pa.Table) -> dict[str, Amount]:
     return documents.amounts(np.asarray(drops["rule"].to_pylist(), dtype=np.str_), drops["row"].to_numpy())
 
 
-def _histograms(part: Part, documents: _Documents) -> Counts:
+def _histograms(part: Part, documents: _PartColumns) -> Counts:
     """Histograms of the documents by language, score and length. Each histogram covers the documents that were still in
     the corpus when the value was measured.
     """
@@ -246,7 +231,7 @@ class Sampled(NamedTuple):
     id: str
 
 
-def _smallest(documents: _Documents, rows: Sequence[int], seed: int) -> list[Sampled]:
+def _smallest(documents: _PartColumns, rows: Sequence[int], seed: int) -> list[Sampled]:
     ids = documents.ids.take(pa.array(rows, pa.int64())).to_pylist()
     return heapq.nsmallest(
         SAMPLES, (Sampled(sample_key(seed, name), row, name) for row, name in zip(rows, ids, strict=True))
@@ -258,7 +243,7 @@ def sample_key(seed: int, name: str) -> str:
     return hashlib.blake2b(f"{seed}\n{name}".encode(errors="replace"), digest_size=8).hexdigest()
 
 
-def _dropped(part: Part, documents: _Documents, drops: Mapping[str, pa.Table], seed: int) -> Iterable[dict[str, Any]]:
+def _dropped(part: Part, documents: _PartColumns, drops: Mapping[str, pa.Table], seed: int) -> Iterable[dict[str, Any]]:
     for stage, table in drops.items():
         rules = np.asarray(table["rule"].to_pylist(), dtype=np.str_)
         rows = table["row"].to_numpy()
@@ -270,8 +255,7 @@ def _dropped(part: Part, documents: _Documents, drops: Mapping[str, pa.Table], s
                 yield {
                     "stage": stage,
                     "rule": str(rule),
-                    "key": sample.key,
-                    "id": sample.id,
+                    **_keyed(sample),
                     "detail": table["detail"][place].as_py(),
                     "other": table["other"][place].as_py(),
                     "text": excerpt(documents.text(sample.row)),
@@ -279,22 +263,15 @@ def _dropped(part: Part, documents: _Documents, drops: Mapping[str, pa.Table], s
                 }
 
 
-def _mended(documents: _Documents, seed: int) -> Iterable[dict[str, Any]]:
+def _mended(documents: _PartColumns, seed: int) -> Iterable[dict[str, Any]]:
     rows = documents.mended_rows
     changed = pc.not_equal(documents.read["text"].take(rows), documents.mended["text"]).to_numpy()
     for sample in _smallest(documents, rows[changed].tolist(), seed):
         before, after = excerpts_of_pair(documents.read["text"][sample.row].as_py(), documents.text(sample.row))
-        yield {
-            "stage": CLEANING,
-            "rule": CHANGED,
-            "key": sample.key,
-            "id": sample.id,
-            "before": before,
-            "text": after,
-        }
+        yield {"stage": CLEANING, "rule": CHANGED, **_keyed(sample), "before": before, "text": after}
 
 
-def _shortened(part: Part, documents: _Documents, seed: int) -> Iterable[dict[str, Any]]:
+def _shortened(part: Part, documents: _PartColumns, seed: int) -> Iterable[dict[str, Any]]:
     """Samples of kept documents that lost text: the text at the first cut, and the first piece that is too short."""
     cuts = _cuts_of(part)
     if not cuts:
@@ -306,9 +283,9 @@ def _shortened(part: Part, documents: _Documents, seed: int) -> Iterable[dict[st
     kept = [row for row in cuts if row in written]
     for sample in _smallest(documents, kept, seed):
         spans = cuts[sample.row]
-        told = ", ".join(f"{start:,} to {end:,}" for start, end in spans[:3]) + (", ..." if len(spans) > 3 else "")
+        ranges = ", ".join(f"{start:,} to {end:,}" for start, end in spans[:3]) + (", ..." if len(spans) > 3 else "")
         text = excerpt(documents.text(sample.row), spans[0][0])
-        yield {"stage": LEAKAGE, "rule": CUT, **_keyed(sample), "detail": f"characters {told}", "text": text}
+        yield {"stage": LEAKAGE, "rule": CUT, **_keyed(sample), "detail": f"characters {ranges}", "text": text}
     left = {row: pieces(documents.text(row), cuts[row]) for row in kept}
     short = {row: [n for n in range(len(all_of)) if n not in written[row]] for row, all_of in left.items()}
     for sample in _smallest(documents, [row for row, missing in short.items() if missing], seed):

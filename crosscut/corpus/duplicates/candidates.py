@@ -55,18 +55,18 @@ _MIXER = np.uint64(0xD6E8FEB86659FD93)
 _HALF = np.uint64(32)
 
 
-class Pairs(NamedTuple):
+class CandidatePairs(NamedTuple):
     """Pairs of document numbers, in ascending order. The left number of a pair is less than the right number."""
 
     left: Numbers
     right: Numbers
 
-    def at(self, chosen: npt.NDArray[np.bool_]) -> Pairs:
+    def at(self, chosen: npt.NDArray[np.bool_]) -> CandidatePairs:
         """Select some pairs. `chosen` has one boolean per pair."""
-        return Pairs(self.left[chosen], self.right[chosen])
+        return CandidatePairs(self.left[chosen], self.right[chosen])
 
 
-class Share(NamedTuple):
+class BandShare(NamedTuple):
     """One task's share of the search for documents with an equal band.
 
     A key is the hash of a document's values in a band (see `band_keys`). Several tasks divide the keys of the bands
@@ -94,21 +94,21 @@ def members_name(task: str) -> str:
     return f"{task}.members.arrow"
 
 
-def shares(num_documents: int, num_bands: int) -> list[Share]:
+def shares(num_documents: int, num_bands: int) -> list[BandShare]:
     """Divide the search into shares of about `DOCUMENTS_PER_TASK` documents."""
     count = max(1, -(-num_documents // DOCUMENTS_PER_TASK))
     width = max(1, min(num_bands, DOCUMENTS_PER_TASK // max(1, num_documents)))
     bands = [tuple(range(start, min(start + width, num_bands))) for start in range(0, num_bands, width)]
-    return [Share(some, which, count) for some in bands for which in range(count)]
+    return [BandShare(some, which, count) for some in bands for which in range(count)]
 
 
-def find_candidates(collection: Collection, share: Share, least_equal: int, name: str, output: Output) -> Counts:
+def find_candidates(collection: Collection, share: BandShare, least_equal: int, name: str, output: Output) -> Counts:
     """Run a task: find the candidate pairs and the large groups in one share of the search.
 
     A pair is close if at least `least_equal` MinHash values of its documents are equal. `name` is the name of the task.
     The written files are named after the task.
     """
-    pairs: list[Pairs] = []
+    pairs: list[CandidatePairs] = []
     groups: list[Numbers] = []
     for band in share.bands:
         sketches = _sketches_of(collection, band, share)
@@ -127,23 +127,23 @@ def find_candidates(collection: Collection, share: Share, least_equal: int, name
     return {"pairs": len(found.left), "groups": len(groups)}
 
 
-def are_close(collection: Collection, pairs: Pairs, least_equal: int) -> npt.NDArray[np.bool_]:
+def are_close(collection: Collection, pairs: CandidatePairs, least_equal: int) -> npt.NDArray[np.bool_]:
     """Whether at least `least_equal` MinHash values of each pair are equal."""
     close = np.empty(len(pairs.left), np.bool_)
     for start in range(0, len(close), PAIRS_AT_A_TIME):
-        some = Pairs(*(column[start : start + PAIRS_AT_A_TIME] for column in pairs))
+        some = CandidatePairs(*(column[start : start + PAIRS_AT_A_TIME] for column in pairs))
         sketches = read_sketches(collection, np.unique(np.concatenate(some)))
         close[start : start + PAIRS_AT_A_TIME] = equal_values(sketches, some) >= least_equal
     return close
 
 
-def equal_values(sketches: Sketches, pairs: Pairs) -> Places:
+def equal_values(sketches: Sketches, pairs: CandidatePairs) -> Places:
     """Number of equal MinHash values in each pair."""
     left, right = (np.searchsorted(sketches.numbers, column) for column in pairs)
     return np.asarray((sketches.values[left] == sketches.values[right]).sum(axis=1))
 
 
-def _sketches_of(collection: Collection, band: int, share: Share) -> Sketches:
+def _sketches_of(collection: Collection, band: int, share: BandShare) -> Sketches:
     read = []
     for index in range(len(collection.parts)):
         sketches = read_band(collection, index, band)
@@ -179,10 +179,10 @@ def group(keys: Hashes, numbers: Numbers) -> Iterator[tuple[Numbers, int]]:
         yield numbers[start : start + size], size
 
 
-def all_pairs(groups: npt.NDArray[np.uint64]) -> Pairs:
+def all_pairs(groups: npt.NDArray[np.uint64]) -> CandidatePairs:
     """Make all pairs within each row of `groups` [groups, size]. The numbers in a row are ascending."""
     left, right = _triangle(groups.shape[1])
-    return Pairs(groups[:, left].ravel(), groups[:, right].ravel())
+    return CandidatePairs(groups[:, left].ravel(), groups[:, right].ravel())
 
 
 @lru_cache(maxsize=GROUP_LIMIT)
@@ -206,7 +206,7 @@ def preference(is_earlier: npt.NDArray[np.bool_], lengths: npt.NDArray[np.uint64
     return np.lexsort((numbers, -lengths.astype(np.int64), ~is_earlier))
 
 
-def distinct(pairs: Sequence[Pairs]) -> Pairs:
+def distinct(pairs: Sequence[CandidatePairs]) -> CandidatePairs:
     """Merge several sets of pairs into distinct, ascending pairs."""
     left = np.concatenate([np.empty(0, np.uint64), *(some.left for some in pairs)])
     right = np.concatenate([np.empty(0, np.uint64), *(some.right for some in pairs)])
@@ -214,10 +214,10 @@ def distinct(pairs: Sequence[Pairs]) -> Pairs:
     left, right = left[order], right[order]
     new = np.ones(len(left), dtype=bool)
     new[1:] = (left[1:] != left[:-1]) | (right[1:] != right[:-1])
-    return Pairs(left[new], right[new])
+    return CandidatePairs(left[new], right[new])
 
 
-def without_earlier(collection: Collection, pairs: Pairs) -> Pairs:
+def without_earlier(collection: Collection, pairs: CandidatePairs) -> CandidatePairs:
     """Keep only the pairs in which at least one document belongs to this run."""
     new = ~collection.is_earlier(pairs.right)  # earlier runs have the smaller numbers
     return pairs.at(new)

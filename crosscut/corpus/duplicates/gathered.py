@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from crosscut.corpus.collection import Collection, collect
+from crosscut.corpus.documents import Lineage
 from crosscut.corpus.execution.stages import Counts, read_records
 
 
@@ -24,10 +25,16 @@ class Gathered(NamedTuple):
 
     work: Path
     earlier: tuple[str, ...]
-    filters: tuple[str, ...]
-    cleaned: bool
+    """Output folders of earlier runs."""
+
+    lineage: Lineage
     digest: str
     """Hash of the collection, so that a long-lived process never uses an outdated collection."""
+
+    @classmethod
+    def now(cls, work: Path, earlier: tuple[str, ...], lineage: Lineage) -> Gathered:
+        """Make a reference to the collection of the current files."""
+        return cls(work, earlier, lineage, _sha256(repr(collect(work, earlier, lineage))))
 
     @property
     def collection(self) -> Collection:
@@ -37,29 +44,7 @@ class Gathered(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _gather(gathered: Gathered) -> Collection:
-    return collect(gathered.work, gathered.earlier, filters=gathered.filters, cleaned=gathered.cleaned)
-
-
-class Gather(NamedTuple):
-    """Settings that determine the documents of a collection: the earlier runs, the filters, and whether texts are
-    cleaned.
-    """
-
-    earlier: tuple[str, ...]
-    """Output folders of earlier runs."""
-
-    filters: tuple[str, ...]
-    cleaned: bool
-
-    def now(self, work: Path) -> Collection:
-        """Build the collection from the current files of the work folder."""
-        return collect(work, self.earlier, filters=self.filters, cleaned=self.cleaned)
-
-    def described(self, work: Path, collection: Collection) -> Gathered:
-        """Return a reference to the given collection. From the reference, a task in another process can rebuild the
-        collection.
-        """
-        return Gathered(work, *self, digest=_sha256(repr(collection)))
+    return collect(gathered.work, gathered.earlier, gathered.lineage)
 
 
 def with_collection(gathered: Gathered, function: Callable[..., Counts], *arguments: Any) -> Counts:

@@ -23,7 +23,7 @@ from crosscut.corpus.documents import DOCUMENTS, INGEST, Part, read_table, write
 from crosscut.corpus.duplicates.bands import choose_bands, least_equal
 from crosscut.corpus.duplicates.candidates import CANDIDATES, find_candidates, groups_name, shares
 from crosscut.corpus.duplicates.gram_sets import NGRAMS, write_sets
-from crosscut.corpus.duplicates.similarity import SIMILAR, Check, check_groups, check_pairs, share_groups
+from crosscut.corpus.duplicates.similarity import SIMILAR, PairCheck, check_groups, check_pairs, share_groups
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, write_sketches
 from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.words.ngrams import words
@@ -104,10 +104,10 @@ def plant(text: str, jaccard: float, ngram: int, others: Sequence[str], chance: 
 
 def _edit_word(pieces: list[str], others: Sequence[str], chance: random.Random) -> None:
     place = chance.randrange(len(pieces))
-    way = chance.random()
-    if way < 0.6:
+    draw = chance.random()
+    if draw < 0.6:
         pieces[place] = chance.choice(others)
-    elif way < 0.8:
+    elif draw < 0.8:
         pieces.insert(place, chance.choice(others))
     elif len(pieces) > 1:
         del pieces[place]
@@ -140,7 +140,7 @@ def find_similar(texts: Sequence[str], config: DuplicatesConfig) -> dict[tuple[i
     first.
     """
     settings = SketchSettings(config.ngram, *choose_bands(config.jaccard, config.recall))
-    check = Check(config.ngram, config.jaccard, least_equal(settings.shape, config.jaccard, config.recall))
+    check = PairCheck(config.ngram, config.jaccard, least_equal(settings.shape, config.jaccard, config.recall))
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         collection = Collection((_write_part(work, texts),))

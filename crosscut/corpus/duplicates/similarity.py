@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from crosscut.corpus.collection import Collection, Numbers
 from crosscut.corpus.documents import read_table, write_table
-from crosscut.corpus.duplicates.candidates import CANDIDATES, Pairs, distinct, pairs_name
+from crosscut.corpus.duplicates.candidates import CANDIDATES, CandidatePairs, distinct, pairs_name
 from crosscut.corpus.duplicates.gram_sets import GramSets, read_sets
 from crosscut.corpus.duplicates.sketches import read_lengths, read_sketches
 from crosscut.corpus.execution.stages import Counts, Output
@@ -42,7 +42,7 @@ Groups = tuple[tuple[Path, list[int]], ...]
 """References to large groups: each file with groups, and the rows of the groups in the file."""
 
 
-class Check(NamedTuple):
+class PairCheck(NamedTuple):
     """Definition of near-duplicates: the number of words per n-gram, and two thresholds."""
 
     ngram: int
@@ -60,7 +60,7 @@ class Edges(NamedTuple):
 
 
 def check_pairs(
-    collection: Collection, check: Check, work: Path, bounds: tuple[int, int], name: str, output: Output
+    collection: Collection, check: PairCheck, work: Path, bounds: tuple[int, int], name: str, output: Output
 ) -> Counts:
     """Run a task: find the near-duplicates among the candidate pairs. `work` is the run's work folder.
 
@@ -71,7 +71,7 @@ def check_pairs(
         table = read_table(path)
         start, stop = np.searchsorted(table["left"].to_numpy(), np.array(bounds, np.uint64)).tolist()
         some = table.slice(start, stop - start)
-        found.append(Pairs(some["left"].to_numpy(), some["right"].to_numpy()))
+        found.append(CandidatePairs(some["left"].to_numpy(), some["right"].to_numpy()))
         passed.append(found[-1].at(some["close"].to_numpy()))
     measured = measure(collection, work, distinct(passed))
     return _write(output.path(f"{name}.arrow"), [measured], check, candidates=len(distinct(found).left))
@@ -95,7 +95,9 @@ def share_groups(files: Sequence[Path], members_per_task: int) -> list[Groups]:
     return [tuple(groups) for groups in found]
 
 
-def check_groups(collection: Collection, check: Check, work: Path, groups: Groups, name: str, output: Output) -> Counts:
+def check_groups(
+    collection: Collection, check: PairCheck, work: Path, groups: Groups, name: str, output: Output
+) -> Counts:
     """Run a task: find the near-duplicates in the given large groups of documents. `work` is the run's work folder."""
     measured: list[Edges] = []
     known: dict[int, Edges] = {}
@@ -107,7 +109,7 @@ def check_groups(collection: Collection, check: Check, work: Path, groups: Group
 
 
 def compare_group(
-    collection: Collection, check: Check, work: Path, members: Numbers, known: dict[int, Edges]
+    collection: Collection, check: PairCheck, work: Path, members: Numbers, known: dict[int, Edges]
 ) -> Iterator[Edges]:
     """Compare the members of a group, but skip members that are already known to be duplicates.
 
@@ -126,7 +128,7 @@ def compare_group(
         others = np.sort(rest if before is None else rest[~np.isin(rest, before.right)])
         equal = sketches.values[np.searchsorted(ordered, others)] == sketches.values[np.searchsorted(ordered, leader)]
         others = others[equal.sum(axis=1) >= check.least_equal]
-        pairs = Pairs(np.full(len(others), leader), others)
+        pairs = CandidatePairs(np.full(len(others), leader), others)
         edges = measure(collection, work, pairs) if sets is None else Edges(*pairs, jaccards(sets, pairs))
         yield edges
         both = concatenate([edges] if before is None else [before, edges])
@@ -141,14 +143,14 @@ def concatenate(edges: Sequence[Edges]) -> Edges:
     return Edges(left, right, np.concatenate([np.empty(0, np.float64), *(some.jaccard for some in edges)]))
 
 
-def measure(collection: Collection, work: Path, pairs: Pairs) -> Edges:
+def measure(collection: Collection, work: Path, pairs: CandidatePairs) -> Edges:
     """Measure the exact Jaccard similarity of pairs. The pairs must be ordered by their left number."""
     found = [np.empty(0, np.float64)]
     found += [jaccards(read_sets(work, numbers), some) for some, numbers in _portions(collection, pairs)]
     return Edges(*pairs, np.concatenate(found))
 
 
-def _portions(collection: Collection, pairs: Pairs) -> Iterator[tuple[Pairs, Numbers]]:
+def _portions(collection: Collection, pairs: CandidatePairs) -> Iterator[tuple[CandidatePairs, Numbers]]:
     """Split pairs into portions of about `CHARACTERS_AT_A_TIME` characters. Each portion comes with the numbers of its
     documents.
     """
@@ -159,11 +161,11 @@ def _portions(collection: Collection, pairs: Pairs) -> Iterator[tuple[Pairs, Num
     left, right = (lengths[np.searchsorted(numbers, column)] for column in pairs)
     portion = np.cumsum(left + right) // CHARACTERS_AT_A_TIME
     for start, stop in pairwise([*np.flatnonzero(np.diff(portion, prepend=-1)).tolist(), len(portion)]):
-        some = Pairs(*(column[start:stop] for column in pairs))
+        some = CandidatePairs(*(column[start:stop] for column in pairs))
         yield some, np.unique(np.concatenate(some))
 
 
-def jaccards(sets: GramSets, pairs: Pairs) -> Similarities:
+def jaccards(sets: GramSets, pairs: CandidatePairs) -> Similarities:
     """Compute the Jaccard similarity of each pair of documents. Pairs with the same left number must be adjacent."""
     left, right = (np.searchsorted(sets.numbers, column) for column in pairs)
     found = np.empty(len(left), np.float64)
@@ -193,7 +195,7 @@ def refused_name(task: str) -> str:
     return f"{task}.refused"
 
 
-def _write(path: Path, measured: Sequence[Edges], check: Check, *, candidates: int) -> Counts:
+def _write(path: Path, measured: Sequence[Edges], check: PairCheck, *, candidates: int) -> Counts:
     edges = concatenate(measured)
     left, right = np.minimum(edges.left, edges.right), np.maximum(edges.left, edges.right)
     order = np.lexsort((right, left))

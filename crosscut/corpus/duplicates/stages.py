@@ -12,7 +12,7 @@ planted                              measure the search on duplicates planted in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -23,17 +23,17 @@ import numpy as np
 from crosscut.config.corpora import CorpusConfig
 from crosscut.config.errors import DataError
 from crosscut.corpus.collection import Collection, first_number, require_finished_run
-from crosscut.corpus.documents import INGEST, read_table
+from crosscut.corpus.documents import INGEST, Lineage, read_table
 from crosscut.corpus.duplicates.bands import choose_bands, least_equal
 from crosscut.corpus.duplicates.candidates import CANDIDATES, find_candidates, groups_name, pairs_name, shares
 from crosscut.corpus.duplicates.clusters import CLUSTERS, NEAR, drop_near, join
-from crosscut.corpus.duplicates.gathered import Gather, common_digest, with_collection
+from crosscut.corpus.duplicates.gathered import Gathered, common_digest, with_collection
 from crosscut.corpus.duplicates.gram_sets import NGRAMS, sets_name, write_sets
 from crosscut.corpus.duplicates.planted import PLANTED, measure_planted, spread_parts
 from crosscut.corpus.duplicates.similarity import (
     PAIRS_PER_TASK,
     SIMILAR,
-    Check,
+    PairCheck,
     check_groups,
     check_pairs,
     count_pairs,
@@ -41,18 +41,18 @@ from crosscut.corpus.duplicates.similarity import (
     share_groups,
 )
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, read_settings, write_sketches
-from crosscut.corpus.execution.stages import Counts, Output, PlannedStage, Stage, Task, read_records
+from crosscut.corpus.execution.stages import Counts, Output, PlannedStage, Stage, Task, Yields, read_records
 from crosscut.corpus.finished import WORK_FOLDER
 from crosscut.corpus.occurrences import first_stages, text_key
-from crosscut.corpus.parts import PartStage, files_of, find_parts
+from crosscut.corpus.parts import PartStage, find_parts
 
 EXACT = "exact"
 _SAMPLED = 16
 """One of every `_SAMPLED` pairs is sampled. The sample is used to divide all pairs evenly among the tasks."""
 
 
-def duplicate_stages(config: CorpusConfig, filters: tuple[str, ...], cleaned: bool) -> list[Stage]:
-    """List the stages that remove duplicates. The stages process the documents that the given `filters` kept.
+def duplicate_stages(config: CorpusConfig, lineage: Lineage) -> list[Stage]:
+    """List the stages that remove duplicates. The stages process documents of the given lineage.
 
     The stages that drop documents are `exact` and, if `duplicates.jaccard` is below 1, `near`. Raises `DataError` if a
     run in `duplicates.against` has not finished, was made with different `duplicates` settings, is this run, or is
@@ -60,16 +60,14 @@ def duplicate_stages(config: CorpusConfig, filters: tuple[str, ...], cleaned: bo
     """
     wanted = config.duplicates
     check_earlier(config)
-    exact = first_stages(
-        EXACT, rule="same text", key=text_key, filters=filters, cleaned=cleaned, against=wanted.against
-    )
+    exact = first_stages(EXACT, rule="same text", key=text_key, lineage=lineage, against=wanted.against)
     if wanted.jaccard == 1:
         return exact
     settings = SketchSettings(wanted.ngram, *choose_bands(wanted.jaccard, wanted.recall))
     _require_sketches(wanted.against, settings)
-    filters = (*filters, EXACT)
-    check = Check(wanted.ngram, wanted.jaccard, least_equal(settings.shape, wanted.jaccard, wanted.recall))
-    gather = Gather(wanted.against, filters, cleaned)
+    lineage = lineage.after(exact)
+    check = PairCheck(wanted.ngram, wanted.jaccard, least_equal(settings.shape, wanted.jaccard, wanted.recall))
+    plan = partial(_planned, wanted.against, lineage)
     return [
         *exact,
         PartStage(
@@ -78,16 +76,33 @@ def duplicate_stages(config: CorpusConfig, filters: tuple[str, ...], cleaned: bo
             function=write_sketches,
             arguments=(settings,),
             settings=settings._asdict(),
-            filters=filters,
-            cleaned=cleaned,
+            lineage=lineage,
         ),
-        PlannedStage(name=CANDIDATES, version=2, plan=partial(_plan_candidates, gather, settings, check.least_equal)),
-        PlannedStage(name=NGRAMS, version=1, plan=partial(_plan_ngrams, gather, wanted.ngram)),
-        PlannedStage(name=SIMILAR, version=3, plan=partial(_plan_similar, gather, check)),
-        PlannedStage(name=CLUSTERS, version=2, plan=partial(_plan_clusters, gather)),
-        PlannedStage(name=NEAR, version=1, plan=partial(_plan_near, gather)),
-        PlannedStage(name=PLANTED, version=1, plan=partial(_plan_planted, gather, config)),
+        plan(CANDIDATES, 2, _plan_candidates, settings, check.least_equal),
+        plan(NGRAMS, 1, _plan_ngrams, wanted.ngram),
+        plan(SIMILAR, 3, _plan_similar, check),
+        plan(CLUSTERS, 2, _plan_clusters),
+        plan(NEAR, 1, _plan_near, yields=Yields.DROPS),
+        plan(PLANTED, 1, _plan_planted, config),
     ]
+
+
+def _planned(
+    earlier: tuple[str, ...],
+    lineage: Lineage,
+    name: str,
+    version: int,
+    plan: Callable[..., Sequence[Task]],
+    *arguments: Any,
+    yields: Yields = Yields.FILES,
+) -> Stage:
+    """Make a stage whose tasks `plan` lists, from a reference to the collection and `arguments`."""
+
+    def list_tasks(work: Path) -> Sequence[Task]:
+        gathered = Gathered.now(work, earlier, lineage)
+        return plan(gathered, *arguments) if gathered.collection.own else []
+
+    return PlannedStage(name=name, version=version, plan=list_tasks, yields=yields)
 
 
 def check_earlier(config: CorpusConfig) -> None:
@@ -126,16 +141,14 @@ def _named(settings: SketchSettings | None) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings._asdict().items())
 
 
-def _plan_candidates(gather: Gather, settings: SketchSettings, least_equal: int, work: Path) -> Sequence[Task]:
-    collection = gather.now(work)
-    if not collection.own:
-        return []
+def _plan_candidates(gathered: Gathered, settings: SketchSettings, least_equal: int) -> Sequence[Task]:
+    work, collection = gathered.work, gathered.collection
     num_documents = sum(
         record.counts["sketches"]
         for place in {part.work for part in collection.parts}
         for record in read_records(place, SKETCHES)
     )
-    gathered, common = gather.described(work, collection), common_digest(work, collection, SKETCHES)
+    common = common_digest(work, collection, SKETCHES)
     size = _size(work)
     return [
         Task(
@@ -148,17 +161,15 @@ def _plan_candidates(gather: Gather, settings: SketchSettings, least_equal: int,
     ]
 
 
-def _plan_ngrams(gather: Gather, ngram: int, work: Path) -> Sequence[Task]:
-    collection = gather.now(work)
-    if not collection.own:
-        return []
-    gathered, common = gather.described(work, collection), common_digest(work, collection, CANDIDATES)
+def _plan_ngrams(gathered: Gathered, ngram: int) -> Sequence[Task]:
+    work, collection = gathered.work, gathered.collection
+    common = common_digest(work, collection, CANDIDATES)
     size = _size(work) // len(collection.parts)
     return [
         Task(
             name=sets_name(index),
             function=partial(with_collection, gathered, write_sets, work, ngram, index),
-            inputs=() if index < collection.num_earlier else files_of(part),  # `common` covers the earlier runs
+            inputs=() if index < collection.num_earlier else part.files,  # `common` covers the earlier runs
             settings={"ngram": ngram, "common": common},
             size=size,
         )
@@ -174,10 +185,8 @@ def _size(work: Path) -> int:
     return sum(size for _, size in find_parts(work))
 
 
-def _plan_similar(gather: Gather, check: Check, work: Path) -> Sequence[Task]:
-    collection = gather.now(work)
-    if not collection.own:
-        return []
+def _plan_similar(gathered: Gathered, check: PairCheck) -> Sequence[Task]:
+    work, collection = gathered.work, gathered.collection
     names = [record.task for record in read_records(work, CANDIDATES)]
     bounds = _bounds([work / CANDIDATES / pairs_name(name) for name in names], len(collection.parts))
     groups = share_groups([work / CANDIDATES / groups_name(name) for name in names], PAIRS_PER_TASK)
@@ -185,7 +194,6 @@ def _plan_similar(gather: Gather, check: Check, work: Path) -> Sequence[Task]:
         *((f"pairs-{at:06}", (check_pairs, check, work, some), some) for at, some in enumerate(bounds)),
         *((f"groups-{at:06}", (check_groups, check, work, own), (at, len(groups))) for at, own in enumerate(groups)),
     ]
-    gathered = gather.described(work, collection)
     common = common_digest(work, collection, CANDIDATES, NGRAMS)
     size = _size(work) // max(1, len(calls))
     return [
@@ -207,10 +215,8 @@ def _bounds(pairs: Sequence[Path], num_parts: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
-def _plan_clusters(gather: Gather, work: Path) -> Sequence[Task]:
-    collection = gather.now(work)
-    if not collection.own:
-        return []
+def _plan_clusters(gathered: Gathered) -> Sequence[Task]:
+    work, collection = gathered.work, gathered.collection
     records = read_records(work, SIMILAR)
     files = tuple(work / SIMILAR / f"{record.task}.arrow" for record in records)
     refused = tuple(work / SIMILAR / refused_name(record.task) for record in records)
@@ -233,14 +239,14 @@ def _join(
     return {**count_pairs([*files, *refused], candidates=candidates), **join(collection, files, output)}
 
 
-def _plan_near(gather: Gather, work: Path) -> Sequence[Task]:
-    collection = gather.now(work)
+def _plan_near(gathered: Gathered) -> Sequence[Task]:
+    work, collection = gathered.work, gathered.collection
     matches = work / CLUSTERS / "matches.arrow"
     return [
         Task(
             name=part.name,
             function=partial(drop_near, part, collection.num_earlier + place, matches),
-            inputs=(*files_of(part), matches),
+            inputs=(*part.files, matches),
             settings={"earlier": collection.num_earlier},
             size=size,
         )
@@ -248,14 +254,14 @@ def _plan_near(gather: Gather, work: Path) -> Sequence[Task]:
     ]
 
 
-def _plan_planted(gather: Gather, config: CorpusConfig, work: Path) -> Sequence[Task]:
-    parts = spread_parts(gather.now(work).own)
+def _plan_planted(gathered: Gathered, config: CorpusConfig) -> Sequence[Task]:
+    parts = spread_parts(gathered.collection.own)
     wanted = config.duplicates
     return [
         Task(
             name=PLANTED,
             function=partial(measure_planted, parts, wanted, config.seed),
-            inputs=tuple(path for part in parts for path in files_of(part)),
+            inputs=tuple(path for part in parts for path in part.files),
             settings={
                 "ngram": wanted.ngram,
                 "jaccard": wanted.jaccard,

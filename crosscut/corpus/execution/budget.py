@@ -39,7 +39,7 @@ MEMORY_PER_BYTE = 64
 """Additional memory for each byte of a record, in bytes. A usual page takes up to 60 bytes for each of its bytes."""
 
 SMALL = 1 << 18
-"""Size in bytes up to which records share their limits (see `Watch`)."""
+"""Size in bytes up to which records share their limits (see `RecordWatch`)."""
 
 GRACE = 1.0
 """Seconds after which the limits of small records are set anew."""
@@ -59,7 +59,7 @@ _STATUS_FILE = "/proc/self/statm"
 _DATA_FIELD = 5  # pages of private memory that can be written
 
 
-class Loss(NamedTuple):
+class LostRecord(NamedTuple):
     """A record that exceeded its budget, or the rest of a file, if the time passed between two records."""
 
     file: str
@@ -82,11 +82,11 @@ def losses_name(task: str) -> str:
     return f"{task}.losses"
 
 
-def read_losses(folder: Path, task: str, key: str) -> list[Loss]:
+def read_losses(folder: Path, task: str, key: str) -> list[LostRecord]:
     """Read the lost records of a task. A list that was written for another key of the task is ignored."""
     try:
         content = parse_json(read_small(folder / losses_name(task)))
-        return list(from_json(tuple[Loss, ...], content["losses"])) if content["key"] == key else []
+        return list(from_json(tuple[LostRecord, ...], content["losses"])) if content["key"] == key else []
     except (OSError, ValueError, TypeError, KeyError):
         return []
 
@@ -100,7 +100,7 @@ def is_list_of_losses(path: Path) -> bool:
         return False
 
 
-def add_loss(folder: Path, task: str, key: str, loss: Loss) -> None:
+def add_loss(folder: Path, task: str, key: str, loss: LostRecord) -> None:
     """Add a record to a task's list of lost records. Raises `OSError` if the list cannot be written."""
     losses = [*read_losses(folder, task, key), loss]
     content = {"key": key, "losses": [one._asdict() for one in losses]}
@@ -117,7 +117,7 @@ def memory_for(size: int) -> int:
     return MEMORY + MEMORY_PER_BYTE * size
 
 
-class Watch:
+class RecordWatch:
     """Limits on the records of one task. Without a note, nothing is limited, and no record is lost.
 
     System calls cost more than a short record. The limits are therefore set anew for large records, and otherwise only
@@ -125,8 +125,8 @@ class Watch:
     record of `SMALL` bytes.
     """
 
-    def __init__(self, note: Any = None, losses: Sequence[Loss] = ()) -> None:
-        self._lost: Mapping[tuple[str, str], Loss] = {(loss.file, loss.place): loss for loss in losses}
+    def __init__(self, note: Any = None, losses: Sequence[LostRecord] = ()) -> None:
+        self._lost: Mapping[tuple[str, str], LostRecord] = {(loss.file, loss.place): loss for loss in losses}
         self._is_limited = note is not None
         self._file = ""
         self._armed = -GRACE
@@ -139,7 +139,7 @@ class Watch:
             self._status = os.open(_STATUS_FILE, os.O_RDONLY) if Path(_STATUS_FILE).exists() else -1
             self._hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
 
-    def begin_file(self, name: str) -> Loss | None:
+    def begin_file(self, name: str) -> LostRecord | None:
         """Begin a file. Returns the loss if an earlier attempt could not read the file to its end."""
         self._file, self.num_items = name, 0
         if self._is_limited:
@@ -154,7 +154,7 @@ class Watch:
         if self._is_limited:
             self._allow(num_bytes)
 
-    def begin(self, place: str, size: int) -> Loss | None:
+    def begin(self, place: str, size: int) -> LostRecord | None:
         """Begin a record. Returns its loss if an earlier attempt could not read the record."""
         if self._lost and (loss := self._lost.get((self._file, place))):
             return loss
@@ -199,7 +199,7 @@ def clear_note(note: Any) -> None:
     memoryview(note).cast("B")[: _NOTE.size] = bytes(_NOTE.size)
 
 
-def find_loss(note: Any, exit_code: int | None, *, out_of_memory: bool = False) -> Loss | None:
+def find_loss(note: Any, exit_code: int | None, *, out_of_memory: bool = False) -> LostRecord | None:
     """Return the loss that ended a worker with this exit code or a lack of memory. Returns None if the worker ended for
     another reason, for example because the whole machine had too little memory.
     """
@@ -215,7 +215,7 @@ def find_loss(note: Any, exit_code: int | None, *, out_of_memory: bool = False) 
     if not is_record:
         place, size, what = "", 0, f"the file after {after:,} records"
     ended = _describe_end(size, exit_code, out_of_memory=out_of_memory)
-    return Loss(file, place, 0 if place else after, ended[0], f"{what} {ended[1]}") if ended else None
+    return LostRecord(file, place, 0 if place else after, ended[0], f"{what} {ended[1]}") if ended else None
 
 
 def _describe_end(size: int, exit_code: int | None, *, out_of_memory: bool) -> tuple[str, str] | None:

@@ -28,7 +28,7 @@ from crosscut.config.system.extras import install_command
 from crosscut.config.system.files import open_own, require_regular
 from crosscut.config.system.machine import available_cores, leave_with_parent, require_room
 from crosscut.corpus.execution.budget import NOTE_BYTES, add_loss, clear_note, find_loss
-from crosscut.corpus.execution.stages import Record, Task, execute
+from crosscut.corpus.execution.stages import Task, TaskRecord, execute
 from crosscut.data.folders import unwritable
 
 WORKERS_LOCK = ".workers.lock"
@@ -49,7 +49,7 @@ class Call(NamedTuple):
 class Engine(Protocol):
     """Engine that runs the tasks of a stage."""
 
-    def run(self, calls: Sequence[Call]) -> Iterator[Record]:
+    def run(self, calls: Sequence[Call]) -> Iterator[TaskRecord]:
         """Run tasks and yield their records as the tasks finish, in any order. Exceptions of tasks reach the caller."""
         ...
 
@@ -104,8 +104,8 @@ class _Processes:
     def __init__(self, workers: int, lock: Path) -> None:
         self._workers = workers
         self._lock = lock
-        self._idle: list[Worker] = []
-        self._all: list[Worker] = []
+        self._idle: list[TaskWorker] = []
+        self._all: list[TaskWorker] = []
 
     def __enter__(self) -> Self:
         return self
@@ -116,9 +116,9 @@ class _Processes:
         for worker in self._all:
             worker.join()
 
-    def run(self, calls: Sequence[Call]) -> Iterator[Record]:
+    def run(self, calls: Sequence[Call]) -> Iterator[TaskRecord]:
         waiting = deque(calls)
-        busy: dict[Any, Worker] = {}  # by connection
+        busy: dict[Any, TaskWorker] = {}  # by connection
         while waiting or busy:
             if waiting and self._workers == 1 and not waiting[0].task.is_watched:
                 yield execute(*waiting.popleft())
@@ -136,10 +136,10 @@ class _Processes:
                     self._idle.append(worker)
                     yield record
 
-    def _take(self) -> Worker:
+    def _take(self) -> TaskWorker:
         if self._idle:
             return self._idle.pop()
-        self._all.append(Worker(self._lock))
+        self._all.append(TaskWorker(self._lock))
         return self._all[-1]
 
 
@@ -147,7 +147,7 @@ class DeadWorkerError(DataError):
     """Error for a worker process that has ended, but not because of a record."""
 
 
-class Worker:
+class TaskWorker:
     """A process that runs one task at a time, and is replaced if a record ends it."""
 
     def __init__(self, lock: Path | None) -> None:
@@ -171,17 +171,17 @@ class Worker:
         with suppress(ConnectionError):  # if the process has ended, `finish` finds out
             self.connection.send(call)
 
-    def finish(self, num_workers: int) -> Record | None:
+    def finish(self, num_workers: int) -> TaskRecord | None:
         """Return the record of the task that is done, or raise its exception. If a record of the task has ended the
         process, start the task again and return None. `num_workers` is the number of processes, for the message.
         """
         assert self._call is not None
-        answer: Record | BaseException | None
+        answer: TaskRecord | BaseException | None
         try:
             answer = self.connection.recv()
         except (EOFError, ConnectionError):
             answer = None
-        if isinstance(answer, Record):
+        if isinstance(answer, TaskRecord):
             return answer
         if answer is not None and not isinstance(answer, MemoryError):
             raise answer
@@ -237,7 +237,7 @@ def _work(connection: Connection, note: Any, lock: Path | None) -> None:
             connection.send(_answer(call, note))
 
 
-def _answer(call: Call, note: Any) -> Record | BaseException:
+def _answer(call: Call, note: Any) -> TaskRecord | BaseException:
     try:
         return execute(*call, note)
     except BaseException as error:
@@ -275,11 +275,11 @@ def _ray(config: EngineConfig) -> Iterator[Engine]:
 
 
 @cache
-def _own_worker() -> Worker:
-    return Worker(None)
+def _own_worker() -> TaskWorker:
+    return TaskWorker(None)
 
 
-def _supervise(*call: Any) -> Record:
+def _supervise(*call: Any) -> TaskRecord:
     """Run a task in a child of this process, which is a worker of Ray. If the child dies, this process ends, too. Ray
     then runs the task elsewhere.
     """
@@ -299,7 +299,7 @@ class _Cluster:
         self._at_once = at_once
         self._execute: Any = ray.remote(_supervise)
 
-    def run(self, calls: Sequence[Call]) -> Iterator[Record]:
+    def run(self, calls: Sequence[Call]) -> Iterator[TaskRecord]:
         waiting = deque(calls)
         under_way: list[Any] = []
         while waiting or under_way:
@@ -309,10 +309,10 @@ class _Cluster:
             for reference in done:
                 yield self._fetch(reference)
 
-    def _fetch(self, reference: Any) -> Record:
+    def _fetch(self, reference: Any) -> TaskRecord:
         errors = self._ray.exceptions
         try:
-            record: Record = self._ray.get(reference)
+            record: TaskRecord = self._ray.get(reference)
         except errors.RayTaskError as error:
             raise error.cause from None
         except errors.RayError as error:

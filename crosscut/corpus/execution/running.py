@@ -11,8 +11,8 @@ from crosscut.corpus.execution.engine import Call, Engine
 from crosscut.corpus.execution.stages import (
     Counts,
     Digests,
-    Record,
     Stage,
+    TaskRecord,
     add_counts,
     begin_folder,
     is_done,
@@ -56,7 +56,7 @@ def run_stage(stage: Stage, work: Path, *, engine: Engine, digests: Digests, bar
     tasks = stage.tasks(work)
     for left in remove_others(folder, tasks):
         echo(f"crosscut: {left}", err=True)
-    records: dict[str, Record] = {}
+    records: dict[str, TaskRecord] = {}
     calls: list[Call] = []
     for task in tasks:
         key = digests.key(stage, task)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from enum import Flag, auto
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,7 +36,7 @@ from crosscut.config.system.deletion import (
 )
 from crosscut.config.system.files import flush_to_disk, parse_json, read_small, write_whole
 from crosscut.config.system.records import from_json
-from crosscut.corpus.execution.budget import Watch, is_list_of_losses, losses_name, read_losses
+from crosscut.corpus.execution.budget import RecordWatch, is_list_of_losses, losses_name, read_losses
 from crosscut.data.folders import unwritable
 from crosscut.data.hashing import sha256
 
@@ -49,9 +50,9 @@ Counts = dict[str, Any]
 class Output:
     """Temporary folder for the files that a task writes. The files move to the stage's folder when the task is done."""
 
-    def __init__(self, folder: Path, watch: Watch | None = None) -> None:
+    def __init__(self, folder: Path, watch: RecordWatch | None = None) -> None:
         self._folder = folder
-        self.watch = watch or Watch()
+        self.watch = watch or RecordWatch()
         """Limits on the records that the task reads."""
 
     def path(self, name: str) -> Path:
@@ -84,6 +85,19 @@ class Task:
     one worker."""
 
 
+class Yields(Flag):
+    """Files that a stage yields for the stages after it."""
+
+    FILES = 0
+    """Nothing but files that later stages name."""
+
+    DROPS = auto()
+    """The rows of dropped documents, for each part."""
+
+    TEXTS = auto()
+    """New texts, for each part."""
+
+
 class Stage(Protocol):
     """One step of the pipeline."""
 
@@ -95,6 +109,11 @@ class Stage(Protocol):
     @property
     def version(self) -> int:
         """Version of the stage's code. Increase it with every code change that alters the results."""
+        ...
+
+    @property
+    def yields(self) -> Yields:
+        """Files that the stage yields for later stages."""
         ...
 
     def tasks(self, work: Path) -> Sequence[Task]:
@@ -111,13 +130,15 @@ class PlannedStage:
     plan: Callable[[Path], Sequence[Task]]
     """Function that takes the work folder and returns the tasks."""
 
+    yields: Yields = Yields.FILES
+
     def tasks(self, work: Path) -> Sequence[Task]:
         """List the tasks, as returned by `plan`."""
         return self.plan(work)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class TaskRecord:
     """Record of a finished task."""
 
     task: str
@@ -138,7 +159,7 @@ class Record:
     """Figures that the task reported."""
 
     @classmethod
-    def read(cls, path: Path) -> Record | None:
+    def read(cls, path: Path) -> TaskRecord | None:
         """Read the record at `path`. Return None if the file does not exist, cannot be read, or has changed since it
         was written, or if a name in it is a path: the files that a record names may be removed.
         """
@@ -162,9 +183,9 @@ def _sealed(fields: Mapping[str, Any]) -> str:
     return json.dumps({**plain, "sha256": hashlib.sha256(json.dumps(plain).encode()).hexdigest()})
 
 
-def read_records(work: Path, stage: str) -> list[Record]:
+def read_records(work: Path, stage: str) -> list[TaskRecord]:
     """Read the records of all finished tasks of a stage, ordered by the tasks' names."""
-    records = (Record.read(path) for path in sorted((work / stage).glob("*.json")))
+    records = (TaskRecord.read(path) for path in sorted((work / stage).glob("*.json")))
     return [record for record in records if record is not None]
 
 
@@ -174,7 +195,7 @@ class Digests:
     def __init__(self) -> None:
         self._known: dict[Path, str] = {}
 
-    def learn(self, folder: Path, record: Record) -> None:
+    def learn(self, folder: Path, record: TaskRecord) -> None:
         """Add the hashes of the files that one task wrote into `folder`."""
         self._known.update({folder / name: digest for name, digest in record.files.items()})
 
@@ -192,14 +213,14 @@ class Digests:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def is_done(folder: Path, task: Task, key: str) -> Record | None:
+def is_done(folder: Path, task: Task, key: str) -> TaskRecord | None:
     """Return the record of a task whose result is up to date, or None if the task must be run.
 
     The sizes of all written files are compared with the record. The hash of a file is compared only if the file was
     modified after the record was written.
     """
     path = folder / f"{task.name}.json"
-    record = Record.read(path)
+    record = TaskRecord.read(path)
     if record is None or record.key != key:
         return None
     try:
@@ -209,14 +230,14 @@ def is_done(folder: Path, task: Task, key: str) -> Record | None:
         return None
 
 
-def _is_as_written(path: Path, record: Record, written: int) -> bool:
+def _is_as_written(path: Path, record: TaskRecord, written: int) -> bool:
     now = path.stat()
     if now.st_size != record.sizes[path.name]:
         return False
     return now.st_mtime_ns <= written or sha256(path) == record.files[path.name]
 
 
-def execute(folder: Path, task: Task, key: str, note: Any = None) -> Record:
+def execute(folder: Path, task: Task, key: str, note: Any = None) -> TaskRecord:
     """Run a task, move its files into `folder`, and write its record last.
 
     If there is a `note`, shared memory for the record that the task reads, the records have limits (see `budget`).
@@ -229,7 +250,7 @@ def execute(folder: Path, task: Task, key: str, note: Any = None) -> Record:
     try:
         remove_folder(folder, name)
         temporary = make_folder(folder, name, durable=False)
-        watch = Watch(note, read_losses(folder, task.name, key)) if task.is_watched else Watch()
+        watch = RecordWatch(note, read_losses(folder, task.name, key)) if task.is_watched else RecordWatch()
         counts = task.function(Output(temporary, watch))
         watch.stop()
         written = sorted(path for path in temporary.iterdir() if path.name != MARKER_FILE)
@@ -237,7 +258,7 @@ def execute(folder: Path, task: Task, key: str, note: Any = None) -> Record:
         sizes = {path.name: path.stat().st_size for path in written}
         _replace(folder, task, written)
         seconds = time.monotonic() - started
-        record = Record(
+        record = TaskRecord(
             task=task.name, key=key, seconds=seconds, size=task.size, files=files, sizes=sizes, counts=counts
         )
         write_whole(folder / f"{task.name}.json", record.content())
@@ -256,7 +277,7 @@ def _replace(folder: Path, task: Task, written: Sequence[Path]) -> None:
     record_path = folder / f"{task.name}.json"
     names = {path.name for path in written}
     assert record_path.name not in names, f"{record_path.name} is the task's record"
-    before = Record.read(record_path)
+    before = TaskRecord.read(record_path)
     remove_file(record_path)  # the task counts as not done until its new record is written
     for name in () if before is None else before.files.keys() - names:
         remove_file(folder / name)
@@ -334,9 +355,9 @@ def _adopt_copy(work: Path, name: str) -> None:
         adopt(work, name)
 
 
-def _records_in(folder: Path) -> Iterator[Record]:
+def _records_in(folder: Path) -> Iterator[TaskRecord]:
     for path in folder.glob("*.json"):
-        record = Record.read(path)
+        record = TaskRecord.read(path)
         if record is not None:
             yield record
 

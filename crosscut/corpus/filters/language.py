@@ -42,7 +42,7 @@ class Detected(NamedTuple):
     """Confidence of the detector, from 0 to 1. Scores of different detectors are not comparable."""
 
 
-class Detector(NamedTuple):
+class LanguageDetector(NamedTuple):
     """A language detector."""
 
     detect: Callable[[str], Detected]
@@ -98,7 +98,7 @@ def passages(text: str) -> list[str]:
     return [text[start : start + PASSAGE] for start in (0, rest // 2, rest)]
 
 
-def _told(text: str, detector: Detector) -> Detected:
+def _told(text: str, detector: LanguageDetector) -> Detected:
     found = [detector.detect(passage) for passage in passages(text)]
     scores: dict[str, float] = {}
     for language, score in found:
@@ -109,7 +109,7 @@ def _told(text: str, detector: Detector) -> Detected:
 
 
 @cache
-def _eldc() -> Detector:
+def _eldc() -> LanguageDetector:
     try:
         import eldc
     except ImportError:
@@ -125,11 +125,11 @@ def _eldc() -> Detector:
         result = detector.detect_details(text.replace("\0", " "))  # a zero byte would end the text in C
         return Detected(result.language, result.scores.get(result.language, 0.0))
 
-    return Detector(detect, frozenset(eldc.LANGUAGES))
+    return LanguageDetector(detect, frozenset(eldc.LANGUAGES))
 
 
 @cache
-def _langdetect() -> Detector:
+def _langdetect() -> LanguageDetector:
     try:
         import langdetect
     except ImportError:
@@ -152,7 +152,7 @@ def _langdetect() -> Detector:
             best = []
         return Detected(_short(best[0].lang), best[0].prob) if best else Detected(UNDETERMINED, 0.0)
 
-    return Detector(detect, frozenset(_short(code) for code in factory.get_lang_list()))
+    return LanguageDetector(detect, frozenset(_short(code) for code in factory.get_lang_list()))
 
 
 def _short(code: str) -> str:

@@ -72,14 +72,14 @@ def gather(files: Sequence[str], text_key: str, n: int, false_positives: float, 
     }
 
 
-class _Gathered(NamedTuple):
+class _GramTable(NamedTuple):
     hashes: Hashes  # distinct, ascending
     texts: list[str]
     starts: Places  # index of each gram's first item, [grams + 1]
     items: Numbers
 
 
-def _gather(items: Sequence[Item], n: int) -> _Gathered:
+def _gather(items: Sequence[Item], n: int) -> _GramTable:
     spoken, places, owners, hashes = _all_grams(items, n)
     distinct, firsts, numbers = np.unique(hashes, return_index=True, return_inverse=True)
     texts = [" ".join(spoken[place : place + n]) for place in places[firsts].tolist()]
@@ -92,7 +92,7 @@ def _gather(items: Sequence[Item], n: int) -> _Gathered:
     ]
     pairs = np.unique(numbers[same] * len(items) + owners[same])
     starts = np.searchsorted(pairs, np.arange(len(distinct) + 1) * len(items))
-    return _Gathered(distinct, texts, starts, pairs % max(len(items), 1))
+    return _GramTable(distinct, texts, starts, pairs % max(len(items), 1))
 
 
 def _all_grams(items: Sequence[Item], n: int) -> tuple[list[str], Places, Numbers, Hashes]:

@@ -40,7 +40,7 @@ class Shared(NamedTuple):
     """Position after each n-gram's last character in the document, [hits]."""
 
 
-class Found(NamedTuple):
+class FoundGrams(NamedTuple):
     """Result of a search for n-grams of test sets in texts."""
 
     documents: list[Shared]
@@ -63,14 +63,14 @@ class Passage(NamedTuple):
     span: Span
 
 
-class _Slice(NamedTuple):
+class _TextSlice(NamedTuple):
     document: int
     text: str
     offset: int  # position of the slice in the document
     first_word: int
 
 
-def search(texts: Sequence[str], grams: Grams) -> Found:
+def search(texts: Sequence[str], grams: Grams) -> FoundGrams:
     """Find the n-grams that each text shares with the test sets. Each hit is confirmed by comparing its words."""
     shared: list[list[Shared]] = [[] for _ in texts]
     asked = by_chance = 0
@@ -83,7 +83,7 @@ def search(texts: Sequence[str], grams: Grams) -> Found:
         for one, start, first, last in zip(batch, hashed.starts, bounds, bounds[1:], strict=False):
             if first < last:
                 shared[one.document].append(_confirm(one, places[first:last] - start, numbers[first:last], grams))
-    return Found([_join(of_slices) for of_slices in shared], asked, by_chance)
+    return FoundGrams([_join(of_slices) for of_slices in shared], asked, by_chance)
 
 
 def _join(of_slices: list[Shared]) -> Shared:
@@ -92,7 +92,7 @@ def _join(of_slices: list[Shared]) -> Shared:
     return Shared(*(np.concatenate(values) for values in zip(*of_slices, strict=True)))
 
 
-def _confirm(one: _Slice, places: Places, numbers: Numbers, grams: Grams) -> Shared:
+def _confirm(one: _TextSlice, places: Places, numbers: Numbers, grams: Grams) -> Shared:
     located = WordPlaces(one.text)
     whole = places + grams.n <= len(located)  # false for a text of fewer than n words, whose n-gram is shorter
     places, numbers = places[whole], numbers[whole]
@@ -103,8 +103,8 @@ def _confirm(one: _Slice, places: Places, numbers: Numbers, grams: Grams) -> Sha
     return Shared(numbers, one.first_word + places, one.offset + starts, one.offset + ends)
 
 
-def _batches(texts: Sequence[str], n: int) -> Iterator[list[_Slice]]:
-    batch: list[_Slice] = []
+def _batches(texts: Sequence[str], n: int) -> Iterator[list[_TextSlice]]:
+    batch: list[_TextSlice] = []
     size = 0
     for document, text in enumerate(texts):
         for one in _slices(document, text, n):
@@ -117,7 +117,7 @@ def _batches(texts: Sequence[str], n: int) -> Iterator[list[_Slice]]:
         yield batch
 
 
-def _slices(document: int, text: str, n: int) -> Iterator[_Slice]:
+def _slices(document: int, text: str, n: int) -> Iterator[_TextSlice]:
     """Cut a long text into slices. Each slice repeats the last n - 1 words of the previous slice, so that no n-gram is
     lost between slices and none occurs twice.
     """
@@ -125,12 +125,12 @@ def _slices(document: int, text: str, n: int) -> Iterator[_Slice]:
     while len(text) - start > SLICE_CHARACTERS:
         end = _blank_before(text, start + SLICE_CHARACTERS, SLICE_CHARACTERS // 2)
         piece = text[start:end]
-        yield _Slice(document, piece, start, first_word)
+        yield _TextSlice(document, piece, start, first_word)
         located = WordPlaces(piece)
         again = n - 1 if n - 1 < len(located) else 0
         first_word += len(located) - again
         start += int(located.spans(np.array([len(located) - again]), 1)[0][0]) if again else len(piece)
-    yield _Slice(document, text[start:], start, first_word)
+    yield _TextSlice(document, text[start:], start, first_word)
 
 
 def _blank_before(text: str, place: int, reach: int) -> int:

@@ -71,7 +71,7 @@ def read_cuts(work: Path, stage: str, part: str) -> dict[int, list[Span]]:
 
 
 @dataclass
-class _Outcome:
+class _Removal:
     """Findings and decisions about the documents of a part."""
 
     drops: list[Drop] = field(default_factory=list)
@@ -91,7 +91,7 @@ def remove_leaks(part: Part, folder: Path, config: LeakageConfig, output: Output
     documents = list(part.documents())
     grams = open_grams(folder, config.ngram)
     found = search([document.text for document in documents], grams)
-    outcome = _Outcome()
+    outcome = _Removal()
     titles = {_spoken(title): item for item, title in reversed(list(enumerate(grams.titles))) if _spoken(title)}
     for document, shared in zip(documents, found.documents, strict=True):
         article = titles.get(_spoken(document.title))
@@ -113,7 +113,7 @@ def _spoken(title: str) -> str:
 
 
 def _treat(
-    document: Document, shared: Shared, article: int | None, grams: Grams, config: LeakageConfig, outcome: _Outcome
+    document: Document, shared: Shared, article: int | None, grams: Grams, config: LeakageConfig, outcome: _Removal
 ) -> None:
     """Record the n-grams that a document shares with test sets, and decide whether to cut or drop the document."""
     distinct = np.unique(shared.numbers)
@@ -182,7 +182,7 @@ def _num_bytes(texts: Sequence[str]) -> int:
     return sum(len(text.encode("utf-8")) for text in texts)
 
 
-def _write(part: Part, outcome: _Outcome, output: Output) -> None:
+def _write(part: Part, outcome: _Removal, output: Output) -> None:
     write_drops(output.path(drops_name(part.name)), outcome.drops)
     _write_rows(output.path(cuts_name(part.name)), outcome.cuts, CUTS)
     _write_rows(output.path(matches_name(part.name)), outcome.matches, MATCHES, packed=True)

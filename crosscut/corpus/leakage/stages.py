@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from crosscut.config.corpora import LeakageConfig
-from crosscut.corpus.execution.stages import Stage, Task
+from crosscut.corpus.documents import Lineage
+from crosscut.corpus.execution.stages import PlannedStage, Stage, Task, Yields
 from crosscut.corpus.leakage.grams import FILES, gather
 from crosscut.corpus.leakage.overlap import add_up
 from crosscut.corpus.leakage.removal import hits_name, matches_name, remove_leaks
@@ -21,10 +21,10 @@ GATHERING, LEAKAGE, OVERLAP = "test-sets", "leakage", "overlap"
 """Names of the three stages."""
 
 
-def leakage_stages(config: LeakageConfig, work: Path, *, filters: tuple[str, ...], cleaned: bool) -> Sequence[Stage]:
+def leakage_stages(config: LeakageConfig, work: Path, lineage: Lineage) -> Sequence[Stage]:
     """List the stages that search a corpus for text of test sets. Without test sets, the list is empty.
 
-    The stages process the documents that the given `filters` kept. Only the stage `leakage` drops documents. Raises
+    The stages process documents of the given lineage. Only the stage `leakage` drops documents. Raises
     `DataError` if a test set cannot be read.
     """
     if not config.test_sets:
@@ -37,10 +37,14 @@ def leakage_stages(config: LeakageConfig, work: Path, *, filters: tuple[str, ...
         arguments=(folder, config),
         settings={name: getattr(config, name) for name in ("ngram", "action", "margin", "min_matches", "max_cuts")},
         inputs=tuple(folder / name for name in FILES),
-        filters=filters,
-        cleaned=cleaned,
+        lineage=lineage,
+        yields=Yields.DROPS,
     )
-    return _Gathering(config=config, digests=_digests(config)), removal, _Overlap(config=config)
+    return (
+        PlannedStage(name=GATHERING, version=1, plan=partial(_plan_gathering, config, _digests(config))),
+        removal,
+        PlannedStage(name=OVERLAP, version=1, plan=partial(_plan_overlap, config)),
+    )
 
 
 def _digests(config: LeakageConfig) -> tuple[str, ...]:
@@ -52,47 +56,31 @@ def _digests(config: LeakageConfig) -> tuple[str, ...]:
         raise unreadable(str(error.filename), error) from None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Gathering:
-    config: LeakageConfig
-    digests: tuple[str, ...]
-    """SHA-256 of the test sets' files."""
-
-    name: str = GATHERING
-    version: int = 1
-
-    def tasks(self, _work: Path) -> list[Task]:
-        """Return the single task, which gathers all test sets."""
-        config = self.config
-        return [
-            Task(
-                name=self.name,
-                function=partial(gather, config.test_sets, config.text_key, config.ngram, config.false_positives),
-                settings={
-                    **{name: getattr(config, name) for name in ("test_sets", "text_key", "ngram", "false_positives")},
-                    "digests": self.digests,
-                },
-                size=sum(Path(file).stat().st_size for file in config.test_sets),
-            )
-        ]
+def _plan_gathering(config: LeakageConfig, digests: tuple[str, ...], _work: Path) -> Sequence[Task]:
+    """Return the single task, which gathers all test sets. `digests` are the SHA-256 hashes of their files."""
+    return [
+        Task(
+            name=GATHERING,
+            function=partial(gather, config.test_sets, config.text_key, config.ngram, config.false_positives),
+            settings={
+                **{name: getattr(config, name) for name in ("test_sets", "text_key", "ngram", "false_positives")},
+                "digests": digests,
+            },
+            size=sum(Path(file).stat().st_size for file in config.test_sets),
+        )
+    ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Overlap:
-    config: LeakageConfig
-    name: str = OVERLAP
-    version: int = 1
-
-    def tasks(self, work: Path) -> list[Task]:
-        """Return the single task, which reads the results of the stage `leakage` for all parts."""
-        parts = [part.name for part, _ in find_parts(work)]
-        files = [work / LEAKAGE / name(part) for part in parts for name in (hits_name, matches_name)]
-        return [
-            Task(
-                name=self.name,
-                function=partial(add_up, work, work / GATHERING, self.config.ngram, LEAKAGE, parts),
-                inputs=(*(work / GATHERING / name for name in FILES), *files),
-                settings={"ngram": self.config.ngram},
-                size=sum(file.stat().st_size for file in files),
-            )
-        ]
+def _plan_overlap(config: LeakageConfig, work: Path) -> Sequence[Task]:
+    """Return the single task, which reads the results of the stage `leakage` for all parts."""
+    parts = [part.name for part, _ in find_parts(work)]
+    files = [work / LEAKAGE / name(part) for part in parts for name in (hits_name, matches_name)]
+    return [
+        Task(
+            name=OVERLAP,
+            function=partial(add_up, work, work / GATHERING, config.ngram, LEAKAGE, parts),
+            inputs=(*(work / GATHERING / name for name in FILES), *files),
+            settings={"ngram": config.ngram},
+            size=sum(file.stat().st_size for file in files),
+        )
+    ]

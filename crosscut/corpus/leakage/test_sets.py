@@ -7,15 +7,15 @@ the words before and after `<unk>` are not consecutive, and `n't` is joined to t
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from crosscut.config.checks import listed
 from crosscut.config.errors import DataError
 from crosscut.config.system.files import require_regular
-from crosscut.data.text.json_text import encodable, parse_record
 from crosscut.data.text.lines import lines_of
+from crosscut.data.text.records import RecordFile, read_json_records, strictly
 from crosscut.data.text.sources import unreadable
 
 SUFFIXES = (".jsonl", ".txt", ".raw", ".tokens")
@@ -61,17 +61,24 @@ def read_test_set(path: Path, *, text_key: str) -> list[Item]:
         )
     try:
         require_regular(path)
-        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".jsonl":
+            items = _from_lines(path.read_bytes(), str(path), text_key)
+        else:
+            items = _from_text(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise unreadable(str(path), error) from None
     except UnicodeDecodeError as error:
         raise DataError(
             f"`{path}` must be UTF-8 text, but byte {error.start} is not valid UTF-8. Convert the file to UTF-8."
         ) from None
-    items = list(_from_lines(path, text, text_key)) if path.suffix == ".jsonl" else _from_text(text)
     if not items:
         raise DataError(f"`{path}` must contain texts of a test set, but contains none. Check `leakage.test_sets`.")
     return items
+
+
+def _from_lines(data: bytes, name: str, text_key: str) -> list[Item]:
+    file = RecordFile(name=name, size=len(data), compression="", text_key=text_key, setting="`leakage.text_key`")
+    return [Item(record.text) for record in strictly(read_json_records(file, [(data, len(data))]))]
 
 
 def _from_text(text: str) -> list[Item]:
@@ -81,32 +88,3 @@ def _from_text(text: str) -> list[Item]:
         return [Item(text[found.start() : end], found[1]) for found, end in zip(articles, ends, strict=True)]
     passages = _BLANK_LINES.split(text.strip())
     return [Item(item) for item in (passages if len(passages) > 1 else lines_of(text)) if item.strip()]
-
-
-def _from_lines(path: Path, text: str, text_key: str) -> Iterator[Item]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line or line.isspace():
-            continue
-        try:
-            row = parse_record(line)
-        except ValueError as error:
-            raise DataError(
-                f"`{path}`, line {number}, must be valid JSON, but is not: {error}. Correct the line."
-            ) from None
-        found = row.get(text_key) if isinstance(row, dict) else None
-        if not isinstance(found, str):
-            what = (
-                f"has none. Its keys are: {', '.join(row) or 'none'}"
-                if isinstance(row, dict)
-                else "is not a JSON object"
-            )
-            raise DataError(
-                f"`{path}`, line {number}, must have a string under `{text_key}`, but {what}. Set "
-                "`leakage.text_key` to the key of the text."
-            )
-        if not encodable(found):
-            raise DataError(
-                f"`{path}`, line {number}, must hold text that is valid in UTF-8, but has a lone surrogate. Correct "
-                "the line."
-            )
-        yield Item(found)

@@ -11,7 +11,8 @@ from importlib import import_module
 from crosscut.config.errors import DataError
 from crosscut.config.system.extras import install_command
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text
+from crosscut.corpus.readers.record import Item, Reading, Skip, Text
+from crosscut.data.text.records import Reject
 
 __all__ = ["Item", "Reader", "Reading", "Reject", "Skip", "Text", "find_reader"]
 

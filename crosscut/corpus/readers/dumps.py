@@ -27,7 +27,7 @@ _OF_SITE = ("base", "dbname", "namespace")
 
 
 @dataclass
-class Page:
+class DumpPage:
     """A page of a dump, with its markup as stored in the dump."""
 
     number: int
@@ -76,9 +76,9 @@ class Pages:
         self._max_length = max_length
         self._site = {"language": "", "base": "", "dbname": ""}
         self._namespaces: dict[str, int] = {}
-        self._found: list[Page] = []
-        self._page: Page | None = None
-        self._broken: Page | None = None
+        self._found: list[DumpPage] = []
+        self._page: DumpPage | None = None
+        self._broken: DumpPage | None = None
         """Page with broken XML. Set while the parser searches for the next page."""
         self._tail = b""
         self._start_parser()
@@ -89,7 +89,7 @@ class Pages:
         page = self._broken or self._page
         return page.number if page else self.number + 1
 
-    def feed(self, chunk: bytes) -> Iterator[Page]:
+    def feed(self, chunk: bytes) -> Iterator[DumpPage]:
         """Read a chunk, and yield the pages that end in it."""
         while chunk:
             if self._broken:
@@ -149,7 +149,7 @@ class Pages:
 
     def _break(self, problem: str) -> None:
         """Mark the current page as the page in which the XML is broken."""
-        self._broken = self._page or Page(self.number + 1)
+        self._broken = self._page or DumpPage(self.number + 1)
         self._broken.problem = problem
         self._page = None
         self._tail = b""
@@ -199,7 +199,7 @@ class Pages:
         if not self.number and not self.has_site:
             self.wiki = Wiki.of(self._site["language"] or "en")
         self.number += 1
-        self._page = Page(self.number)
+        self._page = DumpPage(self.number)
 
     def _add(self, text: str) -> None:
         """Collect text of the element that is being read."""
@@ -229,7 +229,7 @@ class Pages:
             language = self._site["language"] or self._site["dbname"].removesuffix("wiki").replace("_", "-") or "en"
             self.wiki = Wiki.of(language, self._site["base"].rpartition("/")[0], self._namespaces)
 
-    def _keep(self, name: str, text: str, page: Page | None) -> None:
+    def _keep(self, name: str, text: str, page: DumpPage | None) -> None:
         """Store a fact about the page or the wiki."""
         if name == "namespace":
             self._namespaces[text] = _number(self._key, ARTICLES)
@@ -242,7 +242,7 @@ class Pages:
         elif page and name == "model":
             page.model = text
 
-    def _namespace(self, page: Page) -> int:
+    def _namespace(self, page: DumpPage) -> int:
         """Number of a page's namespace. In old dumps, only the beginning of the title tells the namespace."""
         if page.namespace is not None:
             return page.namespace

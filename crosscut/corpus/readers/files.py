@@ -21,7 +21,7 @@ from crosscut.config.corpora import SourceConfig
 from crosscut.config.errors import DataError
 from crosscut.config.system.extras import install_command
 from crosscut.config.system.files import require_regular
-from crosscut.corpus.execution.budget import Watch
+from crosscut.corpus.execution.budget import RecordWatch
 from crosscut.corpus.readers.selection import JUDGED_BY_CONTENT, START_BYTES, Selection
 from crosscut.data.text.sources import BUILTIN_CORPORA, unpack, unreadable
 
@@ -74,7 +74,7 @@ class File:
     version: str
     """Text that changes when the file changes: the time of the last change, or a version that the store reports."""
 
-    watch: Watch = field(default=Watch(), compare=False, repr=False)
+    watch: RecordWatch = field(default=RecordWatch(), compare=False, repr=False)
     """Limits on the records of the file (see `within_budget`)."""
 
     @contextmanager
@@ -105,7 +105,7 @@ def _open(url: str) -> IO[bytes]:
     return cast(IO[bytes], fsspec.open(url, "rb").open())
 
 
-class _Found(NamedTuple):
+class _FoundFile(NamedTuple):
     name: str
     """Path relative to `root`."""
 
@@ -155,7 +155,7 @@ def find_source(source: SourceConfig) -> FoundFiles:
     return FoundFiles(list(files.values()), selection.left_out)
 
 
-def _name(files: Sequence[_Found], taken: Mapping[str, str]) -> list[str]:
+def _name(files: Sequence[_FoundFile], taken: Mapping[str, str]) -> list[str]:
     """Name the files of one entry of `sources.files`, all relative to the same folder.
 
     `taken` maps the names of the files of earlier entries to their paths. The names are relative to the folder that the
@@ -198,7 +198,7 @@ def _free(name: str, taken: Container[str], made: Container[str]) -> str:
     return free
 
 
-def _match(source: SourceConfig, pattern: str, selection: Selection) -> list[_Found]:
+def _match(source: SourceConfig, pattern: str, selection: Selection) -> list[_FoundFile]:
     if pattern in BUILTIN_CORPORA:
         pattern = str(BUILTIN_CORPORA[pattern])
     try:
@@ -238,7 +238,7 @@ def _suffixes(kind: str) -> tuple[str, ...]:
     return tuple(suffix for name, suffixes in SUFFIXES.items() for suffix in suffixes if kind in ("auto", name))
 
 
-def _match_local(path: Path, selection: Selection) -> tuple[bool, list[_Found]]:
+def _match_local(path: Path, selection: Selection) -> tuple[bool, list[_FoundFile]]:
     """Return whether the path or glob matches anything, and the files found."""
     try:
         path.stat()
@@ -259,7 +259,7 @@ def _match_local(path: Path, selection: Selection) -> tuple[bool, list[_Found]]:
         require_regular(file)
         status = file.stat()
         name = _readable(file.relative_to(root))
-        found.append(_Found(name, start, str(file), status.st_size, str(status.st_mtime_ns)))
+        found.append(_FoundFile(name, start, str(file), status.st_size, str(status.st_mtime_ns)))
     return bool(matches), found
 
 
@@ -310,7 +310,7 @@ def _read_start(url: str, compression: str) -> bytes | None:
     return start
 
 
-def _match_remote(pattern: str, selection: Selection) -> tuple[bool, list[_Found]]:
+def _match_remote(pattern: str, selection: Selection) -> tuple[bool, list[_FoundFile]]:
     from fsspec.core import url_to_fs
 
     system, path = url_to_fs(pattern)
@@ -339,7 +339,7 @@ def _match_remote(pattern: str, selection: Selection) -> tuple[bool, list[_Found
     for name, entry in files.items():
         version = next((str(entry[key]) for key in _VERSIONS if entry.get(key) is not None), "")
         relative = name.removeprefix(root).strip("/")
-        found.append(_Found(relative, root, system.unstrip_protocol(name), int(entry["size"] or 0), version))
+        found.append(_FoundFile(relative, root, system.unstrip_protocol(name), int(entry["size"] or 0), version))
     return bool(matches), found
 
 
@@ -347,7 +347,7 @@ def _is_hidden(path: str) -> bool:
     return any(part.startswith(".") for part in path.split("/"))
 
 
-def _describe(source: SourceConfig, found: _Found, name: str) -> File:
+def _describe(source: SourceConfig, found: _FoundFile, name: str) -> File:
     stem, compression = _split(found.url)
     kinds = [kind for kind, suffixes in SUFFIXES.items() if stem.endswith(suffixes)]
     kind = source.format if source.format != "auto" else next(iter(kinds), "")

@@ -15,10 +15,11 @@ from crosscut.corpus.extraction.careful import extract_carefully
 from crosscut.corpus.extraction.main_text import find_main_text
 from crosscut.corpus.readers.charsets import charset_in_page, decode
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.lines import read_whole
 from crosscut.corpus.readers.markup import Markup, limit_nesting
-from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long, within_budget
+from crosscut.corpus.readers.record import Item, Reading, Skip, Text, within_budget
 from crosscut.corpus.readers.steps import TOO_COMPLEX, TooComplexError
+from crosscut.corpus.readers.text import read_whole
+from crosscut.data.text.records import Reject, excerpt, too_long
 
 MAX_PAGE_BYTES = 16 * 10**6
 """Maximum size of a page in bytes. Parsing takes about a second for every 5 MB, and memory of up to 60 times the size
@@ -27,7 +28,7 @@ of a usual page. A page of small tags takes up to 150 times its size, until it h
 _FRAMES = re.compile(r"<frameset\b", re.IGNORECASE)
 
 
-class Page(NamedTuple):
+class HtmlPage(NamedTuple):
     """Text of a web page."""
 
     title: str
@@ -48,10 +49,10 @@ def read_html(file: File, reading: Reading) -> Iterator[Item]:
 
 def _read_file(data: bytes, file: File, reading: Reading) -> Item:
     page = read_page(data, reading.extraction, place="byte 0")
-    return Text(page.text, 1, file.size, title=page.title, note=page.note) if isinstance(page, Page) else page
+    return Text(page.text, 1, file.size, title=page.title, note=page.note) if isinstance(page, HtmlPage) else page
 
 
-def read_page(data: bytes, extraction: Extraction, *, place: str, charset: str = "") -> Page | Reject | Skip:
+def read_page(data: bytes, extraction: Extraction, *, place: str, charset: str = "") -> HtmlPage | Reject | Skip:
     """Read the main text of a page.
 
     `place` is the position of the page in its file, and `charset` the charset that the HTTP header declares.
@@ -68,7 +69,7 @@ def read_page(data: bytes, extraction: Extraction, *, place: str, charset: str =
         return Reject(place, TOO_COMPLEX, str(error), excerpt(markup))
     if not text:
         return Skip(_reason(markup), 1)
-    return Page(title, text, ", ".join(["charset"] * other + ["fast extraction"] * is_fallback))
+    return HtmlPage(title, text, ", ".join(["charset"] * other + ["fast extraction"] * is_fallback))
 
 
 def _reason(markup: str) -> str:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from crosscut.config.errors import DataError
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, too_long
+from crosscut.corpus.readers.record import Item, Reading, Text, unless_blank
 from crosscut.corpus.tokens.tokenizer import load_tokenizer
 from crosscut.data.shards.megatron import IndexedTokens
+from crosscut.data.text.records import DAMAGED, Reject, too_long
 
 
 def read_megatron(file: File, reading: Reading) -> Iterator[Item]:
@@ -20,7 +21,7 @@ def read_megatron(file: File, reading: Reading) -> Iterator[Item]:
     try:
         tokens = IndexedTokens.open(Path(file.url))
     except DataError as error:
-        yield Reject("byte 0", "damaged file", str(error), lost=max(file.size, 1))
+        yield Reject("byte 0", DAMAGED, str(error), lost=max(file.size, 1))
         return
     for number in range(tokens.num_documents):
         ids = tokens.document(number)
@@ -35,7 +36,5 @@ def read_megatron(file: File, reading: Reading) -> Iterator[Item]:
         text = tokenizer.decode(ids[ids != tokenizer.end_of_text].tolist())
         if len(text) > reading.max_bytes:
             yield too_long(place, "the text", text, reading.max_bytes)
-        elif not text or text.isspace():
-            yield Skip("blank", number + 1)
         else:
-            yield Text(text, number + 1, position)
+            yield unless_blank(Text(text, number + 1, position))

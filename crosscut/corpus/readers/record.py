@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from crosscut.config.corpora import CorpusConfig, Extraction, SourceConfig, UrlsConfig
-from crosscut.corpus.execution.budget import Watch
-
-EXCERPT_CHARACTERS = 200
+from crosscut.corpus.execution.budget import RecordWatch
+from crosscut.corpus.readers.files import File
+from crosscut.data.text.records import RecordFile, Reject, excerpt
 
 
 class Text(NamedTuple):
@@ -30,26 +30,6 @@ class Text(NamedTuple):
     declared charset did not fit. Empty if none was needed."""
 
 
-class Reject(NamedTuple):
-    """A record that should be a document but cannot be read."""
-
-    place: str
-    """Position in the file, such as `line 17`, `row 3` or `byte 1024`."""
-
-    rule: str
-    """Kind of problem in a few fixed words, such as `not JSON`. The report counts rejects by kind."""
-
-    reason: str
-    """Details of the problem in this record."""
-
-    excerpt: str = ""
-    """First characters of the record, for the report."""
-
-    lost: int = 0
-    """Number of bytes on disk that are lost if more than one record is lost, for example after damage in a file. At
-    least 1 if the number is unknown, and 0 if only this record is lost."""
-
-
 class Skip(NamedTuple):
     """A record that is not meant to become a document, such as a redirect."""
 
@@ -62,6 +42,12 @@ class Skip(NamedTuple):
 
 
 Item = Text | Reject | Skip
+
+
+def unless_blank(document: Text) -> Text | Skip:
+    """Return the document, or a `Skip` if its text is blank."""
+    has_text = document.text and not document.text.isspace()
+    return document if has_text else Skip("blank", document.record)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +86,21 @@ class Reading:
             urls=config.urls,
         )
 
+    def of_records(self, file: File) -> RecordFile:
+        """Describe a file of records, for the readers of `data.text`. They repair records and collect rejects."""
+        return RecordFile(
+            name=file.url,
+            size=file.size,
+            compression=file.compression,
+            text_key=self.text_key,
+            other_keys=(self.url_key, self.karma_key, self.title_key),
+            max_bytes=self.max_bytes,
+            is_strict=False,
+        )
+
 
 def within_budget(
-    watch: Watch, place: str, data: bytes | str, read: Callable[[], Item], *, size: int | None = None
+    watch: RecordWatch, place: str, data: bytes | str, read: Callable[[], Item], *, size: int | None = None
 ) -> Item:
     """Read a record within its budget of processor time and memory, and return the result of `read`.
 
@@ -115,22 +113,3 @@ def within_budget(
     item = read()
     watch.end()
     return item
-
-
-def excerpt(data: bytes | str) -> str:
-    """Return the first characters of bytes or of a text. Characters that UTF-8 cannot encode are replaced."""
-    if isinstance(data, str):
-        return data[:EXCERPT_CHARACTERS].encode("utf-8", "replace").decode()
-    return data[:EXCERPT_CHARACTERS].decode("utf-8", "replace")
-
-
-def too_long(
-    place: str, what: str, start: bytes | str, max_bytes: int, *, limit: str = "`ingest.max_document_mb`"
-) -> Reject:
-    """Make the reject for a record that is longer than `max_bytes`.
-
-    `what` names the kind of record, such as `the line`. `start` is the beginning of the record. `limit` is the name of
-    the limit in the message.
-    """
-    reason = f"{what} is longer than {max_bytes / 1e6:g} MB ({limit})"
-    return Reject(place, "too long", reason, excerpt(start))

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.lines import read_whole
-from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt
+from crosscut.corpus.readers.record import Item, Reading, Text, unless_blank
+from crosscut.data.text.records import Reject, broken_off, excerpt, too_long
+from crosscut.data.text.sources import BrokenOffError
 
 
 def read_text(file: File, reading: Reading) -> Iterator[Item]:
@@ -19,4 +20,18 @@ def read_text(file: File, reading: Reading) -> Iterator[Item]:
         near = excerpt(data[max(error.start - 40, 0) :])
         yield Reject(f"byte {error.start}", "not UTF-8", f"the file is not UTF-8: {error.reason}", near)
         return
-    yield Text(text, 1, file.size) if text and not text.isspace() else Skip("blank", 1)
+    yield unless_blank(Text(text, 1, file.size))
+
+
+def read_whole(file: File, max_bytes: int) -> bytes | Reject:
+    """Read all bytes of a file. Return a reject if the file is longer than `max_bytes` or damaged."""
+    held, length = [], 0
+    try:
+        for chunk, _ in file.chunks():
+            held.append(chunk)
+            length += len(chunk)
+            if length > max_bytes:
+                return too_long("byte 0", "the file", held[0], max_bytes)
+    except BrokenOffError as error:
+        return broken_off(file.size, error, "the file")
+    return b"".join(held)

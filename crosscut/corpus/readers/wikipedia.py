@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterator
 from functools import partial
 
-from crosscut.corpus.readers.dumps import EXCERPT, Page, Pages
+from crosscut.corpus.readers.dumps import EXCERPT, DumpPage, Pages
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.lines import broken_off
-from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long, within_budget
+from crosscut.corpus.readers.record import Item, Reading, Skip, Text, unless_blank, within_budget
 from crosscut.corpus.readers.steps import TOO_COMPLEX, TooComplexError
 from crosscut.corpus.readers.wikitext.prose import prose
 from crosscut.corpus.readers.wikitext.wiki import ARTICLES
+from crosscut.data.text.records import Reject, broken_off, excerpt, too_long
 from crosscut.data.text.sources import BrokenOffError
 
 _REDIRECT = re.compile(r"\s*#\w+\s*:?\s*\[\[")
@@ -35,7 +35,7 @@ def read_wikipedia(file: File, reading: Reading) -> Iterator[Item]:
                 size = min(page.length, reading.max_bytes)
                 yield within_budget(file.watch, f"page {page.number}", start, read, size=size)
     except BrokenOffError as error:
-        yield broken_off(file, error, f"page {pages.first_lost}")
+        yield broken_off(file.size, error, f"page {pages.first_lost}")
         return
     problem = pages.close()
     if problem:
@@ -44,7 +44,7 @@ def read_wikipedia(file: File, reading: Reading) -> Iterator[Item]:
         yield Reject(place, "not a MediaWiki dump", reason, lost=max(file.size - position, 1))
 
 
-def _read_page(page: Page, pages: Pages, max_bytes: int, position: int) -> Item:
+def _read_page(page: DumpPage, pages: Pages, max_bytes: int, position: int) -> Item:
     place = f"page {page.number}"
     if page.problem:
         return Reject(place, "broken XML", f"the page cannot be read: {page.problem}", excerpt(page.markup))
@@ -61,7 +61,6 @@ def _read_page(page: Page, pages: Pages, max_bytes: int, position: int) -> Item:
     except (ArithmeticError, RecursionError, ValueError) as error:
         reason = f"the page's markup cannot be read: {type(error).__name__}: {error}"
         return Reject(place, "unreadable markup", reason, excerpt(page.markup))
-    if not text:
-        return Skip("blank", page.number)
     note = "" if pages.has_site else "no siteinfo"
-    return Text(text, page.number, position, url=pages.wiki.url(page.title), title=page.title, note=note)
+    url = pages.wiki.url(page.title)
+    return unless_blank(Text(text, page.number, position, url=url, title=page.title, note=note))

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crosscut.corpus.documents import count_bytes, read_table
-from crosscut.corpus.sites.pages import EDGE_LINES, Page, edge_lines, hash_line
+from crosscut.corpus.sites.pages import EDGE_LINES, SitePage, edge_lines, hash_line
 from crosscut.corpus.sites.stages import key_of
 
 CUTTING_VERSION = 1
@@ -30,7 +30,7 @@ Span = tuple[int, int]
 _EMPTY_LINES = re.compile(r"\s*\n|\s*\Z")
 
 
-def cut_pages(pages: Sequence[Page], shared: Sequence[Path]) -> dict[int, str]:
+def cut_pages(pages: Sequence[SitePage], shared: Sequence[Path]) -> dict[int, str]:
     """Cut the boilerplate from pages. `shared` lists the files of the stage `site-boilerplate`.
 
     Returns the new text of each changed page, by the row of the page.
@@ -45,7 +45,7 @@ def cut_pages(pages: Sequence[Page], shared: Sequence[Path]) -> dict[int, str]:
     return texts
 
 
-def _find(pages: Sequence[Page], lines: Sequence[Sequence[Span]], shared: Sequence[Path]) -> npt.NDArray[np.bool_]:
+def _find(pages: Sequence[SitePage], lines: Sequence[Sequence[Span]], shared: Sequence[Path]) -> npt.NDArray[np.bool_]:
     """Return one boolean per line of all pages: whether the line is boilerplate in one of the page's folders."""
     keys, places = [], []
     place = 0

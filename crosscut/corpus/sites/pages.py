@@ -42,7 +42,7 @@ _LINE = re.compile(r"[^\s](?:[^\n]*[^\s])?")
 _WORD = re.compile(r"[^\W_][\W_]*[^\W_][\W_]*[^\W_]")
 
 
-class Folder(NamedTuple):
+class SiteFolder(NamedTuple):
     """A folder that contains a page."""
 
     depth: int
@@ -51,13 +51,13 @@ class Folder(NamedTuple):
     hash: int
 
 
-class Page(NamedTuple):
+class SitePage(NamedTuple):
     """A page of a site."""
 
     row: int
     """Row of the document in its part, from 0."""
 
-    folders: tuple[Folder, ...]
+    folders: tuple[SiteFolder, ...]
     """The folders that contain the page. The first one is the site."""
 
     text: str
@@ -83,7 +83,7 @@ class PageFinder:
         """The formats, as JSON values."""
         return [[name, str(kind)] for name, kind in self.formats]
 
-    def find(self, part: Part) -> list[Page]:
+    def find(self, part: Part) -> list[SitePage]:
         """Find the pages of a part, in the order of their rows. No text is read if the part has no page."""
         rows = part.rows()
         table = read_columns(part.work / INGEST / f"{part.name}.arrow", "id", "url").take(rows)
@@ -94,13 +94,13 @@ class PageFinder:
             return []
         own = rows[np.array(places)]
         folders = [folders_of(names[place], urls[place]) for place in places]
-        return list(map(Page, own.tolist(), folders, part.texts(own)))
+        return list(map(SitePage, own.tolist(), folders, part.texts(own)))
 
-    def among(self, documents: Iterable[Document]) -> list[Page]:
+    def among(self, documents: Iterable[Document]) -> list[SitePage]:
         """Find the pages among documents that have been read."""
         kinds = dict(self.formats)
         found = (document for document in documents if _is_page(document.id, kinds))
-        return [Page(one.row, folders_of(one.id, one.url), one.text) for one in found]
+        return [SitePage(one.row, folders_of(one.id, one.url), one.text) for one in found]
 
 
 def _is_page(document_id: str, kinds: dict[str, SourceFormat]) -> bool:
@@ -108,7 +108,7 @@ def _is_page(document_id: str, kinds: dict[str, SourceFormat]) -> bool:
     return kind in _FORMATS or (kind is SourceFormat.AUTO and bool(_PAGE.search(document_id)))
 
 
-def folders_of(document_id: str, url: str) -> tuple[Folder, ...]:
+def folders_of(document_id: str, url: str) -> tuple[SiteFolder, ...]:
     """Return the folders that contain a page: the leading parts of its URL or, if it has no URL, of its file name.
 
     The page `https://example.com/book/install.html` is in `example.com` and in `example.com/book`.
@@ -118,7 +118,9 @@ def folders_of(document_id: str, url: str) -> tuple[Folder, ...]:
     is_folder = len(names) == 1 or (bool(url) and _path(url).endswith("/"))
     parents = (names if is_folder else names[:-1])[:MAX_DEPTH]
     all_of = list(enumerate(accumulate(parents, lambda folder, name: f"{folder}/{name}")))
-    return tuple(Folder(depth, _hash(name, b"folder")) for depth, name in [all_of[0], *all_of[1:][1 - MAX_FOLDERS :]])
+    return tuple(
+        SiteFolder(depth, _hash(name, b"folder")) for depth, name in [all_of[0], *all_of[1:][1 - MAX_FOLDERS :]]
+    )
 
 
 def _path(url: str) -> str:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from crosscut.corpus.collection import Numbers, first_number
-from crosscut.corpus.documents import Part, write_table
+from crosscut.corpus.documents import Lineage, Part, write_table
 from crosscut.corpus.execution.stages import Counts, Output, PlannedStage, Stage, Task, read_records
 from crosscut.corpus.parts import PartStage, find_parts
 from crosscut.corpus.sites.pages import PageFinder, edge_lines, hash_line
@@ -50,8 +50,8 @@ SHARED = pa.schema([("key", pa.uint64())])
 Hashes = npt.NDArray[np.uint64]
 
 
-def site_stages(finder: PageFinder, filters: tuple[str, ...]) -> list[Stage]:
-    """List the stages that find boilerplate in the documents that the given `filters` kept."""
+def site_stages(finder: PageFinder, lineage: Lineage) -> list[Stage]:
+    """List the stages that find boilerplate in documents of the given lineage."""
     return [
         PartStage(
             name=LINES,
@@ -59,7 +59,7 @@ def site_stages(finder: PageFinder, filters: tuple[str, ...]) -> list[Stage]:
             function=write_lines,
             arguments=(finder,),
             settings={"formats": finder.settings},
-            filters=filters,
+            lineage=lineage,
         ),
         PlannedStage(name=BOILERPLATE, version=1, plan=_plan_boilerplate),
     ]

@@ -21,13 +21,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from crosscut.config.published.folders import TOKENIZER_CONFIG_FILE
-from crosscut.corpus.documents import Document, Drop, Part, drops_name, write_drops, write_table
-from crosscut.corpus.execution.stages import Counts, Output, Task
+from crosscut.corpus.documents import Document, Drop, Lineage, Part, drops_name, write_drops, write_table
+from crosscut.corpus.execution.stages import Counts, Output, Stage, Yields
 from crosscut.corpus.filters.judging import count_drops
 from crosscut.corpus.leakage.passages import Span, pieces
 from crosscut.corpus.leakage.removal import cuts_name, read_cuts
 from crosscut.corpus.leakage.stages import LEAKAGE
-from crosscut.corpus.parts import files_of, find_parts
+from crosscut.corpus.parts import PartStage
 from crosscut.corpus.tokens.tokenizer import load_tokenizer
 from crosscut.data.text.sentences import sentence_rules
 from crosscut.data.tokenization.encoding import BATCH_CHARACTERS, encode
@@ -67,53 +67,31 @@ def sentences_name(part: str) -> str:
     return f"{part}.sentences.arrow"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TokensStage:
-    """The stage `tokens`, with one task per part (an Arrow file of documents)."""
+def tokens_stage(*, tokenizer: Path, min_tokens: int, lineage: Lineage, sentences: bool = False) -> Stage:
+    """Make the stage `tokens`. If `leakage` is in the lineage, the passages that `leakage` marked are cut out.
 
-    tokenizer: Path
-    """The `tokenizer.json` that an earlier stage wrote."""
-
-    min_tokens: int
-    """Minimum number of tokens in a piece of a cut document, not counting the end-of-text token. Shorter pieces are
-    left out."""
-
-    filters: tuple[str, ...]
-    """Names of all filters that the documents have passed. If `leakage` is one of these filters, the passages that
-    `leakage` marked are cut out."""
-
-    cleaned: bool = True
-    sentences: bool = False
-    """Whether to write an index of sentences."""
-
-    name: str = TOKENS
-    version: int = 1
-
-    def tasks(self, work: Path) -> list[Task]:
-        """List the tasks, one for each part."""
-        with_cuts = LEAKAGE in self.filters
-        settings = self.tokenizer.with_name(TOKENIZER_CONFIG_FILE)  # a trained tokenizer does not have this file
-        return [
-            Task(
-                name=part.name,
-                function=partial(encode_part, part, self.tokenizer, self.min_tokens, sentences=self.sentences),
-                inputs=(
-                    *files_of(part),
-                    *([work / LEAKAGE / cuts_name(part.name)] if with_cuts else []),
-                    self.tokenizer,
-                    *([settings] if settings.is_file() else []),
-                ),
-                settings={
-                    "min_tokens": self.min_tokens,
-                    "sentences": sentence_rules() if self.sentences else "",
-                },
-                size=size,
-            )
-            for part, size in find_parts(work, filters=self.filters, cleaned=self.cleaned)
-        ]
+    `tokenizer` is the `tokenizer.json` that an earlier stage wrote. Pieces of a cut document with fewer than
+    `min_tokens` tokens, not counting the end-of-text token, are left out. `sentences` asks for an index of sentences.
+    """
+    return PartStage(
+        name=TOKENS,
+        version=1,
+        function=encode_part,
+        arguments=(tokenizer, min_tokens, sentences),
+        settings={"min_tokens": min_tokens, "sentences": sentence_rules() if sentences else ""},
+        inputs_of=partial(_inputs_of, tokenizer),
+        lineage=lineage,
+        yields=Yields.DROPS,
+    )
 
 
-class _Text(NamedTuple):
+def _inputs_of(tokenizer: Path, part: Part) -> tuple[Path, ...]:
+    cuts = [part.work / LEAKAGE / cuts_name(part.name)] if LEAKAGE in part.lineage.filters else []
+    settings = tokenizer.with_name(TOKENIZER_CONFIG_FILE)  # a trained tokenizer does not have this file
+    return (*cuts, tokenizer, *([settings] if settings.is_file() else []))
+
+
+class _TextPiece(NamedTuple):
     """A text to encode: a whole document or a piece of a document."""
 
     document: Document
@@ -123,7 +101,7 @@ class _Text(NamedTuple):
 
 
 @dataclass
-class _Written:
+class _WrittenTexts:
     """Counts and index rows of the texts that were written for a part."""
 
     rows: list[tuple[int, int, int, str, int]] = field(default_factory=list)
@@ -134,15 +112,15 @@ class _Written:
     sentences: list[npt.NDArray[np.uint32]] = field(default_factory=list)
 
 
-def encode_part(part: Part, tokenizer: Path, min_tokens: int, output: Output, *, sentences: bool = False) -> Counts:
+def encode_part(part: Part, tokenizer: Path, min_tokens: int, sentences: bool, output: Output) -> Counts:
     """Run a task: encode the documents of a part as token ids, in batches of texts.
 
     If all pieces of a document are too short, the rule `cut to pieces` drops the document.
     """
     documents = list(part.documents())
-    cuts = read_cuts(part.work, LEAKAGE, part.name) if LEAKAGE in part.filters else {}
+    cuts = read_cuts(part.work, LEAKAGE, part.name) if LEAKAGE in part.lineage.filters else {}
     encoder = load_tokenizer(tokenizer)
-    written = _Written()
+    written = _WrittenTexts()
     with output.path(tokens_name(part.name)).open("wb") as file:
         for batch in _batches(documents, cuts):
             ids, lengths, ends = encode(encoder, [one.text for one in batch], sentences=sentences)
@@ -178,7 +156,7 @@ def _counted(num_cuts: int) -> str:
     return f"{num_cuts} cut{'' if num_cuts == 1 else 's'}"
 
 
-def _note(one: _Text, length: int, written: _Written) -> None:
+def _note(one: _TextPiece, length: int, written: _WrittenTexts) -> None:
     name, _, record = one.document.id.rpartition("#")
     source = name.partition("/")[0]
     written.rows.append((one.document.row, one.piece, length, name, int(record)))
@@ -187,13 +165,13 @@ def _note(one: _Text, length: int, written: _Written) -> None:
     written.tokens[source] = written.tokens.get(source, 0) + length
 
 
-def _batches(documents: Sequence[Document], cuts: dict[int, list[Span]]) -> Iterator[list[_Text]]:
-    batch: list[_Text] = []
+def _batches(documents: Sequence[Document], cuts: dict[int, list[Span]]) -> Iterator[list[_TextPiece]]:
+    batch: list[_TextPiece] = []
     size = 0
     for document in documents:
         spans = cuts.get(document.row)
         for number, text in enumerate(pieces(document.text, spans) if spans else [document.text]):
-            batch.append(_Text(document, number, text, bool(spans)))
+            batch.append(_TextPiece(document, number, text, bool(spans)))
             size += len(text)
             if size >= BATCH_CHARACTERS:
                 yield batch

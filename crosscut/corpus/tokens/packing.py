@@ -31,7 +31,7 @@ from crosscut.config.data import Objective
 from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.config.system.deletion import MARKER_FILE, remove_file, why_kept
 from crosscut.corpus.documents import read_table
-from crosscut.corpus.execution.stages import Counts, Output, Record, Task, read_records
+from crosscut.corpus.execution.stages import Counts, Output, PlannedStage, Stage, Task, TaskRecord, read_records
 from crosscut.corpus.parts import find_parts
 from crosscut.corpus.tokens.encoding import TOKENS, index_name, sentences_name, tokens_name
 from crosscut.data.folders import beside, exchange, is_taken, unwritable
@@ -42,7 +42,8 @@ from crosscut.data.shards.array_file import ArrayFile
 from crosscut.data.shards.megatron import write_index
 from crosscut.data.shards.writing import INDEX_DTYPE, TokenDocument, split_at_random, write_shards
 from crosscut.data.text.sources import unreadable
-from crosscut.data.tokenization.tokenizer import Tokenizer, token_dtype
+from crosscut.data.tokenization.document_encoder import token_dtype
+from crosscut.data.tokenization.tokenizer import Tokenizer
 
 PACKING = "packing"
 """Name of the stage that this module implements."""
@@ -54,46 +55,40 @@ class TooFewDocuments(DataError):  # noqa: N818 - the name says what happened
     """Error that is raised if the filters leave too few documents for training and validation."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackingStage:
-    """The stage `packing`, with a single task."""
+def packing_stage(config: CorpusConfig, tokenizer: Path) -> Stage:
+    """Make the stage `packing`, whose single task packs all parts. `tokenizer` is the `tokenizer.json` that an earlier
+    stage wrote.
+    """
+    return PlannedStage(name=PACKING, version=1, plan=partial(_plan, config, tokenizer))
 
-    config: CorpusConfig
-    tokenizer: Path
-    """The `tokenizer.json` that an earlier stage wrote."""
 
-    name: str = PACKING
-    version: int = 1
-
-    def tasks(self, work: Path) -> list[Task]:
-        """Return the single task, which packs all parts."""
-        parts = [part.name for part, _ in find_parts(work)]
-        tokens = [work / TOKENS / tokens_name(part) for part in parts]
-        weights = _weights(self.config)
-        settings = self.config.tokens
-        return [
-            Task(
-                name=self.name,
-                function=partial(pack, work, parts, self.tokenizer, self.config),
-                inputs=(
-                    *tokens,
-                    *(work / TOKENS / index_name(part) for part in parts),
-                    *(work / TOKENS / sentences_name(part) for part in parts if settings.has_sentences),
-                    self.tokenizer,
-                ),
-                settings={
-                    "weights": weights,
-                    "seed": self.config.seed,
-                    "num_shards": settings.num_shards,
-                    "train_to_validation": settings.train_to_validation,
-                    "megatron": settings.megatron,
-                    "given": bool(settings.tokenizer),
-                    "vocab_size": settings.vocab_size,
-                    **objective_setting(settings),
-                },
-                size=sum(path.stat().st_size for path in tokens),
-            )
-        ]
+def _plan(config: CorpusConfig, tokenizer: Path, work: Path) -> Sequence[Task]:
+    parts = [part.name for part, _ in find_parts(work)]
+    tokens = [work / TOKENS / tokens_name(part) for part in parts]
+    settings = config.tokens
+    return [
+        Task(
+            name=PACKING,
+            function=partial(pack, work, parts, tokenizer, config),
+            inputs=(
+                *tokens,
+                *(work / TOKENS / index_name(part) for part in parts),
+                *(work / TOKENS / sentences_name(part) for part in parts if settings.has_sentences),
+                tokenizer,
+            ),
+            settings={
+                "weights": _weights(config),
+                "seed": config.seed,
+                "num_shards": settings.num_shards,
+                "train_to_validation": settings.train_to_validation,
+                "megatron": settings.megatron,
+                "given": bool(settings.tokenizer),
+                "vocab_size": settings.vocab_size,
+                **objective_setting(settings),
+            },
+            size=sum(path.stat().st_size for path in tokens),
+        )
+    ]
 
 
 def objective_setting(settings: TokensConfig) -> dict[str, str]:
@@ -119,7 +114,7 @@ def pack(work: Path, parts: Sequence[str], tokenizer: Path, config: CorpusConfig
     shutil.copyfile(tokenizer, folder / TOKENIZER_NAME)
     loaded = Tokenizer.load(tokenizer)
     dtype = token_dtype(loaded.vocab_size)
-    packed = _Packed(weights, seed, settings.has_sentences)
+    packed = _WeightedReader(weights, seed, settings.has_sentences)
     split = split_at_random(
         packed.read(work, parts, dtype.itemsize), train_to_validation=settings.train_to_validation, seed=seed
     )
@@ -146,7 +141,7 @@ def pack(work: Path, parts: Sequence[str], tokenizer: Path, config: CorpusConfig
 
 
 def _finished(
-    shards: Sequence[ShardEntry], packed: _Packed, folder: Path, megatron_dtype: np.dtype[Any] | None
+    shards: Sequence[ShardEntry], packed: _WeightedReader, folder: Path, megatron_dtype: np.dtype[Any] | None
 ) -> Counts:
     """Write the indexes for Megatron-LM if they are requested, and return the counts of the task."""
     if megatron_dtype is not None:
@@ -189,7 +184,7 @@ def _index_for_megatron(folder: Path, shard: str, dtype: np.dtype[Any]) -> None:
     write_index(folder / f"{shard}{_INDEX}", sizes, np.int32 if dtype.itemsize == 4 else dtype)
 
 
-class _Document(NamedTuple):
+class _PackedDocument(NamedTuple):
     """A document with all of its pieces."""
 
     source: str
@@ -198,7 +193,7 @@ class _Document(NamedTuple):
 
 
 @dataclass
-class _Packed:
+class _WeightedReader:
     """Reader of the documents in the parts. It repeats documents according to the weights of their sources, and counts
     the documents.
     """
@@ -214,7 +209,7 @@ class _Packed:
     counts: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     """Numbers of written documents and tokens, including copies, by source, and then by `train` or `validation`."""
 
-    def read(self, work: Path, parts: Iterable[str], width: int) -> Iterator[_Document]:
+    def read(self, work: Path, parts: Iterable[str], width: int) -> Iterator[_PackedDocument]:
         """Read the documents of the parts, in order. A token id has `width` bytes."""
         for part in parts:
             table = read_table(work / TOKENS / index_name(part))
@@ -228,7 +223,7 @@ class _Packed:
                     start, end = end, end + num_tokens * width
                     source = self.files.setdefault(file, len(self.files))
                     texts.append(TokenDocument(data[start:end].data, num_tokens, source, record, sentences))
-                yield _Document(file.partition("/")[0], f"{file}#{record}", texts)
+                yield _PackedDocument(file.partition("/")[0], f"{file}#{record}", texts)
 
     def _sentences(self, work: Path, part: str, num_texts: int) -> Iterator[npt.NDArray[np.uint32] | None]:
         """Yield the ends of the sentences of each text of a part, or None for each text if there is no index of
@@ -239,7 +234,7 @@ class _Packed:
         ends = read_table(work / TOKENS / sentences_name(part))["ends"]
         return (row.values.to_numpy() for row in ends)
 
-    def blend(self, split: Iterable[tuple[bool, _Document]]) -> Iterator[tuple[bool, TokenDocument]]:
+    def blend(self, split: Iterable[tuple[bool, _PackedDocument]]) -> Iterator[tuple[bool, TokenDocument]]:
         """Repeat the texts of each training document as often as the weight of its source says.
 
         Yields pairs: whether the text is for validation, and the text.
@@ -255,7 +250,7 @@ class _Packed:
                 for piece in document.pieces:
                     yield for_validation, piece
 
-    def _copies(self, document: _Document) -> int:
+    def _copies(self, document: _PackedDocument) -> int:
         whole, part = divmod(self.weights[document.source], 1)
         if not part:
             return int(whole)
@@ -294,7 +289,7 @@ def publish(work: Path, target: Path, bar: ProgressBar) -> None:
         raise unwritable(target, error, setting="folder", kept="Finished tasks are kept.") from None
 
 
-def _published(record: Record) -> dict[str, str]:
+def _published(record: TaskRecord) -> dict[str, str]:
     """Map the name of each file in the published folder to the name of the stage's file with the same content."""
     names = {name: name for name in record.files}
     for name in record.files:
@@ -304,7 +299,7 @@ def _published(record: Record) -> dict[str, str]:
     return names
 
 
-def _check_whole(folder: Path, record: Record, phase: Phase) -> None:
+def _check_whole(folder: Path, record: TaskRecord, phase: Phase) -> None:
     """Raise `DamagedDataError` if a file of the stage has changed since it was written.
 
     A published file may be a link to the stage's file, so a program that changes the published file also changes the

@@ -33,7 +33,7 @@ def make_tokenizer(parts: Sequence[Part], config: TokensConfig, output: Output) 
         output.path(TOKENIZER_CONFIG_FILE).write_text(json.dumps(tokenizer.settings()), encoding="utf-8")
         return {"vocab_size": tokenizer.vocab_size, "trained_on": {"documents": 0, "characters": 0}}
     read = {"documents": 0, "characters": 0}
-    tokenizer = Tokenizer.train_for(config.objective, _texts(parts, read), vocab_size=config.vocab_size)
+    tokenizer = Tokenizer.train(_texts(parts, read), vocab_size=config.vocab_size, objective=config.objective)
     tokenizer.save(path)
     return {"vocab_size": tokenizer.vocab_size, "trained_on": read}
 
@@ -48,9 +48,7 @@ def _texts(parts: Sequence[Part], read: dict[str, int]) -> Iterator[str]:
 
 def check_tokenizer(config: TokensConfig) -> Tokenizer:
     """Load the tokenizer that `tokens.tokenizer` names. Raises `DataError` if the tokenizer cannot be used."""
-    tokenizer = Tokenizer.load(Path(config.tokenizer), setting="tokens.tokenizer")
-    tokenizer.check_supports(config.objective)
-    return tokenizer
+    return Tokenizer.load(Path(config.tokenizer), setting="tokens.tokenizer", objective=config.objective)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -75,5 +73,5 @@ def count_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
             size = 0
     lengths: list[int] = []
     for start, stop in pairwise(cuts):
-        lengths += (tokenizer.encode_documents(texts[start:stop])[1] - 1).tolist()
+        lengths += (tokenizer.documents.encode(texts[start:stop])[1] - 1).tolist()
     return lengths

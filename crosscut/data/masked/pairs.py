@@ -14,16 +14,14 @@ Memory holds 24 bytes for each pair of the current shard and, while the pairs ar
 the shard.
 """
 
-from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple, final
 
 import numpy as np
 
 from crosscut.config.errors import DataError
 from crosscut.data.masked.draws import key_of, random_bits, to_uniform
-from crosscut.data.sampler import Ids, Rows, shuffled
+from crosscut.data.sampler import FolderRows, Ids, shuffled
 from crosscut.data.shards.reading import Shard
 from crosscut.data.tokenization.special_tokens import SpecialTokens
 
@@ -89,10 +87,12 @@ def _lengths(cursors: Ids, room: int, key: np.uint64) -> Ids:
 
 
 @final
-class PairSampler(Rows):
+class PairSampler(FolderRows):
     """Sampler of pairs of segments from the shards of one token folder. A row holds the two segments of a pair in the
     order of the text.
     """
+
+    _shards_key = _SHARDS_KEY
 
     def __init__(self, shards: Sequence[Shard], *, sequence_length: int, seed: int, special: SpecialTokens) -> None:
         """Raise `DataError` if the shards have no index of sentences, or no document with two sentences."""
@@ -105,8 +105,8 @@ class PairSampler(Rows):
             )
         self._found: tuple[int, Pairs] | None = None
         self._order: tuple[tuple[int, int], Ids] | None = None
-        self._num_pairs = [len(self._pairs(number).begins) for number in range(len(self._shards))]
-        self.samples_per_epoch = sum(self._num_pairs)
+        self._rows_of_shards = [len(self._pairs(number).begins) for number in range(len(self._shards))]
+        self.samples_per_epoch = sum(self._rows_of_shards)
         if not self.samples_per_epoch:
             raise DataError(
                 "Pairs of segments need a document with at least 2 sentences, but the tokenized text contains no such "
@@ -128,10 +128,6 @@ class PairSampler(Rows):
             done += len(chosen)
         return rows
 
-    def epochs(self, num_samples: int) -> tuple[float, ...]:
-        """Return the number of epochs of the folder that `num_samples` samples cover."""
-        return (num_samples / self.samples_per_epoch,)
-
     def documents(self, index: int) -> list[tuple[str, int]]:
         """Return the document of a sample; see `Rows.documents`."""
         number, order, slot = self._locate(index)
@@ -143,15 +139,11 @@ class PairSampler(Rows):
         """Return the index of a sample's shard, the order of the shard's pairs in the sample's epoch, and the sample's
         position in this order.
         """
-        epoch, within = divmod(index, self.samples_per_epoch)
-        shards = shuffled(len(self._shards), self._seed, _SHARDS_KEY, epoch).tolist()
-        starts = [0, *accumulate(self._num_pairs[shard] for shard in shards)]
-        place = bisect_right(starts, within) - 1
-        number = shards[place]
+        epoch, number, slot = self._find_shard(index)
         if self._order is None or self._order[0] != (epoch, number):
-            order = shuffled(self._num_pairs[number], self._seed, _PAIRS_KEY, epoch, number)
+            order = shuffled(self._rows_of_shards[number], self._seed, _PAIRS_KEY, epoch, number)
             self._order = (epoch, number), order
-        return number, self._order[1], within - starts[place]
+        return number, self._order[1], slot
 
     def _pairs(self, number: int) -> Pairs:
         if self._found is None or self._found[0] != number:

@@ -39,4 +39,14 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
     """Collect the facts that masking needs about the tokens of a tokenizer. Raises `DataError` if the tokenizer lacks a
     special token.
     """
-    return Vocabulary(tokenizer.special_tokens(), tokenizer.word_starts(), tokenizer.ordinary_ids())
+    tokens = tokenizer.token_bytes
+    ordinary = np.setdiff1d(tokens.ids, tokens.special, assume_unique=True)
+    return Vocabulary(tokenizer.special_tokens(), word_starts(tokenizer), ordinary)
+
+
+def word_starts(tokenizer: Tokenizer) -> Flags:
+    """Whether each token begins a word, [V]. True for ids without a token."""
+    starts = np.ones(tokenizer.vocab_size, dtype=np.bool_)
+    ids = tokenizer.token_bytes.ids
+    starts[ids] = [tokenizer.token_bytes.begins_word(token) for token in ids.tolist()]
+    return starts

@@ -14,12 +14,16 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from crosscut.config.errors import DamagedError, DataError
-from crosscut.data.text.json_text import encodable, parse_record
-from crosscut.data.text.parquet import read_parquet
-from crosscut.data.text.sources import Source, find_sources, read_chunks
+from crosscut.data.text.lines import Line, read_lines
+from crosscut.data.text.parquet import read_parquet_records
+from crosscut.data.text.records import RecordFile, read_json_records, strictly
+from crosscut.data.text.sources import TextSource, find_sources, read_chunks, undecodable, unreadable
 
 PIECE_CHARACTERS = 16 * 1024
 """Maximum number of characters in a document that is cut from a .txt file."""
+
+ROWS_AT_ONCE = 256
+"""Number of rows of a .parquet file in memory at a time."""
 
 _HOLE = "\0" * PIECE_CHARACTERS
 """Document that consists of NUL characters, and counts as blank. A crash can leave a hole in a file, and a hole reads
@@ -36,7 +40,7 @@ class Document(NamedTuple):
     text: str
     """Text of the document. It is blank only if blank documents were requested."""
 
-    source: Source
+    source: TextSource
     """File that contains the document."""
 
     record: int
@@ -63,13 +67,13 @@ def read_documents(
     return read_sources(find_sources(patterns, setting=setting), text_key=text_key, blank=blank)
 
 
-def read_sources(sources: Sequence[Source], *, text_key: str, blank: bool = False) -> Iterator[Document]:
+def read_sources(sources: Sequence[TextSource], *, text_key: str, blank: bool = False) -> Iterator[Document]:
     """Read the documents of given sources; see `read_documents`."""
-    readers = {"text": _read_text, "jsonl": _read_jsonl, "parquet": read_parquet, "tsv": _read_tsv}
+    readers = {"text": _read_text, "jsonl": _read_jsonl, "parquet": _read_parquet, "tsv": _read_tsv}
     empty = True
     starts = accumulate((source.size for source in sources), initial=0)
     for source, start in zip(sources, starts, strict=False):
-        with _damage_told_first(source):
+        with _damage_reported_first(source):
             for text, record, position in readers[source.format](source, text_key):
                 has_text = bool(text) and not text.isspace() and text != _HOLE
                 empty = empty and not has_text
@@ -83,7 +87,7 @@ def read_sources(sources: Sequence[Source], *, text_key: str, blank: bool = Fals
 
 
 @contextmanager
-def _damage_told_first(source: Source) -> Iterator[None]:
+def _damage_reported_first(source: TextSource) -> Iterator[None]:
     """Context that reports damage in a compressed source before any error in its text. The text may be wrong because
     the data is damaged, and gzip detects damage only at the end of the data.
     """
@@ -99,7 +103,7 @@ def _damage_told_first(source: Source) -> Iterator[None]:
 _Record = tuple[str, int, int]  # text, record, bytes on disk of this file read so far
 
 
-def _read_text(source: Source, _text_key: str) -> Iterator[_Record]:
+def _read_text(source: TextSource, _text_key: str) -> Iterator[_Record]:
     line, buffer, position = 1, "", 0
     for text, position in _decode(source):
         buffer += text
@@ -134,7 +138,7 @@ def _cut(text: str, start: int) -> int:
     return last
 
 
-def _decode(source: Source) -> Iterator[tuple[str, int]]:
+def _decode(source: TextSource) -> Iterator[tuple[str, int]]:
     """Decode UTF-8 to text with Unix line ends and without a byte-order mark."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     newlines = io.IncrementalNewlineDecoder(None, translate=True)
@@ -146,7 +150,7 @@ def _decode(source: Source) -> Iterator[tuple[str, int]]:
         try:
             return newlines.decode(decoder.decode(chunk, final), final)
         except UnicodeDecodeError as error:
-            raise _undecodable(source, offset - held + error.start) from None
+            raise DataError(undecodable(source.name, source.compression, offset - held + error.start)) from None
 
     for chunk, position in read_chunks(source):
         text = decode(chunk, False)
@@ -157,87 +161,49 @@ def _decode(source: Source) -> Iterator[tuple[str, int]]:
     yield decode(b"", True), position
 
 
-def _undecodable(source: Source, offset: int) -> DataError:
-    unpacked = " of the decompressed data" if source.compression else ""
-    return DataError(
-        f"`{source.name}` must be UTF-8 text, but byte {offset}{unpacked} is not. Convert the file to UTF-8."
-    )
+def _read_jsonl(source: TextSource, text_key: str) -> Iterator[_Record]:
+    records = strictly(read_json_records(_record_file(source, text_key), read_chunks(source)))
+    for text, number, position, _ in records:
+        yield text, number, position
 
 
-def _read_jsonl(source: Source, text_key: str) -> Iterator[_Record]:
-    for line, number, position in _decoded_lines(source):
-        if line and not line.isspace():
-            yield _parse_line(source, number, line, text_key), number, position
+def _read_parquet(source: TextSource, text_key: str) -> Iterator[_Record]:
+    file = _record_file(source, text_key)
+    try:
+        for text, number, position, _ in strictly(read_parquet_records(file, source.path, rows_at_once=ROWS_AT_ONCE)):
+            yield text, number, position
+    except OSError as error:
+        raise unreadable(source.name, error) from None
 
 
-def _read_tsv(source: Source, text_key: str) -> Iterator[_Record]:
+def _record_file(source: TextSource, text_key: str) -> RecordFile:
+    return RecordFile(name=source.name, size=source.size, compression=source.compression, text_key=text_key)
+
+
+def _read_tsv(source: TextSource, text_key: str) -> Iterator[_Record]:
     """Read a table with a header. Fields are taken as they are: quotes have no special meaning."""
-    columns: list[str] = []
-    for line, number, position in _decoded_lines(source):
-        fields = line.removesuffix("\r").split("\t")
-        if not columns:
-            columns = fields
-            if text_key not in columns:
-                raise DataError(
-                    f"`{source.name}` must have a column `{text_key}`, but its columns are: {', '.join(columns)}. Set "
-                    f"`data.text_key` (or `evaluation.text_key`) to the column of the text."
-                )
-        elif len(fields) == len(columns):
-            yield fields[columns.index(text_key)], number, position
+    rows = _split_rows(source)
+    columns, _ = next(rows, ([""], None))
+    if text_key not in columns:
+        raise DataError(
+            f"`{source.name}` must have a column `{text_key}`, but its columns are: {', '.join(columns)}. Set "
+            f"`data.text_key` (or `evaluation.text_key`) to the column of the text."
+        )
+    for fields, line in rows:
+        if len(fields) == len(columns):
+            yield fields[columns.index(text_key)], line.number, line.position
         elif any(fields):
             raise DataError(
-                f"`{source.name}`, line {number}, must have {len(columns)} columns, like the first line, but has "
+                f"`{source.name}`, line {line.number}, must have {len(columns)} columns, like the first line, but has "
                 f"{len(fields)}. Correct the line."
             )
 
 
-def _decoded_lines(source: Source) -> Iterator[_Record]:
-    """Yield each line of a file, its number, and the number of bytes on disk read so far."""
-    offset = 0
-    for number, (line, position) in enumerate(_lines(source), start=1):
+def _split_rows(source: TextSource) -> Iterator[tuple[list[str], Line]]:
+    """Yield the fields of each line of a table."""
+    for line in read_lines(read_chunks(source)):
         try:
-            decoded = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            decoded = line.data.decode("utf-8-sig" if line.number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            raise _undecodable(source, offset + error.start) from None
-        offset += len(line) + 1
-        yield decoded, number, position
-
-
-def _lines(source: Source) -> Iterator[tuple[bytes, int]]:
-    held: list[bytes] = []
-    position = 0
-    for chunk, position in read_chunks(source):
-        first, *rest = chunk.split(b"\n")
-        held.append(first)
-        if rest:
-            yield b"".join(held), position
-            *lines, last = rest
-            for line in lines:
-                yield line, position
-            held = [last]
-    yield b"".join(held), position
-
-
-def _parse_line(source: Source, number: int, line: str, text_key: str) -> str:
-    place = f"`{source.name}`, line {number}"
-    try:
-        row = parse_record(line)
-    except ValueError as error:
-        raise DataError(f"{place}, must be valid JSON, but is not: {error}. Correct or remove the line.") from None
-    if not isinstance(row, dict):
-        raise DataError(
-            f"{place}, must be a JSON object with the text under `{text_key}`, but is a {type(row).__name__}. "
-            "Correct or remove the line."
-        )
-    text = row.get(text_key)
-    if not isinstance(text, str):
-        what = f"holds {text!r:.60}" if text_key in row else f"its keys are: {', '.join(row) or 'none'}"
-        raise DataError(
-            f"{place}, must hold a string under `{text_key}`, but {what}. "
-            "Set `data.text_key` (or `evaluation.text_key`) to the key of the text."
-        )
-    if "\\u" in line and not encodable(text):
-        raise DataError(
-            f"{place}, must hold text that is valid in UTF-8, but has a lone surrogate. Correct or remove the line."
-        )
-    return text
+            raise DataError(undecodable(source.name, source.compression, line.start + error.start)) from None
+        yield decoded.removesuffix("\r").split("\t"), line

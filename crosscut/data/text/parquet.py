@@ -1,73 +1,139 @@
-"""Read the text column of a parquet file, row by row.
+"""Read the records of .parquet files, row by row, with the text in one column.
 
-pyarrow reads the format. pyarrow is imported only here, because it is large and most corpora do not need it. Only a few
-hundred rows are in memory at a time.
+pyarrow reads the format. It is imported only for such a file, because it is large, and most training
+text does not need it.
 """
 
-from collections.abc import Iterator
+from __future__ import annotations
 
-from crosscut.config.errors import DamagedDataError, DataError
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from crosscut.config.errors import DataError
 from crosscut.config.system.extras import install_command
-from crosscut.data.text.sources import Source, unreadable
+from crosscut.data.text.records import DAMAGED, RawRecord, RecordFile, Reject, excerpt, too_long, with_text
 
-ROWS_AT_ONCE = 256
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
-def read_parquet(source: Source, text_key: str) -> Iterator[tuple[str, int, int]]:
-    """Read the column `text_key` row by row.
+def read_parquet_records(
+    file: RecordFile, opened: Path | IO[bytes], *, rows_at_once: int, begin_group: Callable[[], None] = lambda: None
+) -> Iterator[RawRecord | Reject]:
+    """Read a parquet file, `rows_at_once` rows at a time. The number of bytes read up to a row is an estimate.
 
-    Yields (text, row number counted from 1, estimated number of bytes of the file read so far). Raises `DataError` if
-    pyarrow is not installed, if the file is damaged or not a parquet file, if the column is missing or holds no
-    strings, or if a row's text is null or not UTF-8.
+    A file whose text column is missing or does not hold strings is rejected as a whole, with a list of its columns. Of
+    a damaged row group, only the rows before the damage are read. `begin_group` is called before each row group is
+    read. Raises `DataError` if pyarrow is not installed, and `OSError` if the disk cannot be read.
     """
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
         raise DataError(
-            f"`{source.name}` needs pyarrow, but pyarrow is not installed. Run `{install_command('parquet')}`."
+            f"`{file.name}` needs pyarrow, but pyarrow is not installed. Run `{install_command('parquet')}`."
         ) from None
-    row = 0
     try:
-        with pq.ParquetFile(source.path, buffer_size=1 << 20, pre_buffer=False) as file:
-            _check_column(source, dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True)), text_key)
-            num_rows = file.metadata.num_rows
-            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=[text_key]):
-                for value in batch.column(0):
-                    row += 1
-                    text = value.as_py()
-                    if text is None:
-                        raise DataError(
-                            f"`{source.name}`, row {row}, must hold a string under `{text_key}`, but holds null. "
-                            f"Remove the row, or set `data.text_key` (or `evaluation.text_key`) to another column."
-                        )
-                    yield text, row, source.size * row // num_rows
-    except pa.ArrowException as error:
-        raise _damaged(source, error) from None
-    except UnicodeDecodeError:
-        raise DataError(
-            f"`{source.name}`, row {row}, must be UTF-8 text, but is not. Correct or remove the row."
-        ) from None
-    except OSError as error:
-        # pyarrow also reports damaged pages as OSError, but without an error number of the operating system.
-        raise (unreadable(source.name, error) if error.errno else _damaged(source, error)) from None
+        parquet = pq.ParquetFile(opened, buffer_size=1 << 20, pre_buffer=False)
+    except (pa.ArrowException, OSError) as error:
+        yield _damaged(file, 1, "the file", file.size, error)
+        return
+    with parquet:
+        wrong = _wrong_schema(file, parquet.schema_arrow)
+        if wrong:
+            yield wrong
+            return
+        names = _columns(file, parquet.schema_arrow)
+        start = 0
+        for group in range(parquet.metadata.num_row_groups):
+            begin_group()
+            end = start + parquet.metadata.row_group(group).num_rows
+            batches = parquet.iter_batches(batch_size=rows_at_once, row_groups=[group], columns=names)
+            yield from _read_group(file, names, batches, (start, end), parquet.metadata.num_rows)
+            start = end
 
 
-def _damaged(source: Source, error: Exception) -> DamagedDataError:
+def _read_group(
+    file: RecordFile, names: list[str], batches: Iterator[pa.RecordBatch], rows: tuple[int, int], num_rows: int
+) -> Iterator[RawRecord | Reject]:
+    """Read the row group that has the given `rows`, a start and an end. The file has `num_rows` rows."""
+    import pyarrow as pa
+
+    row, end = rows
+    try:
+        for batch in batches:
+            columns = [batch.column(batch.schema.names.index(name)) for name in names]
+            for values in zip(*columns, strict=True):
+                row += 1
+                yield _read_row(file, names, values, row, file.size * row // num_rows)
+    except (pa.ArrowException, OSError) as error:
+        yield _damaged(file, row + 1, f"rows {row + 1} to {end}", file.size * (end - row) // num_rows, error)
+
+
+def _damaged(file: RecordFile, row: int, what: str, lost: int, error: Exception) -> Reject:
+    # pyarrow also reports damaged pages as OSError, but without an error number of the operating system.
+    if isinstance(error, OSError) and error.errno:
+        raise error
     reason = str(error).partition("\n")[0].rstrip(".")
-    return DamagedDataError(
-        f"`{source.name}` must be an undamaged parquet file, but is not: {reason}. Get the file again."
-    )
+    message = f"`{file.name}` must be an undamaged parquet file, but is not: {reason}. Get the file again."
+    return Reject(f"row {row}", DAMAGED, f"{what} cannot be read: {reason}", lost=max(lost, 1), message=message)
 
 
-def _check_column(source: Source, columns: dict[str, object], text_key: str) -> None:
-    if text_key not in columns:
-        raise DataError(
-            f"`{source.name}` must have a column `{text_key}`, but its columns are: {', '.join(columns) or 'none'}. "
-            f"Set `data.text_key` (or `evaluation.text_key`) to the column of the text."
+def _wrong_schema(file: RecordFile, schema: pa.Schema) -> Reject | None:
+    """Reject of a file whose text column is missing or does not hold strings."""
+    import pyarrow as pa
+
+    key, remedy = file.text_key, f"Set {file.setting} to the column of the text."
+    if key not in schema.names:
+        columns = ", ".join(schema.names) or "none"
+        reason = f"there is no column `{key}`; the columns are: {columns}"
+        message = f"`{file.name}` must have a column `{key}`, but its columns are: {columns}. {remedy}"
+    else:
+        kind = schema.types[schema.names.index(key)]
+        is_encoded = pa.types.is_dictionary(kind) and pa.types.is_string(kind.value_type)
+        accepted = {pa.string(), pa.large_string(), pa.string_view()}
+        if kind in accepted or (not file.is_strict and (kind == pa.null() or is_encoded)):
+            return None
+        reason = f"column `{key}` holds {kind} instead of strings"
+        message = f"Column `{key}` of `{file.name}` must hold strings, but holds {kind}. {remedy}"
+    return Reject("row 1", "other schema", reason, excerpt(str(schema)), lost=max(file.size, 1), message=message)
+
+
+def _columns(file: RecordFile, schema: pa.Schema) -> list[str]:
+    """Names of the columns to read, the text column first.
+
+    Nested columns are left out, because a nested value cannot be a URL, a number of votes or a title.
+    """
+    import pyarrow as pa
+
+    present = (name for name in file.other_keys if name in schema.names)
+    plain = (name for name in present if not pa.types.is_nested(schema.field(name).type))
+    return list(dict.fromkeys((file.text_key, *plain)))
+
+
+def _read_row(
+    file: RecordFile, names: list[str], row: tuple[Any, ...], number: int, position: int
+) -> RawRecord | Reject:
+    if file.max_bytes < sys.maxsize and _num_bytes(row[0]) > file.max_bytes:
+        return too_long(f"row {number}", "the text", "", file.max_bytes)
+    try:
+        values = {name: value.as_py() for name, value in zip(names, row, strict=True)}
+    except UnicodeDecodeError as error:
+        reason = f"byte {error.start + 1} of a string is not UTF-8"
+        message = f"`{file.name}`, row {number}, must be UTF-8 text, but is not. Correct or remove the row."
+        return Reject(f"row {number}", "not UTF-8", reason, excerpt(error.object), message=message)
+    item = with_text(file, values, "row", number, position)
+    if isinstance(item, Reject):  # the only value that is not a string is null
+        message = (
+            f"`{file.name}`, row {number}, must hold a string under `{file.text_key}`, but holds null. Remove the row, "
+            f"or set {file.setting} to another column."
         )
-    if str(columns[text_key]) not in ("string", "large_string", "string_view"):
-        raise DataError(
-            f"Column `{text_key}` of `{source.name}` must hold strings, but holds {columns[text_key]}. "
-            f"Set `data.text_key` (or `evaluation.text_key`) to the column of the text."
-        )
+        return item._replace(message=message)
+    return item
+
+
+def _num_bytes(value: Any) -> int:
+    buffer = value.as_buffer() if hasattr(value, "as_buffer") else None
+    return 0 if buffer is None else buffer.size

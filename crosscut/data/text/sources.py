@@ -37,7 +37,7 @@ data a thousandfold.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class TextSource:
     """One file of a corpus."""
 
     index: int
@@ -62,7 +62,7 @@ class Source:
     """Time of the last change, in nanoseconds since the epoch."""
 
 
-def find_sources(patterns: Iterable[str], *, setting: str = "data.text") -> list[Source]:
+def find_sources(patterns: Iterable[str], *, setting: str = "data.text") -> list[TextSource]:
     """List the files of a corpus. Patterns keep their order, the files of each pattern are sorted by name, and each
     file appears once.
 
@@ -70,7 +70,7 @@ def find_sources(patterns: Iterable[str], *, setting: str = "data.text") -> list
     a name in `BUILTIN_CORPORA`. `setting` is the name of the option that holds the patterns, for messages. Raises
     `DataError` if a pattern matches nothing, names a file with an unknown suffix, or cannot be accessed.
     """
-    found: dict[Path, Source] = {}
+    found: dict[Path, TextSource] = {}
     for pattern in patterns:
         for name, path in _match(pattern, setting):
             key = Path(os.path.realpath(path))  # `Path.resolve` would raise for a symbolic link to itself
@@ -119,7 +119,7 @@ def _folder(folder: Path) -> list[Path]:
     )
 
 
-def _describe(index: int, name: str, path: Path) -> Source:
+def _describe(index: int, name: str, path: Path) -> TextSource:
     lower = path.name.lower()
     compression = next((suffix for suffix in COMPRESSIONS if lower.endswith(suffix)), "")
     kind = FORMATS.get(Path(lower.removesuffix(compression)).suffix)
@@ -132,7 +132,7 @@ def _describe(index: int, name: str, path: Path) -> Source:
         status = path.stat()
     except OSError as error:
         raise unreadable(name, error) from None
-    return Source(
+    return TextSource(
         index=index,
         name=name,
         path=path,
@@ -152,7 +152,13 @@ def unreadable(name: str, error: OSError) -> DataError:
     return DataError(f"`{name}` must be a readable file, but is not: {error.strerror or error}. {remedy}")
 
 
-def read_chunks(source: Source) -> Iterator[tuple[bytes, int]]:
+def undecodable(name: str, compression: str, offset: int) -> str:
+    """Return the message about a byte that is not UTF-8, by its offset in the decompressed data."""
+    unpacked = " of the decompressed data" if compression else ""
+    return f"`{name}` must be UTF-8 text, but byte {offset}{unpacked} is not. Convert the file to UTF-8."
+
+
+def read_chunks(source: TextSource) -> Iterator[tuple[bytes, int]]:
     """Read the decompressed bytes of a source in order.
 
     Yields (bytes, number of bytes on disk read so far). Raises `DataError` if the file cannot be read, and

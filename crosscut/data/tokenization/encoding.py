@@ -57,7 +57,7 @@ Encoded = tuple[Tokens, npt.NDArray[np.int64], list[npt.NDArray[np.uint32]] | No
 """Ids, lengths and sentences, as in `EncodedBatch`."""
 
 
-class _Batch(NamedTuple):
+class _TextBatch(NamedTuple):
     texts: list[str]
     origins: list[tuple[int, int]]
     num_bytes: int
@@ -88,7 +88,7 @@ def encode_documents(
     context = multiprocessing.get_context("spawn")
     start = partial(_start_worker, tokenizer, end_of_text)
     executor = ProcessPoolExecutor(workers, mp_context=context, initializer=start)
-    under_way: deque[tuple[_Batch, Future[Encoded]]] = deque()
+    under_way: deque[tuple[_TextBatch, Future[Encoded]]] = deque()
     try:
         for batch in batches:
             under_way.append((batch._replace(texts=[]), executor.submit(_encode_in_worker, batch.texts, sentences)))
@@ -106,7 +106,7 @@ def encode_documents(
         executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _gather(documents: Iterable[Document]) -> Iterator[_Batch]:
+def _gather(documents: Iterable[Document]) -> Iterator[_TextBatch]:
     texts: list[str] = []
     origins: list[tuple[int, int]] = []
     size = position = 0
@@ -115,22 +115,22 @@ def _gather(documents: Iterable[Document]) -> Iterator[_Batch]:
         origins.append((source.index, record))
         size += len(text)
         if size >= BATCH_CHARACTERS:
-            yield _Batch(texts, origins, _num_bytes(texts), position)
+            yield _TextBatch(texts, origins, _num_bytes(texts), position)
             texts, origins, size = [], [], 0
     if texts:
-        yield _Batch(texts, origins, _num_bytes(texts), position)
+        yield _TextBatch(texts, origins, _num_bytes(texts), position)
 
 
 def _num_bytes(texts: list[str]) -> int:
     return sum(len(text.encode("utf-8")) for text in texts)
 
 
-def _next(under_way: deque[tuple[_Batch, Future[Encoded]]]) -> EncodedBatch:
+def _next(under_way: deque[tuple[_TextBatch, Future[Encoded]]]) -> EncodedBatch:
     batch, future = under_way.popleft()
     return _encoded(batch, future.result())
 
 
-def _encoded(batch: _Batch, encoded: Encoded) -> EncodedBatch:
+def _encoded(batch: _TextBatch, encoded: Encoded) -> EncodedBatch:
     tokens, lengths, sentences = encoded
     return EncodedBatch(tokens, lengths, batch.origins, batch.num_bytes, batch.position, sentences)
 
@@ -138,8 +138,8 @@ def _encoded(batch: _Batch, encoded: Encoded) -> EncodedBatch:
 def encode(tokenizer: Tokenizer, texts: list[str], *, sentences: bool) -> Encoded:
     """Encode documents. With `sentences`, also find the ends of their sentences."""
     if sentences:
-        return tokenizer.encode_sentences(texts)
-    return *tokenizer.encode_documents(texts), None
+        return tokenizer.documents.encode_sentences(texts)
+    return *tokenizer.documents.encode(texts), None
 
 
 _worker_tokenizer: list[Tokenizer] = []  # the tokenizer of a worker process, which `_start_worker` loads once

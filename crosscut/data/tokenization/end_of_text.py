@@ -15,19 +15,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crosscut.config.checks import shown
+from crosscut.config.checks import listed, shown
 from crosscut.config.errors import ConfigError, DataError
 from crosscut.config.published.folders import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, end_ids
 from crosscut.config.system.files import parse_json, read_json, read_small
 from crosscut.data.manifest import FORMAT, MANIFEST_NAME, Manifest
+from crosscut.data.tokenization.wordpiece import SEPARATOR
 
 if TYPE_CHECKING:
     import tokenizers
 
 _KEY = "eos_token"
 
+END_OF_TEXT = "<|endoftext|>"
+END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<end_of_text>", SEPARATOR)
+"""Usual names of the end-of-text token, in order of preference. The names are tried if no file beside the tokenizer
+names this token.
+"""
 
-def end_said_beside(path: Path, inner: tokenizers.Tokenizer) -> int | None:
+
+def end_named_beside(path: Path, inner: tokenizers.Tokenizer) -> int | None:
     """Return the id that ends a text, from the files beside the `tokenizer.json` at `path`. None if no file names an
     id. `inner` is the tokenizer from this `tokenizer.json`.
 
@@ -93,4 +100,18 @@ def _unknown(what: str, kind: str, path: Path, value: object) -> DataError:
     return DataError(
         f"{what} must be {kind} of `{path}`, but is {value}, which the tokenizer does not have. Take both files from "
         "the same model, or correct the value."
+    )
+
+
+def end_named_in(vocabulary: Mapping[str, int], name: str) -> int:
+    """Id of the first usual name of the end-of-text token (`END_OF_TEXT_NAMES`) in a vocabulary. Raises `DataError` if
+    it has none of them; the message begins with `name`.
+    """
+    for token in END_OF_TEXT_NAMES:
+        if token in vocabulary:
+            return vocabulary[token]
+    raise DataError(
+        f"{name} must have a token that ends a text ({listed(f'`{token}`' for token in END_OF_TEXT_NAMES)}), but has "
+        "none of these tokens, and no file beside the tokenizer names another token. Name the token as `eos_token` in "
+        "a `tokenizer_config.json` in the same folder."
     )

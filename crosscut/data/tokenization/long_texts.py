@@ -85,7 +85,7 @@ class LongText(NamedTuple):
         )
 
 
-class _Window(NamedTuple):
+class _TextWindow(NamedTuple):
     tokens: LongText
     words: Sequence[int | None]
     """Number of each token's word."""
@@ -108,6 +108,16 @@ class _Window(NamedTuple):
             if self.words[index] != self.words[index - 1]:
                 return int(self.tokens.starts[index])
         return int(self.tokens.starts[last])
+
+
+def encode_one(inner: tokenizers.Tokenizer, text: str) -> list[int]:
+    """Return the ids of a text of any length, without the special tokens that the tokenizer puts around texts."""
+    if len(text) > WINDOW:
+        long: list[int] = encode_long(inner, text).ids.tolist()
+        return long
+    (encoded,) = inner.encode_batch_fast([text], add_special_tokens=False)  # without offsets
+    ids: list[int] = encoded.ids
+    return ids
 
 
 def encode_long(inner: tokenizers.Tokenizer, text: str) -> LongText:
@@ -149,12 +159,12 @@ def _joined(inner: tokenizers.Tokenizer, text: str) -> Iterator[LongText | None]
     yield window.tokens.part(window.tokens.first_after(joined))
 
 
-def _window(inner: tokenizers.Tokenizer, text: str, start: int, size: int) -> _Window:
+def _window(inner: tokenizers.Tokenizer, text: str, start: int, size: int) -> _TextWindow:
     stop = min(start + size, len(text))
     encoding = inner.encode(text[start:stop], add_special_tokens=False)
     ids = np.array(encoding.ids, dtype=np.uint32)
     offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) + start
-    return _Window(LongText(ids, offsets[:, 0], offsets[:, 1]), encoding.word_ids, start, stop)
+    return _TextWindow(LongText(ids, offsets[:, 0], offsets[:, 1]), encoding.word_ids, start, stop)
 
 
 def batches(texts: Iterable[Texts], what: str) -> Iterator[list[Texts]]:

@@ -8,6 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from crosscut.data.tokenization.inner import read_inner
 
 if TYPE_CHECKING:
@@ -27,7 +30,10 @@ class TokenBytes:
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         self._inner = inner
-        self._added = {number: token.content for number, token in inner.get_added_tokens_decoder().items()}
+        added = inner.get_added_tokens_decoder()
+        self._added = {number: token.content for number, token in added.items()}
+        self.special = [number for number, token in added.items() if token.special]
+        """Ids of the special tokens."""
         decoders = _decoders(inner)
         self._by_character = _byte_of_character() if any(one["type"] == "ByteLevel" for one in decoders) else None
         self._has_spaces = any(_SPACE in (one.get("replacement", ""), _pattern(one)) for one in decoders)
@@ -64,7 +70,36 @@ class TokenBytes:
     @cached_property
     def longest(self) -> int:
         """Number of bytes of the longest token."""
-        return max(len(self(token)) for token in self._inner.get_vocab(with_added_tokens=True).values())
+        return max(len(self(token)) for token in self.ids.tolist())
+
+    @cached_property
+    def ids(self) -> npt.NDArray[np.int64]:
+        """Ids of all tokens, ascending. They may have large gaps."""
+        return np.unique(np.array(list(self._inner.get_vocab(with_added_tokens=True).values()), dtype=np.int64))
+
+    def count(self, tokens: npt.NDArray[np.int64]) -> int:
+        """Count the UTF-8 bytes of the text that `tokens` decode to, without special tokens. If the text ends inside a
+        character, only the bytes that `tokens` hold are counted.
+        """
+        if self._lengths is not None:
+            return int(self._lengths[tokens].sum())
+        spelled = tokens.tolist()
+        whole = len(spelled)
+        while whole and self.is_byte(spelled[whole - 1]):  # the last bytes may be a part of a character
+            whole -= 1
+        return len(self._inner.decode(spelled[:whole]).encode()) + len(spelled) - whole
+
+    @cached_property
+    def _lengths(self) -> npt.NDArray[np.int64] | None:
+        """Number of bytes of every token, [vocabulary]. None unless the tokenizer is a byte-level BPE, whose tokens
+        spell the bytes of a text one after another.
+        """
+        if not self.is_byte_level:
+            return None
+        lengths = np.zeros(self.ids[-1] + 1, dtype=np.int64)
+        lengths[self.ids] = [len(self(token)) for token in self.ids.tolist()]
+        lengths[self.special] = 0
+        return lengths
 
     def __call__(self, token: int) -> bytes:
         """Bytes of a token. Empty for an id without a token."""

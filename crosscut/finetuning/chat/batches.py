@@ -7,36 +7,25 @@ import torch
 
 from crosscut.config import RunConfig
 from crosscut.data.sampler import share_of_batch
-from crosscut.finetuning.chat.packing import Ids, Packed
+from crosscut.finetuning.chat.packing import Ids, PackedChats
 from crosscut.model import Batch
 from crosscut.parallel import ParallelMesh
-from crosscut.training.spikes.order import SampleOrder
+from crosscut.training.batches import BatchSource
 
 
-class ChatBatches:
-    """Training and validation batches of one rank. Training batches depend only on the seed and the step. If context
-    ranks share the sequences, each rank gets its own part of each sequence.
-    """
+class ChatBatches(BatchSource):
+    """Training and validation batches of one rank."""
 
     validation_bytes = 0
     """Always 0. The bytes of the answers are not counted, so validation reports no bits per byte."""
 
-    def __init__(self, run: RunConfig, training: Packed, validation: Packed, mesh: ParallelMesh) -> None:
-        self.run, self.mesh, self.order = run, mesh, SampleOrder(run.training)
+    def __init__(self, run: RunConfig, training: PackedChats, validation: PackedChats, mesh: ParallelMesh) -> None:
+        super().__init__(run, mesh)
         self.training, self.validation = training, validation
 
-    def micro_batches(self, step: int) -> list[Batch]:
-        """Return this data rank's share of the batch of a step, split into micro-batches."""
-        batch = self._batch(self.training, self._indices(step))
-        return [self._on_device(each) for each in batch.chunk(self.num_micro_batches(step))]
-
-    def num_micro_batches(self, step: int) -> int:
-        """Number of micro-batches per step on each data rank."""
-        return self.run.training.batch_size_at(step) // (self.mesh.data.size * self.run.micro_batch_size)
-
-    def num_tokens(self, step: int) -> int:
-        """Number of tokens that all ranks read in a step, including padding."""
-        return self.run.training.batch_size_at(step) * self.run.training.sequence_length
+    def share(self, step: int) -> Batch:
+        """Return this data rank's share of the batch of a step, in host memory."""
+        return self._batch(self.training, self._indices(step))
 
     def validation_batches(self) -> Iterator[Batch]:
         """Yield this data rank's validation batches. Every rank gets the same number of batches."""
@@ -45,7 +34,7 @@ class ChatBatches:
         data = self.mesh.data
         for first in range(0, number, size * data.size):
             own = np.arange(size) + first + data.rank * size
-            yield self._on_device(self._batch(self.validation, np.where(own < number, own, -1)))
+            yield self.on_device(self._batch(self.validation, np.where(own < number, own, -1)))
 
     def documents(self, step: int, micro_batch: int) -> list[tuple[str, int]]:
         """Return the conversations in one of this rank's micro-batches, each as (name of the file, line)."""
@@ -59,8 +48,5 @@ class ChatBatches:
         count, first = share_of_batch(training.batch_size_at(step), data.rank, data.size)
         return self.training.indices(self.order.first_sample(step) + first, count, seed=training.seed)
 
-    def _batch(self, packed: Packed, indices: Ids) -> Batch:
+    def _batch(self, packed: PackedChats, indices: Ids) -> Batch:
         return Batch(**{name: torch.from_numpy(array) for name, array in packed.rows(indices)._asdict().items()})
-
-    def _on_device(self, batch: Batch) -> Batch:
-        return batch.part_of_rank(self.mesh.context).to_device(self.mesh.device)

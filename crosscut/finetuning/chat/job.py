@@ -5,18 +5,16 @@ an ordinary run: `generate`, `evaluate`, `serve` and `checkpoint` read it. The p
 run's folder, so a resumed run does not need the original files.
 """
 
-import contextlib
 import dataclasses
 import json
 import math
 import shlex
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from crosscut.checkpoint import Folder, latest_good_checkpoint, list_checkpoints
+from crosscut.checkpoint import mark_passed_over
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import (
     ConfigError,
@@ -32,33 +30,22 @@ from crosscut.config.published.folders import TOKENIZER_FILE, is_published
 from crosscut.config.recipes import steps_between_validations
 from crosscut.config.system.deletion import make_folder
 from crosscut.config.system.files import copy_file
-from crosscut.config.system.folder_lock import FolderLock
-from crosscut.config.system.terminal import new_console
+from crosscut.config.system.terminal import echo, new_console
 from crosscut.data import Tokenizer
 from crosscut.finetuning.chat.batches import ChatBatches
 from crosscut.finetuning.chat.conversations import read_conversations
-from crosscut.finetuning.chat.masking import Encoded, Masker
-from crosscut.finetuning.chat.packing import Packed, pack
-from crosscut.finetuning.runs import run_stopped
-from crosscut.launch import Ranks, in_ranks
+from crosscut.finetuning.chat.masking import EncodedConversation, Masker
+from crosscut.finetuning.chat.packing import PackedChats, pack
 from crosscut.launch.processes import choose_device, is_first_started
-from crosscut.launch.stopping import INTERRUPTIBLE, ignore_requests
-from crosscut.parallel import make_mesh
-from crosscut.parallel.collectives import share_from_first
-from crosscut.pretrained import (
-    export_adapter,
-    find_model,
-    keep_companions,
-    load_weights,
-    require_finite,
-    require_weights,
-)
+from crosscut.pretrained import export_adapter, find_model, keep_companions, require_weights
 from crosscut.pretrained.adapter_settings import CONFIG_NAME
 from crosscut.pretrained.adapters import TENSORS_NAME
-from crosscut.training.loop import Loop, Outcome
+from crosscut.training.driving.driver import Driver, PreparedRun, RunParts, load_initial_weights
+from crosscut.training.in_memory import InMemory
+from crosscut.training.loop import Loop, RunOutcome
 from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities, require_no_spikes, require_objective, require_own_names
-from crosscut.training.resuming import identity_of_settings, newest_checkpoint_told, require_resumable
+from crosscut.training.resuming import Resume, choose_checkpoint, identity_of_settings, require_resumable
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import COUNTS, device_name, facts_panel, model_rows, short
 from crosscut.training.watching.run_report import SUMMARY_FILE, plot_losses, summarize, typed_command
@@ -93,39 +80,26 @@ class ChatOrder:
     """Settings of the run, `section.key=value`, which replace the defaults."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Prepared:
-    """Values that every rank receives."""
-
-    run: ResolvedRun
-    checkpoint: Folder | None
-    identity: dict[str, Any]
-    lock: FolderLock
-
-
 def finetune_chat(order: ChatOrder) -> None:
     """Fine-tune a model on conversations, on the ranks of the layout.
 
     Conversations, model and settings are checked before any process starts. Raises `ConfigError`, `LayoutError`,
-    `DataError`, `CheckpointError` or `TrainingError`. Raises `RunStopped` if a signal asked the run to stop and the run
-    has written its checkpoint.
+    `DataError`, `CheckpointError` or `TrainingError`, and the errors of `Driver.drive`.
     """
-    asked = _run_of(order)
-    asked.layout.require_one_stage("finetune")
-    resolved = resolve_on(asked, choose_device(asked.training.device))
+    run = _run_of(order)
+    run.layout.require_one_stage("finetune")
+    resolved = resolve_on(run, choose_device(run.training.device))
     require_capabilities(resolved)
-    require_no_spikes(asked)
-    ranks = Ranks(layout=asked.layout, device=asked.training.device, signals=INTERRUPTIBLE)
-    with contextlib.ExitStack() as until_the_end:
-        again = f"finetune chat --resume --output {shlex.quote(order.output)}"
-        until_the_end.enter_context(newest_checkpoint_told([asked.checkpoints_folder], f"{typed_command()} {again}"))
-        stopped = in_ranks(ranks, _train, prepare=lambda: _prepare(order, resolved, until_the_end))
-    if stopped is not None:
-        ignore_requests()
-        step, interrupted = stopped
-        raise run_stopped(step, again, interrupted=interrupted)
+    require_no_spikes(run)
+    again = f"{typed_command()} finetune chat --resume --output {shlex.quote(order.output)}"
+    Driver(
+        run=resolved.config,
+        checkpoints=lambda: [run.checkpoints_folder],
+        again=again,
+        prepare=partial(_prepare, order, resolved),
+    ).drive(order.resume)
     if is_first_started():
-        _finish(asked)
+        _finish(run)
 
 
 def _run_of(order: ChatOrder, num_sequences: int = 0) -> RunConfig:
@@ -186,39 +160,34 @@ def _require_supported(run: RunConfig, overrides: Sequence[str]) -> None:
         )
 
 
-def _prepare(order: ChatOrder, resolved: ResolvedRun, until_the_end: contextlib.ExitStack) -> _Prepared:
-    """Lock the run's folder, pack the conversations and find the checkpoint to resume from."""
+def _prepare(order: ChatOrder, resolved: ResolvedRun, resume: Resume, memory: InMemory) -> "list[_ChatRun]":
+    """Pack the conversations of a new run, and find the checkpoint from which a resumed run continues."""
+    if resume and not order.resume:  # the ranks start again after a hang
+        order = dataclasses.replace(order, resume=True)
+        resolved = resolved.with_config(_run_of(order))
     folder = Path(order.output)
-    lock = FolderLock(folder)
-    until_the_end.enter_context(lock.held(lambda text: new_console(stderr=True).print(text, markup=False)))
-    require_own_names(folder, is_new=not order.resume)
+    require_own_names(folder, is_new=not resume)
     require_objective(resolved.config)
-    if order.resume:
+    good = choose_checkpoint(resolved.config, resume, memory, option="--output")
+    if good is not None:
         packed, run = _stored(folder), resolved.config
     else:
-        _require_no_checkpoints(resolved.config)
         require_weights(resolved.config.model, Path(order.model))
         packed = _packed(order, resolved.config)
         run = _run_of(order, packed[0].num_sequences)
     identity = {**identity_of_settings(run), "data.chat": [part.fingerprint for part in packed]}
-    good = latest_good_checkpoint(run.checkpoints_folder) if order.resume else None
-    done = require_resumable(run, good.folder, identity, may_be_all=False).step if good is not None else 0
-    if not order.resume:
+    done = 0
+    if good is None:
         _fill_folder(run, folder, packed)
+    else:
+        done = require_resumable(run, good.folder, identity, may_be_all=resume == "auto").step
+        mark_passed_over(good)
     final = resolved.with_config(run)
     _print_banner(final, packed, done)
-    return _Prepared(final, None if good is None else good.folder, identity, lock)
+    return [_ChatRun(run=final, identity=identity, checkpoint=good.folder if good else None, done=done)]
 
 
-def _require_no_checkpoints(run: RunConfig) -> None:
-    if list_checkpoints(run.checkpoints_folder):
-        raise ConfigError(
-            f"`--output` must name a new folder, but `{run.output.folder}` already holds checkpoints of a run. Pass "
-            "--resume to continue that run, or choose another folder."
-        )
-
-
-def _packed(order: ChatOrder, run: RunConfig) -> tuple[Packed, Packed]:
+def _packed(order: ChatOrder, run: RunConfig) -> tuple[PackedChats, PackedChats]:
     """Read, encode and pack the conversations to train on and to validate on."""
     masker, length = Masker(Path(order.model) / TOKENIZER_FILE), run.training.sequence_length
     encoded = [masker.encode(each) for each in read_conversations(order.files)]
@@ -239,13 +208,11 @@ def _packed(order: ChatOrder, run: RunConfig) -> tuple[Packed, Packed]:
     return training, validation
 
 
-def _short(conversations: Sequence[Encoded], length: int) -> list[Encoded]:
+def _short(conversations: Sequence[EncodedConversation], length: int) -> list[EncodedConversation]:
     """Return the conversations that fit into a sequence. Raises `DataError` if none fits."""
     kept = [each for each in conversations if len(each.ids) - 1 <= length]
     if dropped := len(conversations) - len(kept):
-        new_console(stderr=True).print(
-            f"{dropped} of {len(conversations)} conversations are too long and are left out."
-        )
+        echo(f"{dropped} of {len(conversations)} conversations are too long and are left out.", err=True)
     if not kept:
         raise DataError(
             f"At least one conversation must fit into `training.sequence_length` ({length} tokens), but none does. "
@@ -254,7 +221,7 @@ def _short(conversations: Sequence[Encoded], length: int) -> list[Encoded]:
     return kept
 
 
-def _fill_folder(run: RunConfig, folder: Path, packed: tuple[Packed, Packed]) -> None:
+def _fill_folder(run: RunConfig, folder: Path, packed: tuple[PackedChats, PackedChats]) -> None:
     """Write the run's config, tokenizer and packed conversations."""
     initial = Path(run.training.initialize_from)
     make_folder(folder, CHAT_FOLDER)
@@ -266,12 +233,12 @@ def _fill_folder(run: RunConfig, folder: Path, packed: tuple[Packed, Packed]) ->
     write_toml(run, folder / CONFIG_FILE)
 
 
-def _stored(folder: Path) -> tuple[Packed, Packed]:
-    training, validation = (Packed.load(folder / CHAT_FOLDER / f"{name}.npz") for name in _PARTS)
+def _stored(folder: Path) -> tuple[PackedChats, PackedChats]:
+    training, validation = (PackedChats.load(folder / CHAT_FOLDER / f"{name}.npz") for name in _PARTS)
     return training, validation
 
 
-def _print_banner(run: ResolvedRun, packed: tuple[Packed, Packed], done: int) -> None:
+def _print_banner(run: ResolvedRun, packed: tuple[PackedChats, PackedChats], done: int) -> None:
     training, (chats, held_out) = run.training, packed
     kind = f"adapters of rank {run.model.lora_rank}" if run.model.lora_rank else "all weights"
     steps = f"{training.steps:,} steps of {training.batch_size:,} x {training.sequence_length:,} tokens"
@@ -285,35 +252,32 @@ def _print_banner(run: ResolvedRun, packed: tuple[Packed, Packed], done: int) ->
     new_console().print(facts_panel("finetune chat", rows))
 
 
-def _answers(packed: Packed) -> str:
+def _answers(packed: PackedChats) -> str:
     sequences = "1 sequence" if packed.num_sequences == 1 else f"{packed.num_sequences:,} sequences"
     return f"{short(packed.num_targets, COUNTS)} tokens in {sequences}"
 
 
-def _train(prepared: _Prepared, device: torch.device) -> tuple[int, bool] | None:
-    """Train on one rank. Returns None if all steps are done, otherwise the step and whether Ctrl-C stopped the run."""
-    run = prepared.run.config
-    mesh = make_mesh(run.layout, device)
-    trainer = Trainer(prepared.run, mesh)
-    if prepared.checkpoint is None:
-        load_weights(trainer.model, run.model, Path(run.training.initialize_from))
-        require_finite(trainer.model, run.training.initialize_from, is_published=True)
-    lock = prepared.lock if mesh.is_first_rank else None
-    batches = ChatBatches(run, *_stored(Path(run.output.folder)), mesh)
-    loop = Loop(trainer, batches, identity=prepared.identity, lock=lock)
-    with contextlib.nullcontext() if lock is None else lock.renewed(), loop.saver:
-        outcome = loop.train(prepared.checkpoint)
-        loop.saver.require_saved()
-        if not outcome.stopped:
-            if mesh.is_first_rank:
-                _write_report(run, outcome, device)
-            share_from_first(None)  # a rank that exits early would kill the rank that writes the report
-    return (outcome.last_step, outcome.interrupted) if outcome.stopped else None
+class _ChatRun(PreparedRun):
+    """Fine-tuning run on conversations, ready to train."""
+
+    def initialize(self, trainer: Trainer) -> None:
+        """Load the weights of the model from which fine-tuning starts."""
+        load_initial_weights(trainer)
+
+    def parts(self, trainer: Trainer) -> RunParts:
+        """Read the packed conversations, and make the run's parts on this rank."""
+        run = self.run.config
+        return RunParts(batches=ChatBatches(run, *_stored(Path(run.output.folder)), trainer.mesh), finish=_write_report)
 
 
-def _write_report(run: RunConfig, outcome: Outcome, device: torch.device) -> None:
-    """Write the plot and the summary of a run."""
-    folder = Path(run.output.folder)
+def _write_report(loop: Loop, outcome: RunOutcome) -> str:
+    """Write the plot and the summary of a run, on the first rank. Raises `CheckpointError` if the last checkpoint is
+    not written.
+    """
+    run, folder, device = loop.run, loop.folder, loop.mesh.device
+    loop.checkpoints.saver.require_saved()
+    if not loop.mesh.is_first_rank:
+        return ""
     summary = summarize(run, outcome, device)
     plot_losses(folder)
     write_whole(folder / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
@@ -323,6 +287,7 @@ def _write_report(run: RunConfig, outcome: Outcome, device: torch.device) -> Non
         ("loss", f"{outcome.before.loss:.4f} before, {outcome.after.loss:.4f} after; per token of the answers"),
     ]
     new_console().print(facts_panel("done", rows))
+    return ""
 
 
 def _finish(run: RunConfig) -> None:
@@ -334,7 +299,7 @@ def _finish(run: RunConfig) -> None:
             raise ConfigError(f"The trained adapter must be written to `{adapter}`. {left} Then resume the run.")
         export_adapter(find_model(folder), adapter, base=run.training.initialize_from)
     for line in _next(run):
-        new_console().print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        echo(line)
 
 
 def _next(run: RunConfig) -> Iterator[str]:

@@ -31,7 +31,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Encoded:
+class EncodedConversation:
     """Tokens of a conversation."""
 
     place: str
@@ -57,7 +57,7 @@ class Masker:
             )
         self.template = found
 
-    def encode(self, conversation: Conversation) -> Encoded:
+    def encode(self, conversation: Conversation) -> EncodedConversation:
         """Return the tokens of a conversation with their mask. Raises `DataError` if the template rejects the
         conversation or the loss would cover no token. The message gives the file and the line.
         """
@@ -77,7 +77,7 @@ class Masker:
                 f"{conversation.place}: The answers must have at least one token, but the chat template renders none. "
                 "Write an answer, or remove the line."
             )
-        return Encoded(conversation.place, np.array(ids, dtype=np.int64), mask)
+        return EncodedConversation(conversation.place, np.array(ids, dtype=np.int64), mask)
 
     @cached_property
     def is_marked(self) -> bool:

@@ -28,7 +28,7 @@ from crosscut.config import IGNORED, DataError
 from crosscut.config.conventions import CONFIG_FILE
 from crosscut.data.sampler import shuffled
 from crosscut.finetuning.arrays import load_arrays, save_arrays
-from crosscut.finetuning.chat.masking import Encoded
+from crosscut.finetuning.chat.masking import EncodedConversation
 
 Ids = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.int32]
@@ -37,7 +37,7 @@ _ORDER_KEY = 11
 """Key of the random order of the sequences. It differs from the keys in `data.sampler`."""
 
 
-class Rows(NamedTuple):
+class PackedRows(NamedTuple):
     """Sequences that are read together. All arrays are [number, S]."""
 
     tokens: Ids
@@ -47,7 +47,7 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Packed:
+class PackedChats:
     """Packed sequences. All arrays except `places` are [N, S]."""
 
     tokens: Numbers
@@ -71,12 +71,12 @@ class Packed:
         """Number of tokens that the loss covers."""
         return int((self.targets != IGNORED).sum())
 
-    def rows(self, indices: Ids) -> Rows:
+    def rows(self, indices: Ids) -> PackedRows:
         """Return the sequences with these indices. An index of -1 stands for a sequence without targets."""
         arrays = (self.tokens, self.targets, self.documents, self.positions)
         tokens, targets, documents, positions = (array[indices].astype(np.int64) for array in arrays)
         targets[indices < 0] = IGNORED
-        return Rows(tokens, targets, documents, positions)
+        return PackedRows(tokens, targets, documents, positions)
 
     def indices(self, first_sample: int, count: int, *, seed: int) -> Ids:
         """Return the sequence indices of `count` consecutive training samples. `first_sample` is the number of the
@@ -98,7 +98,7 @@ class Packed:
         save_arrays(self, path)
 
     @classmethod
-    def load(cls, path: Path) -> "Packed":
+    def load(cls, path: Path) -> "PackedChats":
         """Read the sequences from a file. Raises `DataError` if the file cannot be read, or if its arrays contradict
         each other.
         """
@@ -106,7 +106,7 @@ class Packed:
         return load_arrays(cls, path, _fit, content="the packed conversations", remedy=remedy)
 
 
-def _fit(packed: Packed) -> bool:
+def _fit(packed: PackedChats) -> bool:
     """Whether the types, shapes and values of the arrays agree with each other."""
     arrays = (packed.tokens, packed.targets, packed.documents, packed.positions)
     if packed.tokens.ndim != 2 or not packed.tokens.size or packed.places.shape != packed.tokens.shape[:1]:
@@ -118,7 +118,7 @@ def _fit(packed: Packed) -> bool:
     return has_targets and are_counts and packed.places.dtype.kind == "U"
 
 
-def pack(conversations: Sequence[Encoded], *, length: int, padding: int) -> Packed:
+def pack(conversations: Sequence[EncodedConversation], *, length: int, padding: int) -> PackedChats:
     """Pack conversations into sequences of `length` tokens. `padding` is the token id that fills the rest of a
     sequence.
 
@@ -142,10 +142,10 @@ def pack(conversations: Sequence[Encoded], *, length: int, padding: int) -> Pack
         documents[row, start:] = len(group)
         positions[row, start:] = np.arange(length - start)
     places = np.array(["\n".join(conversations[index].place for index in group) for group in groups], dtype=np.str_)
-    return Packed(tokens, targets, documents, positions, places)
+    return PackedChats(tokens, targets, documents, positions, places)
 
 
-def require_fit(conversations: Sequence[Encoded], length: int) -> None:
+def require_fit(conversations: Sequence[EncodedConversation], length: int) -> None:
     """Raise `DataError` if a conversation has more than `length` + 1 tokens. One token more than `length` is allowed,
     because the last token is only a target.
     """
@@ -160,7 +160,7 @@ def require_fit(conversations: Sequence[Encoded], length: int) -> None:
     )
 
 
-def _groups(conversations: Sequence[Encoded], length: int) -> list[list[int]]:
+def _groups(conversations: Sequence[EncodedConversation], length: int) -> list[list[int]]:
     """Return the indices of the conversations in each sequence. Each conversation goes to the fullest sequence that has
     room.
     """

@@ -7,39 +7,34 @@ import torch
 
 from crosscut.config import ModelConfig, RunConfig
 from crosscut.data.sampler import share_of_batch
-from crosscut.finetuning.encoding import Padded, Rows
+from crosscut.finetuning.encoding import EncodedRows, Padded
 from crosscut.finetuning.encoding.rows import Ids
 from crosscut.model import Batch
 from crosscut.parallel import ParallelMesh
-from crosscut.training.spikes.order import SampleOrder
+from crosscut.training.batches import BatchSource
 
 MULTIPLE = 8
 """Rows are padded to a multiple of this number of tokens, so that kernels run with only a few different shapes."""
 
 
-class TaskBatches:
-    """Training and validation batches of one data rank. Training batches depend only on the seed and the step.
-
-    Rows are padded to the longest row of the whole batch, on every rank.
+class TaskBatches(BatchSource):
+    """Training and validation batches of one data rank. Rows are padded to the longest row of the whole batch, on every
+    rank.
     """
 
     validation_bytes = 0
     """Always 0. The loss of a task cannot be given in bits per byte."""
 
-    def __init__(self, run: RunConfig, training: Rows, validation: Rows, mesh: ParallelMesh, *, padding: int) -> None:
+    def __init__(
+        self, run: RunConfig, training: EncodedRows, validation: EncodedRows, mesh: ParallelMesh, *, padding: int
+    ) -> None:
         """`padding` is the token id that fills up short rows."""
-        self.run, self.mesh, self.order = run, mesh, SampleOrder(run.training)
+        super().__init__(run, mesh)
         self.training, self.validation, self.padding = training, validation, padding
 
-    def micro_batches(self, step: int) -> list[Batch]:
-        """Return this data rank's share of the batch of a step, split into micro-batches."""
-        whole = self._indices(step)
-        batch = self._batch(self.training, self._own(whole), self._length(self.training, whole))
-        return [each.to_device(self.mesh.device) for each in batch.chunk(self.num_micro_batches(step))]
-
-    def num_micro_batches(self, step: int) -> int:
-        """Number of micro-batches per step on each data rank."""
-        return self.run.training.batch_size_at(step) // (self.mesh.data.size * self.run.micro_batch_size)
+    def share(self, step: int) -> Batch:
+        """Return this data rank's share of the batch of a step, in host memory."""
+        return self._batch(self.training, self._indices(step))
 
     def num_tokens(self, step: int) -> int:
         """Number of tokens that all ranks read in a step, including padding."""
@@ -53,8 +48,7 @@ class TaskBatches:
         for first in range(0, number, size):
             whole = np.arange(first, first + size)
             whole[whole >= number] = -1
-            batch = self._batch(self.validation, self._own(whole), self._length(self.validation, whole))
-            yield batch.to_device(self.mesh.device)
+            yield self.on_device(self._batch(self.validation, whole))
 
     def documents(self, step: int, micro_batch: int) -> list[tuple[str, int]]:
         """Return the examples in one of this rank's micro-batches, each as ("example", number in the file)."""
@@ -71,11 +65,12 @@ class TaskBatches:
         count, first = share_of_batch(len(whole), data.rank, data.size)
         return whole[first : first + count]
 
-    def _length(self, rows: Rows, whole: Ids) -> int:
+    def _length(self, rows: EncodedRows, whole: Ids) -> int:
         return min(rows.longest(whole, multiple=MULTIPLE), self.run.training.sequence_length)
 
-    def _batch(self, rows: Rows, examples: Ids, length: int) -> Batch:
-        return to_batch(rows.padded(examples, length=length, padding=self.padding), self.run.model)
+    def _batch(self, rows: EncodedRows, whole: Ids) -> Batch:
+        own = self._own(whole)
+        return to_batch(rows.padded(own, length=self._length(rows, whole), padding=self.padding), self.run.model)
 
 
 def to_batch(padded: Padded, model: ModelConfig) -> Batch:

@@ -7,8 +7,8 @@ from crosscut.config import RunConfig
 from crosscut.evaluation.progress import Bar, progress
 from crosscut.finetuning.downstream.outputs import Rounds, task_outputs
 from crosscut.finetuning.downstream.predictions import Outputs, predict, probabilities_of, scores_of
-from crosscut.finetuning.downstream.task import DEV, Task
-from crosscut.finetuning.encoding import Rows
+from crosscut.finetuning.downstream.task import DEV, TunedTask
+from crosscut.finetuning.encoding import EncodedRows
 from crosscut.launch import StopRequest
 from crosscut.model import GPT
 
@@ -18,9 +18,9 @@ class DevScores:
 
     def __init__(
         self,
-        task: Task,
+        task: TunedTask,
         run: RunConfig,
-        rows: Rows,
+        rows: EncodedRows,
         examples: Sequence[Any],
         *,
         padding: int,
@@ -47,22 +47,15 @@ class DevScores:
         every = self.run.training.validate_every
         return step == self.run.training.steps or (every > 0 and step % every == 0)
 
-    def figures(
-        self, model: GPT, request: StopRequest | None = None, *, step: int, shown: bool = False
-    ) -> dict[str, float]:
-        """Score the model after `step` steps. Returns the scores under the names `dev_<score>`. Every rank must call
-        this method.
-
-        `request` is the request to stop the run, if any: the method raises `Stopped` if the ranks agree to stop while
-        they score. If `shown` is true, the first rank shows a progress bar.
-        """
+    def figures(self, model: GPT, request: StopRequest | None = None, *, step: int) -> dict[str, float]:
+        """Score the model after `step` steps. Returns the scores under the names `dev_<score>`."""
         around = request.checked if request else iter
         outputs = outputs_shown(
             model,
             self.rows,
             batch_size=self.run.micro_batch_size,
             padding=self.padding,
-            name=DEV if shown else "",
+            name=DEV,
             around=around,
         )
         found = scores_of(self.task, predict_from(self.task, self.rows, self.examples, outputs), self.examples)
@@ -74,14 +67,14 @@ class DevScores:
             self._best = (step, score)
 
 
-def predict_from(task: Task, rows: Rows, examples: Sequence[Any], outputs: Outputs) -> Any:
+def predict_from(task: TunedTask, rows: EncodedRows, examples: Sequence[Any], outputs: Outputs) -> Any:
     """Return the predictions for a model's outputs."""
     return predict(task, rows, examples, probabilities_of(task, rows, outputs))
 
 
 def outputs_shown(
     model: GPT,
-    rows: Rows,
+    rows: EncodedRows,
     *,
     batch_size: int,
     padding: int,

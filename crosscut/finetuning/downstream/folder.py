@@ -28,8 +28,8 @@ from crosscut.config.system.files import open_own, parse_json, read_json, read_l
 from crosscut.config.system.records import from_json, to_json
 from crosscut.config.system.terminal import echo
 from crosscut.finetuning.downstream.predictions import Outputs
-from crosscut.finetuning.downstream.task import Task
-from crosscut.finetuning.encoding import Rows
+from crosscut.finetuning.downstream.task import TunedTask
+from crosscut.finetuning.encoding import EncodedRows
 from crosscut.finetuning.tasks import ChoiceExample, SpanExample, TextExample
 
 TASK_FILE, DATA_FOLDER, RESULT_FILE = "task.json", "data", "summary.json"
@@ -38,10 +38,10 @@ _KINDS: Mapping[HeadKind, Any] = {HeadKind.SPANS: SpanExample, HeadKind.CHOICE: 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Kept:
+class TaskRuns:
     """Description of a fine-tuning run, kept in `task.json`."""
 
-    task: Task
+    task: TunedTask
     run: RunConfig
     """Settings of the runs, with the seed of the first run and the folder of all runs."""
     model: str
@@ -77,7 +77,7 @@ class Kept:
         write_whole(self.folder / TASK_FILE, json.dumps(to_json(self), indent=2) + "\n")
 
     @classmethod
-    def load(cls, folder: Path, overrides: Sequence[str] = ()) -> "Kept":
+    def load(cls, folder: Path, overrides: Sequence[str] = ()) -> "TaskRuns":
         """Read the description in a folder. `overrides` replace settings of the runs. Raises `ConfigError` if the
         folder has no description, or if the description or a setting is invalid.
         """
@@ -96,9 +96,9 @@ class Kept:
                 f"`{path}` must describe a fine-tuning run, but cannot be read: {error}. Restore the file."
             ) from None
 
-    def rows(self, part: str) -> Rows:
+    def rows(self, part: str) -> EncodedRows:
         """Read the encoded examples of a part."""
-        return Rows.load(self.folder / DATA_FOLDER / f"{part}.npz")
+        return EncodedRows.load(self.folder / DATA_FOLDER / f"{part}.npz")
 
     def examples(self, part: str) -> tuple[Any, ...]:
         """Read the texts of a part's examples, which `save_part` wrote with `is_predicted`. Raises `DataError` if the
@@ -114,7 +114,7 @@ class Kept:
                 "start the run again."
             ) from None
 
-    def save_part(self, part: str, rows: Rows, examples: Sequence[Any], *, is_predicted: bool) -> None:
+    def save_part(self, part: str, rows: EncodedRows, examples: Sequence[Any], *, is_predicted: bool) -> None:
         """Write the encoded examples of a part. Also write their texts if `is_predicted` says that the run makes
         predictions for this part.
         """

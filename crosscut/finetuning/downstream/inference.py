@@ -14,10 +14,10 @@ from crosscut.config.model import HeadKind, require_tensor_axis
 from crosscut.config.system.terminal import echo
 from crosscut.evaluation.ranks import Machinery
 from crosscut.finetuning.downstream.evaluations import outputs_shown
-from crosscut.finetuning.downstream.folder import TASK_FILE, Kept, result_of
+from crosscut.finetuning.downstream.folder import TASK_FILE, TaskRuns, result_of
 from crosscut.finetuning.downstream.predictions import Outputs, Prediction, predict, probabilities_of
-from crosscut.finetuning.downstream.task import DEV, Task
-from crosscut.finetuning.encoding import Rows, TextEncoder
+from crosscut.finetuning.downstream.task import DEV, TunedTask
+from crosscut.finetuning.encoding import EncodedRows, TextEncoder
 from crosscut.launch import in_ranks
 from crosscut.launch.processes import is_first_started
 from crosscut.parallel import make_mesh
@@ -25,17 +25,17 @@ from crosscut.pretrained import ModelSource, find_model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Encoded:
+class _PredictJob:
     """Encoded examples, and the model that makes the predictions. Every rank receives this object."""
 
     source: ModelSource
-    task: Task
-    rows: Rows
+    task: TunedTask
+    rows: EncodedRows
     examples: tuple[Any, ...]
     padding: int
 
 
-def predict_file(place: str, file: Path, on: Machinery, *, batch_size: int = 32) -> tuple[Task, list[Prediction]]:
+def predict_file(place: str, file: Path, on: Machinery, *, batch_size: int = 32) -> tuple[TunedTask, list[Prediction]]:
     """Return the task of a fine-tuned run, and the run's prediction for each example in a file. `on` gives the ranks
     that compute the predictions.
 
@@ -65,20 +65,20 @@ def print_predictions(place: str, file: Path, *, batch_size: int, tensor: int, *
             echo(json.dumps(row, ensure_ascii=False))
 
 
-def _encoded(place: str, file: Path, on: Machinery) -> _Encoded:
+def _encoded(place: str, file: Path, on: Machinery) -> _PredictJob:
     """Find the model, and read and encode the examples."""
     folder = Path(place)
-    kept = Kept.load(folder if (folder / TASK_FILE).is_file() else folder.parent)
+    kept = TaskRuns.load(folder if (folder / TASK_FILE).is_file() else folder.parent)
     source = find_model(_folder_of_seed(kept, folder), last_weights=on.last_weights, adapter=on.adapter)
     require_tensor_axis(source.model, on.layout.tensor)
     task, (_, examples, _) = kept.task, kept.task.read(file, has_labels=False)
     length = kept.run.training.sequence_length
     encoder = TextEncoder(source.tokenizer, source.model, task.special, length=length)
     rows = task.encode(encoder, examples, name=str(file), may_drop=False).rows
-    return _Encoded(source=source, task=task, rows=rows, examples=examples, padding=kept.padding)
+    return _PredictJob(source=source, task=task, rows=rows, examples=examples, padding=kept.padding)
 
 
-def _folder_of_seed(kept: Kept, folder: Path) -> Path:
+def _folder_of_seed(kept: TaskRuns, folder: Path) -> Path:
     """Return the folder of the run whose model makes the predictions: `folder` itself if it belongs to one seed,
     otherwise the folder of the seed with the best development score.
     """
@@ -95,7 +95,7 @@ def _folder_of_seed(kept: Kept, folder: Path) -> Path:
     return Path(kept.run_of(best).output.folder)
 
 
-def _outputs(on: Machinery, batch_size: int, encoded: _Encoded, device: torch.device) -> tuple[_Encoded, Outputs]:
+def _outputs(on: Machinery, batch_size: int, encoded: _PredictJob, device: torch.device) -> tuple[_PredictJob, Outputs]:
     """Load the model on one rank, and compute the outputs of all examples."""
     model = encoded.source.load(make_mesh(on.layout, device), precision=on.precision)
     outputs = outputs_shown(model, encoded.rows, batch_size=batch_size, padding=encoded.padding, name="predict")

@@ -15,7 +15,7 @@ from torch import Tensor
 from crosscut.config.model import HeadKind
 from crosscut.finetuning.downstream.batches import MULTIPLE, to_batch
 from crosscut.finetuning.downstream.predictions import Outputs
-from crosscut.finetuning.encoding import Rows
+from crosscut.finetuning.encoding import EncodedRows
 from crosscut.model import GPT
 from crosscut.parallel import reshard
 from crosscut.parallel.collectives import all_reduce
@@ -27,7 +27,7 @@ Rounds = Iterable[Sequence[int]]
 
 @torch.no_grad()
 def task_outputs(
-    model: GPT, rows: Rows, *, batch_size: int, padding: int, follow: Callable[[Rounds], Rounds] = iter
+    model: GPT, rows: EncodedRows, *, batch_size: int, padding: int, follow: Callable[[Rounds], Rounds] = iter
 ) -> Outputs:
     """Return the logits of a task, computed without dropout: [E, C], or [T, 2] for spans. Every rank must call this
     function and gets the same result.
@@ -57,7 +57,7 @@ def task_outputs(
     return found
 
 
-def rounds_of(rows: Rows, batch_size: int, *, rank: int, size: int) -> list[list[int]]:
+def rounds_of(rows: EncodedRows, batch_size: int, *, rank: int, size: int) -> list[list[int]]:
     """Return the examples that the data rank `rank` of `size` ranks reads, round by round. All ranks have the same
     number of rounds. The longest examples come first, so that a lack of memory becomes apparent at once.
     """
@@ -67,13 +67,13 @@ def rounds_of(rows: Rows, batch_size: int, *, rank: int, size: int) -> list[list
     return [batches[i + rank] if i + rank < len(batches) else [] for i in range(0, len(batches), size)]
 
 
-def _shape(model: GPT, rows: Rows) -> tuple[int, int]:
+def _shape(model: GPT, rows: EncodedRows) -> tuple[int, int]:
     if model.config.head is HeadKind.SPANS:
         return len(rows.ids), 2
     return rows.num_examples, model.config.num_classes or rows.width
 
 
-def _put(table: Tensor, logits: Tensor, rows: Rows, examples: "np.typing.NDArray[np.int64]") -> None:
+def _put(table: Tensor, logits: Tensor, rows: EncodedRows, examples: "np.typing.NDArray[np.int64]") -> None:
     """Write the logits of some examples into the table. The logits of padding are left out."""
     if logits.dim() == 2:
         table[torch.from_numpy(examples).to(table.device)] = logits

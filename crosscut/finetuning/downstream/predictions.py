@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from crosscut.config.model import HeadKind
-from crosscut.finetuning.downstream.task import Task
-from crosscut.finetuning.encoding import Rows, best_answers
+from crosscut.finetuning.downstream.task import TunedTask
+from crosscut.finetuning.encoding import EncodedRows, best_answers
 from crosscut.finetuning.tasks import accuracy, exact_match_and_f1, f1, matthews
 
 Outputs = npt.NDArray[np.float64]
@@ -40,7 +40,7 @@ class Prediction:
     """Probability of the prediction."""
 
 
-def probabilities_of(task: Task, rows: Rows, outputs: Outputs) -> Outputs:
+def probabilities_of(task: TunedTask, rows: EncodedRows, outputs: Outputs) -> Outputs:
     """Convert a model's outputs to probabilities."""
     if task.head is not HeadKind.SPANS:
         return _softmax(outputs)
@@ -56,7 +56,7 @@ def probabilities_of(task: Task, rows: Rows, outputs: Outputs) -> Outputs:
     return found
 
 
-def predict(task: Task, rows: Rows, examples: Sequence[Any], probabilities: Outputs) -> list[Prediction]:
+def predict(task: TunedTask, rows: EncodedRows, examples: Sequence[Any], probabilities: Outputs) -> list[Prediction]:
     """Return the prediction for each example, in the order of the file."""
     if task.head is HeadKind.SPANS:
         return _predict_spans(task, rows, examples, probabilities)
@@ -67,9 +67,9 @@ def predict(task: Task, rows: Rows, examples: Sequence[Any], probabilities: Outp
     ]
 
 
-def scores_of(task: Task, predictions: Sequence[Prediction], examples: Sequence[Any]) -> dict[str, float]:
-    """Return the task's scores for `predictions`, keyed by name (`Task.score_names`). The result is empty if the
-    examples have no labels.
+def scores_of(task: TunedTask, predictions: Sequence[Prediction], examples: Sequence[Any]) -> dict[str, float]:
+    """Return the task's scores for `predictions`, keyed by name (`TunedTask.score_names`). The result is empty if
+    the examples have no labels.
     """
     if task.head is HeadKind.SPANS:
         answers = {example.id: one.text for example, one in zip(examples, predictions, strict=True)}
@@ -89,7 +89,7 @@ def _softmax(outputs: Outputs) -> Outputs:
     return weights
 
 
-def _counted_tokens(rows: Rows, *, is_causal: bool) -> npt.NDArray[np.int64]:
+def _counted_tokens(rows: EncodedRows, *, is_causal: bool) -> npt.NDArray[np.int64]:
     """Return the indices of the tokens at which an answer may begin or end: the tokens of the texts, and the summary
     token of each window.
     """
@@ -98,7 +98,9 @@ def _counted_tokens(rows: Rows, *, is_causal: bool) -> npt.NDArray[np.int64]:
     return counted.nonzero()[0]
 
 
-def _predict_spans(task: Task, rows: Rows, examples: Sequence[Any], probabilities: Outputs) -> list[Prediction]:
+def _predict_spans(
+    task: TunedTask, rows: EncodedRows, examples: Sequence[Any], probabilities: Outputs
+) -> list[Prediction]:
     with np.errstate(divide="ignore"):
         logarithms = np.log(probabilities)
     windows = [logarithms[rows.row(window)] for window in range(len(rows.ends))]

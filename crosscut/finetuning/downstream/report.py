@@ -25,10 +25,10 @@ from rich.table import Table
 
 from crosscut.config import RunConfig, write_whole
 from crosscut.config.model import HeadKind
-from crosscut.finetuning.downstream.folder import Kept, load_outputs, result_of
+from crosscut.finetuning.downstream.folder import TaskRuns, load_outputs, result_of
 from crosscut.finetuning.downstream.pictures import plot_confusion
 from crosscut.finetuning.downstream.predictions import Outputs, Prediction, predict, probabilities_of, scores_of
-from crosscut.finetuning.downstream.task import DEV, TRAIN, Task
+from crosscut.finetuning.downstream.task import DEV, TRAIN, TunedTask
 from crosscut.finetuning.tasks import confusion
 from crosscut.training.watching.metrics import read_metrics
 
@@ -40,10 +40,10 @@ _MOST_CHARACTERS = 400
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Results:
+class TaskResults:
     """Scores and predictions of all runs."""
 
-    kept: Kept
+    kept: TaskRuns
     by_seed: Mapping[int, Mapping[str, Any]]
     """Content of each seed's `summary.json`, keyed by seed."""
     ensemble: Mapping[str, Mapping[str, float]]
@@ -67,7 +67,7 @@ class Results:
         return [result["scores"][part][name] for result in self.by_seed.values()]
 
 
-def write_report(kept: Kept) -> Results:
+def write_report(kept: TaskRuns) -> TaskResults:
     """Write the report of complete runs, and return their scores."""
     results = _results(kept)
     for part, found in results.predictions.items():
@@ -83,7 +83,7 @@ def write_report(kept: Kept) -> Results:
     return results
 
 
-def _results(kept: Kept) -> Results:
+def _results(kept: TaskRuns) -> TaskResults:
     by_seed = {seed: result_of(kept.run_of(seed)) or {} for seed in kept.seeds}
     chosen = kept.seeds if kept.ensemble else (_best_seed(kept, by_seed),)
     predictions, ensemble = {}, {}
@@ -94,15 +94,15 @@ def _results(kept: Kept) -> Results:
         predictions[part] = predict(kept.task, rows, examples, mean)
         if kept.ensemble:
             ensemble[part] = scores_of(kept.task, predictions[part], examples)
-    return Results(kept=kept, by_seed=by_seed, ensemble=ensemble, predictions=predictions)
+    return TaskResults(kept=kept, by_seed=by_seed, ensemble=ensemble, predictions=predictions)
 
 
-def _best_seed(kept: Kept, by_seed: Mapping[int, Mapping[str, Any]]) -> int:
+def _best_seed(kept: TaskRuns, by_seed: Mapping[int, Mapping[str, Any]]) -> int:
     name = kept.task.score_names[0]
     return max(by_seed, key=lambda seed: by_seed[seed]["scores"][DEV][name])
 
 
-def _write_predictions(kept: Kept, part: str, predictions: Sequence[Prediction]) -> None:
+def _write_predictions(kept: TaskRuns, part: str, predictions: Sequence[Prediction]) -> None:
     if kept.task.head is HeadKind.SPANS:
         answers = {example.id: one.text for example, one in zip(kept.examples(part), predictions, strict=True)}
         write_whole(kept.folder / f"predictions-{part}.json", json.dumps(answers, ensure_ascii=False, indent=1) + "\n")
@@ -111,14 +111,14 @@ def _write_predictions(kept: Kept, part: str, predictions: Sequence[Prediction])
     write_whole(kept.folder / f"predictions-{part}.tsv", "\n".join(["index\tprediction\tprobability", *lines]) + "\n")
 
 
-def _gold(task: Task, example: Any) -> int:
+def _gold(task: TunedTask, example: Any) -> int:
     """Return the index of an example's label. For a question about a text, return 1 if it has an answer, and otherwise
     0.
     """
     return int(bool(example.answers)) if task.head is HeadKind.SPANS else int(example.label)
 
 
-def _confusion(results: Results) -> tuple[Any, tuple[str, ...]]:
+def _confusion(results: TaskResults) -> tuple[Any, tuple[str, ...]]:
     """Return the confusion matrix of the development examples, and the names of its rows. If there are no names, the
     report shows no matrix.
     """
@@ -131,7 +131,7 @@ def _confusion(results: Results) -> tuple[Any, tuple[str, ...]]:
     return confusion(predicted, labels, num_labels=max(1, len(names))), names
 
 
-def _lines(results: Results, table: Any, names: tuple[str, ...]) -> Iterator[str]:
+def _lines(results: TaskResults, table: Any, names: tuple[str, ...]) -> Iterator[str]:
     kept = results.kept
     yield f"# {kept.task.name}: fine-tuning of {_cell(Path(kept.model).name)}"
     yield ""
@@ -180,7 +180,7 @@ def _changed_settings(run: RunConfig) -> str:
     return tomli_w.dumps({name: values for name, values in table.items() if values})
 
 
-def _score_table(results: Results) -> tuple[list[str], list[list[str]]]:
+def _score_table(results: TaskResults) -> tuple[list[str], list[list[str]]]:
     names = results.names
     head = ["seed", "best step", *(f"{part} {name.replace('_', ' ')}" for part, name in names)]
     rows = []
@@ -209,7 +209,7 @@ def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[st
         yield f"| {' | '.join(row)} |"
 
 
-def _by_step(kept: Kept) -> Iterator[str]:
+def _by_step(kept: TaskRuns) -> Iterator[str]:
     columns = [f"{DEV}_{name}" for name in kept.task.score_names]
     rows = [
         [str(seed), f"{row['step']:,}", *(_shown(row[name]) for name in columns)]
@@ -220,7 +220,7 @@ def _by_step(kept: Kept) -> Iterator[str]:
     yield from _markdown(["seed", "step", *(name.replace("_", " ") for name in columns)], rows)
 
 
-def _mistakes(results: Results) -> Iterator[str]:
+def _mistakes(results: TaskResults) -> Iterator[str]:
     """Yield the lines that list the wrong predictions with the highest probabilities, with their texts."""
     task, found = results.kept.task, []
     for number, (example, one) in enumerate(
@@ -240,13 +240,13 @@ def _mistakes(results: Results) -> Iterator[str]:
         yield ""
 
 
-def _is_right(task: Task, example: Any, one: Prediction) -> bool:
+def _is_right(task: TunedTask, example: Any, one: Prediction) -> bool:
     if task.head is not HeadKind.SPANS:
         return bool(one.label == example.label)
     return scores_of(task, [one], [example])["exact"] == 1.0
 
 
-def _wanted(task: Task, example: Any) -> str:
+def _wanted(task: TunedTask, example: Any) -> str:
     if task.head is HeadKind.SPANS:
         return " or ".join(dict.fromkeys(map(_cell, example.answers))) or "no answer"
     return _cell(task.labels[example.label])
@@ -266,7 +266,7 @@ def _cell(text: str) -> str:
     return "".join(f"\\{character}" if character in "\\`*_[]<>|#" else character for character in line)
 
 
-def _machine(results: Results) -> Iterator[str]:
+def _machine(results: TaskResults) -> Iterator[str]:
     rows = []
     for seed, result in results.by_seed.items():
         versions = result["versions"]
@@ -280,7 +280,7 @@ def _machine(results: Results) -> Iterator[str]:
     yield from _markdown(["seed", "layout", "device", "training since the last start", "version"], rows)
 
 
-def print_results(results: Results, console: Console) -> None:
+def print_results(results: TaskResults, console: Console) -> None:
     """Print the table of scores, the files and the commands to type next."""
     head, rows = _score_table(results)
     table = Table(box=None, pad_edge=False)

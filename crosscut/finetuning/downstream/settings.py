@@ -8,7 +8,7 @@ from typing import Any
 
 from crosscut.config import ConfigError, ModelConfig, RunConfig, load_run
 from crosscut.config.system.files import parse_toml, read_small
-from crosscut.finetuning.downstream.task import RACE, SQUAD, Task
+from crosscut.finetuning.downstream.task import RACE, SQUAD, TunedTask
 
 EPOCHS, WARMUP = 3.0, 0.06
 """Default number of epochs, and default fraction of the steps during which the learning rate rises."""
@@ -25,7 +25,7 @@ _LENGTH = 128
 class TaskOrder:
     """Arguments of one `crosscut finetune TASK` command."""
 
-    task: Task
+    task: TunedTask
     """The task, before its files are read."""
     model: str = ""
     """Location of the model: a Hugging Face folder, a run's folder or a checkpoint."""

@@ -11,7 +11,7 @@ from crosscut.config.errors import ConfigError, DataError
 from crosscut.config.model import HeadKind
 from crosscut.finetuning.encoding import (
     STRIDE,
-    Encoded,
+    EncodedTask,
     Long,
     Special,
     TextEncoder,
@@ -22,8 +22,8 @@ from crosscut.finetuning.encoding import (
 from crosscut.finetuning.tasks import (
     GLUE,
     ChoiceExample,
-    Columns,
     SpanExample,
+    TableColumns,
     TextExample,
     read_glue,
     read_race,
@@ -48,13 +48,13 @@ _FILES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     RACE: {part: (part,) for part in PARTS},
     TABLE: {part: (f"{part}.tsv", f"{part}.jsonl") for part in PARTS},
 }
-_NO_COLUMNS, _NO_SPECIAL = Columns(""), Special(None, 0)
+_NO_COLUMNS, _NO_SPECIAL = TableColumns(""), Special(None, 0)
 
 _GLUE_FILES = {part: (f"{part}.tsv",) for part in PARTS}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class TunedTask:
     """Description of a task. The description is kept in the run's folder, so that a resumed run and `predict` need no
     options.
     """
@@ -63,7 +63,7 @@ class Task:
     """Name of the task, one of `TASKS`."""
     labels: tuple[str, ...] = ()
     """Names of the labels, by index. Empty for questions about a text."""
-    columns: Columns = _NO_COLUMNS
+    columns: TableColumns = _NO_COLUMNS
     """Columns of the files of the task "table"."""
     may_be_empty: bool = False
     """Whether a question may have no answer in its text, as in SQuAD 2.0."""
@@ -101,7 +101,7 @@ class Task:
             return ("accuracy", "f1", "matthews")
         return ("accuracy",)
 
-    def read(self, path: Path, *, has_labels: bool = True) -> tuple["Task", tuple[Example, ...], int]:
+    def read(self, path: Path, *, has_labels: bool = True) -> tuple["TunedTask", tuple[Example, ...], int]:
         """Read the examples in a file, or in a RACE folder. Returns the task, the examples, and the number of lines
         that were left out. If the task has no labels yet, the returned task has the labels of the file.
 
@@ -128,16 +128,16 @@ class Task:
             columns = columns._replace(label="")
         return read_table(path, columns=columns, labels=self.labels)
 
-    def encode(self, encoder: TextEncoder, examples: Sequence[Any], *, name: str, may_drop: bool) -> Encoded:
+    def encode(self, encoder: TextEncoder, examples: Sequence[Any], *, name: str, may_drop: bool) -> EncodedTask:
         """Encode examples. `long` says what is done with examples that are too long. If `may_drop` is false, they are
         cut instead of dropped. `name` is the name of the file, for error messages. Raises the errors of the encoders.
         """
         long = Long.CUT if self.long is Long.DROP and not may_drop else self.long
         if self.head is HeadKind.SPANS:
             rows = encode_questions(encoder, examples, name=name, stride=self.stride)
-            return Encoded(rows.without_offsets() if may_drop else rows, 0)
+            return EncodedTask(rows.without_offsets() if may_drop else rows, 0)
         encode: Any = encode_options if self.head is HeadKind.CHOICE else encode_texts
-        found: Encoded = encode(encoder, examples, name=name, long=long)
+        found: EncodedTask = encode(encoder, examples, name=name, long=long)
         return found
 
 

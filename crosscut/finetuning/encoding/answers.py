@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from crosscut.finetuning.encoding.rows import Rows
+from crosscut.finetuning.encoding.rows import EncodedRows
 
 Scores = npt.NDArray[np.float64]
 
@@ -23,7 +23,7 @@ LONGEST_ANSWER = 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class AnswerSpan:
     """A span of a text that may answer a question."""
 
     text: str
@@ -38,16 +38,16 @@ class Answer:
 class Best:
     """Candidate answers to one question."""
 
-    answers: tuple[Answer, ...]
+    answers: tuple[AnswerSpan, ...]
     """Spans that do not overlap, the best one first."""
     no_answer: float
     """Score of "no answer"."""
 
-    def chosen(self, *, may_be_empty: bool, threshold: float = 0.0) -> Answer:
+    def chosen(self, *, may_be_empty: bool, threshold: float = 0.0) -> AnswerSpan:
         """Return the best span. Return "no answer" if there is no span, or if `may_be_empty` is true and the score of
         "no answer" exceeds the score of the best span by more than `threshold`.
         """
-        empty = Answer(text="", start=-1, score=self.no_answer)
+        empty = AnswerSpan(text="", start=-1, score=self.no_answer)
         if not self.answers:
             return empty
         best = self.answers[0]
@@ -55,7 +55,7 @@ class Best:
 
 
 def best_answers(
-    rows: Rows, scores: Sequence[Scores], contexts: Mapping[int, str], *, is_causal: bool, number: int = 20
+    rows: EncodedRows, scores: Sequence[Scores], contexts: Mapping[int, str], *, is_causal: bool, number: int = 20
 ) -> dict[int, Best]:
     """Return the answers to each question, keyed by the question's index in the file: up to `number` spans that do not
     overlap.
@@ -97,11 +97,11 @@ def _spans(scores: Scores, offsets: npt.NDArray[np.int32], number: int) -> list[
     return found
 
 
-def _without_overlap(spans: list[tuple[float, int, int]], context: str, number: int) -> tuple[Answer, ...]:
+def _without_overlap(spans: list[tuple[float, int, int]], context: str, number: int) -> tuple[AnswerSpan, ...]:
     kept: list[tuple[int, int]] = []
-    answers: list[Answer] = []
+    answers: list[AnswerSpan] = []
     for score, start, end in sorted(spans, key=lambda span: (-span[0], span[1], span[2])):
         if len(answers) < number and all(end <= other or start >= stop for other, stop in kept):
             kept.append((start, end))
-            answers.append(Answer(text=context[start:end], start=start, score=score))
+            answers.append(AnswerSpan(text=context[start:end], start=start, score=score))
     return tuple(answers)

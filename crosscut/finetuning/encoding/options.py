@@ -11,15 +11,15 @@ from collections.abc import Sequence
 
 from crosscut.config.checks import listed
 from crosscut.config.errors import DataError
-from crosscut.finetuning.encoding.rows import Row, Rows
-from crosscut.finetuning.encoding.texts import Encoded, Long, require_fit
+from crosscut.finetuning.encoding.rows import EncodedRow, EncodedRows
+from crosscut.finetuning.encoding.texts import EncodedTask, Long, require_fit
 from crosscut.finetuning.encoding.tokens import TextEncoder
 from crosscut.finetuning.tasks.choices import ChoiceExample
 
 _BLANK = "_"
 
 
-def encode_options(encoder: TextEncoder, examples: Sequence[ChoiceExample], *, name: str, long: Long) -> Encoded:
+def encode_options(encoder: TextEncoder, examples: Sequence[ChoiceExample], *, name: str, long: Long) -> EncodedTask:
     """Encode questions with their options. An example is too long if one of its rows exceeds the maximum length.
 
     `name` is the name of the files, for error messages. Raises `DataError` if questions have different numbers of
@@ -30,7 +30,7 @@ def encode_options(encoder: TextEncoder, examples: Sequence[ChoiceExample], *, n
     texts = [_asked(example.question, option) for example in examples for option in example.options]
     _require_room(encoder, texts, name)
     pairs = [(examples[number // width].passage, text) for number, text in enumerate(texts)]
-    rows: list[Row] = []
+    rows: list[EncodedRow] = []
     kept, num_long = [], 0
     found = encoder.encode(pairs, cut="only_first")
     for index in range(len(examples)):
@@ -38,10 +38,10 @@ def encode_options(encoder: TextEncoder, examples: Sequence[ChoiceExample], *, n
         is_long = any(one.overflowing for one in own)
         num_long += is_long
         if not is_long or long is not Long.DROP:
-            rows += map(Row.of, own)
+            rows += map(EncodedRow.of, own)
             kept.append(index)
     require_fit(name, num_long, len(examples), encoder.length, long)
-    return Encoded(Rows.of(rows, [examples[index].label for index in kept], kept), num_long)
+    return EncodedTask(EncodedRows.of(rows, [examples[index].label for index in kept], kept), num_long)
 
 
 def _asked(question: str, option: str) -> str:

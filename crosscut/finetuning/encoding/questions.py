@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crosscut.config.errors import ConfigError, DataError
-from crosscut.finetuning.encoding.rows import Numbers, Row, Rows
+from crosscut.finetuning.encoding.rows import EncodedRow, EncodedRows, Numbers
 from crosscut.finetuning.encoding.tokens import TextEncoder
 from crosscut.finetuning.tasks.spans import SpanExample
 
@@ -28,7 +28,9 @@ STRIDE = 128
 """Default number of tokens that successive windows of a text share."""
 
 
-def encode_questions(encoder: TextEncoder, examples: Sequence[SpanExample], *, name: str, stride: int = STRIDE) -> Rows:
+def encode_questions(
+    encoder: TextEncoder, examples: Sequence[SpanExample], *, name: str, stride: int = STRIDE
+) -> EncodedRows:
     """Encode questions in windows. Successive windows of a text share `stride` tokens. `name` is the name of the file,
     for error messages.
 
@@ -43,11 +45,11 @@ def encode_questions(encoder: TextEncoder, examples: Sequence[SpanExample], *, n
     for index, (example, first) in enumerate(zip(examples, found, strict=True)):
         for window in (first, *first.overflowing):
             places = _places(window)
-            rows.append(Row.of(window))
+            rows.append(EncodedRow.of(window))
             labels.append(_label(places, example, 0 if not encoder.model.is_causal else len(window.ids) - 1))
             sources.append(index)
             offsets.append(places)
-    return replace(Rows.of(rows, labels, sources), offsets=np.concatenate(offsets))
+    return replace(EncodedRows.of(rows, labels, sources), offsets=np.concatenate(offsets))
 
 
 def _places(window: "tokenizers.Encoding") -> Numbers:

@@ -36,14 +36,14 @@ _ORDER_KEY = 12
 """Key of the random order of the examples. It differs from the keys in `data.sampler` and in `chat.packing`."""
 
 
-class Row(NamedTuple):
+class EncodedRow(NamedTuple):
     """Tokens of one row. Both arrays are [tokens]."""
 
     ids: Numbers
     types: npt.NDArray[np.uint8]
 
     @classmethod
-    def of(cls, found: "tokenizers.Encoding") -> "Row":
+    def of(cls, found: "tokenizers.Encoding") -> "EncodedRow":
         """Make the row of an encoded text."""
         return cls(np.array(found.ids, dtype=np.int32), np.array(found.type_ids, dtype=np.uint8))
 
@@ -63,7 +63,7 @@ class Padded(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class EncodedRows:
     """Encoded examples."""
 
     ids: Numbers
@@ -144,7 +144,7 @@ class Rows:
                 tokens[row, :size], segments[row, :size], mask[row, :size] = self.ids[own], self.types[own], True
         return Padded(tokens, segments, mask, labels)
 
-    def without_offsets(self) -> "Rows":
+    def without_offsets(self) -> "EncodedRows":
         """Return the rows without the offsets, which training does not need."""
         return replace(self, offsets=np.empty((0, 2), dtype=np.int32))
 
@@ -153,7 +153,7 @@ class Rows:
         save_arrays(self, path)
 
     @classmethod
-    def load(cls, path: Path) -> "Rows":
+    def load(cls, path: Path) -> "EncodedRows":
         """Read the rows from a file. Raises `DataError` if the file cannot be read, or if its arrays contradict each
         other.
         """
@@ -161,7 +161,7 @@ class Rows:
         return load_arrays(cls, path, _fit, content="the encoded examples", remedy=remedy)
 
     @classmethod
-    def of(cls, rows: Sequence[Row], labels: npt.ArrayLike, sources: Sequence[int]) -> "Rows":
+    def of(cls, rows: Sequence[EncodedRow], labels: npt.ArrayLike, sources: Sequence[int]) -> "EncodedRows":
         """Join rows in one object. `labels` are the labels of the examples, and `sources` are the indices of the
         examples in their file.
         """
@@ -175,7 +175,7 @@ class Rows:
         )
 
 
-def _fit(rows: Rows) -> bool:
+def _fit(rows: EncodedRows) -> bool:
     """Whether the types, shapes and values of the arrays agree with each other."""
     flat, number = (rows.ids, rows.types, rows.ends, rows.sources), len(rows.sources) if rows.sources.ndim else 0
     shapes = {(number,), (number, 2)}, {(0, 2), (rows.ids.size, 2)}

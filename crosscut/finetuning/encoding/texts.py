@@ -6,7 +6,7 @@ from typing import NamedTuple
 from crosscut.config.checks import Choice
 from crosscut.config.conventions import IGNORED
 from crosscut.config.errors import DataError
-from crosscut.finetuning.encoding.rows import Row, Rows
+from crosscut.finetuning.encoding.rows import EncodedRow, EncodedRows
 from crosscut.finetuning.encoding.tokens import TextEncoder
 from crosscut.finetuning.tasks.tables import TextExample
 
@@ -19,15 +19,15 @@ class Long(Choice):
     REFUSE = "refuse"
 
 
-class Encoded(NamedTuple):
+class EncodedTask(NamedTuple):
     """Encoded examples, and the number of examples that did not fit."""
 
-    rows: Rows
+    rows: EncodedRows
     num_long: int
     """Number of examples that were cut or dropped."""
 
 
-def encode_texts(encoder: TextEncoder, examples: Sequence[TextExample], *, name: str, long: Long) -> Encoded:
+def encode_texts(encoder: TextEncoder, examples: Sequence[TextExample], *, name: str, long: Long) -> EncodedTask:
     """Encode texts with their labels. If a pair is too long, the longer text is cut first.
 
     `name` is the name of the file, for error messages. Raises `DataError` if examples are too long and `long` is
@@ -38,11 +38,11 @@ def encode_texts(encoder: TextEncoder, examples: Sequence[TextExample], *, name:
     for index, found in enumerate(encoder.encode(pairs)):
         num_long += bool(found.overflowing)
         if not found.overflowing or long is not Long.DROP:
-            rows.append(Row.of(found))
+            rows.append(EncodedRow.of(found))
             kept.append(index)
     require_fit(name, num_long, len(examples), encoder.length, long)
     labels = (examples[index].label for index in kept)
-    return Encoded(Rows.of(rows, labels_of(labels), kept), num_long)
+    return EncodedTask(EncodedRows.of(rows, labels_of(labels), kept), num_long)
 
 
 def labels_of(labels: Iterable[int | None]) -> list[int]:

@@ -7,15 +7,15 @@ from crosscut.finetuning.tasks.choices import ChoiceExample, read_race
 from crosscut.finetuning.tasks.glue import GLUE, GlueTask, read_glue, score_glue
 from crosscut.finetuning.tasks.scores import accuracy, confusion, exact_match_and_f1, f1, matthews
 from crosscut.finetuning.tasks.spans import SpanExample, read_squad
-from crosscut.finetuning.tasks.tables import Columns, Examples, TextExample, read_table
+from crosscut.finetuning.tasks.tables import Examples, TableColumns, TextExample, read_table
 
 __all__ = [
     "GLUE",
     "ChoiceExample",
-    "Columns",
     "Examples",
     "GlueTask",
     "SpanExample",
+    "TableColumns",
     "TextExample",
     "accuracy",
     "confusion",

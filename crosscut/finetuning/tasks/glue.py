@@ -7,7 +7,7 @@ from pathlib import Path
 from crosscut.config.checks import listed
 from crosscut.config.errors import ConfigError, DataError
 from crosscut.finetuning.tasks.scores import accuracy, f1, matthews
-from crosscut.finetuning.tasks.tables import Columns, Examples, lines_of, require_columns, to_examples
+from crosscut.finetuning.tasks.tables import Examples, TableColumns, lines_of, require_columns, to_examples
 
 _SCORES = {"accuracy": accuracy, "f1": f1, "matthews": matthews}
 
@@ -18,7 +18,7 @@ _ENTAILMENT = ("entailment", "not_entailment")
 class GlueTask:
     """File format of a GLUE task, and the scores that are reported for the task."""
 
-    columns: Columns
+    columns: TableColumns
     """Columns to read from a file with labels."""
 
     labels: tuple[str, ...]
@@ -36,21 +36,21 @@ class GlueTask:
 
 GLUE = {
     "mnli": GlueTask(
-        columns=Columns("sentence1", "sentence2", "gold_label"),
+        columns=TableColumns("sentence1", "sentence2", "gold_label"),
         labels=("entailment", "neutral", "contradiction"),
         scores=("accuracy",),
     ),
     "qqp": GlueTask(
-        columns=Columns("question1", "question2", "is_duplicate"),
+        columns=TableColumns("question1", "question2", "is_duplicate"),
         labels=("0", "1"),
         scores=("accuracy", "f1"),
         drops_short_lines=True,
     ),
-    "sst-2": GlueTask(columns=Columns("sentence", "", "label"), labels=("0", "1"), scores=("accuracy",)),
-    "rte": GlueTask(columns=Columns("sentence1", "sentence2", "label"), labels=_ENTAILMENT, scores=("accuracy",)),
-    "qnli": GlueTask(columns=Columns("question", "sentence", "label"), labels=_ENTAILMENT, scores=("accuracy",)),
+    "sst-2": GlueTask(columns=TableColumns("sentence", "", "label"), labels=("0", "1"), scores=("accuracy",)),
+    "rte": GlueTask(columns=TableColumns("sentence1", "sentence2", "label"), labels=_ENTAILMENT, scores=("accuracy",)),
+    "qnli": GlueTask(columns=TableColumns("question", "sentence", "label"), labels=_ENTAILMENT, scores=("accuracy",)),
     "cola": GlueTask(
-        columns=Columns("sentence", "", "label"),
+        columns=TableColumns("sentence", "", "label"),
         labels=("0", "1"),
         scores=("matthews",),
         header=("source", "label", "mark", "sentence"),

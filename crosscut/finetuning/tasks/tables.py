@@ -14,7 +14,7 @@ from crosscut.config.system.files import parse_json, read_lines
 Row = Mapping[str, Any]
 
 
-class Columns(NamedTuple):
+class TableColumns(NamedTuple):
     """Names of the columns that are read."""
 
     text: str
@@ -55,7 +55,7 @@ class Examples:
     """Number of lines that were left out because columns are missing. Published files of some tasks have such lines."""
 
 
-def read_table(path: Path, *, columns: Columns, labels: Sequence[str] = ()) -> Examples:
+def read_table(path: Path, *, columns: TableColumns, labels: Sequence[str] = ()) -> Examples:
     """Read a `.tsv` or `.jsonl` file. Fields of a `.tsv` file are taken as they are: quotes have no special meaning.
 
     `labels` are the names of the labels, by index. By default, these are the labels that occur in the file, in
@@ -77,12 +77,12 @@ def column_names(path: Path) -> list[str]:
     first = next((line for line in lines_of(path) if line.strip()), "")
     if path.suffix != ".jsonl":
         return first.split("\t")
-    row = next((row for _, row in _json_rows(path, Columns(""))), {})
+    row = next((row for _, row in _json_rows(path, TableColumns(""))), {})
     return list(row)
 
 
 def to_examples(
-    path: Path, rows: Sequence[tuple[int, Row]], columns: Columns, labels: Sequence[str], *, skipped: int = 0
+    path: Path, rows: Sequence[tuple[int, Row]], columns: TableColumns, labels: Sequence[str], *, skipped: int = 0
 ) -> Examples:
     """Make examples from `rows`, which are pairs of a line number and a row. Raises `DataError` for an unknown
     label.
@@ -123,7 +123,7 @@ def lines_of(path: Path) -> list[str]:
         ) from None
 
 
-def require_columns(path: Path, line: int, columns: Columns, found: Sequence[str]) -> None:
+def require_columns(path: Path, line: int, columns: TableColumns, found: Sequence[str]) -> None:
     """Raise `DataError` unless `found`, the columns in a line of the file, includes all of `columns`."""
     if missing := [name for name in columns if name and name not in found]:
         raise DataError(
@@ -132,7 +132,7 @@ def require_columns(path: Path, line: int, columns: Columns, found: Sequence[str
         )
 
 
-def _tsv_rows(path: Path, columns: Columns) -> Iterator[tuple[int, Row]]:
+def _tsv_rows(path: Path, columns: TableColumns) -> Iterator[tuple[int, Row]]:
     lines = lines_of(path)
     header = lines[0].split("\t") if lines else []
     require_columns(path, 1, columns, header)
@@ -146,7 +146,7 @@ def _tsv_rows(path: Path, columns: Columns) -> Iterator[tuple[int, Row]]:
         yield number, dict(zip(header, fields, strict=True))
 
 
-def _json_rows(path: Path, columns: Columns) -> Iterator[tuple[int, Row]]:
+def _json_rows(path: Path, columns: TableColumns) -> Iterator[tuple[int, Row]]:
     for number, line in enumerate(lines_of(path), start=1):
         if not line.strip():
             continue

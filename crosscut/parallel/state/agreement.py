@@ -36,7 +36,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from crosscut.config import Layout
-from crosscut.config.axes import AXES, Role
+from crosscut.config.axes import AXES, AxisRole
 from crosscut.parallel.collectives import all_gather_objects, all_reduce, background_group, from_all_ranks
 from crosscut.parallel.mesh import Axis, ParallelMesh, layout_of
 from crosscut.parallel.state.parameters import cut_dim, local_part
@@ -218,7 +218,7 @@ def _same_ranks(layout: Layout, is_replicated: bool) -> list[list[int]]:
     """Divide the ranks of the layout into groups. If several ranks of one group hold a parameter, they should hold the
     same bits of it. `is_replicated` is true for a parameter that the tensor axis does not cut.
     """
-    shared = (Role.OWNS, Role.CUTS) if is_replicated else (Role.OWNS,)
+    shared = (AxisRole.OWNS, AxisRole.CUTS) if is_replicated else (AxisRole.OWNS,)
     distinct = [row.name for row in AXES if not (layout.holds_copies(row) or row.role in shared)]
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank in range(layout.world_size):

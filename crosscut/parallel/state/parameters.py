@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from crosscut.config import LayoutError
-from crosscut.config.axes import Role, role_of
+from crosscut.config.axes import AxisRole, role_of
 from crosscut.parallel.collectives import all_gather
 from crosscut.parallel.mesh import Axis, ParallelMesh
 
@@ -200,7 +200,7 @@ class Cut(NamedTuple):
         """Whether the cut is over the tensor axis, so that each rank computes with its own part. False for a cut over
         data ranks, which only store shards of a tensor rank's part.
         """
-        return role_of(self.axis) is Role.CUTS
+        return role_of(self.axis) is AxisRole.CUTS
 
 
 def cuts_of(tensor: Tensor) -> tuple[Cut, ...]:

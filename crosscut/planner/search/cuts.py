@@ -53,5 +53,5 @@ def _with_one_layer_moved(candidate: Candidate, times: Callable[[Candidate], Seq
     for receiver in by_time[:-1][:_MOST_RECEIVERS]:
         moved = [size - (stage == giver) + (stage == receiver) for stage, size in enumerate(sizes)]
         yield Candidate.at(
-            candidate._replace(layout=replace(candidate.layout, stages=tuple(moved))), candidate.pipeline_rank
+            replace(candidate, layout=replace(candidate.layout, stages=tuple(moved))), candidate.pipeline_rank
         )

@@ -4,9 +4,9 @@ from functools import lru_cache
 from math import isqrt
 
 from crosscut.config import Layout, LayoutError, ModelConfig, RunConfig
+from crosscut.config.layouts.compilation import reason_against_compiling
 from crosscut.config.layouts.context import heads_of_rank
 from crosscut.config.model import require_tensor_axis
-from crosscut.config.run import reason_against_compiling
 from crosscut.planner.candidate import Candidate
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import MemoryForecast

@@ -49,7 +49,7 @@ def in_parts(value: Any, depth: int = 0) -> Iterator[str]:
         yield to_json(value)
 
 
-class Answer(ABC):
+class TextAnswer(ABC):
     """Answer to one request, in the JSON form of one protocol. `spell` is a function that returns the bytes of a
     token.
     """
@@ -118,7 +118,7 @@ class Answer(ABC):
         }
 
 
-class CompletionAnswer(Answer):
+class CompletionAnswer(TextAnswer):
     """Answer of /v1/completions."""
 
     prefix = "cmpl"
@@ -199,7 +199,7 @@ class CompletionAnswer(Answer):
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
 
-class ChatAnswer(Answer):
+class ChatAnswer(TextAnswer):
     """Answer of /v1/chat/completions."""
 
     prefix = "chatcmpl"

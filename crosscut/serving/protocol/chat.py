@@ -20,7 +20,7 @@ from crosscut.data.tokenization.long_texts import encode_long
 from crosscut.data.tokenization.token_bytes import TokenBytes
 from crosscut.serving.protocol.fields import is_text, shown
 from crosscut.serving.protocol.refusals import Refusal, require_bytes
-from crosscut.serving.templates.program import Limits
+from crosscut.serving.templates.program import JinjaLimits
 from crosscut.serving.templates.rendering import Renderer, RenderingError
 
 TEMPLATE = "chat_template.jinja"
@@ -49,7 +49,7 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, source: str, tokenizer: Path, names: Mapping[str, str], *, place: str, limits: Limits | None = None
+        self, source: str, tokenizer: Path, names: Mapping[str, str], *, place: str, limits: JinjaLimits | None = None
     ) -> None:
         if len(source) > _LONGEST_TEMPLATE:
             raise ConfigError(

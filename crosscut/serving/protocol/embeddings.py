@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from crosscut.data.tokenization.inner import read_inner
 from crosscut.data.tokenization.token_bytes import TokenBytes
-from crosscut.serving.news import Order
-from crosscut.serving.protocol.fields import Fields, is_text, shown
+from crosscut.serving.news import TextOrder
+from crosscut.serving.protocol.fields import Fields, RequestKind, is_text, shown
 from crosscut.serving.protocol.model import require_model
 from crosscut.serving.protocol.refusals import Refusal, require_bytes
 from crosscut.serving.protocol.unsupported import LABELS
@@ -41,9 +41,9 @@ class ServedEncoder:
     created: int
     """Start time of the server, in seconds since 1970."""
 
-    def load(self, kind: str) -> None:
+    def load(self, kind: RequestKind) -> None:
         """Load what it takes to read requests of this kind, which must be `embedding`."""
-        assert kind == "embedding"
+        assert kind is RequestKind.EMBEDDING
         assert self.longest
 
     @cached_property
@@ -69,10 +69,10 @@ class EmbeddingRequest:
     is_base64: bool
     """Whether embeddings are returned in base64 (float32, little endian) instead of as lists of numbers."""
 
-    def orders(self) -> Iterator[Order]:
+    def orders(self) -> Iterator[TextOrder]:
         """Yield the texts to embed."""
         for index, ids in enumerate(self.prompts):
-            yield Order(ids, None, 0, index)
+            yield TextOrder(ids, None, 0, index)
 
 
 def read_embedding(body: object, served: ServedEncoder) -> EmbeddingRequest:

@@ -8,12 +8,21 @@ import difflib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import NoReturn, TypeGuard
 
 from crosscut.serving.protocol.refusals import Refusal
 
 _SHOWN = 80
 """Maximum number of characters of a value or of a name in a message."""
+
+
+class RequestKind(StrEnum):
+    """Kinds of requests that use the model."""
+
+    COMPLETION = "completion"
+    CHAT = "chat"
+    EMBEDDING = "embedding"
 
 
 class Fields:

@@ -13,10 +13,10 @@ from crosscut.config.checks import MOST
 from crosscut.config.generation.sampling import Sampling
 from crosscut.data import Tokenizer
 from crosscut.data.tokenization.token_bytes import TokenBytes
-from crosscut.serving.news import Order
+from crosscut.serving.news import TextOrder
 from crosscut.serving.protocol.chat import ChatTemplate
 from crosscut.serving.protocol.choices import read_sampling
-from crosscut.serving.protocol.fields import Fields, is_text, shown
+from crosscut.serving.protocol.fields import Fields, RequestKind, is_text, shown
 from crosscut.serving.protocol.messages import read_messages
 from crosscut.serving.protocol.model import require_model
 from crosscut.serving.protocol.refusals import Refusal, require_bytes
@@ -61,9 +61,9 @@ class Served:
     created: int
     """Start time of the server, in seconds since 1970."""
 
-    def load(self, kind: str) -> None:
+    def load(self, kind: RequestKind) -> None:
         """Load what it takes to read requests of this kind (`chat` or `completion`)."""
-        if kind == "chat":
+        if kind is RequestKind.CHAT:
             assert self.template is not None
             assert self.template.longest
         else:
@@ -108,13 +108,13 @@ class Request:
     """For each prompt whose tokens are reported one by one, the number of characters by which the tokens exceed the
     text (`surplus_of`)."""
 
-    def orders(self) -> Iterator[Order]:
+    def orders(self) -> Iterator[TextOrder]:
         """Yield the texts to generate, in the order of the answer's choices: all texts of the first prompt, then all
         texts of the second prompt, and so on.
         """
         for number, prompt in enumerate(self.prompts):
             for sample in range(self.num_choices):
-                yield Order(prompt, self.sampling, sample, number * self.num_choices + sample)
+                yield TextOrder(prompt, self.sampling, sample, number * self.num_choices + sample)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,13 @@ from typing import Any, Literal
 
 from crosscut.config.system.records import from_json, to_json
 from crosscut.serving.protocol.embeddings import EmbeddingRequest, ServedEncoder, read_embedding
+from crosscut.serving.protocol.fields import RequestKind
 from crosscut.serving.protocol.requests import Request, Served, read_chat, read_completion
 
-KINDS: Mapping[str, Callable[[object, Any], Request | EmbeddingRequest]] = {
-    "chat": read_chat,
-    "completion": read_completion,
-    "embedding": read_embedding,
+KINDS: Mapping[RequestKind, Callable[[object, Any], Request | EmbeddingRequest]] = {
+    RequestKind.CHAT: read_chat,
+    RequestKind.COMPLETION: read_completion,
+    RequestKind.EMBEDDING: read_embedding,
 }
 """Function that reads each kind of request."""
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from crosscut.config import ConfigError
 from crosscut.serving.processes import end_process, importing_crosscut, start_process
 from crosscut.serving.protocol.embeddings import EmbeddingRequest, ServedEncoder
+from crosscut.serving.protocol.fields import RequestKind
 from crosscut.serving.protocol.refusals import Refusal
 from crosscut.serving.protocol.requests import Request, Served
 from crosscut.serving.reading import program
@@ -22,13 +23,13 @@ _VARIABLES = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBL
 class ReadingProcess:
     """Process that reads requests for the model `served`. If the process has ended, the next request starts a new one.
 
-    The process is ready for the `kinds` of requests (keys of `KINDS`) before it reads the first one. `niceness` is
+    The process is ready for the `kinds` of requests before it reads the first one. `niceness` is
     added to the process's niceness: with a high niceness, the process gives way to other processes. `patience` is a
     factor for the time that a request may take. One thread at a time may call `read`.
     """
 
     def __init__(
-        self, served: Served | ServedEncoder, kinds: Sequence[str], *, niceness: int = 0, patience: float = 1.0
+        self, served: Served | ServedEncoder, kinds: Sequence[RequestKind], *, niceness: int = 0, patience: float = 1.0
     ) -> None:
         self._patience = patience
         self._first = {**pack_served(served), "kinds": kinds, "niceness": niceness, "patience": patience}
@@ -45,8 +46,8 @@ class ReadingProcess:
             write_message(self._process.stdin, self._first)
         return self._process
 
-    def read(self, kind: str, body: bytes) -> Request | EmbeddingRequest:
-        """Read a request. `kind` is a key of `KINDS`. Raises `Refusal`, or another error if the process fails."""
+    def read(self, kind: RequestKind, body: bytes) -> Request | EmbeddingRequest:
+        """Read a request. Raises `Refusal`, or another error if the process fails."""
         process = self.start()
         assert process.stdin is not None
         assert process.stdout is not None

@@ -22,7 +22,7 @@ from typing import Any
 
 from crosscut.config import CrosscutError
 from crosscut.serving.protocol.embeddings import ServedEncoder
-from crosscut.serving.protocol.fields import parse
+from crosscut.serving.protocol.fields import RequestKind, parse
 from crosscut.serving.protocol.refusals import Refusal
 from crosscut.serving.protocol.requests import Served
 from crosscut.serving.reading.messages import KINDS, pack_request, unpack_served
@@ -46,7 +46,7 @@ def main() -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     served = unpack_served(first)
     for kind in first["kinds"]:
-        served.load(kind)
+        served.load(RequestKind(kind))
     _limit_memory()
     gc.freeze()
     while (message := read_message(sys.stdin.buffer)) is not None:
@@ -61,7 +61,7 @@ def main() -> None:
         sys.stdout.buffer.flush()
 
 
-def _answer(kind: str, body: bytes, served: Served | ServedEncoder) -> tuple[Mapping[str, Any], bytes]:
+def _answer(kind: RequestKind, body: bytes, served: Served | ServedEncoder) -> tuple[Mapping[str, Any], bytes]:
     """Return the answer to the server, and the bytes that follow it."""
     try:
         table, content = pack_request(KINDS[kind](parse(body), served))

@@ -33,7 +33,7 @@ _MOST_SAID = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class JinjaLimits:
     """Limits on the process that renders a template."""
 
     seconds: float = 5.0
@@ -64,7 +64,7 @@ def main() -> None:
     """Compile the template from the server's first message, render it once for each further message, and send the
     server one answer per message. Return when the server closes the standard input.
     """
-    source, limits = (first := read_message(sys.stdin.buffer))["source"], Limits(**first["limits"])
+    source, limits = (first := read_message(sys.stdin.buffer))["source"], JinjaLimits(**first["limits"])
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     for kind, most in ((resource.RLIMIT_AS, limits.memory), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0)):
         with suppress(ValueError, OSError):  # a system without this limit
@@ -74,12 +74,12 @@ def main() -> None:
         _answer(partial(_render, source, names, limits.characters), limits)
 
 
-def _answer(work: Callable[[], str], limits: Limits) -> None:
+def _answer(work: Callable[[], str], limits: JinjaLimits) -> None:
     """Send the text that `work` returns, or the reason why there is none."""
     signal.setitimer(signal.ITIMER_REAL, limits.seconds)
     try:
         answer = {"text": work()}
-    except _TooLongError:
+    except _LongRenderingError:
         answer = {"limit": f"it renders more than {limits.characters:,} characters"}
     except MemoryError:
         answer = {"limit": f"it needs more than {limits.memory >> 20} MiB of memory"}
@@ -96,7 +96,7 @@ def _answer(work: Callable[[], str], limits: Limits) -> None:
         write_message(sys.stdout.buffer, {"error": "it renders characters that are not Unicode"})
 
 
-class _TooLongError(Exception):
+class _LongRenderingError(Exception):
     """The rendered text exceeds its limit."""
 
 
@@ -116,7 +116,7 @@ def _render(source: str, names: Mapping[str, Any], most_characters: int) -> str:
     for part in _compiled(source).generate(**names):
         length += len(part)
         if length > most_characters:
-            raise _TooLongError
+            raise _LongRenderingError
         parts.append(part)
     return "".join(parts)
 

@@ -14,7 +14,7 @@ from typing import IO, Any
 from crosscut.config import ConfigError
 from crosscut.serving.processes import end_process, start_process
 from crosscut.serving.templates import program
-from crosscut.serving.templates.program import Limits, read_message, write_message
+from crosscut.serving.templates.program import JinjaLimits, read_message, write_message
 
 _USUAL_SECONDS = 0.1
 """Time in seconds after which a slow rendering's process gets the lowest scheduling priority. A usual rendering takes
@@ -41,8 +41,8 @@ class Renderer:
     `place` names the template's file in the error. Several threads may call `render`; one rendering runs at a time.
     """
 
-    def __init__(self, source: str, trial: Mapping[str, Any], *, place: str, limits: Limits | None = None) -> None:
-        self._source, self._limits = source, limits or Limits()
+    def __init__(self, source: str, trial: Mapping[str, Any], *, place: str, limits: JinjaLimits | None = None) -> None:
+        self._source, self._limits = source, limits or JinjaLimits()
         self._lock = threading.Lock()
         is_compiled = False
         try:

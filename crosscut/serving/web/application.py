@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Generic
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,7 +14,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from crosscut.config.conventions import LOOK
-from crosscut.serving.desk import Desk
+from crosscut.serving.desk import Desk, PartT
 from crosscut.serving.protocol.answers import Json
 from crosscut.serving.protocol.embeddings import ServedEncoder
 from crosscut.serving.protocol.model import unknown_model
@@ -37,7 +37,7 @@ _PAGE_HEADERS = {
 
 def make_application(
     served: Served | ServedEncoder,
-    desk: Desk[Any],
+    desk: Desk[PartT],
     endpoints: Mapping[str, Endpoint],
     *,
     key: str | None,
@@ -70,10 +70,10 @@ def make_application(
     return application
 
 
-class _Handlers:
+class _Handlers(Generic[PartT]):
     """Handlers of the routes that do not use the model."""
 
-    def __init__(self, served: Served | ServedEncoder, desk: Desk[Any]) -> None:
+    def __init__(self, served: Served | ServedEncoder, desk: Desk[PartT]) -> None:
         self._served = served
         self._desk = desk
         self._files = {file.name: file for file in (LOOK, *_PAGE.iterdir())}

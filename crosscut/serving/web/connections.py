@@ -77,7 +77,7 @@ class _Connection(H11Protocol):
 
     def __init__(self, connections: Connections, **given: Any) -> None:
         super().__init__(**given)
-        self.conn = _Parser(h11.SERVER, self.conn._max_incomplete_event_size)
+        self.conn = _RequestParser(h11.SERVER, self.conn._max_incomplete_event_size)
         self._all = connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -119,7 +119,7 @@ class _Connection(H11Protocol):
             self._all.wait_for_request(self)
 
 
-class _Parser(h11.Connection):
+class _RequestParser(h11.Connection):
     """Parser of HTTP that ends a connection whose client sends a request in too many small chunks."""
 
     _num_chunks = _num_bytes = 0

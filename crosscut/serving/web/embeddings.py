@@ -7,10 +7,11 @@ from starlette.responses import Response
 from torch import Tensor
 
 from crosscut.evaluation.embeddings.embedder import Embedded
-from crosscut.serving.desk import Desk, Job
+from crosscut.serving.desk import Desk, RequestJob
 from crosscut.serving.protocol.embeddings import EmbeddingRequest, ServedEncoder, embedding_answer
+from crosscut.serving.protocol.fields import RequestKind
 from crosscut.serving.web.endpoints import CHAT, COMPLETIONS, EMBEDDINGS, Endpoint, refusing
-from crosscut.serving.web.reading import Reading
+from crosscut.serving.web.reading import RequestReading
 from crosscut.serving.web.waiting import Readers, until_gone
 
 _WRITERS = 2
@@ -19,10 +20,10 @@ _WRITERS = 2
 
 def embedding_endpoints(served: ServedEncoder, desk: Desk[Embedded]) -> dict[str, Endpoint]:
     """Return the endpoints of an encoder, keyed by path."""
-    reading, writers = Reading(served, lambda: desk.num_running > 0), Readers(_WRITERS)
+    reading, writers = RequestReading(served, lambda: desk.num_running > 0), Readers(_WRITERS)
 
     async def embeddings(request: HttpRequest) -> Response:
-        asked = await reading.read(request, "embedding")
+        asked = await reading.read(request, RequestKind.EMBEDDING)
         assert isinstance(asked, EmbeddingRequest)
         vectors = await until_gone(_embedded(asked, desk), request.receive)
         write = partial(embedding_answer, asked, served, vectors)
@@ -37,7 +38,7 @@ async def _embedded(asked: EmbeddingRequest, desk: Desk[Embedded]) -> list[Tenso
     """Return the embeddings of the request's texts. If the client disconnects, the texts that are not embedded yet are
     cancelled.
     """
-    job: Job[Embedded] = desk.submit(list(asked.orders()))
+    job: RequestJob[Embedded] = desk.submit(list(asked.orders()))
     try:
         found = {which: one.embedding async for which, one in job}
     finally:

@@ -10,6 +10,7 @@ from functools import partial
 from starlette.requests import Request as HttpRequest
 
 from crosscut.serving.protocol.embeddings import EmbeddingRequest, ServedEncoder
+from crosscut.serving.protocol.fields import RequestKind
 from crosscut.serving.protocol.refusals import Refusal
 from crosscut.serving.protocol.requests import Request, Served
 from crosscut.serving.reading.process import ReadingProcess
@@ -28,12 +29,12 @@ _NICENESS = 10
 """Niceness of the process that reads large requests, which gives way to the model."""
 
 
-class Reading:
+class RequestReading:
     """Processes that read the requests for the model `served`. `is_busy` returns whether the model is computing."""
 
     def __init__(self, served: Served | ServedEncoder, is_busy: Callable[[], bool]) -> None:
-        texts = ["completion"] if isinstance(served, Served) else ["embedding"]
-        chats = ["chat"] if isinstance(served, Served) and served.can_chat else []
+        texts = [RequestKind.COMPLETION if isinstance(served, Served) else RequestKind.EMBEDDING]
+        chats = [RequestKind.CHAT] if isinstance(served, Served) and served.can_chat else []
         make_pace = partial(Pace, is_busy, seconds=_INTERVAL, bytes_per_second=_BYTES_PER_SECOND)
         small_pace = make_pace()
         self._small = _Lane(ReadingProcess(served, texts), small_pace)
@@ -42,9 +43,9 @@ class Reading:
         for lane in (self._small, self._chats):
             lane.process.start()  # the first request should not wait
 
-    async def read(self, request: HttpRequest, kind: str) -> Request | EmbeddingRequest:
-        """Read and check a request. `kind` is a key of `reading.messages.KINDS`. If the client disconnects before the
-        request's turn, the request is dropped. Raises `Refusal`.
+    async def read(self, request: HttpRequest, kind: RequestKind) -> Request | EmbeddingRequest:
+        """Read and check a request. If the client disconnects before the request's turn, the request is dropped.
+        Raises `Refusal`.
         """
         content = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if content != "application/json":
@@ -53,7 +54,7 @@ class Reading:
             )
         length = request.headers.get("content-length", "")
         is_small = length.isdecimal() and int(length) <= SMALL
-        lane = self._large if not is_small else self._chats if kind == "chat" else self._small
+        lane = self._large if not is_small else self._chats if kind is RequestKind.CHAT else self._small
         body = await _body(request, lane.pace, is_small=is_small)
         return await until_gone(lane.readers.run(partial(lane.process.read, kind, body)), request.receive)
 

@@ -10,12 +10,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from crosscut.generation import Piece
-from crosscut.serving.desk import Desk, Job
-from crosscut.serving.protocol.answers import Answer, ChatAnswer, CompletionAnswer, Json, in_parts, to_json
+from crosscut.serving.desk import Desk, RequestJob
+from crosscut.serving.protocol.answers import ChatAnswer, CompletionAnswer, Json, TextAnswer, in_parts, to_json
+from crosscut.serving.protocol.fields import RequestKind
 from crosscut.serving.protocol.refusals import Refusal, failure_of
 from crosscut.serving.protocol.requests import Request, Served
 from crosscut.serving.web.endpoints import CHAT, COMPLETIONS, EMBEDDINGS, Endpoint, refusing
-from crosscut.serving.web.reading import Reading
+from crosscut.serving.web.reading import RequestReading
 from crosscut.serving.web.waiting import Readers, until_gone
 
 _WRITERS = 2
@@ -25,9 +26,9 @@ _WRITERS = 2
 def text_endpoints(served: Served, desk: Desk[Piece]) -> dict[str, Endpoint]:
     """Return the endpoints of a model that predicts the next token, keyed by path."""
     spell = served.spell  # the first answer should not wait until the tokens are loaded
-    reading, writers = Reading(served, lambda: desk.num_running > 0), Readers(_WRITERS)
+    reading, writers = RequestReading(served, lambda: desk.num_running > 0), Readers(_WRITERS)
 
-    def answering(kind: str, make: type[Answer]) -> Endpoint:
+    def answering(kind: RequestKind, make: type[TextAnswer]) -> Endpoint:
         async def endpoint(request: HttpRequest) -> Response:
             asked = await reading.read(request, kind)
             assert isinstance(asked, Request)
@@ -37,13 +38,13 @@ def text_endpoints(served: Served, desk: Desk[Piece]) -> dict[str, Endpoint]:
 
     why = f"`{served.name}` must be an encoder to embed texts, but predicts the next token. Use {COMPLETIONS}."
     return {
-        COMPLETIONS: answering("completion", CompletionAnswer),
-        CHAT: answering("chat", ChatAnswer),
+        COMPLETIONS: answering(RequestKind.COMPLETION, CompletionAnswer),
+        CHAT: answering(RequestKind.CHAT, ChatAnswer),
         EMBEDDINGS: refusing(why, code="no_embeddings"),
     }
 
 
-async def _answered(request: HttpRequest, answer: Answer, desk: Desk[Piece], writers: Readers) -> Response:
+async def _answered(request: HttpRequest, answer: TextAnswer, desk: Desk[Piece], writers: Readers) -> Response:
     """Answer a request, as a whole or as a stream. If the client disconnects, the generation of its texts is
     cancelled.
     """
@@ -58,11 +59,11 @@ async def _answered(request: HttpRequest, answer: Answer, desk: Desk[Piece], wri
     return Response(await until_gone(writers.run(write), request.receive), media_type="application/json")
 
 
-def _whole(answer: Answer, choices: Sequence[Sequence[Piece]]) -> bytes:
+def _whole(answer: TextAnswer, choices: Sequence[Sequence[Piece]]) -> bytes:
     return "".join(in_parts(answer.whole(choices))).encode()
 
 
-async def _collect(job: Job[Piece]) -> list[list[Piece]]:
+async def _collect(job: RequestJob[Piece]) -> list[list[Piece]]:
     """Collect all tokens of each text."""
     choices: list[list[Piece]] = [[] for _ in job.keys]
     async for which, piece in job:
@@ -75,7 +76,7 @@ class Events(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, answer: Answer, job: Job[Piece], desk: Desk[Piece]) -> None:
+    def __init__(self, answer: TextAnswer, job: RequestJob[Piece], desk: Desk[Piece]) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._answer = answer

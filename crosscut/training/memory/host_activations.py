@@ -25,11 +25,11 @@ one slow copy does not delay the layers.
 
 
 @dataclass(eq=False)
-class _Waiting:
+class _WaitingCopy:
     """Offloaded tensor."""
 
     host: Tensor
-    before: "ReferenceType[_Waiting] | None"
+    before: "ReferenceType[_WaitingCopy] | None"
     """Tensor that was offloaded just before this tensor. The backward pass needs it just after this tensor."""
     is_out: torch.cuda.Event | None = None
     """Event at the end of the copy to the host."""
@@ -51,7 +51,7 @@ class HostActivations:
         self._is_cuda = device.type == "cuda"
         self._out = torch.cuda.Stream(device) if self._is_cuda else None
         self._back = torch.cuda.Stream(device) if self._is_cuda else None
-        self._last: ReferenceType[_Waiting] | None = None
+        self._last: ReferenceType[_WaitingCopy] | None = None
         self._leaving: deque[tuple[Tensor, torch.cuda.Event]] = deque()
         """Tensors that are being copied to the host. Each tensor is held until the event at the end of its copy."""
 
@@ -59,11 +59,11 @@ class HostActivations:
         """Return a context in which autograd saves its tensors in host memory."""
         return saved_tensors_hooks(self._put, self._get)
 
-    def _put(self, tensor: Tensor) -> _Waiting | Tensor:
+    def _put(self, tensor: Tensor) -> _WaitingCopy | Tensor:
         if tensor.device.type != self.device.type or not tensor.numel():  # empty: a marker of PyTorch
             return tensor
         host = torch.empty_like(tensor, device="cpu", pin_memory=self._is_cuda)
-        waiting = _Waiting(host, self._last)
+        waiting = _WaitingCopy(host, self._last)
         if self._out is not None:
             self._out.wait_stream(torch.cuda.current_stream(self.device))  # wait until the tensor is computed
         with self._on(self._out):
@@ -75,7 +75,7 @@ class HostActivations:
         self._last = ref(waiting)
         return waiting
 
-    def _get(self, waiting: _Waiting | Tensor) -> Tensor:
+    def _get(self, waiting: _WaitingCopy | Tensor) -> Tensor:
         if isinstance(waiting, Tensor):
             return waiting
         self._let_go(0)
@@ -106,7 +106,7 @@ class HostActivations:
             _, is_out = self._leaving.popleft()
             torch.cuda.current_stream(self.device).wait_event(is_out)
 
-    def _fetch(self, waiting: _Waiting) -> None:
+    def _fetch(self, waiting: _WaitingCopy) -> None:
         """Start the copy back to the device, unless it has started."""
         if waiting.device is not None:
             return

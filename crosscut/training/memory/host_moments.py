@@ -21,7 +21,7 @@ from torch import Tensor
 
 from crosscut.config.conventions import PIECE_ELEMENTS
 from crosscut.parallel.state.parameters import local_part, with_local_part
-from crosscut.training.optimization.optimizer import Piece
+from crosscut.training.optimization.optimizer import AdamCall
 
 _ALIGNMENT = 1 << 10
 """Pieces of a tensor start at multiples of this number of elements, so that vector instructions group the elements as
@@ -29,8 +29,8 @@ in the whole tensor.
 """
 
 
-class _Slice(NamedTuple):
-    """Elements `first` to `last` (exclusive) of entry `entry` in the whole `Piece`."""
+class _MomentSlice(NamedTuple):
+    """Elements `first` to `last` (exclusive) of entry `entry` in the whole `AdamCall`."""
 
     entry: int
     first: int
@@ -62,7 +62,7 @@ class InHostMemory:
             return moment
         return with_local_part(parameter, _host_zeros(like).copy_(part))
 
-    def pieces(self, whole: Piece) -> Iterator[Piece]:
+    def pieces(self, whole: AdamCall) -> Iterator[AdamCall]:
         """Split `whole`, the arguments of the fused kernel, into pieces. Yield the pieces, each with its moments on the
         device. The caller must update each piece before it asks for the next piece.
         """
@@ -89,7 +89,7 @@ class InHostMemory:
         if there is not held:
             held.copy_(there, non_blocking=True)
 
-    def _copied(self, flat: Piece, cuts: list[list[_Slice]]) -> Iterator[Piece]:
+    def _copied(self, flat: AdamCall, cuts: list[list[_MomentSlice]]) -> Iterator[AdamCall]:
         """Yield the pieces with their moments on the device."""
         if self._streams is None:
             self._streams = torch.cuda.Stream(), torch.cuda.Stream()
@@ -102,7 +102,7 @@ class _Copies:
     """
 
     def __init__(
-        self, flat: Piece, cuts: list[list[_Slice]], streams: tuple[torch.cuda.Stream, torch.cuda.Stream]
+        self, flat: AdamCall, cuts: list[list[_MomentSlice]], streams: tuple[torch.cuda.Stream, torch.cuda.Stream]
     ) -> None:
         self._flat, self._cuts = flat, cuts
         self._main, (self._inward, self._outward) = torch.cuda.current_stream(), streams
@@ -115,7 +115,7 @@ class _Copies:
         self._loaded = [torch.cuda.Event() for _ in cuts]
         self._stored = [torch.cuda.Event() for _ in cuts]
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[AdamCall]:
         """Yield the pieces with their moments on the device. Each piece is copied ahead of its use."""
         ahead = self._load(0)
         for number in range(len(self._cuts)):
@@ -127,7 +127,7 @@ class _Copies:
             self._store(number, piece)
         self._main.wait_stream(self._outward)
 
-    def _load(self, number: int) -> Piece:
+    def _load(self, number: int) -> AdamCall:
         """Start copying a piece to the device, into the buffer that piece `number` - 2 has used."""
         with torch.cuda.stream(self._inward):
             if number >= 2:
@@ -139,7 +139,7 @@ class _Copies:
             self._loaded[number].record(self._inward)
         return there
 
-    def _store(self, number: int, piece: Piece) -> None:
+    def _store(self, number: int, piece: AdamCall) -> None:
         """Start copying an updated piece back to host memory."""
         self._outward.wait_stream(self._main)
         with torch.cuda.stream(self._outward):
@@ -148,11 +148,11 @@ class _Copies:
             self._stored[number].record(self._outward)
 
 
-def cut_in_pieces(sizes: list[int], piece_elements: int) -> list[list[_Slice]]:
+def cut_in_pieces(sizes: list[int], piece_elements: int) -> list[list[_MomentSlice]]:
     """Cut tensors of these sizes into slices, in order, and group the slices into pieces of at most `piece_elements`
     elements.
     """
-    pieces: list[list[_Slice]] = []
+    pieces: list[list[_MomentSlice]] = []
     room = 0
     for entry, size in enumerate(sizes):
         first = 0
@@ -164,17 +164,17 @@ def cut_in_pieces(sizes: list[int], piece_elements: int) -> list[list[_Slice]]:
                 pieces.append([])
                 room = piece_elements
                 continue
-            pieces[-1].append(_Slice(entry, first, first + take))
+            pieces[-1].append(_MomentSlice(entry, first, first + take))
             first, room = first + take, room - take
     return pieces
 
 
-def _of(flat: Piece, cut: list[_Slice]) -> Piece:
+def _of(flat: AdamCall, cut: list[_MomentSlice]) -> AdamCall:
     def sliced(tensors: list[Tensor]) -> list[Tensor]:
         return [tensors[entry][first:last] for entry, first, last in cut]
 
     steps = [flat.steps[entry] for entry, _, _ in cut]
-    return Piece(sliced(flat.parameters), sliced(flat.gradients), sliced(flat.averages), sliced(flat.squares), steps)
+    return AdamCall(sliced(flat.parameters), sliced(flat.gradients), sliced(flat.averages), sliced(flat.squares), steps)
 
 
 def _placed(like: list[Tensor], place: Tensor) -> list[Tensor]:
@@ -189,9 +189,9 @@ def _copy(targets: tuple[list[Tensor], ...], sources: tuple[list[Tensor], ...]) 
             target.copy_(source, non_blocking=True)
 
 
-def _in_rows(whole: Piece) -> Piece:
+def _in_rows(whole: AdamCall) -> AdamCall:
     """Flatten each tensor to one dimension. Parameters and moments are views, so that updates reach the originals."""
-    return Piece(
+    return AdamCall(
         [tensor.view(-1) for tensor in whole.parameters],
         [tensor.reshape(-1) for tensor in whole.gradients],
         [tensor.view(-1) for tensor in whole.averages],

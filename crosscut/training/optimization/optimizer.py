@@ -34,7 +34,7 @@ moments or the momentum.
 """
 
 
-class Piece(NamedTuple):
+class AdamCall(NamedTuple):
     """Arguments of one call of the fused kernel: lists of local tensors with the same element type. Entry i of every
     list belongs to the same parameter.
     """
@@ -57,7 +57,7 @@ class Home(Protocol):
         belongs to `parameter` and comes from a checkpoint.
         """
 
-    def pieces(self, whole: Piece) -> Iterator[Piece]:
+    def pieces(self, whole: AdamCall) -> Iterator[AdamCall]:
         """Split `whole`, the arguments of the fused kernel, into pieces. Yield the pieces, each with its moments on the
         device. The caller must update each piece before it asks for the next piece.
         """
@@ -79,7 +79,7 @@ class OnDevice:
         """Convert a moment loaded from a checkpoint to the parameter's element type and device."""
         return moment.to(dtype=parameter.dtype, device=parameter.device)
 
-    def pieces(self, whole: Piece) -> Iterator[Piece]:
+    def pieces(self, whole: AdamCall) -> Iterator[AdamCall]:
         """Yield `whole` as one piece."""
         yield whole
 
@@ -179,7 +179,7 @@ class LocalAdamW(AdamW):
     def _update(self, parameters: Sequence[Tensor], group: dict[str, Any], *, factor: float) -> None:
         states = [self._state_of(parameter) for parameter in parameters]
         steps = [state["step"] for state in states]
-        whole = Piece(
+        whole = AdamCall(
             [local_part(parameter) for parameter in parameters],
             [local_part(gradient_of(parameter)) for parameter in parameters],
             [local_part(state["exp_avg"]) for state in states],

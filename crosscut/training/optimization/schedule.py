@@ -7,7 +7,7 @@ from Hu et al. 2024 (arXiv 2404.06395), and the linear decay to zero from Bergsm
 import math
 
 from crosscut.config import OptimizerConfig, RunConfig
-from crosscut.config.optimizer import Schedule
+from crosscut.config.optimizer import RateSchedule
 
 
 def learning_rate(step: int, *, config: OptimizerConfig, num_steps: int) -> float:
@@ -20,12 +20,12 @@ def learning_rate(step: int, *, config: OptimizerConfig, num_steps: int) -> floa
     highest, lowest = config.learning_rate, config.min_learning_rate
     if step < config.warmup_steps:
         return highest * (step + 1) / (config.warmup_steps + 1)
-    if config.schedule is Schedule.COSINE:
+    if config.schedule is RateSchedule.COSINE:
         progress = (step - config.warmup_steps) / max(1, num_steps - 1 - config.warmup_steps)
         return lowest + (highest - lowest) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
-    decay = config.decay_steps if config.schedule is Schedule.WSD else num_steps - config.warmup_steps
+    decay = config.decay_steps if config.schedule is RateSchedule.WSD else num_steps - config.warmup_steps
     left = max(0, num_steps - step)
-    if config.schedule is Schedule.CONSTANT or left >= decay:
+    if config.schedule is RateSchedule.CONSTANT or left >= decay:
         return highest
     return lowest + (highest - lowest) * left / decay
 
@@ -34,7 +34,7 @@ def last_stable_step(config: OptimizerConfig, num_steps: int) -> int | None:
     """Return the number of steps before the decay of the schedule `wsd`; None for any other schedule. A run that
     continues from a checkpoint of this step can be extended without a jump in the learning rate.
     """
-    return num_steps - config.decay_steps if config.schedule is Schedule.WSD else None
+    return num_steps - config.decay_steps if config.schedule is RateSchedule.WSD else None
 
 
 _SETTINGS = ("schedule", "learning_rate", "min_learning_rate", "warmup_steps", "decay_steps")

@@ -26,8 +26,9 @@ from torch.utils.checkpoint import CheckpointPolicy
 from crosscut.config import ConfigError, ResolvedRun, TrainingError
 from crosscut.config.conventions import keeps_scores
 from crosscut.config.layout import ContextAttention
-from crosscut.config.run import not_compilable
+from crosscut.config.layouts.compilation import not_compilable
 from crosscut.config.system.terminal import new_console
+from crosscut.config.training import Compile, Recompute
 from crosscut.kernels import LossPasses
 from crosscut.model import GPT
 from crosscut.model.block import Block
@@ -85,12 +86,12 @@ def _inductor_settings(run: ResolvedRun) -> dict[str, bool]:
 
 def require_compilation(run: ResolvedRun, device: torch.device) -> None:
     """Raise `ConfigError` if `training.compile` is `on` but layers cannot be compiled on this machine."""
-    if run.training.compile == "on" and (reason := _reason_against(run, device)):
+    if run.training.compile == Compile.ON and (reason := _reason_against(run, device)):
         raise ConfigError(not_compilable(reason))
 
 
 def _is_wanted(run: ResolvedRun, device: torch.device) -> bool:
-    return run.training.compile == "on" or (run.training.compile == "auto" and device.type == "cuda")
+    return run.training.compile == Compile.ON or (run.training.compile == Compile.AUTO and device.type == "cuda")
 
 
 def _reason_against(run: ResolvedRun, device: torch.device) -> str:
@@ -101,9 +102,9 @@ def _reason_against(run: ResolvedRun, device: torch.device) -> str:
         return f"PyTorch {torch.__version__} compiles ring attention to wrong results (2.13 does not)"
     if torch._dynamo.config.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1":  # not read by PyTorch yet
         return "TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE in the environment turns compilation off"
-    if device.type == "cpu" and run.training.recompute == "selective" and run.model.dropout:
+    if device.type == "cpu" and run.training.recompute == Recompute.SELECTIVE and run.model.dropout:
         return 'attention with dropout keeps its scores on the CPU, but training.recompute="selective" keeps none'
-    if device.type == "cuda" and run.training.recompute == "selective":
+    if device.type == "cuda" and run.training.recompute == Recompute.SELECTIVE:
         compute = run.numbers.compute
         if keeps_scores(compute, capability=torch.cuda.get_device_capability(device)):
             return f'attention in {compute} keeps its scores on this GPU, but training.recompute="selective" keeps none'

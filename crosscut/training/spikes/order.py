@@ -13,7 +13,7 @@ from crosscut.config.system.records import Count
 
 
 @dataclass(frozen=True, order=True)
-class Skip:
+class SampleSkip:
     """Sequences that a run leaves out between two steps."""
 
     step: Count
@@ -27,7 +27,7 @@ class SampleOrder:
     """Position of each batch of a run in the order of the training samples."""
 
     training: TrainingConfig
-    skips: tuple[Skip, ...] = field(default=())
+    skips: tuple[SampleSkip, ...] = field(default=())
     """Skips of the run, in ascending order of their steps, at most one per step."""
 
     def first_sample(self, step: int) -> int:
@@ -49,17 +49,17 @@ class SampleOrder:
         """
         earlier = tuple(skip for skip in self.skips if skip.step < step)
         start = SampleOrder(self.training, earlier).first_sample(step)
-        return SampleOrder(self.training, (*earlier, Skip(step, end - start)))
+        return SampleOrder(self.training, (*earlier, SampleSkip(step, end - start)))
 
     def skipped_at(self, step: int) -> int:
         """Return the number of sequences that the run leaves out directly before step `step`."""
         return sum(skip.sequences for skip in self.skips if skip.step == step)
 
 
-def agree(ours: Sequence[Skip], theirs: Sequence[Skip], *, done: int) -> bool:
+def agree(ours: Sequence[SampleSkip], theirs: Sequence[SampleSkip], *, done: int) -> bool:
     """Whether two runs with these skips train on the same batches in their first `done` steps."""
 
-    def before(skips: Sequence[Skip]) -> list[Skip]:
+    def before(skips: Sequence[SampleSkip]) -> list[SampleSkip]:
         return sorted(skip for skip in skips if skip.step < done)
 
     return before(ours) == before(theirs)

@@ -18,7 +18,7 @@ from crosscut.config import CheckpointError, ConfigError, RunConfig, write_whole
 from crosscut.config.system.deletion import enter_folder, remove_file
 from crosscut.config.system.files import read_json
 from crosscut.config.system.records import from_json
-from crosscut.training.spikes.order import Skip, agree
+from crosscut.training.spikes.order import SampleSkip, agree
 from crosscut.training.spikes.rule import Alarm
 
 SPIKES_FOLDER = "spikes"
@@ -60,7 +60,7 @@ class Event:
 class SkipRecord:
     """Skips of a run, and the spikes that caused them."""
 
-    skips: tuple[Skip, ...] = ()
+    skips: tuple[SampleSkip, ...] = ()
     events: tuple[Event, ...] = ()
     """Spikes that the run itself has found. Empty for skips that come from the record of another run."""
 
@@ -126,9 +126,9 @@ def resumed_record(run: RunConfig, progress: Progress) -> SkipRecord:
     return SkipRecord(skips=skips_of(progress)) if record is None else record
 
 
-def skips_of(progress: Progress) -> tuple[Skip, ...]:
+def skips_of(progress: Progress) -> tuple[SampleSkip, ...]:
     """Return the skips that a checkpoint stores."""
-    return tuple(Skip(*pair) for pair in progress.skips)
+    return tuple(SampleSkip(*pair) for pair in progress.skips)
 
 
 def is_abandoned(run: RunConfig, progress: Progress) -> bool:
@@ -171,6 +171,6 @@ def drop_later(run: RunConfig, step: int) -> None:
             raise CheckpointError(left)
 
 
-def with_event(record: SkipRecord, skips: Iterable[Skip], event: Event) -> SkipRecord:
+def with_event(record: SkipRecord, skips: Iterable[SampleSkip], event: Event) -> SkipRecord:
     """Return the record after another spike, with `event` added. `skips` replaces the skips of the record."""
     return replace(record, skips=tuple(skips), events=(*record.events, event))

@@ -44,7 +44,7 @@ _SMALLEST = 1e-300
 
 
 @dataclass(frozen=True)
-class Limits:
+class SpikeLimits:
     """Minimum factors over the usual value. A value below the factor `suspicious` is never suspicious, and a value
     below the factor `certain` is never an alarm by itself.
     """
@@ -53,7 +53,7 @@ class Limits:
     certain: float
 
 
-LOSS, NORM = Limits(1.05, 2.0), Limits(10.0, 100.0)
+LOSS, NORM = SpikeLimits(1.05, 2.0), SpikeLimits(10.0, 100.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class Figure:
     """Series of the loss or of the gradient norm."""
 
     name: str
-    limits: Limits
+    limits: SpikeLimits
 
     def __post_init__(self) -> None:
         self.values: list[float] = []

@@ -1,4 +1,6 @@
-"""Search for the origin of a loss or gradient that is NaN or infinite: the step, the layer and the documents."""
+"""Search for the origin of a loss or gradient that is NaN or infinite: the step, the layer and the documents. Check
+that the replicas of each parameter are equal.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from crosscut.config import TrainingError
+from crosscut.flight import RECORD, Phase
 from crosscut.model import GPT
 from crosscut.model.stages import forward_loss
-from crosscut.parallel import ParallelMesh, global_gradient_norm
+from crosscut.parallel import ParallelMesh, find_drift, global_gradient_norm
 from crosscut.parallel.collectives import all_gather_objects, from_all_ranks
 from crosscut.training.batches import BatchSource
 from crosscut.training.result import NonFiniteError
@@ -33,6 +36,25 @@ class _Origin(NamedTuple):
     backward pass, number of gradients that this rank checked before it found the first one that is not finite."""
     data_rank: int
     place: str
+
+
+def require_equal_replicas(trainer: Trainer, step: int) -> None:
+    """Raise `TrainingError` on all ranks if replicas of a parameter, or of its average, differ after `step` steps."""
+    average = {} if trainer.average is None else trainer.average.tensors
+    averages = {f"average of {name}": tensor for name, tensor in average.items()}
+    RECORD.phase(Phase.COMPARISON)
+    drift = find_drift({**dict(trainer.model.named_parameters()), **averages}, trainer.mesh)
+    if drift is None:
+        return
+    ranks = ", ".join(map(str, drift.ranks))
+    where = f"differs from the majority (ranks: {ranks})" if drift.others else f"differs between ranks {ranks}"
+    more = f" (other parameters that differ: {drift.num_parameters - 1})" if drift.num_parameters > 1 else ""
+    raise TrainingError(
+        f"`{drift.name}` must have identical values in all its replicas, but after step {step} it {where}, by up "
+        f"to {drift.size:.1e} of its largest element{more}. "
+        "These weights are not saved; the earlier checkpoints are safe. Check these ranks for failing memory or a "
+        "failing device, and run again with --resume auto."
+    )
 
 
 def explain_non_finite(failure: NonFiniteError, trainer: Trainer, batches: BatchSource) -> TrainingError:

@@ -12,7 +12,7 @@ from crosscut.planner import find_hardware
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
 from crosscut.planner.time import step_time
 from crosscut.training.batches import RunSamples
-from crosscut.training.watching.throughput import Peak
+from crosscut.training.watching.throughput import PeakRate
 
 _WORTH_A_NOTE = 1.05
 """Threshold for a note. The note is printed if, according to the forecast, one rank would be more than this many times
@@ -24,7 +24,9 @@ _WORTH_MEASURING = 20.0
 measurements. For a shorter run, a measurement is not worth the second that it takes."""
 
 
-def hardware_for(run: RunConfig, samples: RunSamples, peak: Peak, mesh: ParallelMesh, *, done: int) -> Hardware | None:
+def hardware_for(
+    run: RunConfig, samples: RunSamples, peak: PeakRate, mesh: ParallelMesh, *, done: int
+) -> Hardware | None:
     """Return the hardware with which the planner forecasts the remaining steps of a run. None if the planner does not
     know the device. Every rank must call this function.
 
@@ -40,7 +42,7 @@ def hardware_for(run: RunConfig, samples: RunSamples, peak: Peak, mesh: Parallel
     return measure_for(run, mesh)
 
 
-def known_hardware(run: RunConfig, peak: Peak, device: torch.device) -> Hardware | None:
+def known_hardware(run: RunConfig, peak: PeakRate, device: torch.device) -> Hardware | None:
     """Return the planner's figures for a GPU, or for a laptop's CPU with the measured matrix rate `peak`. None if the
     planner does not know the GPU, or if the run has more ranks than a laptop can have.
     """
@@ -68,7 +70,7 @@ def expected_seconds(run: RunConfig, samples: RunSamples, hardware: Hardware | N
     return step_time(run, hardware).total * (whole + validations * forward)
 
 
-def gain_of_one_rank(run: RunConfig, peak: Peak, device: torch.device) -> float:
+def gain_of_one_rank(run: RunConfig, peak: PeakRate, device: torch.device) -> float:
     """Forecast how many times as fast training would be with one rank, for a run whose ranks share one CPU. Returns 1
     if the ranks do not share a CPU, if a single rank would hardly be faster, or if the run has a pipeline. The run's
     `training.precision` must not be `auto`.

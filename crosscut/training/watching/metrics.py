@@ -65,7 +65,7 @@ class Metrics:
                 "access, and start again with --resume auto."
             ) from None
         self._validated = {row["step"] for row in kept if "validation_loss" in row}
-        self._display = _Display(num_steps, start)
+        self._display = _TrainingDisplay(num_steps, start)
         self._told = set[str]()
 
     def __enter__(self) -> Self:
@@ -213,7 +213,7 @@ def _scale(value: Mapping[str, float]) -> str:
     return f"scale {value['loss_scale']:g}{' (skipped)' if value['skipped'] else ''}  "
 
 
-class _Display:
+class _TrainingDisplay:
     """Display of the progress: a bar on a terminal, and one line every ten seconds elsewhere, such as in a log file."""
 
     def __init__(self, num_steps: int, start: int) -> None:

@@ -29,7 +29,7 @@ from crosscut.planner import count_parameters
 from crosscut.pretrained import begin_of_run
 from crosscut.training.batches import RunSamples
 from crosscut.training.evaluations import last_figures
-from crosscut.training.loop import Outcome
+from crosscut.training.loop import RunOutcome
 from crosscut.training.optimization.averaging import SCORED
 from crosscut.training.speed.compilation import uncompiled
 from crosscut.training.spikes.record import SPIKES_FOLDER, Event, own_record
@@ -57,7 +57,7 @@ _NAMES = (
 """Names of the files and folders that a run may contain, except for its checkpoints."""
 
 
-def write_report(run: RunConfig, model: GPT, samples: RunSamples, outcome: Outcome) -> str:
+def write_report(run: RunConfig, model: GPT, samples: RunSamples, outcome: RunOutcome) -> str:
     """Write the report of a run and print its summary, on the first rank. All ranks generate the samples, if
     `output.sample_tokens` is above 0. Every rank must call this function.
 
@@ -115,7 +115,7 @@ def _samples(run: RunConfig, model: GPT, tokens: Tokens) -> dict[str, str]:
     return samples
 
 
-def summarize(run: RunConfig, outcome: Outcome, device: torch.device) -> dict[str, Any]:
+def summarize(run: RunConfig, outcome: RunOutcome, device: torch.device) -> dict[str, Any]:
     """Return the figures of a run, as `summary.json` stores them. Rates are None if this process trained no step."""
     samples, length = run.training.samples_before, run.training.sequence_length
     num_tokens = (samples(run.training.steps) - samples(outcome.first_step)) * length

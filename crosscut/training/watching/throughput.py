@@ -24,7 +24,7 @@ rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peak:
+class PeakRate:
     """Peak rate of matrix products. Utilisation is the share of this rate that a run attains."""
 
     name: str
@@ -37,7 +37,7 @@ class Throughput:
     """Conversion of tokens and seconds into rates."""
 
     flops_per_token: float
-    peak: Peak
+    peak: PeakRate
 
     @classmethod
     def of(cls, run: ResolvedRun, mesh: ParallelMesh) -> "Throughput":
@@ -69,7 +69,7 @@ class Throughput:
         }
 
 
-def find_peak(precision: str, mesh: ParallelMesh) -> Peak:
+def find_peak(precision: str, mesh: ParallelMesh) -> PeakRate:
     """Return the published dense peak of all ranks' GPUs together. If a rank's GPU is unknown or a rank is on a CPU,
     return the matrix rate measured on all ranks at the same time. Every rank must call this function.
     """
@@ -78,10 +78,10 @@ def find_peak(precision: str, mesh: ParallelMesh) -> Peak:
     if len(known) == len(published):
         names = sorted({name for name, _ in known})
         name = f"{len(known)} x {' and '.join(names)}, published dense {precision} peak"
-        return Peak(name=name, flops_per_second=sum(rate for _, rate in known))
+        return PeakRate(name=name, flops_per_second=sum(rate for _, rate in known))
     rates = from_all_ranks(measure_matrix_rate(mesh.device, compute_dtype(precision)), mesh)
     together = f" on {len(rates)} ranks at once" if len(rates) > 1 else ""
-    return Peak(name=f"{precision} matrix rate measured{together}", flops_per_second=sum(rates))
+    return PeakRate(name=f"{precision} matrix rate measured{together}", flops_per_second=sum(rates))
 
 
 def _published_peak(precision: str, device: torch.device) -> tuple[str, float] | None:

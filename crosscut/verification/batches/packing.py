@@ -19,18 +19,12 @@ from crosscut.model import Batch
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.training.speed.compilation import uncompiled
 from crosscut.training.step import Trainer
-from crosscut.verification.comparison import relative_difference
+from crosscut.verification.comparison import FLOOR, relative_difference
 from crosscut.verification.recording import gradients_of
-from crosscut.verification.report import DOCUMENTS, Check
+from crosscut.verification.report import DOCUMENTS, ReportCheck
 
 MOST_DOCUMENTS = 4
 """Maximum number of documents in a verified sequence."""
-
-_FLOOR = 1e-3
-"""Fraction of the largest element among all gradients. The difference of a gradient is divided by the gradient's own
-largest element or by this fraction, whichever is larger. Without the fraction, gradients that consist of rounding
-alone, such as the gradients of key biases, would always differ.
-"""
 
 
 def pack(tokens: Tensor, *, end_of_text: int, num_free: int, generator: torch.Generator) -> None:
@@ -66,7 +60,7 @@ def separated(batch: Batch, *, end_of_text: int) -> list[Batch]:
 
 def compare_documents(
     trainer: Trainer, micro_batches: Sequence[Batch], *, end_of_text: int, tolerance: float
-) -> list[Check]:
+) -> list[ReportCheck]:
     """Compare packed sequences with the same documents in separate sequences. Check that both give the same loss and
     the same gradients. `micro_batches` are the packed micro-batches of this data rank. They hold whole sequences, of
     which this function takes the part of each context rank. Every rank must call this function. The list has one check
@@ -76,7 +70,7 @@ def compare_documents(
     with uncompiled(trainer.model):  # the shapes are as in training, but there is no mask
         expected_loss, expected = _loss_and_gradients(trainer, apart)
     loss, gradients = _loss_and_gradients(trainer, micro_batches)
-    floor = _FLOOR * max(float(gradient.abs().max()) for gradient in expected.values() if gradient.numel())
+    floor = FLOOR * max(float(gradient.abs().max()) for gradient in expected.values() if gradient.numel())
     found = {name: relative_difference(gradients[name], own, floor=floor) for name, own in expected.items()}
     found["the loss"] = relative_difference(loss, expected_loss)
     worst = max(found, key=lambda name: found[name])
@@ -85,7 +79,7 @@ def compare_documents(
         return []
     difference, worst = max(every)
     told = f"{len(apart) // len(micro_batches)} per sequence, against separate sequences; largest at {worst}"
-    return [Check(DOCUMENTS, difference, difference <= tolerance, told)]
+    return [ReportCheck(DOCUMENTS, difference, difference <= tolerance, told)]
 
 
 def _loss_and_gradients(trainer: Trainer, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:

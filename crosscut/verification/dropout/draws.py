@@ -7,11 +7,12 @@ the generator, and finds the tensor from which dropout removes elements. `draw_r
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from crosscut.model import GPT
@@ -21,7 +22,7 @@ from crosscut.parallel.recorder import comes_again
 from crosscut.verification.recording import MicroBatches, display_name
 
 
-class Draw(NamedTuple):
+class DropoutDraw(NamedTuple):
     """One use of the random generator."""
 
     module: str
@@ -36,7 +37,7 @@ class Draw(NamedTuple):
     """Number of the micro-batch, from 1, during whose forward pass the draw was made. 1 if the model is not a `GPT`."""
 
 
-class Entry(NamedTuple):
+class ModuleEntry(NamedTuple):
     """One forward call of a module."""
 
     module: str
@@ -49,13 +50,13 @@ class Entry(NamedTuple):
 class Drawn(NamedTuple):
     """Draws of one rank in one step."""
 
-    draws: list[Draw]
+    draws: list[DropoutDraw]
     """Draws of all forward passes, in order."""
-    repeated: list[Draw]
+    repeated: list[DropoutDraw]
     """Draws of recomputations, in order."""
-    states: dict[Entry, str]
+    states: dict[ModuleEntry, str]
     """Digest of the default generator's state at the start of each forward call of a module."""
-    restarts: list[Entry]
+    restarts: list[ModuleEntry]
     """Calls before which the default generator was set to a new state, in order. Complete only on a rank with one
     random stream. Empty if the model is not a `GPT`.
     """
@@ -75,10 +76,10 @@ class _Draws(TorchDispatchMode):
 
     def __init__(self, model: nn.Module, mesh: ParallelMesh) -> None:
         super().__init__()
-        self._draws: list[Draw] = []
+        self._draws: list[DropoutDraw] = []
         """All draws, in order. The module of a recomputed draw is empty."""
-        self._states: dict[Entry, str] = {}
-        self._restarts: list[Entry] = []
+        self._states: dict[ModuleEntry, str] = {}
+        self._restarts: list[ModuleEntry] = []
         self._calls: Counter[tuple[str, int]] = Counter()
         self._device = mesh.device
         self._last = self._state(None)
@@ -89,27 +90,25 @@ class _Draws(TorchDispatchMode):
         """Tensors computed from random numbers alone, each with the draws of these numbers, keyed by the tensor's id.
         The tensors are kept alive so that no other tensor gets the same id.
         """
-        self._hooks: Any = None
+        self._hooks = ExitStack()
 
     def __enter__(self) -> Self:
-        self._hooks = self._module_names()
-        self._hooks.__enter__()
-        self._micro_batches.__enter__()
+        self._hooks.enter_context(self._module_names())
+        self._hooks.enter_context(self._micro_batches)
         super().__enter__()
         return self
 
     def __exit__(self, *failure: object) -> None:
         super().__exit__(*failure)
-        self._micro_batches.__exit__(*failure)
-        self._hooks.__exit__(*failure)
+        self._hooks.close()
 
     def __torch_dispatch__(
         self,
-        func: Any,
+        func: OpOverload,
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
+        args: tuple[object, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> object:
         """Run the operator, and record a draw if the operator changed the state of the random generator."""
         if comes_again(types):
             return NotImplemented
@@ -129,7 +128,7 @@ class _Draws(TorchDispatchMode):
         if after != before and (self._running or is_recomputing()):  # attention without dropout does not draw
             module = "" if is_recomputing() else self._running[-1]
             operator = f"{func.name()} {[a for a in args if isinstance(a, float)]}"
-            self._draws.append(Draw(module, _digest_of(before), digest, operator, self._micro_batches.current))
+            self._draws.append(DropoutDraw(module, _digest_of(before), digest, operator, self._micro_batches.current))
             if not digest:  # the dropped tensor is known once another operator combines the numbers with it
                 self._hold(result, frozenset([len(self._draws) - 1]))
         return result
@@ -139,12 +138,12 @@ class _Draws(TorchDispatchMode):
         forward, repeated = ([draw for draw in self._draws if bool(draw.module) is made] for made in (True, False))
         return Drawn(forward, repeated, self._states, self._restarts)
 
-    def _hold(self, made: Any, draws: frozenset[int]) -> None:
+    def _hold(self, made: object, draws: frozenset[int]) -> None:
         for tensor in made if isinstance(made, tuple | list) else [made]:
             if isinstance(tensor, Tensor):
                 self._noise[id(tensor)] = (tensor, draws)
 
-    def _meet(self, args: tuple[Any, ...]) -> frozenset[int]:
+    def _meet(self, args: tuple[object, ...]) -> frozenset[int]:
         """If an operator combines random numbers with another tensor, record this tensor as the one from which the
         draws of these numbers drop elements. Call this before the operator runs.
 
@@ -164,7 +163,7 @@ class _Draws(TorchDispatchMode):
     def _note_entry(self, module: str) -> None:
         place = (module, self._micro_batches.current)
         self._calls[place] += 1
-        entry, state = Entry(*place, self._calls[place]), self._state(None)
+        entry, state = ModuleEntry(*place, self._calls[place]), self._state(None)
         self._states[entry] = _digest_of(state)
         if state != self._last and isinstance(self._model, GPT):
             self._restarts.append(entry)
@@ -202,7 +201,7 @@ class _Draws(TorchDispatchMode):
                 handle.remove()
 
 
-def _is_fused(func: Any) -> bool:
+def _is_fused(func: OpOverload) -> bool:
     """Whether an operator draws random numbers and drops elements in one call."""
     return "dropout" in func.name() or "attention" in func.name()
 

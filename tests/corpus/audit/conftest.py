@@ -19,8 +19,18 @@ import pytest
 import zstandard
 
 from crosscut.config.corpora import CorpusConfig, EngineConfig, LeakageConfig, SourceConfig
-from crosscut.corpus.audit.samples import AuditStage
-from crosscut.corpus.documents import TEXTS, Document, Drop, Judgement, Part, drops_name, write_drops, write_table
+from crosscut.corpus.audit.samples import audit_stage
+from crosscut.corpus.documents import (
+    TEXTS,
+    Document,
+    Drop,
+    Judgement,
+    Lineage,
+    Part,
+    drops_name,
+    write_drops,
+    write_table,
+)
 from crosscut.corpus.execution.engine import start_engine
 from crosscut.corpus.execution.running import StageResult, run_stage
 from crosscut.corpus.execution.stages import Counts, Digests, Output, Stage, Task
@@ -151,7 +161,7 @@ def by_length() -> Callable[[Sequence[Document]], Judgement]:
 @cache
 def jaccards(work: Path) -> tuple[tuple[str, str, float], ...]:
     """Pairs of documents with the same beginning or end, and the share of words that they have in common."""
-    documents = [one for part, _ in find_parts(work, filters=FILTERS[:4], cleaned=True) for one in part.documents()]
+    documents = [one for part, _ in find_parts(work, Lineage(FILTERS[:4], cleaned=True)) for one in part.documents()]
     words = {one.id: set(one.text.split()) for one in documents}
     return tuple(
         (one.id, other.id, len(words[one.id] & words[other.id]) / len(words[one.id] | words[other.id]))
@@ -233,24 +243,22 @@ def stages(per_part: int) -> list[Stage]:
         }
 
     def judged(name: str, make: Callable[[], Any], *, cleaned: bool = True) -> PartStage:
-        before = FILTERS[: FILTERS.index(name)]
-        return PartStage(
-            name=name, version=1, function=judge_part, arguments=(make, (), ""), filters=before, cleaned=cleaned
-        )
+        before = Lineage(FILTERS[: FILTERS.index(name)], cleaned)
+        return PartStage(name=name, version=1, function=judge_part, arguments=(make, (), ""), lineage=before)
 
     return [
         Some("ingest", ingestion, {"per_part": per_part}),
         judged("urls", by_url, cleaned=False),
-        PartStage(name="cleaning", version=1, function=mend, filters=FILTERS[:1]),
+        PartStage(name="cleaning", version=1, function=mend, lineage=Lineage(FILTERS[:1])),
         judged("language", by_language),
         judged("length", by_length),
         Some("clusters", lambda work: {"all": partial(clusters, work)}),
         Some("near", lambda work: {
-            part.name: partial(near, part, work) for part, _ in find_parts(work, filters=FILTERS[:4], cleaned=True)
+            part.name: partial(near, part, work) for part, _ in find_parts(work, Lineage(FILTERS[:4], cleaned=True))
         }),
-        PartStage(name="leakage", version=1, function=leaks, filters=FILTERS[:5], cleaned=True),
+        PartStage(name="leakage", version=1, function=leaks, lineage=Lineage(FILTERS[:5], cleaned=True)),
         Some("overlap", lambda _work: {"all": overlap}),
-        AuditStage(filters=FILTERS, cleaned=True, seed=1234),
+        audit_stage(Lineage(FILTERS, cleaned=True), seed=1234),
     ]  # fmt: skip
 
 

@@ -9,8 +9,8 @@ from crosscut.config.errors import DataError
 from crosscut.corpus.audit.explain import explain
 from crosscut.corpus.audit.lookup import Runs, find_documents, latest_texts
 from crosscut.corpus.collection import earlier_id
-from crosscut.corpus.documents import Drop, drops_name, write_drops
-from crosscut.corpus.finished import FinishedRun, mark_unfinished
+from crosscut.corpus.documents import Drop, Lineage, drops_name, write_drops
+from crosscut.corpus.finished import mark_finished, mark_unfinished
 from tests.corpus.audit.conftest import FILTERS, FOREIGN, HOSTILE, LEAKED, Audited, texts
 from tests.corpus.ingested import write_documents
 
@@ -27,7 +27,7 @@ def number_of(beginning: str) -> int:
 
 def told(audited: Audited, number: int) -> dict[str, str]:
     """The story by its labels."""
-    first, blank, *lines = explain(audited.work, FILTERS, id_of(number), cleaned=True).split("\n")
+    first, blank, *lines = explain(Runs(audited.work, Lineage(FILTERS, cleaned=True)), id_of(number)).split("\n")
     assert (first, blank) == (id_of(number), "")
     story: dict[str, str] = {}
     label = ""
@@ -85,7 +85,7 @@ def matched(folder: Path, number: int, other: str) -> str:
     """Says that a document of a corpus goes for another, as the stage `near` does; how this is told."""
     (folder / "near").mkdir(exist_ok=True)
     write_drops(folder / "near" / drops_name("000000-0000"), [Drop(number, "near-duplicate", "0.80", other)])
-    return explain(folder, ("near",), id_of(number), cleaned=False, against=(str(folder.parent.parent / "old"),))
+    return explain(Runs(folder, Lineage(("near",)), (str(folder.parent.parent / "old"),)), id_of(number))
 
 
 def test_a_duplicate_of_an_earlier_run_is_found_there_alone(tmp_path):
@@ -103,43 +103,43 @@ def test_a_duplicate_of_an_earlier_run_is_found_there_alone(tmp_path):
     assert "other  | new well" in told_of_new
     gone = matched(new, 0, earlier_id(str(old), id_of(7)))
     assert gone.endswith(f"matched with {id_of(7)} of the earlier run {old}")
-    assert "replaces" not in explain(new, ("near",), id_of(1), cleaned=False)
+    assert "replaces" not in explain(Runs(new, Lineage(("near",))), id_of(1))
 
 
 def test_texts_are_those_of_the_stages_that_the_run_has(audited):
     """A folder `cleaning` that a run without that stage finds there is of another run."""
     number = number_of("It\u00e2")
-    here = find_documents(Runs(audited.work, cleaned=True), [id_of(number)])
+    here = find_documents(Runs(audited.work, Lineage(cleaned=True)), [id_of(number)])
     (place,) = here.values()
-    assert latest_texts(Runs(audited.work, cleaned=True), [place])[place].startswith("It's said")
-    assert latest_texts(Runs(audited.work, cleaned=False), [place])[place].startswith("It\u00e2")
-    earlier = Runs(audited.work.parent / "other", cleaned=True, against=(audited.config.folder,))
+    assert latest_texts(Runs(audited.work, Lineage(cleaned=True)), [place])[place].startswith("It's said")
+    assert latest_texts(Runs(audited.work, Lineage(cleaned=False)), [place])[place].startswith("It\u00e2")
+    earlier = Runs(audited.work.parent / "other", Lineage(cleaned=True), against=(audited.config.folder,))
     found = find_documents(earlier, [earlier_id(audited.config.folder, id_of(number))])
     assert list(found.values()) == [place]
-    FinishedRun(FILTERS, cleaned=True).write(audited.work)
+    mark_finished(audited.work, Lineage(FILTERS, cleaned=True))
     assert latest_texts(earlier, [place])[place].startswith("It's said")
-    FinishedRun(FILTERS, cleaned=False).write(audited.work)
+    mark_finished(audited.work, Lineage(FILTERS))
     assert latest_texts(earlier, [place])[place].startswith("It\u00e2")
     mark_unfinished(audited.work)
 
 
 def test_a_record_that_could_not_be_read_is_explained(audited):
-    story = explain(audited.work, FILTERS, "web/some.jsonl#999", cleaned=True)
+    story = explain(Runs(audited.work, Lineage(FILTERS, cleaned=True)), "web/some.jsonl#999")
     assert "not read        data/some.jsonl, line 999: Expecting" in story
     for other in ("web/e.jsonl#999", "web/jsonl#999", "web/data/some.jsonl#999", "web#999", "#999"):
         # A reject of a file whose name ends alike does not count.
         with pytest.raises(DataError, match=rf"but this corpus has no document `{other}`"):
-            explain(audited.work, FILTERS, other, cleaned=True)
+            explain(Runs(audited.work, Lineage(FILTERS, cleaned=True)), other)
 
 
 def test_a_reject_has_the_id_of_its_sample(audited):
     for place in ("999", "line 999"):
-        story = explain(audited.work, FILTERS, f"web/some.jsonl#{place}", cleaned=True)
+        story = explain(Runs(audited.work, Lineage(FILTERS, cleaned=True)), f"web/some.jsonl#{place}")
         assert "not read        data/some.jsonl, line 999: Expecting" in story
 
 
 def test_a_skipped_record_is_explained(audited):
-    story = explain(audited.work, FILTERS, "web/some.jsonl#900", cleaned=True)
+    story = explain(Runs(audited.work, Lineage(FILTERS, cleaned=True)), "web/some.jsonl#900")
     assert story == ("web/some.jsonl#900\n\nskipped         /data/web/some.jsonl, record 900: blank, no text is left")
 
 
@@ -148,8 +148,8 @@ def test_an_unknown_id_is_refused_with_near_ones(audited):
         DataError,
         match=r"`--explain` must be the id of a document, .* but this corpus has no document `web/some.jsonl#998`\.",
     ):
-        explain(audited.work, FILTERS, "web/some.jsonl#998", cleaned=True)
+        explain(Runs(audited.work, Lineage(FILTERS, cleaned=True)), "web/some.jsonl#998")
     with pytest.raises(DataError, match=rf"Similar ids are `{id_of(len(texts()) - 1)}`, `{id_of(len(texts()) - 2)}`"):
-        explain(audited.work, FILTERS, "web/some.jsonl#998", cleaned=True)
+        explain(Runs(audited.work, Lineage(FILTERS, cleaned=True)), "web/some.jsonl#998")
     with pytest.raises(DataError, match=r"Similar ids are `speeches/some.jsonl#1"):
-        explain(audited.work, FILTERS, "speches/some.jsonl#1", cleaned=True)
+        explain(Runs(audited.work, Lineage(FILTERS, cleaned=True)), "speches/some.jsonl#1")

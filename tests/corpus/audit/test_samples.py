@@ -5,8 +5,8 @@ import json
 import pytest
 
 from crosscut.corpus.audit.excerpts import LENGTH, common_beginning, excerpt, excerpts_of_pair
-from crosscut.corpus.audit.samples import AuditStage, length_bucket, merge_samples, sample_key, score_bucket
-from crosscut.corpus.documents import Part, read_drops
+from crosscut.corpus.audit.samples import audit_stage, length_bucket, merge_samples, sample_key, score_bucket
+from crosscut.corpus.documents import Lineage, Part, read_drops
 from crosscut.corpus.parts import find_parts
 from tests.corpus.audit.conftest import FILTERS, Audited
 
@@ -24,7 +24,7 @@ def test_samples_are_those_with_the_smallest_hashes(audited: Audited):
 
 
 def test_a_mark_that_changes_is_looked_at_again(audited: Audited):
-    stage = AuditStage(filters=FILTERS, cleaned=True, seed=1)
+    stage = audit_stage(Lineage(FILTERS, cleaned=True), seed=1)
     names = [path.parent.name + "/" + path.name.partition(".")[2] for path in stage.tasks(audited.work)[0].inputs]
     assert {"language/marks.arrow", "length/marks.arrow", "near/drops.arrow", "cleaning/arrow"} <= set(names)
 

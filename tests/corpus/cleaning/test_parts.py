@@ -8,7 +8,7 @@ from pathlib import Path
 
 from crosscut.config.corpora import Cleaner, CleaningConfig
 from crosscut.corpus.cleaning.parts import CLEANERS, clean_part, cleaning_settings
-from crosscut.corpus.documents import CLEANING, Drop, Part, drops_name, read_drops, read_table, write_drops
+from crosscut.corpus.documents import CLEANING, Drop, Lineage, Part, drops_name, read_drops, read_table, write_drops
 from crosscut.corpus.execution.stages import Output
 
 STORY = (
@@ -22,7 +22,7 @@ STORY = (
 def clean(part: Part, **cleaners: tuple[str, ...]) -> tuple[Part, dict]:
     (part.work / CLEANING).mkdir(exist_ok=True)
     counts = clean_part(part, CleaningConfig(), cleaners, None, Output(part.work / CLEANING))
-    return Part(part.work, part.name, (*part.filters, CLEANING), cleaned=True), counts
+    return Part(part.work, part.name, Lineage((*part.lineage.filters, CLEANING), cleaned=True)), counts
 
 
 def test_texts_are_mended_and_empty_ones_go(make_part: Callable[..., Part]) -> None:
@@ -97,7 +97,7 @@ def test_only_documents_that_are_left_are_cleaned(make_part: Callable[..., Part]
     part = make_part(["a", "b", "c"])
     (part.work / "urls").mkdir()
     write_drops(part.work / "urls" / drops_name(part.name), [Drop(1, "domain")])
-    cleaned, counts = clean(Part(part.work, part.name, ("urls",)))
+    cleaned, counts = clean(Part(part.work, part.name, Lineage(("urls",))))
     assert [one.row for one in cleaned.documents()] == [0, 2]
     assert (counts["documents_in"], counts["documents_out"]) == (2, 2)
 

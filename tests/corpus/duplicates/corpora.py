@@ -6,7 +6,7 @@ from pathlib import Path
 
 from crosscut.config.corpora import CorpusConfig, DuplicatesConfig, SourceConfig
 from crosscut.corpus.collection import Collection, collect
-from crosscut.corpus.documents import INGEST, Part, read_drops
+from crosscut.corpus.documents import INGEST, READ, Part, read_drops
 from crosscut.corpus.duplicates.candidates import preference
 from crosscut.corpus.duplicates.planted import exact_jaccard
 from crosscut.corpus.execution.stages import Output, Task, execute
@@ -32,7 +32,7 @@ def ingest(work: Path, parts: Sequence[Sequence[str]], urls: Sequence[Sequence[s
 
 def collection_of(work: Path, texts: Sequence[str]) -> Collection:
     """A collection of one part."""
-    return collect(ingest(work, [texts]), (), filters=(), cleaned=False)
+    return collect(ingest(work, [texts]), (), READ)
 
 
 def corpus_config(folder: Path, **duplicates: object) -> CorpusConfig:

@@ -12,7 +12,7 @@ from crosscut.corpus.documents import Part, read_table
 from crosscut.corpus.duplicates import candidates
 from crosscut.corpus.duplicates.candidates import (
     GROUP_LIMIT,
-    Pairs,
+    CandidatePairs,
     all_pairs,
     band_keys,
     distinct,
@@ -64,7 +64,7 @@ def test_earlier_then_longer_then_first_documents_are_preferred():
 def test_pairs_of_earlier_runs_alone_are_left_out():
     collection = Collection((Part(None, "a"), Part(None, "b")), ("old",))  # type: ignore[arg-type]
     new = 1 << 32
-    pairs = Pairs(np.array([0, 0, new], np.uint64), np.array([1, new, new + 1], np.uint64))
+    pairs = CandidatePairs(np.array([0, 0, new], np.uint64), np.array([1, new, new + 1], np.uint64))
     assert without_earlier(collection, pairs).right.tolist() == [new, new + 1]
 
 
@@ -80,7 +80,7 @@ def test_large_groups_are_written_as_they_are(tmp_path, count, monkeypatch):
     collection = Collection((Part(tmp_path, "p"),))
     pairs, groups, members = [], [], []
     for which in range(count):
-        find_candidates(collection, candidates.Share((0, 1), which, count), 2, "x", Output(tmp_path))
+        find_candidates(collection, candidates.BandShare((0, 1), which, count), 2, "x", Output(tmp_path))
         pairs += read_table(tmp_path / "x.pairs.arrow").to_pylist()
         groups += read_table(tmp_path / "x.groups.arrow").to_pylist()
         members += read_table(tmp_path / "x.members.arrow")["number"].to_pylist()
@@ -96,7 +96,7 @@ def test_pairs_with_too_few_equal_values_are_not_close(tmp_path, monkeypatch, at
     (tmp_path / SKETCHES).mkdir()
     numbers = np.arange(4, dtype=np.uint32)
     write_values(tmp_path / SKETCHES / "p.arrow", SETTINGS, numbers, np.full(4, 50, np.uint64), values)
-    share = candidates.Share((0, 1), 0, 1)
+    share = candidates.BandShare((0, 1), 0, 1)
     find_candidates(Collection((Part(tmp_path, "p"),)), share, 3, "x", Output(tmp_path))
     found = {(row["left"], row["right"]): row["close"] for row in read_table(tmp_path / "x.pairs.arrow").to_pylist()}
     assert found == {(0, 1): True, (0, 2): False, (1, 2): False, (2, 3): False}
@@ -112,7 +112,7 @@ def test_a_large_group_of_earlier_documents_alone_is_left_out(tmp_path):
         write_values(tmp_path / SKETCHES / f"{name}.arrow", SETTINGS, rows, np.full(size, 50, np.uint64), values)
         values = values + np.uint32(1)
     collection = Collection((Part(tmp_path, "a"), Part(tmp_path, "b")), ("old",))
-    find_candidates(collection, candidates.Share((0, 1), 0, 1), 2, "x", Output(tmp_path))
+    find_candidates(collection, candidates.BandShare((0, 1), 0, 1), 2, "x", Output(tmp_path))
     groups = read_table(tmp_path / "x.groups.arrow")["members"].to_pylist()
     assert [set(members) for members in groups] == [{2**32 + row for row in range(size)}] * 2
     assert read_table(tmp_path / "x.members.arrow")["number"].to_pylist() == [2**32 + row for row in range(size)]

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crosscut.corpus.collection import collect
-from crosscut.corpus.documents import read_table, write_table
+from crosscut.corpus.documents import READ, read_table, write_table
 from crosscut.corpus.duplicates import sketches
 from crosscut.corpus.duplicates.candidates import CANDIDATES, MEMBERS, members_name
 from crosscut.corpus.duplicates.gram_sets import NGRAMS, as_sets, read_sets, sets_name, write_sets
 from crosscut.corpus.execution.stages import Output
-from crosscut.corpus.finished import FinishedRun
+from crosscut.corpus.finished import mark_finished
 from crosscut.corpus.words.ngrams import Hashed, hash_words, ngrams
 from tests.corpus.duplicates.corpora import ingest, made_texts
 
@@ -32,9 +32,9 @@ def test_a_set_has_each_gram_once_in_order(documents):
 def test_sets_of_the_compared_documents_are_written_and_read(tmp_path, monkeypatch):
     monkeypatch.setattr(sketches, "BATCH_CHARACTERS", 300)
     texts = made_texts(random.Random(0), families=12, copies=2)
-    FinishedRun((), cleaned=False).write(ingest(tmp_path / "old" / "work", [texts[:6]]))
+    mark_finished(ingest(tmp_path / "old" / "work", [texts[:6]]), READ)
     work = ingest(tmp_path / "work", [texts[6:9], texts[9:]])  # its parts have the same names
-    collection = collect(work, (str(tmp_path / "old"),), filters=(), cleaned=False)
+    collection = collect(work, (str(tmp_path / "old"),), READ)
     numbers = np.array([1, 4, 1 << 32, (2 << 32) + 1, (2 << 32) + 2], np.uint64)
     for stage in (CANDIDATES, NGRAMS):
         (work / stage).mkdir()
@@ -55,6 +55,6 @@ def test_a_part_without_compared_documents_has_an_empty_file(tmp_path):
     work = ingest(tmp_path, [["one two three"]])
     for stage in (CANDIDATES, NGRAMS):
         (work / stage).mkdir()
-    collection = collect(work, (), filters=(), cleaned=False)
+    collection = collect(work, (), READ)
     assert write_sets(collection, work, 3, 0, Output(work / NGRAMS)) == {"documents": 0, "ngrams": 0}
     assert read_table(work / NGRAMS / f"{sets_name(0)}.arrow").num_rows == 0

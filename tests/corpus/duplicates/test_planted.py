@@ -5,7 +5,7 @@ import random
 import pytest
 
 from crosscut.config.corpora import DuplicatesConfig
-from crosscut.corpus.documents import Part
+from crosscut.corpus.documents import READ, Part
 from crosscut.corpus.duplicates import candidates, duplicate_stages, planted
 from crosscut.corpus.duplicates.planted import exact_jaccard, find_similar, measure_planted, plant, spread_parts
 from crosscut.corpus.execution.stages import Output
@@ -41,7 +41,7 @@ def test_a_text_of_one_word_can_be_planted():
 
 def test_recall_and_precision_are_measured(tmp_path, monkeypatch):
     work = ingest(tmp_path / "work", [texts(150), texts(150, seed=1), ["short"]])
-    stages = duplicate_stages(corpus_config(tmp_path), (), cleaned=False)
+    stages = duplicate_stages(corpus_config(tmp_path), READ)
     results = run(work, stages)
     assert results["planted"].num_tasks == 1
     counts = results["planted"].counts

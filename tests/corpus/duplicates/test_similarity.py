@@ -10,10 +10,17 @@ from hypothesis import strategies as st
 from crosscut.corpus.collection import Collection
 from crosscut.corpus.documents import Part, write_table
 from crosscut.corpus.duplicates import similarity
-from crosscut.corpus.duplicates.candidates import CANDIDATES, GROUPS, MEMBERS, Pairs, members_name
+from crosscut.corpus.duplicates.candidates import CANDIDATES, GROUPS, MEMBERS, CandidatePairs, members_name
 from crosscut.corpus.duplicates.gram_sets import NGRAMS, write_sets
 from crosscut.corpus.duplicates.planted import exact_jaccard
-from crosscut.corpus.duplicates.similarity import Check, compare_group, histogram, measure, share_groups, similarities
+from crosscut.corpus.duplicates.similarity import (
+    PairCheck,
+    compare_group,
+    histogram,
+    measure,
+    share_groups,
+    similarities,
+)
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, write_sketches
 from crosscut.corpus.execution.stages import Output
 from tests.corpus.duplicates.corpora import VOCABULARY, collection_of, made_texts
@@ -50,7 +57,7 @@ def test_measured_pairs_have_the_similarity_of_their_texts(tmp_path, monkeypatch
     left, right = np.triu_indices(len(texts), 1)
     collection = compared(tmp_path, texts)
     monkeypatch.setattr(Part, "texts", None)  # no text is read again
-    edges = measure(collection, tmp_path, Pairs(left.astype(np.uint64), right.astype(np.uint64)))
+    edges = measure(collection, tmp_path, CandidatePairs(left.astype(np.uint64), right.astype(np.uint64)))
     expected = [exact_jaccard(texts[one], texts[other], 3) for one, other in zip(left, right, strict=True)]
     assert edges.jaccard.tolist() == expected
     assert max(expected) > 0.5
@@ -69,7 +76,7 @@ def test_of_every_similar_pair_in_a_group_one_is_a_duplicate_of_a_preferred_docu
     members = np.array(chance.sample(range(90), 90), np.uint64)
     known: dict[int, similarity.Edges] = {}
     collection = compared(tmp_path, texts)
-    edges = list(compare_group(collection, Check(3, 0.7, 30), tmp_path, members, known))
+    edges = list(compare_group(collection, PairCheck(3, 0.7, 30), tmp_path, members, known))
     found = {(int(one), int(other)) for some in edges for one, other, how in zip(*some, strict=True) if how >= 0.7}
     rank = {int(number): place for place, number in enumerate(members)}
     assert all(rank[one] < rank[other] for one, other in found)
@@ -80,7 +87,7 @@ def test_of_every_similar_pair_in_a_group_one_is_a_duplicate_of_a_preferred_docu
     assert len(similar) > 1000
     assert all(one in goes or other in goes for one, other in similar)
     assert sum(len(some.left) for some in edges) < 3 * 90
-    again = list(compare_group(collection, Check(3, 0.7, 30), tmp_path, members, known))
+    again = list(compare_group(collection, PairCheck(3, 0.7, 30), tmp_path, members, known))
     assert sum(len(some.left) for some in again) == 0  # each leader's similarities are known from the first time
 
 
@@ -92,9 +99,9 @@ def test_memory_holds_some_sets_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(similarity, "CHARACTERS_AT_A_TIME", 20 * len(texts[0]))
     members = np.arange(200, dtype=np.uint64)
     with at_most(3_000_000):  # all sets together take 3.2 MB, and comparing needs as much again several times
-        (edges,) = compare_group(collection, Check(3, 0.7, 30), tmp_path, members, {})
+        (edges,) = compare_group(collection, PairCheck(3, 0.7, 30), tmp_path, members, {})
         assert len(edges.left) == 199
-        measured = measure(collection, tmp_path, Pairs(members[:-1], members[1:]))
+        measured = measure(collection, tmp_path, CandidatePairs(members[:-1], members[1:]))
     assert edges.jaccard.min() > 0.9
     assert measured.jaccard.tolist() == [exact_jaccard(*texts[at : at + 2], 3) for at in range(199)]
 

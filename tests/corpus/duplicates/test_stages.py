@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from crosscut.config.errors import DataError
+from crosscut.corpus.documents import READ, Lineage
 from crosscut.corpus.duplicates import candidates, duplicate_stages, similarity
 from crosscut.corpus.duplicates.planted import exact_jaccard
-from crosscut.corpus.finished import FinishedRun, mark_unfinished
+from crosscut.corpus.finished import mark_finished, mark_unfinished
 from tests.corpus.duplicates.corpora import VOCABULARY, corpus_config, drops, ingest, kept_by_all_pairs, made_texts
 from tests.corpus.ingested import run
 from tests.refusals import refusal
@@ -21,9 +22,9 @@ NEAR = {"jaccard": 0.7, "recall": 0.9999, "ngram": 2}
 def deduplicate(folder: Path, parts, *, name="", workers=1, **duplicates):
     """Run all stages but the measurement on planted texts: what each counted."""
     work = ingest(folder / "work", parts, name=name)
-    stages = duplicate_stages(corpus_config(folder, **{**NEAR, **duplicates}), (), cleaned=False)
+    stages = duplicate_stages(corpus_config(folder, **{**NEAR, **duplicates}), READ)
     results = run(work, [stage for stage in stages if stage.name != "planted"], workers)
-    FinishedRun(tuple(name for name in ("exact", "near") if name in results), cleaned=False).write(work)
+    mark_finished(work, Lineage(tuple(name for name in ("exact", "near") if name in results)))
     return results
 
 
@@ -145,7 +146,7 @@ def test_a_task_is_as_small_for_many_parts_as_for_few(tmp_path):
     for count in (2, 40):
         folder = tmp_path / f"{count:02}"
         deduplicate(folder, [texts[start::count] for start in range(count)])
-        stages = duplicate_stages(corpus_config(folder, **NEAR), (), cleaned=False)
+        stages = duplicate_stages(corpus_config(folder, **NEAR), READ)
         for name, most_inputs in names.items():
             (stage,) = (one for one in stages if one.name == name)
             tasks = stage.tasks(folder / "work")
@@ -176,7 +177,7 @@ def test_a_corpus_without_duplicates_or_words_passes(tmp_path, parts):
 
 def test_at_similarity_one_only_the_same_text_goes(tmp_path):
     config = corpus_config(tmp_path, jaccard=1.0)
-    assert [stage.name for stage in duplicate_stages(config, (), cleaned=False)] == [
+    assert [stage.name for stage in duplicate_stages(config, READ)] == [
         "exact-keys", "exact-repeats", "exact",
     ]  # fmt: skip
     deduplicate(tmp_path, [["a b c d", "a b c d e", "a b c d"]], jaccard=1.0)
@@ -207,7 +208,7 @@ def test_earlier_runs_must_be_there_with_the_same_settings(tmp_path):
 
     def stages(**duplicates):
         settings = {**NEAR, "against": (str(tmp_path / "old"),), **duplicates}
-        return duplicate_stages(corpus_config(tmp_path / "new", **settings), (), cleaned=False)
+        return duplicate_stages(corpus_config(tmp_path / "new", **settings), READ)
 
     assert len(stages()) == 10
     with pytest.raises(
@@ -236,8 +237,7 @@ def test_a_run_does_not_add_to_itself(tmp_path, monkeypatch):
         DataError,
         duplicate_stages,
         corpus_config(tmp_path / "out", against=("../" + tmp_path.name + "/out",)),
-        (),
-        cleaned=False,
+        READ,
     ) == (
         f"`duplicates.against` must name output folders of earlier runs, but `../{tmp_path.name}/out` is this run's "
         f"own `folder`. Choose another `folder`, or remove `../{tmp_path.name}/out` from `duplicates.against`."

@@ -17,12 +17,22 @@ from crosscut.config.corpora import CorpusConfig, EngineConfig, IngestConfig, So
 from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.config.system.deletion import MARKER_FILE
 from crosscut.corpus.audit.explain import explain
-from crosscut.corpus.documents import Part
+from crosscut.corpus.audit.lookup import Runs
+from crosscut.corpus.documents import READ, Part
 from crosscut.corpus.execution import budget
-from crosscut.corpus.execution.budget import Loss, add_loss, memory_for, read_losses, seconds_for
+from crosscut.corpus.execution.budget import LostRecord, add_loss, memory_for, read_losses, seconds_for
 from crosscut.corpus.execution.engine import Call, start_engine
 from crosscut.corpus.execution.running import run_stage
-from crosscut.corpus.execution.stages import Counts, Digests, Output, PlannedStage, Record, Task, execute, read_records
+from crosscut.corpus.execution.stages import (
+    Counts,
+    Digests,
+    Output,
+    PlannedStage,
+    Task,
+    TaskRecord,
+    execute,
+    read_records,
+)
 from crosscut.corpus.ingest import IngestStage, check_damage, check_rejects
 from crosscut.corpus.readers.mail import messages as mail
 from crosscut.corpus.readers.record import Item
@@ -89,11 +99,11 @@ def config(tmp_path: Path) -> CorpusConfig:
 class Here:
     """An engine that runs tasks in this process, as fast as the tasks are: it sets no limits."""
 
-    def run(self, calls: Sequence[Call]) -> Iterator[Record]:
+    def run(self, calls: Sequence[Call]) -> Iterator[TaskRecord]:
         return (execute(*call) for call in calls)
 
 
-def ingest(config: CorpusConfig, plant: Callable[..., Counts] | None = None) -> list[Record]:
+def ingest(config: CorpusConfig, plant: Callable[..., Counts] | None = None) -> list[TaskRecord]:
     """Run the stage. `plant` replaces the function of its tasks, which then run in a process of their own."""
     work = Path(config.folder) / "work"
 
@@ -132,7 +142,7 @@ def test_records_that_exceed_their_budget_are_rejects_by_name(config):
     check_damage(records, config)
     with pytest.raises(DataError, match=r"3 of 5 records.*box.mbox`, message 2: the record of 27 bytes took more than"):
         check_rejects(records, replace(config, ingest=IngestConfig(max_rejects=0.1)))
-    told = explain(Path(config.folder) / "work", (), "mail/box.mbox#message 2", cleaned=False, against=())
+    told = explain(Runs(Path(config.folder) / "work", READ), "mail/box.mbox#message 2")
     assert "message 2: the record of 27 bytes took more than 0.3 s of processor time" in told
     assert not list(Path(config.folder).glob("work/*/*.unfinished"))
     check_resumed_runs(config, Path(config.folder) / "work" / "ingest")
@@ -176,7 +186,7 @@ def test_damaged_list_of_losses_is_no_list(tmp_path, content):
 
 
 def test_losses_add_up_and_belong_to_a_key(tmp_path):
-    first, second = (Loss("s/ä", f"byte {number}", 0, "took too long", "long") for number in (1, 2))
+    first, second = (LostRecord("s/ä", f"byte {number}", 0, "took too long", "long") for number in (1, 2))
     add_loss(tmp_path, "t", "k", first)
     add_loss(tmp_path, "t", "k", second)
     assert read_losses(tmp_path, "t", "k") == [first, second]

@@ -16,7 +16,7 @@ from crosscut.config.errors import DataError
 from crosscut.config.system.deletion import make_folder
 from crosscut.corpus.execution.engine import start_engine
 from crosscut.corpus.execution.running import StageResult, run_stage
-from crosscut.corpus.execution.stages import Counts, Digests, Output, Record, Task, add_counts
+from crosscut.corpus.execution.stages import Counts, Digests, Output, Task, TaskRecord, add_counts
 from crosscut.data.progress import ProgressBar
 from tests.endless import ENDLESS
 from tests.memory import at_most
@@ -218,7 +218,7 @@ def test_record_cannot_name_a_file_elsewhere(tmp_path, name):
     Runner(work)(Given([writing("one")]))
     mine = make_folder(tmp_path, "other") / "a.txt"
     mine.write_text("mine")
-    forged = Record(task="z", key="", seconds=0, size=0, files={name.format(tmp_path): ""}, sizes={}, counts={})
+    forged = TaskRecord(task="z", key="", seconds=0, size=0, files={name.format(tmp_path): ""}, sizes={}, counts={})
     (work / "first" / "z.json").write_text(forged.content())
     Runner(work)(Given([writing("one")]))
     assert mine.read_text() == "mine"

@@ -9,7 +9,7 @@ from crosscut.config.corpora import LengthConfig
 from crosscut.corpus.documents import Drop
 from crosscut.corpus.filters.length import LengthFilter
 from crosscut.data import Tokenizer
-from crosscut.data.tokenization.tokenizer import END_OF_TEXT
+from crosscut.data.tokenization.end_of_text import END_OF_TEXT
 from tests.corpus.conftest import documents
 
 

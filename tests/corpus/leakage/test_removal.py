@@ -9,7 +9,7 @@ import pytest
 
 from crosscut.config import DataError
 from crosscut.config.corpora import LeakageConfig
-from crosscut.corpus.documents import read_drops, read_table
+from crosscut.corpus.documents import Lineage, read_drops, read_table
 from crosscut.corpus.leakage.removal import matches_name, read_cuts
 from crosscut.corpus.leakage.stages import leakage_stages
 from crosscut.data import read_documents
@@ -42,8 +42,7 @@ def config(tmp_path: Path) -> LeakageConfig:
 def leak(work: Path, config: LeakageConfig, texts: list[str], **options: Any) -> dict[str, Any]:
     write_part(work, texts, **options)
     return {
-        name: result.counts
-        for name, result in run(work, leakage_stages(config, work, filters=(), cleaned=True)).items()
+        name: result.counts for name, result in run(work, leakage_stages(config, work, Lineage(cleaned=True))).items()
     }
 
 
@@ -153,7 +152,7 @@ def test_stages_depend_on_what_the_test_sets_hold_and_on_what_is_asked_for(tmp_p
     write_part(work, speeches)
 
     def ran(config: LeakageConfig) -> list[str]:
-        results = run(work, leakage_stages(config, work, filters=(), cleaned=True))
+        results = run(work, leakage_stages(config, work, Lineage(cleaned=True)))
         return [name for name, result in results.items() if result.num_run]
 
     assert ran(config) == ["test-sets", "leakage", "overlap"]
@@ -167,10 +166,10 @@ def test_stages_depend_on_what_the_test_sets_hold_and_on_what_is_asked_for(tmp_p
 
 
 def test_no_test_sets_no_stages(tmp_path):
-    assert leakage_stages(LeakageConfig(), tmp_path, filters=(), cleaned=True) == ()
+    assert leakage_stages(LeakageConfig(), tmp_path, Lineage(cleaned=True)) == ()
 
 
 def test_missing_test_set_is_named(tmp_path, config):
     missing = str(tmp_path / "no.jsonl")
     with pytest.raises(DataError, match=r"no\.jsonl` must be a readable file"):
-        leakage_stages(replace(config, test_sets=(missing,)), tmp_path, filters=(), cleaned=True)
+        leakage_stages(replace(config, test_sets=(missing,)), tmp_path, Lineage(cleaned=True))

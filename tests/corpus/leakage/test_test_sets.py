@@ -67,13 +67,17 @@ def test_names_tell_test_sets_apart() -> None:
         (
             "set.jsonl",
             b'{"txt": "a"}',
-            r"line 1, must have a string under `text`, but has none. Its keys are: txt\. Set `leakage",
+            r"line 1, must hold a string under `text`, but its keys are: txt\. Set `leakage\.text_key` to",
         ),
-        ("set.jsonl", b'{"text": 5}', r"line 1, must have a string under `text`, but has none. Its keys are: text"),
+        ("set.jsonl", b'{"text": 5}', r"line 1, must hold a string under `text`, but holds 5\. Set"),
         ("set.jsonl", b'{"n": ' + b"9" * 10_000 + b"}", r"line 1, must be valid JSON, but is not: an integer has more"),
-        ("set.jsonl", b"[" * 100_000, r"line 1, must be valid JSON, but is not: nested too deeply\. Correct the line"),
+        (
+            "set.jsonl",
+            b"[" * 100_000,
+            r"must be valid JSON, but is not: nested too deeply\. Correct or remove the line",
+        ),
         ("set.jsonl", b'{"text": "\\ud800"}', r"line 1, must hold text that is valid in UTF-8, but has a lone"),
-        ("set.jsonl", b"[5]", r"line 1, must have a string under `text`, but is not a JSON object"),
+        ("set.jsonl", b"[5]", r"line 1, must be a JSON object with the text under `text`, but is a list"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, name: str, data: bytes, message: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from crosscut.corpus.readers import Reject
-from crosscut.corpus.readers.mail.mime import MAX_NESTING, Mail, Part
+from crosscut.corpus.readers.mail.mime import MAX_NESTING, Mail, MimePart
 from tests.corpus.reads import read
 
 MANY = 40_000
@@ -63,7 +63,7 @@ def _texts(part: Message) -> list[tuple[str, bytes]]:
     return [(part.get_content_type(), body)] if part.get_content_maintype() == "text" and body else []
 
 
-def _own(part: Part) -> list[tuple[str, bytes]]:
+def _own(part: MimePart) -> list[tuple[str, bytes]]:
     if part.has_parts:
         return [text for inner in part.parts() for text in _own(inner)]
     return [(part.kind, part.decode())] if part.kind.startswith("text/") and part.decode() else []

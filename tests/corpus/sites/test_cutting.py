@@ -8,7 +8,7 @@ import pytest
 
 from crosscut.corpus.documents import write_table
 from crosscut.corpus.sites.cutting import cut_pages
-from crosscut.corpus.sites.pages import EDGE_LINES, Folder, Page, hash_line
+from crosscut.corpus.sites.pages import EDGE_LINES, SiteFolder, SitePage, hash_line
 from crosscut.corpus.sites.stages import SHARED, key_of
 
 FOLDERS = (17, 4711)
@@ -27,8 +27,8 @@ def cut(folder: Path, texts: Sequence[str], shared: Sequence[str], *, among: int
     for place, path in enumerate(paths):
         own = np.sort(keys)[place::among]
         write_table(path, {"key": own}, SHARED)
-    folders = tuple(Folder(depth, number) for depth, number in enumerate(FOLDERS))
-    pages = [Page(row, folders, text) for row, text in enumerate(texts)]
+    folders = tuple(SiteFolder(depth, number) for depth, number in enumerate(FOLDERS))
+    pages = [SitePage(row, folders, text) for row, text in enumerate(texts)]
     found = cut_pages(pages, paths)
     return [found.get(row, text) for row, text in enumerate(texts)]
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crosscut.corpus.documents import Drop, Part, drops_name, read_drops, read_table, write_drops, write_table
+from crosscut.corpus.documents import Drop, Lineage, Part, drops_name, read_drops, read_table, write_drops, write_table
 from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.leakage.removal import CUTS, cuts_name
 from crosscut.corpus.tokens import encoding as tokens_module
-from crosscut.corpus.tokens.encoding import TokensStage, encode_part, index_name, tokens_name
+from crosscut.corpus.tokens.encoding import encode_part, index_name, tokens_name, tokens_stage
 from crosscut.data import Tokenizer
 from crosscut.data.text.sentences import sentence_rules
 from tests.corpus.ingested import write_part
@@ -50,7 +50,7 @@ def encode(part: Part, tokenizer: Path, *, min_tokens: int = 0) -> tuple[list[st
     """The texts that were encoded, their index, and the counts."""
     folder = part.work / "tokens"
     folder.mkdir(exist_ok=True)
-    counts = encode_part(part, tokenizer, min_tokens, Output(folder))
+    counts = encode_part(part, tokenizer, min_tokens, False, Output(folder))
     index = read_table(folder / index_name(NAME)).to_pylist()
     ids = np.fromfile(folder / tokens_name(NAME), dtype="<u2")
     ends = np.cumsum([row["tokens"] for row in index])
@@ -111,13 +111,13 @@ def test_part_without_documents_has_no_ids(part: Part, tokenizer_file: Path) -> 
     write_drops(part.work / "length" / drops_name(NAME), [Drop(row, "too short") for row in range(5)])
     folder = part.work / "tokens"
     folder.mkdir()
-    assert encode_part(part, tokenizer_file, 0, Output(folder))["tokens"] == {}
+    assert encode_part(part, tokenizer_file, 0, False, Output(folder))["tokens"] == {}
     assert (folder / tokens_name(NAME)).stat().st_size == 0
 
 
 def test_other_rules_for_sentences_encode_a_part_anew(part: Part, tokenizer_file: Path) -> None:
     settings = [
-        TokensStage(tokenizer=tokenizer_file, min_tokens=3, filters=(), sentences=sentences)
+        tokens_stage(tokenizer=tokenizer_file, min_tokens=3, lineage=Lineage(cleaned=True), sentences=sentences)
         .tasks(part.work)[0]
         .settings
         for sentences in (False, True)
@@ -127,7 +127,7 @@ def test_other_rules_for_sentences_encode_a_part_anew(part: Part, tokenizer_file
 
 def test_other_cuts_are_encoded_anew(part: Part, tokenizer_file: Path) -> None:
     # As the pipeline's own stages write them, whose drops may stay the same when their cuts do not.
-    stage = TokensStage(tokenizer=tokenizer_file, min_tokens=0, filters=("length", "leakage"))
+    stage = tokens_stage(tokenizer=tokenizer_file, min_tokens=0, lineage=Lineage(("length", "leakage"), cleaned=True))
     (task,) = stage.tasks(part.work)
     names = [path.relative_to(part.work).as_posix() for path in task.inputs[:-1]]
     assert names == [
@@ -135,5 +135,7 @@ def test_other_cuts_are_encoded_anew(part: Part, tokenizer_file: Path) -> None:
         f"leakage/{NAME}.cuts.arrow",
     ]  # fmt: skip
     assert task.inputs[-1] == tokenizer_file
-    (without,) = TokensStage(tokenizer=tokenizer_file, min_tokens=0, filters=("length",)).tasks(part.work)
+    (without,) = tokens_stage(tokenizer=tokenizer_file, min_tokens=0, lineage=Lineage(("length",), cleaned=True)).tasks(
+        part.work
+    )
     assert len(without.inputs) == 4

@@ -16,11 +16,11 @@ import pytest
 
 from crosscut.config import DataConfig, DataError
 from crosscut.config.corpora import CorpusConfig, SourceConfig, TokensConfig
-from crosscut.corpus.documents import read_table, write_table
+from crosscut.corpus.documents import Lineage, read_table, write_table
 from crosscut.corpus.execution.stages import Output, Task, execute
 from crosscut.corpus.tokens import packing as packing_module
-from crosscut.corpus.tokens.encoding import TokensStage
-from crosscut.corpus.tokens.packing import PackingStage, publish
+from crosscut.corpus.tokens.encoding import tokens_stage
+from crosscut.corpus.tokens.packing import packing_stage, publish
 from crosscut.data import Sampler, Shard, TokenFolder, Tokenizer, prepare
 from crosscut.data.progress import ProgressBar
 from crosscut.data.shards.megatron import IndexedTokens
@@ -66,8 +66,10 @@ class Corpus:
         ]
         settings = TokensConfig(tokenizer="given", num_shards=3, **tokens)
         config = CorpusConfig(sources=tuple(sources), folder="x", seed=seed, tokens=settings)
-        encoding = TokensStage(tokenizer=self.tokenizer, min_tokens=0, filters=(), sentences=settings.has_sentences)
-        self.results = run(self.work, [encoding, PackingStage(config=config, tokenizer=self.tokenizer)])
+        encoding = tokens_stage(
+            tokenizer=self.tokenizer, min_tokens=0, lineage=Lineage(cleaned=True), sentences=settings.has_sentences
+        )
+        self.results = run(self.work, [encoding, packing_stage(config, self.tokenizer)])
         publish(self.work, self.target, ProgressBar(shown=False))
         return TokenFolder.open(self.target, verify=True)
 
@@ -120,8 +122,8 @@ def test_origin_names_file_and_record(corpus: Corpus) -> None:
 def test_tasks_travel_to_other_processes(corpus: Corpus) -> None:
     corpus.pack()
     config = CorpusConfig(sources=(SourceConfig(name="news", files=("x",)),), folder="x")
-    encoding = TokensStage(tokenizer=corpus.tokenizer, min_tokens=0, filters=())
-    for stage in (encoding, PackingStage(config=config, tokenizer=corpus.tokenizer)):
+    encoding = tokens_stage(tokenizer=corpus.tokenizer, min_tokens=0, lineage=Lineage(cleaned=True))
+    for stage in (encoding, packing_stage(config, corpus.tokenizer)):
         for task in stage.tasks(corpus.work):
             assert pickle.loads(pickle.dumps(task)).name == task.name
 

@@ -7,7 +7,7 @@ import pytest
 
 from crosscut.config import DataError
 from crosscut.config.corpora import TokensConfig
-from crosscut.corpus.documents import Drop, Part, drops_name, write_drops
+from crosscut.corpus.documents import Drop, Lineage, Part, drops_name, write_drops
 from crosscut.corpus.execution.stages import Output
 from crosscut.corpus.tokens.tokenizer import FILE, check_tokenizer, make_tokenizer
 from crosscut.data import Tokenizer
@@ -40,7 +40,7 @@ def test_one_is_trained_on_the_documents_that_are_left(tmp_path: Path, make_part
     (tmp_path / "urls").mkdir()
     write_drops(tmp_path / "urls" / drops_name(first.name), [Drop(1, "domain")])
     write_drops(tmp_path / "urls" / drops_name(second.name), [])
-    parts = [Part(part.work, part.name, ("urls",)) for part in (first, second)]
+    parts = [Part(part.work, part.name, Lineage(("urls",))) for part in (first, second)]
     counts = make_tokenizer(parts, TokensConfig(vocab_size=270), Output(tmp_path))
     assert counts == {"vocab_size": 270, "trained_on": {"documents": 3, "characters": 80 * len(WORDS)}}
     made = Tokenizer.load(tmp_path / FILE)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from crosscut.config import DataConfig, DataError
+from crosscut.config.data import Objective
 from crosscut.data import Shard, TokenFolder, Tokenizer, prepare
 from crosscut.data.hashing import sha256
 from crosscut.data.text.sentences import sentence_rules, sentence_starts
@@ -25,7 +26,7 @@ TEXTS = ["".join(SENTENCES[: number % 5 + 1]) for number in range(60)] + ["\u200
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A WordPiece, and a byte-level BPE with RoBERTa's special tokens."""
     folder = tmp_path_factory.mktemp("tokenizers")
-    Tokenizer.train_wordpiece(TEXTS, vocab_size=300).save(folder / "wordpiece.json")
+    Tokenizer.train(TEXTS, vocab_size=300, objective=Objective.MASKED).save(folder / "wordpiece.json")
     bpe = Tokenizer.train(TEXTS, vocab_size=300)
     bpe._inner.add_special_tokens(["<s>", "</s>", "<mask>", "<pad>"])
     bpe.save(folder / "bpe.json")

@@ -61,6 +61,22 @@ def test_jsonl_passes_over_blank_lines_and_empty_texts_but_counts_them(tmp_path:
     assert [(document.text, document.record) for document in read_documents([str(path)])] == [("a", 1), ("b", 6)]
 
 
+def test_only_blanks_of_json_make_a_line_blank(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "a"}\n\xc2\xa0\n')
+    check_message(
+        path,
+        f"`{path}`, line 2, must be valid JSON, but is not: Expecting value at column 1. Correct or remove the line.",
+    )
+
+
+def test_the_end_of_a_table_is_not_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_bytes(b"text\none\n\ntwo\n")
+    found = read_documents([str(path)], blank=True)
+    assert [(document.text, document.record) for document in found] == [("one", 2), ("", 3), ("two", 4)]
+
+
 def test_parquet_row_is_a_document(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow", reason="parquet is an extra")
     pq = pytest.importorskip("pyarrow.parquet", reason="parquet is an extra")

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer as Inner
 
 from crosscut.data import Tokenizer
 from crosscut.data.tokenization import fast_encoder
+from crosscut.data.tokenization.end_of_text import END_OF_TEXT
 from crosscut.data.tokenization.fast_encoder import FastEncoder
-from crosscut.data.tokenization.tokenizer import END_OF_TEXT
 
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -53,8 +53,8 @@ def split(expression: str) -> dict[str, Any]:
 
 
 def test_a_tokenizer_of_gpt2s_kind_is_encoded_by_gigatoken(tokenizer_file: Path) -> None:
-    assert Tokenizer.load(tokenizer_file).engine == "gigatoken"
-    assert Tokenizer.train(["a text"] * 9, vocab_size=300).engine == "gigatoken"
+    assert Tokenizer.load(tokenizer_file).documents.engine == "gigatoken"
+    assert Tokenizer.train(["a text"] * 9, vocab_size=300).documents.engine == "gigatoken"
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +65,7 @@ def tokenizer(tokenizer_file: Path) -> Tokenizer:
 @settings(max_examples=100)
 @given(texts=st.lists(st.text(max_size=200), max_size=5))
 def test_any_texts_get_the_ids_of_the_library(tokenizer: Tokenizer, texts: list[str]) -> None:
-    tokens, lengths = tokenizer.encode_documents(texts)
+    tokens, lengths = tokenizer.documents.encode(texts)
     assert tokens.tolist() == encoded_by_the_library(tokenizer, texts)
     assert lengths.tolist() == [len(tokenizer.encode(text)) + 1 for text in texts]
 
@@ -91,15 +91,15 @@ def test_other_kinds_get_the_ids_of_the_library_too(table: dict[str, Any], name:
     changes, engine = VARIANTS[name]
     tokenizer = make(table, **changes)
     texts = [*fast_encoder.SAMPLES, "every rank meets <|user|> others<|endoftext|> at a crank", "It's 12345 O'CLOCK"]
-    tokens, _ = tokenizer.encode_documents(texts)
+    tokens, _ = tokenizer.documents.encode(texts)
     assert tokens.tolist() == encoded_by_the_library(tokenizer, texts)
-    assert tokenizer.engine == engine
+    assert tokenizer.documents.engine == engine
 
 
 def test_a_vocabulary_without_some_bytes_is_left_to_the_library(table: dict[str, Any]) -> None:
     vocabulary = {entry: number for entry, number in table["model"]["vocab"].items() if entry != "\u0104"}  # byte 4
     tokenizer = make(table, model={**table["model"], "vocab": vocabulary})
-    assert tokenizer.engine == "tokenizers"
+    assert tokenizer.documents.engine == "tokenizers"
 
 
 def test_words_and_pieces_are_left_to_the_library(table: dict[str, Any]) -> None:
@@ -107,31 +107,31 @@ def test_words_and_pieces_are_left_to_the_library(table: dict[str, Any]) -> None
         {"type": "WordLevel", "vocab": {END_OF_TEXT: 0, "a": 1}, "unk_token": "a"},
         {"type": "Unigram", "vocab": [[END_OF_TEXT, 0.0], ["a", -1.0]], "unk_id": 0, "byte_fallback": False},
     ):
-        assert make(table, model=model, pre_tokenizer=None).engine == "tokenizers"
+        assert make(table, model=model, pre_tokenizer=None).documents.engine == "tokenizers"
 
 
 def test_without_the_package_the_library_does_it(tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, _ = Tokenizer.load(tokenizer_file).encode_documents(["the cut", "", "every rank \u2602"])
+    expected, _ = Tokenizer.load(tokenizer_file).documents.encode(["the cut", "", "every rank \u2602"])
     monkeypatch.setitem(sys.modules, "gigatoken", None)
     tokenizer = Tokenizer.load(tokenizer_file)
-    assert tokenizer.engine == "tokenizers"
-    assert tokenizer.encode_documents(["the cut", "", "every rank \u2602"])[0].tolist() == expected.tolist()
+    assert tokenizer.documents.engine == "tokenizers"
+    assert tokenizer.documents.encode(["the cut", "", "every rank \u2602"])[0].tolist() == expected.tolist()
 
 
 def test_an_encoder_that_errs_in_one_sample_is_not_taken(tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = FastEncoder.encode
     monkeypatch.setattr(FastEncoder, "encode", lambda self, text: honest(self, text.replace("\u0130", "I")))
-    assert Tokenizer.load(tokenizer_file).engine == "tokenizers"
+    assert Tokenizer.load(tokenizer_file).documents.engine == "tokenizers"
 
 
 def test_memory_of_words_has_a_bound(tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast_encoder, "MAX_KEPT_CHARACTERS", 1000)
     tokenizer = Tokenizer.load(tokenizer_file)
-    fast = tokenizer._fast
+    fast = tokenizer.documents._fast
     assert fast is not None
     kept = []
     for number in range(30):
-        tokens, _ = tokenizer.encode_documents([f"the cut model {number} " * 20])
+        tokens, _ = tokenizer.documents.encode([f"the cut model {number} " * 20])
         assert tokens.tolist() == encoded_by_the_library(tokenizer, [f"the cut model {number} " * 20])
         kept.append(fast._inner)
     assert 5 < len(set(map(id, kept))) < 15
@@ -139,10 +139,10 @@ def test_memory_of_words_has_a_bound(tokenizer_file: Path, monkeypatch: pytest.M
 
 def test_no_thread_is_started(tokenizer_file: Path) -> None:
     tokenizer = Tokenizer.load(tokenizer_file)
-    assert tokenizer.engine == "gigatoken"
+    assert tokenizer.documents.engine == "gigatoken"
     process = psutil.Process()
     before = process.num_threads()
-    tokenizer.encode_documents(["every rank meets others at two points. " * 10_000] * 4)
+    tokenizer.documents.encode(["every rank meets others at two points. " * 10_000] * 4)
     assert process.num_threads() == before
 
 
@@ -151,7 +151,7 @@ def test_every_kind_of_character_with_gpt2s_tokenizer() -> None:
     if "CROSSCUT_SHARED" not in os.environ:
         pytest.skip("CROSSCUT_SHARED names no folder with published files")
     tokenizer = Tokenizer.load(Path(os.environ["CROSSCUT_SHARED"]) / "data" / "gpt2-bpe" / "tokenizer.json")
-    assert tokenizer.engine == "gigatoken"
+    assert tokenizer.documents.engine == "gigatoken"
     assigned = [one for one in map(chr, range(0x110000)) if unicodedata.category(one) not in ("Cn", "Co", "Cs")]
     ideographs = [one for one in assigned if unicodedata.name(one, "").startswith(("CJK ", "HANGUL SYLL", "TANGUT "))]
     characters = sorted({*assigned} - {*ideographs} | {*ideographs[::50]})
@@ -161,6 +161,6 @@ def test_every_kind_of_character_with_gpt2s_tokenizer() -> None:
     mixed = ["".join(chosen.choices(characters[:0x3100], k=200)) for _ in range(500)]
     spaces = ["".join(chosen.choices(" \t\n\r\u00a0\u3000a1.'s", k=50)) for _ in range(1000)]
     texts = [*lines, *mixed, *spaces]
-    tokens, lengths = tokenizer.encode_documents(texts)
+    tokens, lengths = tokenizer.documents.encode(texts)
     for text, ids in zip(texts, np.split(tokens, lengths.cumsum()[:-1]), strict=True):
         assert ids[:-1].tolist() == tokenizer.encode(text), text

@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
+from operator import attrgetter
 
 import pytest
 import tokenizers
 from tokenizers import Regex, models, normalizers, pre_tokenizers, trainers
 
 from crosscut.config import DataError
+from crosscut.config.data import Objective
 from crosscut.data import Tokenizer
 from crosscut.data.tokenization import long_texts
 from crosscut.data.tokenization.long_texts import _cut_long_words, batches, encode_long, pieces_for_training
@@ -135,34 +138,36 @@ def test_texts_reach_the_library_in_windows_and_each_character_about_once() -> N
 
 
 @pytest.mark.usefixtures("short_windows")
-@pytest.mark.parametrize("way", ["encode", "encode_prompt", "encode_documents", "encode_sentences"])
+@pytest.mark.parametrize("way", ["encode", "encode_prompt", "documents.encode", "documents.encode_sentences"])
 def test_every_way_to_encode_a_text_has_windows(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from crosscut.data.tokenization import tokenizer
+    from crosscut.data.tokenization import document_encoder
 
-    monkeypatch.setattr(tokenizer, "WINDOW", 1511)
-    made = Tokenizer.train_wordpiece([PROSE], vocab_size=300)  # gigatoken does not encode a WordPiece
+    made = Tokenizer.train([PROSE], vocab_size=300, objective=Objective.MASKED)  # gigatoken does not encode a WordPiece
     text = "so it goes. " * 500
     expected = made._inner.encode(text, add_special_tokens=False).ids
     encoded = []
-    monkeypatch.setattr(
-        tokenizer, "encode_long", lambda *arguments: encoded.append(encode_long(*arguments)) or encoded[-1]
-    )
-    if way in ("encode", "encode_prompt"):
-        ids = getattr(made, way)(text)
-    else:
-        ids = getattr(made, way)([text])[0][:-1].tolist()
+    for module in (long_texts, document_encoder):
+        monkeypatch.setattr(module, "WINDOW", 1511)
+        monkeypatch.setattr(
+            module, "encode_long", lambda *arguments: encoded.append(encode_long(*arguments)) or encoded[-1]
+        )
+    encode = attrgetter(way)(made)
+    ids = encode([text])[0][:-1].tolist() if way.startswith("documents") else encode(text)
     assert ids == expected
     assert len(encoded) == 1
 
 
-@pytest.mark.parametrize("train", [Tokenizer.train, Tokenizer.train_wordpiece])
-def test_pieces_for_training_give_the_tokenizer_of_the_whole_text(train, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("objective", Objective)
+def test_pieces_for_training_give_the_tokenizer_of_the_whole_text(
+    objective: Objective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = partial(Tokenizer.train, vocab_size=400, objective=objective)
     text = f"{PROSE}\n{PROSE.upper()}"
-    whole = train([text], vocab_size=400)
+    whole = train([text])
     monkeypatch.setattr(long_texts, "WINDOW", 500)
     monkeypatch.setattr(long_texts, "OVERLAP", 100)
     assert len(list(pieces_for_training(text))) > 20
-    assert train([text], vocab_size=400)._inner.to_str() == whole._inner.to_str()
+    assert train([text])._inner.to_str() == whole._inner.to_str()
 
 
 @pytest.mark.parametrize("piece", ["a\n", "a ", "a1", ".a", "\n"])

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosscut.config import DataError
+from crosscut.config.data import Objective
 from crosscut.data import Tokenizer
 from crosscut.data.tokenization import tokenizer
-from crosscut.data.tokenization.tokenizer import token_dtype
+from crosscut.data.tokenization.document_encoder import token_dtype
 from tests.data.conftest import write_sentencepiece
 from tests.refusals import refusal
 
@@ -71,7 +72,7 @@ def test_end_of_text_is_never_read_from_text() -> None:
     text = "a <|endoftext|> b"
     assert inner.end_of_text not in inner.encode(text)
     assert inner.decode(inner.encode(text)) == text
-    tokens, lengths = inner.encode_documents([text, "", "b"])
+    tokens, lengths = inner.documents.encode([text, "", "b"])
     assert np.flatnonzero(tokens == inner.end_of_text).tolist() == (lengths.cumsum() - 1).tolist()
 
 
@@ -128,13 +129,13 @@ def test_documents_beside_prompts_still_smuggle_no_special_token_in(with_turns: 
     assert [inner.encode(text) for text in SPECIAL] == before
     special = {first, *(inner.encode_prompt(name)[0] for name in ("<s>", "<|turn|>", "<|end|>"))}
     assert not special.intersection(token for ids in before for token in ids)
-    tokens, _ = inner.encode_documents(SPECIAL)
+    tokens, _ = inner.documents.encode(SPECIAL)
     assert tokens.tolist() == [token for ids in before for token in (*ids, inner.end_of_text)]
 
 
 def test_documents_are_encoded_as_single_texts_are(tokenizer_file: Path) -> None:
     inner = Tokenizer.load(tokenizer_file)
-    tokens, lengths = inner.encode_documents(["the cut", "", "every rank ☂"])
+    tokens, lengths = inner.documents.encode(["the cut", "", "every rank ☂"])
     expected = [[*inner.encode(text), inner.end_of_text] for text in ("the cut", "", "every rank ☂")]
     assert tokens.tolist() == [token for ids in expected for token in ids]
     assert lengths.tolist() == [len(ids) for ids in expected]
@@ -158,7 +159,7 @@ def test_end_of_text_is_found_by_its_names(tmp_path: Path, names: list[str], exp
 def test_vocabulary_with_gaps_counts_to_its_highest_id(tmp_path: Path) -> None:
     inner = Tokenizer.load(write_tokenizer(tmp_path / "t.json", {"a": 0, "</s>": 70_000}))
     assert inner.vocab_size == 70_001
-    assert inner.encode_documents(["a"])[0].dtype == np.uint32
+    assert inner.documents.encode(["a"])[0].dtype == np.uint32
 
 
 def test_own_truncation_padding_and_special_tokens_of_a_file_are_not_used(tmp_path: Path) -> None:
@@ -183,7 +184,7 @@ def test_own_truncation_padding_and_special_tokens_of_a_file_are_not_used(tmp_pa
     )
     inner = Tokenizer.load(path)
     assert inner.encode("b b b b") == [2, 2, 2, 2]
-    assert inner.encode_documents(["b b b"])[0].tolist() == [2, 2, 2, 1]
+    assert inner.documents.encode(["b b b"])[0].tolist() == [2, 2, 2, 1]
 
 
 @pytest.mark.parametrize(("vocab_size", "name"), [(257, "uint16"), (65_536, "uint16"), (65_537, "uint32")])
@@ -318,9 +319,9 @@ def test_bytes_of_words_are_those_of_the_decoded_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("train", [Tokenizer.train, Tokenizer.train_wordpiece])
+@pytest.mark.parametrize("objective", Objective)
 @pytest.mark.parametrize("piece", ["a", "7", "!", " ", "\n", "é", "e\u0301", "中", "a1"])
-def test_training_takes_no_time_for_a_word_without_end(train, piece):
+def test_training_takes_no_time_for_a_word_without_end(objective, piece):
     began = time.process_time()
-    train([piece * (100_000 // len(piece)), "some words"], vocab_size=300)
+    Tokenizer.train([piece * (100_000 // len(piece)), "some words"], vocab_size=300, objective=objective)
     assert time.process_time() - began < 1.5

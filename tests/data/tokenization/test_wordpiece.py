@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from crosscut.config import ConfigError, DataConfig, DataError
+from crosscut.config.data import Objective
 from crosscut.data import Tokenizer, prepare
 from crosscut.data.tokenization.token_bytes import TokenBytes
 from tests.data.conftest import make_texts
@@ -29,7 +30,7 @@ def write_vocabulary(folder: Path, *, cased: bool | None = None, entries: list[s
 
 
 def test_training_gives_the_same_uncased_wordpiece_each_time() -> None:
-    first, second = (Tokenizer.train_wordpiece(make_texts(300), vocab_size=400) for _ in range(2))
+    first, second = (Tokenizer.train(make_texts(300), vocab_size=400, objective=Objective.MASKED) for _ in range(2))
     assert first._inner.to_str() == second._inner.to_str()
     assert first.vocab_size <= 400
     assert [first._inner.id_to_token(number) for number in range(5)] == SPECIAL
@@ -43,11 +44,11 @@ def test_characters_take_at_most_half_of_a_trained_vocabulary() -> None:
     texts = [
         "".join(chr(0x4E00 + number * 7 % 3000) + "x" for number in range(start, start + 50)) for start in range(99)
     ]
-    assert Tokenizer.train_wordpiece([*texts, *make_texts(300)], vocab_size=300).vocab_size <= 300
+    assert Tokenizer.train([*texts, *make_texts(300)], vocab_size=300, objective=Objective.MASKED).vocab_size <= 300
 
 
 def test_trained_tokenizer_puts_pairs_between_the_special_tokens_for_other_programs() -> None:
-    tokenizer = Tokenizer.train_wordpiece(make_texts(300), vocab_size=400)
+    tokenizer = Tokenizer.train(make_texts(300), vocab_size=400, objective=Objective.MASKED)
     encoding = type(tokenizer._inner).from_str(tokenizer._inner.to_str()).encode("the cut", "model")
     assert encoding.tokens == ["[CLS]", "the", "cut", "[SEP]", "model", "[SEP]"]
     assert encoding.type_ids == [0, 0, 0, 0, 1, 1]
@@ -73,7 +74,7 @@ def test_vocabulary_file_encodes_as_in_transformers(tmp_path: Path, cased: bool 
 
 def test_names_of_special_tokens_in_a_document_are_text(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write_vocabulary(tmp_path / "bert"))
-    ids, lengths = tokenizer.encode_documents(["the [MASK] [SEP]", "cut"])
+    ids, lengths = tokenizer.documents.encode(["the [MASK] [SEP]", "cut"])
     ends = np.flatnonzero(ids == tokenizer.end_of_text)
     assert (ends + 1).tolist() == lengths.cumsum().tolist()
     assert tokenizer.special_tokens().mask not in ids
@@ -161,7 +162,7 @@ def test_letter_case_that_is_neither_true_nor_false_is_an_error(tmp_path: Path) 
 
 def test_vocabulary_of_the_smallest_size() -> None:
     assert (
-        refusal(DataError, Tokenizer.train_wordpiece, make_texts(3), vocab_size=256)
+        refusal(DataError, Tokenizer.train, make_texts(3), vocab_size=256, objective=Objective.MASKED)
         == "`data.vocab_size` must be at least 257, but is 256. Set a larger `data.vocab_size`."
     )
 
@@ -169,7 +170,7 @@ def test_vocabulary_of_the_smallest_size() -> None:
 def test_transformers_reads_the_special_tokens_of_a_saved_tokenizer(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    tokenizer = Tokenizer.train_wordpiece(make_texts(300), vocab_size=400)
+    tokenizer = Tokenizer.train(make_texts(300), vocab_size=400, objective=Objective.MASKED)
     tokenizer.save(tmp_path / "tokenizer.json")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer.settings()))
     theirs = AutoTokenizer.from_pretrained(tmp_path)

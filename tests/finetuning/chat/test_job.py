@@ -12,9 +12,11 @@ import torch
 from click.testing import CliRunner
 
 from crosscut.cli.main import commands
-from crosscut.config import ConfigError, CrosscutError, DataError, Layout, load_run
+from crosscut.config import ConfigError, CrosscutError, DataError, Layout, RunHung, RunStopped, load_run
+from crosscut.launch import door
 from crosscut.pretrained import export_checkpoint, find_model
 from crosscut.training import run_training
+from crosscut.training.driving import driver
 from tests.finetuning.chat.conftest import PLAIN, chats, write_chats
 from tests.pretrained import jobs
 from tests.pretrained.test_export import tensors_in
@@ -94,6 +96,27 @@ def test_a_run_is_resumed_on_another_layout_without_its_files(ranks, in_threes, 
     assert float((ours - theirs).abs().max()) < 1e-6
     summary = json.loads((out / "summary.json").read_text())
     assert summary["validation_loss_after"] < summary["validation_loss_before"]
+
+
+def test_ranks_that_hang_start_again_and_a_run_that_hangs_says_how_it_resumes(
+    in_threes, tmp_path, forked_ranks, monkeypatch
+):
+    launch, hangs = door.launch, [True, False]
+
+    def launch_and_hang(*arguments: Any, **options: Any) -> None:
+        if len(hangs) == 2:
+            launch(*arguments, **options)
+        raise RunHung(may_restart=hangs.pop(0))
+
+    monkeypatch.setattr(door, "launch", launch_and_hang)
+    monkeypatch.setattr(driver, "ignore_requests", lambda: None)
+    out = tmp_path / "run"
+    with pytest.raises(RunStopped) as stopped:
+        run_chat(str(in_threes / "chats.jsonl"), "--model", str(in_threes / "model"), "--output", str(out), *SETTINGS)
+    newest = out / "checkpoints" / "step-00000004"
+    assert f"The last checkpoint is `{newest}`. Requeue the job, or resume with `" in str(stopped.value)
+    assert f"finetune chat --resume --output {out}`." in str(stopped.value)
+    assert not hangs
 
 
 @pytest.mark.slow  # a whole run

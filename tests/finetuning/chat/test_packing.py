@@ -8,8 +8,8 @@ import torch
 
 from crosscut.config import IGNORED, DataError, Layout, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
 from crosscut.finetuning.chat.batches import ChatBatches
-from crosscut.finetuning.chat.masking import Encoded
-from crosscut.finetuning.chat.packing import Packed, pack
+from crosscut.finetuning.chat.masking import EncodedConversation
+from crosscut.finetuning.chat.packing import PackedChats, pack
 from crosscut.model import Batch
 from crosscut.parallel import make_mesh
 from tests.model.twins import CONFIG, build
@@ -18,12 +18,12 @@ from tests.ranks import RankPool
 CPU = torch.device("cpu")
 
 
-def encoded(*sizes: int) -> list[Encoded]:
+def encoded(*sizes: int) -> list[EncodedConversation]:
     """Conversations of `sizes` tokens, each with an answer in its second half."""
     found = []
     for i, size in enumerate(sizes):
         ids = np.arange(size, dtype=np.int64) + 20 * (i + 1)
-        found.append(Encoded(f"chats.jsonl:{i + 1}", ids, np.arange(size) >= size // 2))
+        found.append(EncodedConversation(f"chats.jsonl:{i + 1}", ids, np.arange(size) >= size // 2))
     return found
 
 
@@ -59,7 +59,7 @@ def test_conversations_that_do_not_fit_are_counted():
 def test_sequences_are_stored(tmp_path):
     packed = pack(encoded(5, 4, 8), length=8, padding=7)
     packed.save(tmp_path / "chats.npz")
-    again = Packed.load(tmp_path / "chats.npz")
+    again = PackedChats.load(tmp_path / "chats.npz")
     assert again.fingerprint == packed.fingerprint
     assert again.places.tolist() == packed.places.tolist()
     whole = (tmp_path / "chats.npz").read_bytes()
@@ -67,7 +67,7 @@ def test_sequences_are_stored(tmp_path):
     for damaged in (b"no", b"", whole[: len(whole) // 2], whole[:middle] + b"\xff" * 40 + whole[middle + 40 :]):
         (tmp_path / "chats.npz").write_bytes(damaged)
         with pytest.raises(DataError, match="must hold the packed conversations of the run, but cannot be read"):
-            Packed.load(tmp_path / "chats.npz")
+            PackedChats.load(tmp_path / "chats.npz")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_sequences_are_stored(tmp_path):
 def test_arrays_that_contradict_each_other_are_not_read(tmp_path, name, value):
     replace(pack(encoded(5, 4), length=8, padding=7), **{name: value}).save(tmp_path / "chats.npz")
     with pytest.raises(DataError, match="cannot be read: the types, shapes or values of its arrays contradict"):
-        Packed.load(tmp_path / "chats.npz")
+        PackedChats.load(tmp_path / "chats.npz")
 
 
 def test_an_epoch_holds_every_sequence_once_in_an_order_of_its_own():
@@ -125,7 +125,7 @@ def _losses(layout: Layout) -> list[float]:
     together = pack(encoded(9, 6), length=16, padding=0)
     alone = [pack([each], length=16, padding=0) for each in encoded(9, 6)]
 
-    def loss(packed: Packed) -> float:
+    def loss(packed: PackedChats) -> float:
         batch = Batch(**{name: torch.from_numpy(each) for name, each in packed.rows(np.array([0]))._asdict().items()})
         return model.loss(*batch.with_context()).item()
 

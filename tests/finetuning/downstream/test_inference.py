@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from crosscut.config import ConfigError
-from crosscut.finetuning.downstream.folder import Kept
+from crosscut.finetuning.downstream.folder import TaskRuns
 from crosscut.pretrained import export_checkpoint, find_model
 from tests.finetuning.downstream.conftest import PLAIN, finetune, write_table
 from tests.nursery import forked
@@ -24,7 +24,7 @@ def tuned(bert: Path, tables: tuple[object, ...], tmp_path_factory: pytest.TempP
 
 
 def test_a_run_predicts_the_examples_of_a_file(tuned, tmp_path):
-    examples = Kept.load(tuned).examples("dev")
+    examples = TaskRuns.load(tuned).examples("dev")
     path = write_table(tmp_path / "new.tsv", [(one.text, one.pair, "x") for one in examples], label="unknown")
     printed = finetune("predict", tuned, path, "--tensor", 2, "--device", "cpu").stdout
     found = [json.loads(line) for line in printed.splitlines()]
@@ -43,7 +43,7 @@ def test_a_run_is_exported_with_the_names_of_its_labels(tuned, tmp_path):
     export_checkpoint(find_model(tuned / "seed-1234"), tmp_path / "hf")
     model = BertForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
     assert model.config.id2label == {0: "dog", 1: "fox"}
-    kept = Kept.load(tuned)
+    kept = TaskRuns.load(tuned)
     rows = kept.rows("test")
     padded = rows.padded(np.arange(rows.num_examples), length=int(rows.lengths.max()), padding=kept.padding)
     tokens, types, mask, _ = map(torch.from_numpy, padded)

@@ -10,7 +10,7 @@ import torch
 
 from crosscut.checkpoint import list_checkpoints
 from crosscut.config import ConfigError
-from crosscut.finetuning.downstream.folder import Kept, load_outputs
+from crosscut.finetuning.downstream.folder import TaskRuns, load_outputs
 from crosscut.finetuning.downstream.predictions import predict, probabilities_of, scores_of
 from crosscut.pretrained import find_model
 from tests.finetuning.downstream.conftest import EXACT, PLAIN, finetune, rows_of
@@ -23,7 +23,7 @@ def test_several_seeds_are_scored_and_reported(bert, tables, tmp_path, forked_ra
         "table", "--model", bert, *tables, "--output", out, "--seeds", 2, "--ensemble", "--epochs", 6, *PLAIN,
         "optimizer.learning_rate=0.003",
     )  # fmt: skip
-    kept = Kept.load(out)
+    kept = TaskRuns.load(out)
     assert kept.seeds == (1234, 1235)
     assert (kept.task.labels, kept.run.model.dropout) == (("dog", "fox"), 0.1)
     report = (out / "report.md").read_text()
@@ -121,13 +121,13 @@ def test_losses_equal_those_of_transformers(make_bert, tables, tmp_path, forked_
         "table", "--model", folder, *tables, "--output", tmp_path / "run", *PLAIN, "model.dropout=0",
         f"training.steps={steps}", f"layout.tensor={tensor}", "--warmup", 0, "optimizer.learning_rate=0.001",
     )  # fmt: skip
-    kept = Kept.load(tmp_path / "run")
+    kept = TaskRuns.load(tmp_path / "run")
     ours = rows_of(tmp_path / "run", "loss")
     assert ours == pytest.approx(their_losses(folder, kept, steps), abs=1e-5)
     assert len(set(ours)) == steps
 
 
-def their_losses(folder: Path, kept: Kept, steps: int) -> list[float]:
+def their_losses(folder: Path, kept: TaskRuns, steps: int) -> list[float]:
     """Losses of a loop of `transformers` over the same batches: AdamW, linear schedule, clipped gradients."""
     from transformers import BertForSequenceClassification, get_linear_schedule_with_warmup
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from crosscut.config import ConfigError, CrosscutError, DataError, load_run
-from crosscut.finetuning.downstream.folder import Kept
-from crosscut.finetuning.downstream.task import Task
+from crosscut.finetuning.downstream.folder import TaskRuns
+from crosscut.finetuning.downstream.task import TunedTask
 from tests.finetuning.downstream.conftest import PLAIN, finetune, sentences, write_table
 
 ASKED = ("{tables}", "--model", "{bert}")
@@ -114,7 +114,7 @@ def test_a_folder_with_both_versions_of_squad_is_told(bert, tmp_path):
 @pytest.mark.parametrize(("key", "value"), [("label", "abc"), ("label", 0.5), ("text", 3), ("pair", {})])
 def test_kept_examples_have_the_types_of_their_fields(tmp_path, key, value):
     run = load_run({"model": {"preset": "laptop-bert"}, "output": {"folder": str(tmp_path)}})
-    kept = Kept(task=Task(name="rte"), run=run, model="", files={}, padding=0)
+    kept = TaskRuns(task=TunedTask(name="rte"), run=run, model="", files={}, padding=0)
     (tmp_path / "data").mkdir()
     table = {"text": "a", "pair": "b", "label": 1}
     (tmp_path / "data" / "dev.jsonl").write_text(json.dumps(table) + "\n")
@@ -125,8 +125,8 @@ def test_kept_examples_have_the_types_of_their_fields(tmp_path, key, value):
 
 
 def test_a_description_that_is_nested_too_deeply_is_not_read(tmp_path):
-    task = Task(name="rte")
-    kept = Kept(
+    task = TunedTask(name="rte")
+    kept = TaskRuns(
         task=task,
         run=load_run({"model": {"preset": "laptop-bert"}, "output": {"folder": str(tmp_path)}}),
         model="",
@@ -135,9 +135,9 @@ def test_a_description_that_is_nested_too_deeply_is_not_read(tmp_path):
     )
     kept.save()
     text = (tmp_path / "task.json").read_text()
-    assert Kept.load(tmp_path).task == task
+    assert TaskRuns.load(tmp_path).task == task
     table = json.loads(text)
     table["run"]["output"] = "@"
     (tmp_path / "task.json").write_text(json.dumps(table).replace('"@"', '{"a":' * 900 + "1" + "}" * 900))
     with pytest.raises(ConfigError, match=r"task\.json` must describe a fine-tuning"):
-        Kept.load(tmp_path)
+        TaskRuns.load(tmp_path)

@@ -6,7 +6,7 @@ import pytest
 
 from crosscut.config import ModelConfig, load_run
 from crosscut.finetuning.downstream.settings import TaskOrder, settings_of
-from crosscut.finetuning.downstream.task import TASKS, Task
+from crosscut.finetuning.downstream.task import TASKS, TunedTask
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "finetuning"
 MODEL = ModelConfig(
@@ -24,7 +24,7 @@ PAPER = {
 
 
 def settings(name: str = "sst-2", *, steps_per_epoch: int = 100, **order: object):
-    task = Task(name=name, labels=("0", "1"))
+    task = TunedTask(name=name, labels=("0", "1"))
     model = MODEL.with_head(task.head, num_classes=task.num_classes)
     return settings_of(TaskOrder(task=task, output="runs/x", **order), model, steps_per_epoch)
 

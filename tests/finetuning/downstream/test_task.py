@@ -9,9 +9,9 @@ import pytest
 from crosscut.config import ConfigError
 from crosscut.config.system.records import from_json, to_json
 from crosscut.finetuning.downstream.predictions import predict, probabilities_of, scores_of
-from crosscut.finetuning.downstream.task import TASKS, Task, files_of
+from crosscut.finetuning.downstream.task import TASKS, TunedTask, files_of
 from crosscut.finetuning.encoding import Special, best_answers, encode_questions
-from crosscut.finetuning.tasks import Columns, SpanExample, TextExample
+from crosscut.finetuning.tasks import SpanExample, TableColumns, TextExample
 from tests.finetuning.encoding.conftest import TEXT, encoder_of, wordpiece  # noqa: F401 - a fixture
 
 
@@ -38,19 +38,21 @@ def test_files_are_found_under_their_published_names(tmp_path: Path, name: str, 
 
 
 def test_a_task_is_kept_as_json() -> None:
-    task = Task(name="table", labels=("a", "b"), columns=Columns("text", "", "kind"), special=Special(None, 3))
-    assert from_json(Task, json.loads(json.dumps(to_json(task)))) == task
+    task = TunedTask(
+        name="table", labels=("a", "b"), columns=TableColumns("text", "", "kind"), special=Special(None, 3)
+    )
+    assert from_json(TunedTask, json.loads(json.dumps(to_json(task)))) == task
 
 
 def test_lines_that_the_published_file_lacks_columns_in_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "train.tsv"
     path.write_text("id\tquestion1\tquestion2\tis_duplicate\n0\ta\tb\t1\n1\ta\n")
-    task, examples, skipped = Task(name="qqp").read(path)
+    task, examples, skipped = TunedTask(name="qqp").read(path)
     assert (task.labels, len(examples), skipped) == (("0", "1"), 1, 1)
 
 
 def test_probabilities_of_classes_are_a_softmax() -> None:
-    task, examples = Task(name="sst-2", labels=("0", "1")), [TextExample(text="x", pair=None, label=1)] * 2
+    task, examples = TunedTask(name="sst-2", labels=("0", "1")), [TextExample(text="x", pair=None, label=1)] * 2
     outputs = np.array([[0.0, np.log(3.0)], [1000.0, 0.0]])
     found = predict(task, None, examples, probabilities_of(task, None, outputs))  # type: ignore[arg-type]
     assert [(one.text, one.probability) for one in found] == [("1", pytest.approx(0.75)), ("0", pytest.approx(1.0))]
@@ -66,7 +68,7 @@ def test_probabilities_of_spans_keep_the_best_answers(wordpiece: Path, may_be_em
     ]
     rows = encode_questions(encoder_of(wordpiece, length=32), examples, name="dev.json", stride=6)
     outputs = np.random.default_rng(1).normal(size=(len(rows.ids), 2)) * 3
-    task = Task(name="squad", may_be_empty=may_be_empty)
+    task = TunedTask(name="squad", may_be_empty=may_be_empty)
     probabilities = probabilities_of(task, rows, outputs)
     owners = np.repeat(rows.sources, rows.lengths)
     for column in (0, 1):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crosscut.finetuning.downstream.folder import Kept
+from crosscut.finetuning.downstream.folder import TaskRuns
 from crosscut.finetuning.tasks import exact_match_and_f1
 from crosscut.pretrained import find_model
 from tests.finetuning.downstream.conftest import EXACT, PLAIN, finetune, rows_of
@@ -39,7 +39,7 @@ def test_answers_are_found_in_windows_of_a_text(bert, tmp_path, forked_ranks, is
         "squad", "--model", bert, "--data", tmp_path, "--output", out, "--stride", 8, "--epochs", 6,
         *PLAIN, "training.validate_every=10", "optimizer.learning_rate=0.01", "layout.tensor=2",
     )  # fmt: skip
-    kept = Kept.load(out)
+    kept = TaskRuns.load(out)
     assert kept.task.may_be_empty == is_new
     assert kept.rows("dev").num_examples > 8, "a text has several windows"
     predicted = json.loads((out / "predictions-dev.json").read_text())
@@ -94,7 +94,7 @@ def test_decoders_are_fine_tuned(gpt2, tables, tmp_path, forked_ranks):
     one, two = (rows_of(tmp_path / str(number), "loss") for number in (0, 1))
     assert two == pytest.approx(one, rel=1e-9)
     assert one[-1] < one[0]
-    kept = Kept.load(tmp_path / "0")
+    kept = TaskRuns.load(tmp_path / "0")
     rows = kept.rows("train")
     assert set(rows.ids[rows.ends - 1].tolist()) == {kept.task.special.end}
     # A fine-tuned run is the start of another one, with another head.

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from crosscut.config import DataError
-from crosscut.finetuning.encoding import Long, Rows, encode_options
+from crosscut.finetuning.encoding import EncodedRows, Long, encode_options
 from crosscut.finetuning.tasks import ChoiceExample
 from tests.finetuning.encoding.conftest import TEXT, encoder_of
 
@@ -16,7 +16,7 @@ def ask(question: str, *, options: tuple[str, ...] = OPTIONS, passage: str = TEX
     return ChoiceExample(passage=passage, question=question, options=options, label=1)
 
 
-def texts_of(path: Path, rows: Rows) -> list[str]:
+def texts_of(path: Path, rows: EncodedRows) -> list[str]:
     from tokenizers import Tokenizer
 
     inner = Tokenizer.from_file(str(path))

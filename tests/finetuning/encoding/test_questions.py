@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from crosscut.config import ConfigError, DataError
-from crosscut.finetuning.encoding import Rows, best_answers, encode_questions
-from crosscut.finetuning.encoding.answers import LONGEST_ANSWER, Answer
+from crosscut.finetuning.encoding import EncodedRows, best_answers, encode_questions
+from crosscut.finetuning.encoding.answers import LONGEST_ANSWER, AnswerSpan
 from crosscut.finetuning.tasks import SpanExample, exact_match_and_f1, read_squad
 from tests.finetuning.encoding.conftest import TEXT, encoder_of
 
@@ -22,7 +22,9 @@ def question(*, answer: str = "France", start: int = FRANCE, name: str = "q") ->
     )
 
 
-def encode(path: Path, examples: list[SpanExample], *, length: int = 32, stride: int = 6, causal: bool = False) -> Rows:
+def encode(
+    path: Path, examples: list[SpanExample], *, length: int = 32, stride: int = 6, causal: bool = False
+) -> EncodedRows:
     encoder = encoder_of(path, length=length, is_causal=causal)
     return encode_questions(encoder, examples, name="dev.json", stride=stride)
 
@@ -73,7 +75,7 @@ def offsets_from(first: int) -> list[list[int]]:
 
 def test_the_best_span_of_all_windows_answers() -> None:
     generator = np.random.default_rng(0)
-    rows = Rows(
+    rows = EncodedRows(
         ids=np.zeros(80, dtype=np.int32),
         types=np.zeros(80, dtype=np.uint8),
         ends=np.array([40, 80]),
@@ -91,7 +93,7 @@ def test_the_best_span_of_all_windows_answers() -> None:
                 place = (first - 3 + 30 * window, last - 2 + 30 * window)
                 spans[place] = max(spans.get(place, -np.inf), own[first, 0] + own[last, 1])
     (start, end), score = max(spans.items(), key=lambda item: item[1])
-    assert best.answers[0] == Answer(text=context[start:end], start=start, score=score)
+    assert best.answers[0] == AnswerSpan(text=context[start:end], start=start, score=score)
     taken = [range(answer.start, answer.start + len(answer.text)) for answer in best.answers]
     assert len({place for one in taken for place in one}) == sum(map(len, taken)), "answers do not overlap"
     assert [answer.score for answer in best.answers] == sorted((a.score for a in best.answers), reverse=True)
@@ -104,7 +106,7 @@ def test_the_best_span_of_all_windows_answers() -> None:
 
 def test_no_answer_is_longer_than_thirty_tokens() -> None:
     size = 50
-    rows = Rows(
+    rows = EncodedRows(
         ids=np.zeros(size, dtype=np.int32),
         types=np.zeros(size, dtype=np.uint8),
         ends=np.array([size]),

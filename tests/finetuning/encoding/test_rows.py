@@ -11,13 +11,13 @@ import pytest
 
 from crosscut.config import DataError
 from crosscut.config.conventions import IGNORED
-from crosscut.finetuning.encoding.rows import Row, Rows
+from crosscut.finetuning.encoding.rows import EncodedRow, EncodedRows
 
 
-def rows_of(lengths: list[int], *, width: int = 1) -> Rows:
-    rows = [Row(np.arange(5, 5 + size, dtype=np.int32), np.ones(size, dtype=np.uint8)) for size in lengths]
+def rows_of(lengths: list[int], *, width: int = 1) -> EncodedRows:
+    rows = [EncodedRow(np.arange(5, 5 + size, dtype=np.int32), np.ones(size, dtype=np.uint8)) for size in lengths]
     number = len(lengths) // width
-    return Rows.of(rows, np.arange(number), list(range(number)))
+    return EncodedRows.of(rows, np.arange(number), list(range(number)))
 
 
 def test_every_example_counts_once_in_an_epoch() -> None:
@@ -54,12 +54,12 @@ def test_the_options_of_a_question_are_successive_rows() -> None:
 def test_rows_are_kept_in_a_file(tmp_path: Path) -> None:
     rows = rows_of([2, 5, 3])
     rows.save(tmp_path / "rows.npz")
-    read = Rows.load(tmp_path / "rows.npz")
+    read = EncodedRows.load(tmp_path / "rows.npz")
     assert read.fingerprint == rows.fingerprint
     assert read.labels.tolist() == rows.labels.tolist()
     (tmp_path / "rows.npz").write_bytes((tmp_path / "rows.npz").read_bytes()[:200])
     with pytest.raises(DataError, match="must hold the encoded examples of the run, but cannot be read"):
-        Rows.load(tmp_path / "rows.npz")
+        EncodedRows.load(tmp_path / "rows.npz")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_arrays_that_contradict_each_other_are_not_read(tmp_path: Path, name: st
     assert (rows.num_examples, rows.ids.size) == (3, 10)
     replace(rows, **{name: value}).save(tmp_path / "rows.npz")
     with pytest.raises(DataError, match="cannot be read: the types, shapes or values of its arrays contradict"):
-        Rows.load(tmp_path / "rows.npz")
+        EncodedRows.load(tmp_path / "rows.npz")
 
 
 def test_an_archive_of_a_method_that_is_not_supported_is_not_read(tmp_path: Path) -> None:
@@ -94,4 +94,4 @@ def test_an_archive_of_a_method_that_is_not_supported_is_not_read(tmp_path: Path
     content[content.index(b"PK\x01\x02") + 10] = 77  # the method of the first entry
     path.write_bytes(content)
     with pytest.raises(DataError, match="cannot be read: That compression method is not supported"):
-        Rows.load(path)
+        EncodedRows.load(path)

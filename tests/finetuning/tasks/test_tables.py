@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from crosscut.config import DataError
-from crosscut.finetuning.tasks import Columns, read_table
+from crosscut.finetuning.tasks import TableColumns, read_table
 
-COLUMNS = Columns("body", "other", "kind")
+COLUMNS = TableColumns("body", "other", "kind")
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> Path:
@@ -29,7 +29,7 @@ def test_both_formats_give_the_same_examples(tmp_path: Path, name: str) -> None:
     examples = read_table(write(tmp_path / name, rows), columns=COLUMNS)
     assert examples.labels == ("ham", "spam")
     assert [(one.text, one.pair, one.label) for one in examples.examples] == [("Buy", "now", 1), ("Hi", "", 0)]
-    alone = read_table(tmp_path / name, columns=Columns("body"))
+    alone = read_table(tmp_path / name, columns=TableColumns("body"))
     assert [(one.text, one.pair, one.label) for one in alone.examples] == [("Buy", None, None), ("Hi", None, None)]
     named = read_table(tmp_path / name, columns=COLUMNS, labels=("spam", "ham", "other"))
     assert [one.label for one in named.examples] == [0, 1]
@@ -37,7 +37,7 @@ def test_both_formats_give_the_same_examples(tmp_path: Path, name: str) -> None:
 
 def test_labels_of_json_may_be_numbers_and_truth_values(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"t": "x", "l": 1}, {"t": "y", "l": True}, {"t": "z", "l": "1"}])
-    examples = read_table(path, columns=Columns("t", label="l"))
+    examples = read_table(path, columns=TableColumns("t", label="l"))
     assert examples.labels == ("1", "true")
     assert [one.label for one in examples.examples] == [0, 1, 0]
 

@@ -47,7 +47,7 @@ def with_pipeline(plans: Plans) -> list[Candidate]:
 
 
 def with_cut(candidate: Candidate, sizes: tuple[int, ...]) -> Candidate:
-    return Candidate.at(candidate._replace(layout=replace(candidate.layout, stages=sizes)), 0)
+    return Candidate.at(replace(candidate, layout=replace(candidate.layout, stages=sizes)), 0)
 
 
 def cuts(num_layers: int, num_stages: int) -> Iterator[tuple[int, ...]]:

@@ -14,7 +14,7 @@ import tokenizers
 from crosscut.config import ConfigError
 from crosscut.serving.protocol.chat import ChatTemplate
 from crosscut.serving.protocol.refusals import Refusal
-from crosscut.serving.templates.program import Limits
+from crosscut.serving.templates.program import JinjaLimits
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who are you?"}]
 
@@ -172,7 +172,7 @@ LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% end
 def test_a_template_that_no_chat_can_use_is_told_with_its_file(folder, template, reason):
     place = str(folder / "chat_template.jinja")
     with pytest.raises(ConfigError) as error:
-        ChatTemplate(template, folder / "tokenizer.json", {}, place=place, limits=Limits(seconds=0.5))
+        ChatTemplate(template, folder / "tokenizer.json", {}, place=place, limits=JinjaLimits(seconds=0.5))
     assert str(error.value) == (
         f"`{place}` must hold a chat template that renders a short chat within limits, but {reason}. Correct the "
         "template, or remove it to serve completions only."
@@ -183,7 +183,7 @@ def test_a_template_that_no_chat_can_use_is_told_with_its_file(folder, template,
 def test_the_process_of_a_template_is_kept_and_replaced_after_its_end(folder, content):
     source = "{% set c = messages[-1].content %}{% if c == 'loop' %}" + LOOP + "{% elif c == 'grow' %}{{ c * 10**10 }}"
     template = ChatTemplate(
-        source + "{% endif %}{{ c }}", folder / "tokenizer.json", {}, place="here", limits=Limits(seconds=0.5)
+        source + "{% endif %}{{ c }}", folder / "tokenizer.json", {}, place="here", limits=JinjaLimits(seconds=0.5)
     )
     process = template._renderer._process
     assert template.tokens(CHAT) == template.tokens(CHAT)
@@ -202,7 +202,7 @@ def test_the_process_of_a_template_is_kept_and_replaced_after_its_end(folder, co
 @needs_idle
 def test_a_slow_template_yields_the_processor_and_the_next_one_does_not(folder):
     source = "{% if messages[-1].content == 'loop' %}" + LOOP + "{% endif %}{{ messages[-1].content }}"
-    template = ChatTemplate(source, folder / "tokenizer.json", {}, place="here", limits=Limits(seconds=0.5))
+    template = ChatTemplate(source, folder / "tokenizer.json", {}, place="here", limits=JinjaLimits(seconds=0.5))
     slow = template._renderer._process.pid
     policies = []
 
@@ -227,7 +227,7 @@ def test_a_slow_template_yields_the_processor_and_the_next_one_does_not(folder):
 def test_a_slow_template_that_answers_is_followed_by_a_new_process(folder):
     source = "{% if messages[-1].content == 'loop' %}{% for a in range(99999) %}{% for b in range(40) %}{% endfor %}"
     source += "{% endfor %}{% endif %}{{ messages[-1].content }}"
-    template = ChatTemplate(source, folder / "tokenizer.json", {}, place="here", limits=Limits(seconds=60))
+    template = ChatTemplate(source, folder / "tokenizer.json", {}, place="here", limits=JinjaLimits(seconds=60))
     slow = template._renderer._process
     assert template.tokens([{"role": "user", "content": "loop"}])
     assert slow.poll() is not None

@@ -6,6 +6,7 @@ import pytest
 import tokenizers
 
 from crosscut.config.checks import MOST
+from crosscut.config.data import Objective
 from crosscut.data import Tokenizer
 from crosscut.serving.protocol.embeddings import ServedEncoder, read_embedding
 from crosscut.serving.protocol.fields import parse
@@ -112,7 +113,9 @@ def with_byte_level(folder: Path) -> None:
 
 
 def with_word_piece(folder: Path) -> None:
-    Tokenizer.train_wordpiece(["the state of the union " * 99], vocab_size=300).save(folder / "tokenizer.json")
+    Tokenizer.train(["the state of the union " * 99], vocab_size=300, objective=Objective.MASKED).save(
+        folder / "tokenizer.json"
+    )
 
 
 def with_unigram(folder: Path) -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from crosscut.generation import Piece, Sampling
 from crosscut.serving.desk import Desk
-from crosscut.serving.news import News, Order
+from crosscut.serving.news import News, TextOrder
 from crosscut.serving.protocol.answers import in_parts, to_json
+from crosscut.serving.scheduling import Scheduler
 from crosscut.serving.web.texts import Events
 from tests.serving.conftest import in_loop
 
@@ -46,11 +47,12 @@ class Spoken:
 async def test_a_stream_ends_with_its_client_however_much_waits_to_be_sent():
     """A write to a connection that is lost fails in silence; after some of them asyncio complains on stderr."""
     desk = Desk(num_rows=1)
+    scheduler = Scheduler(desk)
     desk.open()
-    job = desk.submit([Order((5,), Sampling(), 0, 0)])
-    desk.take(idle=True)
-    desk.began([0])
-    desk.deliver([Piece(0, token) for token in range(1000)])
+    job = desk.submit([TextOrder((5,), Sampling(), 0, 0)])
+    scheduler.take(idle=True)
+    scheduler.began([0])
+    scheduler.deliver([Piece(0, token) for token in range(1000)])
     await asyncio.sleep(0)  # all of it arrives
     sent = []
 
@@ -62,19 +64,20 @@ async def test_a_stream_ends_with_its_client_however_much_waits_to_be_sent():
 
     await Events(Spoken(), job, desk)({}, receive, send)
     assert len(sent) < 5
-    assert desk.take(idle=False) == News(cancelled=(0,)), "nothing is computed for it any more"
+    assert scheduler.take(idle=False) == News(cancelled=(0,)), "nothing is computed for it any more"
 
 
 @in_loop
 async def test_streams_take_turns():
     """One that has much to send does not keep others from their events."""
     desk = Desk(num_rows=2)
+    scheduler = Scheduler(desk)
     desk.open()
-    jobs = [desk.submit([Order((5,), Sampling(), 0, 0)]) for _ in range(2)]
-    desk.take(idle=True)
-    desk.began([0, 1])
-    desk.deliver([Piece(number, token) for number in (0, 1) for token in range(99)])
-    desk.deliver([Piece(number, 99, finish="length") for number in (0, 1)])
+    jobs = [desk.submit([TextOrder((5,), Sampling(), 0, 0)]) for _ in range(2)]
+    scheduler.take(idle=True)
+    scheduler.began([0, 1])
+    scheduler.deliver([Piece(number, token) for number in (0, 1) for token in range(99)])
+    scheduler.deliver([Piece(number, 99, finish="length") for number in (0, 1)])
     sent = []
 
     async def stream(which: int) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from crosscut.config import OptimizerConfig
 from crosscut.training.memory.host_moments import InHostMemory, cut_in_pieces
-from crosscut.training.optimization.optimizer import LocalAdamW, OnDevice, Piece, Rules, make_optimizer
+from crosscut.training.optimization.optimizer import AdamCall, LocalAdamW, OnDevice, Rules, make_optimizer
 from tests.training.jobs import loop, parts
 
 OFFLOAD = 'training.offload=["optimizer"]'
@@ -18,7 +18,7 @@ LAYOUTS = {"zero2": ("layout.data=2", 'layout.sharding="zero2"'), "tensor 2": ("
 def test_a_rank_that_holds_nothing_has_no_pieces():
     """The last data ranks of a sharded model may hold only empty parts."""
     nothing = [torch.zeros(0, 3, device="meta")]
-    assert list(InHostMemory().pieces(Piece(nothing, nothing, nothing, nothing, []))) == []
+    assert list(InHostMemory().pieces(AdamCall(nothing, nothing, nothing, nothing, []))) == []
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ class Watched(InHostMemory):
         super().__init__(piece_elements=1 << 15)
         self.largest = 0
 
-    def pieces(self, whole: Piece) -> Any:
+    def pieces(self, whole: AdamCall) -> Any:
         for piece in super().pieces(whole):
             self.largest = max(self.largest, sum(moment.numel() for moment in piece.averages))
             yield piece

@@ -14,6 +14,7 @@ from crosscut.parallel.state.parameters import local_part
 from crosscut.training.loop import Loop
 from crosscut.training.optimization.averaging import decay_after
 from crosscut.training.resuming import describe_new_average
+from crosscut.training.watching.diagnosis import require_equal_replicas
 from tests.training.jobs import loop, parts, whole_run
 from tests.training.optimization.test_muon import MUON
 from tests.training.test_resume import HERE, LAYOUTS, checkpoint_of, train, whole_weights
@@ -164,7 +165,7 @@ def note(run: RunConfig) -> str:
 
 def weights_of(run: RunConfig, checkpoint: Path) -> dict[str, Tensor]:
     trainer, batches = parts(run)
-    Loop(trainer, batches).load(checkpoint)
+    Loop(trainer, batches).checkpoints.load(checkpoint)
     return whole_weights(run, dict(trainer.model.named_parameters()))
 
 
@@ -185,7 +186,7 @@ def with_a_changed_average(run: RunConfig) -> str:
     if trainer.mesh.data.rank == 1:
         local_part(trainer.average.tensors["blocks.0.mlp.expand.weight"]).view(-1)[3] += 1
     try:
-        Loop(trainer, batches).compare_replicas(1)
+        require_equal_replicas(trainer, 1)
     except TrainingError as error:
         return str(error)
     return ""

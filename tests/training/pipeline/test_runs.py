@@ -13,8 +13,8 @@ from crosscut.data import TokenFolder
 from crosscut.evaluation import evaluate_loss
 from crosscut.parallel import make_mesh
 from crosscut.pretrained import find_model
+from crosscut.training.driving.preparation import describe_settings
 from crosscut.training.evaluations import Evaluations
-from crosscut.training.job import _few_micro_batches
 from tests.training.jobs import loop, parts, whole_run
 from tests.training.pipeline.test_equality import FOUR, layout_of
 from tests.training.test_resume import record
@@ -141,9 +141,9 @@ def test_the_loop_validates_and_keeps_an_average(ranks, run_with, tmp_path):
 
 def test_few_micro_batches_are_a_warning(run_with):
     run = run_with("training.batch_size=4", "training.micro_batch_size=2", "layout.pipeline=2", "model.num_layers=4")
-    assert _few_micro_batches(run) == ""
+    assert list(describe_settings(run, "cpu", is_new=False)) == []
     run = run_with("training.batch_size=4", "training.micro_batch_size=2", "layout.pipeline=4", "model.num_layers=4")
-    assert _few_micro_batches(run) == (
+    assert " ".join(describe_settings(run, "cpu", is_new=False)) == (
         "A step has 2 micro-batches and the pipeline has 4 ranks, so each rank waits 1.5 times as long as it "
         "computes. Lower `training.micro_batch_size` (2) or raise `training.batch_size`. With 16 micro-batches, a rank "
         "would wait 0.19 times as long as it computes."

@@ -10,7 +10,7 @@ import torch
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import RunConfig, TrainingError
 from crosscut.training.loop import Loop
-from crosscut.training.spikes.order import SampleOrder, Skip
+from crosscut.training.spikes.order import SampleOrder, SampleSkip
 from tests.training.jobs import parts
 from tests.training.test_resume import whole_weights
 
@@ -18,7 +18,7 @@ from tests.training.test_resume import whole_weights
 def spoiled_run(
     run: RunConfig,
     spoiled: dict[int, float],
-    skips: tuple[Skip, ...] = (),
+    skips: tuple[SampleSkip, ...] = (),
     resume_from: Path | None = None,
     fault: Any = None,
     share: float = 1.0,
@@ -56,7 +56,7 @@ def spoiled_run(
         if fault is not None:
             fault(patch)
         loop = Loop(trainer, batches)
-        with loop.saver:
+        with loop.checkpoints.completed():
             try:
                 loop.train(LocalFolder(resume_from) if resume_from else None)
             except TrainingError as raised:

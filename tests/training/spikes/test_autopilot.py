@@ -9,7 +9,7 @@ import pytest
 
 from crosscut.checkpoint import list_checkpoints, read_manifest
 from crosscut.training.spikes.copies import StateCopies, steps_between_copies
-from crosscut.training.spikes.order import Skip
+from crosscut.training.spikes.order import SampleSkip
 from crosscut.training.spikes.record import own_record
 from tests.training.conftest import tiny_run
 from tests.training.spikes.jobs import same_bits, spoiled_run
@@ -20,7 +20,7 @@ SKIP = (*PLAIN, "training.on_spike=skip")
 SAVED = ("checkpoint.every=4", "checkpoint.keep=100")
 BAD = 17 * 4
 """Position of the batch of step 17, counted from 0. Its gradients are not finite in these tests."""
-SKIPS = (Skip(10, 32),)
+SKIPS = (SampleSkip(10, 32),)
 """The run returns from step 17 to its copy of step 10, and leaves out the eight batches of steps 10 to 17."""
 JUMP = ("training.steps=40", "training.validate_every=0", "checkpoint.every=0")
 """The shortest run in which the rule, which needs 32 steps, finds a jump of the norm."""
@@ -72,7 +72,7 @@ def test_a_run_returns_leaves_the_batches_out_and_repeats_from_its_record(ranks,
 def test_a_jump_of_the_norm_is_found_by_the_rule(ranks, run_with):
     run = run_with("training.on_spike=skip", *JUMP)
     (result,) = train(ranks, run, {35 * 4: 1e4})
-    assert result["skips"] == (Skip(30, 24),)
+    assert result["skips"] == (SampleSkip(30, 24),)
     (event,) = own_record(Path(run.output.folder)).events
     assert "gradient norm" in event.reason and (event.spike_step, event.back_to) == (36, 30)
 
@@ -80,7 +80,7 @@ def test_a_jump_of_the_norm_is_found_by_the_rule(ranks, run_with):
 def test_a_spike_right_after_a_return_leaves_out_twice_as_many_at_the_same_step(ranks, run_with):
     run = run_with(*SKIP)
     (result,) = train(ranks, run, {BAD: math.nan, BAD + 8: math.nan})
-    assert result["skips"] == (Skip(10, 64),)
+    assert result["skips"] == (SampleSkip(10, 64),)
     assert [event.sequences for event in own_record(Path(run.output.folder)).events] == [32, 32]
 
 
@@ -178,8 +178,8 @@ def test_beyond_the_bound_the_run_stops_with_a_checkpoint_of_the_good_state(rank
 def test_without_room_for_copies_a_run_returns_to_a_checkpoint(ranks, run_with):
     run = run_with(*SKIP, *SAVED)
     (result,) = train(ranks, run, {BAD: math.nan}, fault=_no_room)
-    assert result["skips"] == (Skip(12, 24),)
-    (again,) = train(ranks, run_with(*PLAIN), {BAD: math.nan}, (Skip(12, 24),))
+    assert result["skips"] == (SampleSkip(12, 24),)
+    (again,) = train(ranks, run_with(*PLAIN), {BAD: math.nan}, (SampleSkip(12, 24),))
     assert same_bits(result, again)
 
 

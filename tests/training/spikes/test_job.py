@@ -8,12 +8,12 @@ import pytest
 from crosscut.checkpoint import folder_at, read_manifest
 from crosscut.config import ConfigError
 from crosscut.training.requirements import require_no_spikes
-from crosscut.training.spikes.order import Skip
+from crosscut.training.spikes.order import SampleSkip
 from crosscut.training.spikes.record import SkipRecord, own_record
 from tests.training.jobs import whole_run
 from tests.training.test_resume import checkpoint_of
 
-RECORD = SkipRecord(skips=(Skip(4, 8),))
+RECORD = SkipRecord(skips=(SampleSkip(4, 8),))
 
 
 def skips_at(run, step: int) -> tuple:

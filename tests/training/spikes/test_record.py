@@ -5,11 +5,11 @@ import json
 import pytest
 
 from crosscut.config import ConfigError
-from crosscut.training.spikes.order import Skip
+from crosscut.training.spikes.order import SampleSkip
 from crosscut.training.spikes.record import Event, SkipRecord, own_record, read_record
 
 EVENT = Event(spike_step=61, back_to=50, sequences=44, reason="loss 9, usually 3", file="01-step-000061.txt")
-RECORD = SkipRecord(skips=(Skip(50, 44), Skip(70, 4)), events=(EVENT,))
+RECORD = SkipRecord(skips=(SampleSkip(50, 44), SampleSkip(70, 4)), events=(EVENT,))
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path):
@@ -37,4 +37,4 @@ def test_a_file_that_is_no_record_is_refused(tmp_path, content):
 def test_fields_that_are_not_known_are_ignored(tmp_path):
     path = tmp_path / "skips.json"
     path.write_text(json.dumps({"skips": [{"step": 1, "sequences": 4, "more": 1}], "other": 2}))
-    assert read_record(path).skips == (Skip(1, 4),)
+    assert read_record(path).skips == (SampleSkip(1, 4),)

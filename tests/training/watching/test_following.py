@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from crosscut.training.result import NonFiniteError, OnDevice, StepResult
+from crosscut.training.result import DeviceFigures, NonFiniteError, StepResult
 from crosscut.training.watching.following import Follower
 
 CPU = torch.device("cpu")
@@ -15,7 +15,7 @@ def result_of(step: int, *, held: float = 0.0, seconds: float = 0.0) -> StepResu
     """Result of a step that takes `seconds` seconds, as the trainer returns it."""
     time.sleep(seconds)
     number = torch.tensor(float(step))
-    figures = OnDevice(loss=number, norm=number, held=torch.tensor(held), own=number)
+    figures = DeviceFigures(loss=number, norm=number, held=torch.tensor(held), own=number)
     return StepResult(step, 0.1, figures, loss_scale=None)
 
 

@@ -17,10 +17,10 @@ from crosscut.training.batches import samples_of
 from crosscut.training.precision import resolve_on
 from crosscut.training.watching import forecast
 from crosscut.training.watching.forecast import expected_seconds, gain_of_one_rank, hardware_for, known_hardware
-from crosscut.training.watching.throughput import Peak
+from crosscut.training.watching.throughput import PeakRate
 from tests.training.jobs import CPU
 
-SLOW, FAST = (Peak(name="measured", flops_per_second=rate) for rate in (1e9, 1e11))
+SLOW, FAST = (PeakRate(name="measured", flops_per_second=rate) for rate in (1e9, 1e11))
 
 
 def expected(run, *, peak=SLOW, device=CPU, done=0):

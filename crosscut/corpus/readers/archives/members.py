@@ -8,7 +8,7 @@ next member. Files that are compressed as a whole are read too.
 from collections.abc import Callable, Iterator
 from typing import IO, NamedTuple
 
-from crosscut.corpus.execution.budget import Watch
+from crosscut.corpus.execution.budget import RecordWatch
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.steps import Steps, TooComplexError
 from crosscut.data.text.sources import CHUNK_BYTES, DECOMPRESSORS, PACKED_BYTES, Decompressor, unreadable, zstd_with
@@ -65,7 +65,7 @@ def unpack_members(file: File) -> Iterator[Chunk | Damage]:
     Raises `DataError` if the operating system cannot read the file.
     """
     with file.open() as opened:
-        stream = _Stream(opened, file.watch)
+        stream = _MemberStream(opened, file.watch)
         try:
             if file.compression:
                 yield from _Members(stream, file).chunks()
@@ -75,11 +75,11 @@ def unpack_members(file: File) -> Iterator[Chunk | Damage]:
             raise unreadable(file.url, error) from None
 
 
-class _Stream(NamedTuple):
+class _MemberStream(NamedTuple):
     """An open file whose bytes are counted when they are read."""
 
     file: IO[bytes]
-    watch: Watch
+    watch: RecordWatch
 
     def read(self, size: int) -> bytes:
         data = self.file.read(size)
@@ -87,7 +87,7 @@ class _Stream(NamedTuple):
         return data
 
 
-def _plain(stream: _Stream) -> Iterator[Chunk]:
+def _plain(stream: _MemberStream) -> Iterator[Chunk]:
     position = 0
     while data := stream.read(CHUNK_BYTES):
         position += len(data)
@@ -97,7 +97,7 @@ def _plain(stream: _Stream) -> Iterator[Chunk]:
 class _Members:
     """Members of a compressed file, read one after another."""
 
-    def __init__(self, stream: _Stream, file: File) -> None:
+    def __init__(self, stream: _MemberStream, file: File) -> None:
         self._stream = stream
         self._compression = file.compression
         self._trials = Steps("the search for the next record", file.size, per_unit=_TRIALS_PER_BYTE, at_least=_TRIALS)

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from crosscut.corpus.filters.urls import UrlFilter
-from crosscut.corpus.readers.archives.records import Record, read_records
+from crosscut.corpus.readers.archives.records import ArchiveRecord, read_records
 from crosscut.corpus.readers.charsets import decode
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, within_budget
+from crosscut.corpus.readers.record import Item, Reading, Skip, Text, unless_blank, within_budget
+from crosscut.data.text.records import Reject, excerpt
 
-ReadRecord = Callable[[Record, Reading, UrlFilter], Item]
+ReadRecord = Callable[[ArchiveRecord, Reading, UrlFilter], Item]
 
 KINDS = ("warcinfo", "response", "request", "metadata", "revisit", "resource", "conversion", "continuation")
 """Types of records that the format defines."""
@@ -30,22 +31,26 @@ def read_archive(file: File, reading: Reading, read_record: ReadRecord) -> Itera
         else:
             read = partial(read_record, record, reading, urls)
             item = within_budget(file.watch, record.place, record.content, read)
-        yield item._replace(record=record.number) if isinstance(item, Skip) and isinstance(record, Record) else item
+        yield (
+            item._replace(record=record.number)
+            if isinstance(item, Skip) and isinstance(record, ArchiveRecord)
+            else item
+        )
     if item is None:
         yield Skip("blank")
 
 
-def other_kind(record: Record) -> Skip:
+def other_kind(record: ArchiveRecord) -> Skip:
     """Make the `Skip` for a record whose type the reader of this format does not use. The report counts each type."""
     return Skip(f"{record.kind if record.kind in KINDS else 'unknown'} record")
 
 
-def url_of(record: Record) -> str:
+def url_of(record: ArchiveRecord) -> str:
     """URL of the page in a record. Some crawlers put it in angle brackets."""
     return record.headers.get("warc-target-uri", "").strip().removeprefix("<").removesuffix(">")
 
 
-def find_reason(record: Record, urls: UrlFilter) -> Skip | None:
+def find_reason(record: ArchiveRecord, urls: UrlFilter) -> Skip | None:
     """Make the `Skip` for a record that the crawler did not store completely, or whose URL breaks a rule. Returns None
     for any other record.
     """
@@ -57,13 +62,12 @@ def find_reason(record: Record, urls: UrlFilter) -> Skip | None:
     return Skip(broken[0]) if broken else None
 
 
-def read_text(record: Record, data: bytes, charset: str) -> Item:
+def read_text(record: ArchiveRecord, data: bytes, charset: str) -> Item:
     """Make a document from plain text. `charset` is the declared charset, which may be empty."""
     decoded = decode(data, charset)
     if decoded is None:
         reason = f"no charset fits the bytes of {excerpt(url_of(record))}"
         return Reject(record.place, "charset", reason, excerpt(data))
     text, other = decoded
-    if not text or text.isspace():
-        return Skip("blank")
-    return Text(text, record.number, record.position, url=url_of(record), note="charset" if other else "")
+    note = "charset" if other else ""
+    return unless_blank(Text(text, record.number, record.position, url=url_of(record), note=note))

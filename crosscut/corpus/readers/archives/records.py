@@ -13,7 +13,7 @@ from typing import NamedTuple
 from crosscut.corpus.readers.archives.headers import BLANK_LINE, split_head
 from crosscut.corpus.readers.archives.members import Chunk, Damage, unpack_members
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.record import Reject, excerpt
+from crosscut.data.text.records import DAMAGED, Reject, excerpt
 
 HEAD_BYTES = 64 * 1024
 """Maximum size of a header block in bytes. If the content of a record is too long, only this many bytes of it are
@@ -31,7 +31,7 @@ _LINE_ENDS = re.compile(rb"[\r\n]+")
 _LENGTH = re.compile(r"\d{1,18}")
 
 
-class Record(NamedTuple):
+class ArchiveRecord(NamedTuple):
     """One record of a web archive."""
 
     number: int
@@ -61,22 +61,22 @@ class Record(NamedTuple):
         return f"byte {self.number}"
 
 
-def read_records(file: File, max_bytes: int) -> Iterator[Record | Reject]:
+def read_records(file: File, max_bytes: int) -> Iterator[ArchiveRecord | Reject]:
     """Yield the records of an archive in order, and a reject for each part that cannot be read.
 
     The content of a record is held in memory if it has at most `max_bytes` bytes.
     """
-    stream = _Stream(unpack_members(file))
+    stream = _RecordStream(unpack_members(file))
     splitter = _Splitter(file, stream, max_bytes)
     while (segment := stream.next_segment()) is not None:
         if isinstance(segment, Damage):
             reason = f"the records from byte {segment.start} to byte {segment.end} cannot be read: {segment.reason}"
-            yield Reject(f"byte {segment.start}", "damaged file", reason, lost=max(segment.end - segment.start, 1))
+            yield Reject(f"byte {segment.start}", DAMAGED, reason, lost=max(segment.end - segment.start, 1))
         else:
             yield from splitter.records()
 
 
-class _Stream:
+class _RecordStream:
     """Unpacked bytes of an archive, divided into segments.
 
     A segment begins at a member that begins with a record, so a record never continues in another segment.
@@ -221,13 +221,13 @@ class _Stream:
 class _Splitter:
     """Splitter of segments into records."""
 
-    def __init__(self, file: File, stream: _Stream, max_bytes: int) -> None:
+    def __init__(self, file: File, stream: _RecordStream, max_bytes: int) -> None:
         self._file = file
         self._stream = stream
         self._max_bytes = max_bytes
         self._last = -1
 
-    def records(self) -> Iterator[Record | Reject]:
+    def records(self) -> Iterator[ArchiveRecord | Reject]:
         """Yield the records of the segment that the stream has begun."""
         while True:
             self._stream.skip_line_ends()
@@ -264,9 +264,9 @@ class _Splitter:
         yield Reject(f"byte {number}", "no record", reason, excerpt(head[:size]))
 
     def _broken_off(self, number: int, head: bytes, reason: str) -> Reject:
-        return Reject(f"byte {number}", "damaged file", reason, excerpt(head), lost=max(self._file.size - number, 1))
+        return Reject(f"byte {number}", DAMAGED, reason, excerpt(head), lost=max(self._file.size - number, 1))
 
-    def _record(self, number: int, head: bytes) -> Record | Reject | None:
+    def _record(self, number: int, head: bytes) -> ArchiveRecord | Reject | None:
         """Read the content of a record. Return None for a record in the damaged part of a file."""
         _, headers = split_head(head)
         digits = headers.get("content-length", "")
@@ -277,7 +277,7 @@ class _Splitter:
         length = int(digits)
         reason = f"`Content-Length` of the record is {length:,}, but the record does not end after this many bytes"
         if length <= self._max_bytes and self._stream.ends_record(length):
-            return Record(number, headers, self._stream.read(length), length, self._stream.position)
+            return ArchiveRecord(number, headers, self._stream.read(length), length, self._stream.position)
         if length <= self._max_bytes and self._stream.hides_record(length):
             self._stream.skip_to_record()
             return Reject(f"byte {number}", "wrong length", reason, excerpt(head))
@@ -285,7 +285,7 @@ class _Splitter:
         skipped, has_record = self._stream.skip(length - len(content))
         found = len(content) + skipped
         if found == length and self._stream.ends_record(0):
-            return Record(number, headers, content, length, self._stream.position)
+            return ArchiveRecord(number, headers, content, length, self._stream.position)
         if self._stream.is_damaged and (found < length or not self._stream.peek(_LONGEST_MARK).strip(b"\r\n")):
             return None
         inner = _NEXT_RECORD.search(content)

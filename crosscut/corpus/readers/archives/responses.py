@@ -30,7 +30,7 @@ class EncodingError(Exception):
     """Error for a body that cannot be decoded. The error's text is the reason."""
 
 
-class TooLongError(Exception):
+class BodyTooLongError(Exception):
     """Error for a body that is longer than allowed after decoding."""
 
 
@@ -61,8 +61,8 @@ def parse_response(content: bytes) -> Response | None:
 def decode_body(response: Response, max_bytes: int) -> bytes:
     """Undo the encodings of a body.
 
-    Raises `EncodingError` if the body cannot be decoded or ends too early, and `TooLongError` if the result has more
-    than `max_bytes` bytes. Memory stays within a few megabytes of this limit.
+    Raises `EncodingError` if the body cannot be decoded or ends too early, and `BodyTooLongError` if the result has
+    more than `max_bytes` bytes. Memory stays within a few megabytes of this limit.
     """
     body = response.body
     applied = [*_names(response, "content-encoding"), *_names(response, "transfer-encoding")]
@@ -74,7 +74,7 @@ def decode_body(response: Response, max_bytes: int) -> bytes:
         elif name in _UNSUPPORTED:
             raise EncodingError(f"the encoding `{name}` is not supported")
     if len(body) > max_bytes:
-        raise TooLongError
+        raise BodyTooLongError
     return body
 
 
@@ -106,7 +106,7 @@ def _decoded(name: str, body: bytes, max_bytes: int) -> bytes:
             parts.append(part)
             size += len(part)
             if size > max_bytes:
-                raise TooLongError
+                raise BodyTooLongError
     except (zlib.error, brotli.error, zstandard.ZstdError, EOFError) as error:
         if not size and not is_binary(body):
             return body  # the crawler has decoded the body

@@ -9,18 +9,19 @@ from collections.abc import Iterator
 from crosscut.corpus.filters.urls import UrlFilter
 from crosscut.corpus.readers.archives.headers import media_type
 from crosscut.corpus.readers.archives.reading import find_reason, other_kind, read_archive, read_text, url_of
-from crosscut.corpus.readers.archives.records import Record
+from crosscut.corpus.readers.archives.records import ArchiveRecord
 from crosscut.corpus.readers.archives.responses import (
+    BodyTooLongError,
     EncodingError,
     Response,
-    TooLongError,
     decode_body,
     parse_response,
 )
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.html import read_page
-from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long
+from crosscut.corpus.readers.record import Item, Reading, Skip, Text
 from crosscut.corpus.readers.selection import START_BYTES, is_html
+from crosscut.data.text.records import Reject, excerpt, too_long
 
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 TEXT_TYPE = "text/plain"
@@ -32,7 +33,7 @@ def read_warc(file: File, reading: Reading) -> Iterator[Item]:
     yield from read_archive(file, reading, _read_record)
 
 
-def _read_record(record: Record, reading: Reading, urls: UrlFilter) -> Item:
+def _read_record(record: ArchiveRecord, reading: Reading, urls: UrlFilter) -> Item:
     if record.kind != "response":
         return other_kind(record)
     kind, _ = media_type(record.headers.get("content-type", ""))
@@ -51,7 +52,7 @@ def _read_record(record: Record, reading: Reading, urls: UrlFilter) -> Item:
     return _read_response(record, response, reading)
 
 
-def _read_response(record: Record, response: Response, reading: Reading) -> Item:
+def _read_response(record: ArchiveRecord, response: Response, reading: Reading) -> Item:
     kind, charset = response.media_type
     kind = kind or media_type(record.headers.get("warc-identified-payload-type", ""))[0]
     if kind and kind not in (*HTML_TYPES, TEXT_TYPE):
@@ -60,7 +61,7 @@ def _read_response(record: Record, response: Response, reading: Reading) -> Item
         return too_long(record.place, "the record", record.content, reading.max_bytes)
     try:
         data = decode_body(response, reading.max_bytes)
-    except TooLongError:
+    except BodyTooLongError:
         return too_long(record.place, "the decoded page", record.content, reading.max_bytes)
     except EncodingError as error:
         reason = f"{excerpt(url_of(record))} cannot be decoded: {error}"
@@ -70,7 +71,7 @@ def _read_response(record: Record, response: Response, reading: Reading) -> Item
     return read_text(record, data, charset) if kind == TEXT_TYPE else _read_html(record, data, charset, reading)
 
 
-def _read_html(record: Record, data: bytes, charset: str, reading: Reading) -> Item:
+def _read_html(record: ArchiveRecord, data: bytes, charset: str, reading: Reading) -> Item:
     page = read_page(data, reading.extraction, place=record.place, charset=charset)
     if isinstance(page, Reject | Skip):
         return page

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from crosscut.corpus.filters.urls import UrlFilter
 from crosscut.corpus.readers.archives.headers import media_type
 from crosscut.corpus.readers.archives.reading import find_reason, other_kind, read_archive, read_text
-from crosscut.corpus.readers.archives.records import Record
+from crosscut.corpus.readers.archives.records import ArchiveRecord
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.record import Item, Reading, too_long
+from crosscut.corpus.readers.record import Item, Reading
+from crosscut.data.text.records import too_long
 
 
 def read_wet(file: File, reading: Reading) -> Iterator[Item]:
@@ -15,7 +16,7 @@ def read_wet(file: File, reading: Reading) -> Iterator[Item]:
     yield from read_archive(file, reading, _read_record)
 
 
-def _read_record(record: Record, reading: Reading, urls: UrlFilter) -> Item:
+def _read_record(record: ArchiveRecord, reading: Reading, urls: UrlFilter) -> Item:
     if record.kind != "conversion":
         return other_kind(record)
     if skipped := find_reason(record, urls):

@@ -17,11 +17,11 @@ from resiliparse.parse.encoding import detect_encoding
 from crosscut.corpus.readers.charsets import decode
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.html import extract
-from crosscut.corpus.readers.lines import broken_off
-from crosscut.corpus.readers.mail.mime import Mail, Part
-from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long, within_budget
+from crosscut.corpus.readers.mail.mime import Mail, MimePart
+from crosscut.corpus.readers.record import Item, Reading, Text, unless_blank, within_budget
 from crosscut.corpus.readers.steps import TOO_COMPLEX, TooComplexError
 from crosscut.data.text.json_text import encodable
+from crosscut.data.text.records import Reject, broken_off, excerpt, too_long
 from crosscut.data.text.sources import BrokenOffError
 
 _START = re.compile(
@@ -43,7 +43,7 @@ def read_mail(file: File, reading: Reading) -> Iterator[Item]:
                 read = partial(_read_message, message, number, position)
                 yield within_budget(file.watch, f"message {number}", message, read)
     except BrokenOffError as error:
-        yield broken_off(file, error, "a message")
+        yield broken_off(file.size, error, "a message")
 
 
 def _split(file: File, max_bytes: int) -> Iterator[tuple[bytes, int]]:
@@ -90,7 +90,7 @@ def _find_start(held: bytearray, place: int, *, is_first: bool) -> re.Match[byte
 def _read_message(raw: bytes, number: int, position: int) -> Item:
     place = f"message {number}"
     raw = _QUOTED_FROM.sub(rb"\1", raw).lstrip(b"\r\n") if b"\n>From " in raw else raw.lstrip(b"\r\n")
-    texts = _Texts()
+    texts = _MessageTexts()
     try:
         message = Mail(raw).open()
         texts.take(message)
@@ -99,12 +99,11 @@ def _read_message(raw: bytes, number: int, position: int) -> Item:
     if texts.undecodable and not texts.found:
         return Reject(place, "charset", "no charset fits the bytes of the message", excerpt(raw))
     text = "\n\n".join(texts.found)
-    if not text or text.isspace():
-        return Skip("blank", number)
-    return Text(text, number, position, title=_subject(message.headers), note="charset" if texts.other_charset else "")
+    note = "charset" if texts.other_charset else ""
+    return unless_blank(Text(text, number, position, title=_subject(message.headers), note=note))
 
 
-class _Texts:
+class _MessageTexts:
     """Collector of the texts of a message, part by part."""
 
     def __init__(self) -> None:
@@ -112,7 +111,7 @@ class _Texts:
         self.other_charset = False
         self.undecodable = False
 
-    def take(self, part: Part) -> None:
+    def take(self, part: MimePart) -> None:
         if part.headers.get_content_disposition() == "attachment":
             return
         if part.kind == "multipart/alternative":
@@ -123,7 +122,7 @@ class _Texts:
         elif part.kind in ("text/plain", "text/html"):
             self._take_text(part)
 
-    def _take_one(self, versions: Part) -> None:
+    def _take_one(self, versions: MimePart) -> None:
         """Take the first version of a text that is not blank. Plain text comes before HTML."""
         before = len(self.found)
         for is_plain in (True, False):
@@ -131,7 +130,7 @@ class _Texts:
                 if (part.kind == "text/plain") is is_plain and len(self.found) == before:
                     self.take(part)
 
-    def _take_text(self, part: Part) -> None:
+    def _take_text(self, part: MimePart) -> None:
         data = part.decode()
         charset = part.headers.get_content_charset("")
         if part.kind == "text/html" and not charset:

@@ -36,11 +36,11 @@ class Mail:
         self._raw = raw
         self._delimiters: dict[bytes, list[int]] | None = None
 
-    def open(self) -> "Part":
+    def open(self) -> "MimePart":
         """The email as a part."""
         return self.read(0, len(self._raw), "text/plain", 0)
 
-    def read(self, start: int, end: int, kind: str, depth: int) -> "Part":
+    def read(self, start: int, end: int, kind: str, depth: int) -> "MimePart":
         """Read the headers of a part. `kind` is the type of a part whose headers give none."""
         if depth > MAX_NESTING:
             raise TooComplexError(f"the parts of the message are nested more than {MAX_NESTING} levels deep")
@@ -54,7 +54,7 @@ class Mail:
             start = line.end()
         self._keep(headers, name, place, start)
         blank = _LINE_END.match(self._raw, start, end)
-        return Part(self, headers, blank.end() if blank else start, end, depth)
+        return MimePart(self, headers, blank.end() if blank else start, end, depth)
 
     def _keep(self, headers: Message, name: bytes, start: int, end: int) -> None:
         """Keep a header if it is used and the first of its name. Its value lies between two places."""
@@ -101,7 +101,7 @@ class Mail:
         return self._delimiters.get(line, [])
 
 
-class Part:
+class MimePart:
     """A part of an email: its headers and the place of its body."""
 
     def __init__(self, mail: Mail, headers: Message, start: int, end: int, depth: int) -> None:
@@ -119,7 +119,7 @@ class Part:
         """Whether the part consists of other parts, or of another message."""
         return self.kind.startswith(("multipart/", "message/"))
 
-    def parts(self) -> Iterator["Part"]:
+    def parts(self) -> Iterator["MimePart"]:
         """Yield the inner parts. Raises `TooComplexError` if they are nested too deeply."""
         depth = self._depth + 1
         if self.kind == "message/delivery-status":  # blocks of headers

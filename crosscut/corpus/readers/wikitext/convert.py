@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from crosscut.corpus.readers.wikitext.markup import Call
+from crosscut.corpus.readers.wikitext.markup import TemplateCall
 from crosscut.corpus.readers.wikitext.numbers import (
     MAX_LENGTH,
     clean,
@@ -19,7 +19,7 @@ from crosscut.corpus.readers.wikitext.numbers import (
     round_to,
     significant,
 )
-from crosscut.corpus.readers.wikitext.units import PAIRS, PARTS, Unit, find_unit
+from crosscut.corpus.readers.wikitext.units import PAIRS, PARTS, MeasureUnit, find_unit
 
 _RANGES = {
     "to": (" to ", " to "), "-": ("–", "–"), "–": ("–", "–"), "to(-)": (" to ", "–"), "to-": (" to ", "–"),
@@ -45,7 +45,7 @@ _INTEGER = re.compile(r"[-−]?\d{1,2}")
 
 
 @dataclass
-class _Value:
+class _ReadValue:
     """A number, as written in the page."""
 
     number: float
@@ -54,7 +54,7 @@ class _Value:
     """Number of decimals. A negative number counts the zeros at the end of a whole number."""
 
     @classmethod
-    def read(cls, text: str, language: str) -> "_Value | None":
+    def read(cls, text: str, language: str) -> "_ReadValue | None":
         fraction = _FRACTION.fullmatch(text.strip()) if len(text) <= MAX_LENGTH else None
         if fraction and int(fraction[4]):
             number = int(fraction[2] or 0) + int(fraction[3]) / int(fraction[4])
@@ -79,12 +79,12 @@ def _decimals(mantissa: str) -> int:
 class _Conversion:
     """One use of the template, with its parsed arguments."""
 
-    values: list[_Value]
+    values: list[_ReadValue]
     words: list[str]
     """Words between the values."""
-    unit: Unit
+    unit: MeasureUnit
     code: str
-    part: tuple[_Value, Unit, int] | None = None
+    part: tuple[_ReadValue, MeasureUnit, int] | None = None
     """Second part of a value such as 5 feet 3 inches: its number (3), its unit (inch), and how many of these units make
     one of the first unit (12)."""
     targets: list[str] = field(default_factory=list)
@@ -93,7 +93,7 @@ class _Conversion:
     """Remaining arguments, such as the words of `adj=mid`."""
 
 
-def convert(call: Call) -> str:
+def convert(call: TemplateCall) -> str:
     """Render the template Convert. If the unit is unknown, the value is shown with the code of the unit."""
     conversion = _read(call)
     if conversion is None:
@@ -112,14 +112,14 @@ def convert(call: Call) -> str:
     return f"{shown}{before}{(' or ' if style.is_or else '; ').join(results)}{after}"
 
 
-def _read(call: Call) -> _Conversion | None:
+def _read(call: TemplateCall) -> _Conversion | None:
     """Read the arguments. Returns None if they hold no value or no known unit."""
     language = call.wiki.language
     waiting = call.numbered()[::-1]
-    values: list[_Value] = []
+    values: list[_ReadValue] = []
     words: list[str] = []
     while waiting:
-        value = _Value.read(waiting.pop(), language)
+        value = _ReadValue.read(waiting.pop(), language)
         if value is None:
             return None
         values.append(value)
@@ -143,12 +143,12 @@ def _read(call: Call) -> _Conversion | None:
     return conversion
 
 
-def _read_part(waiting: list[str], code: str, language: str) -> tuple[_Value, Unit, int] | None:
+def _read_part(waiting: list[str], code: str, language: str) -> tuple[_ReadValue, MeasureUnit, int] | None:
     """Read the second part of a value such as 5 feet 3 inches."""
     if len(waiting) < 2:
         return None
     number, unit = PARTS.get((code, waiting[-2])), find_unit(waiting[-2])
-    value = _Value.read(waiting[-1], language)
+    value = _ReadValue.read(waiting[-1], language)
     if not number or not unit or not value:
         return None
     del waiting[-2:]
@@ -175,7 +175,7 @@ class _Style:
     only_input: bool = False
 
     @classmethod
-    def of(cls, call: Call, conversion: _Conversion) -> "_Style":
+    def of(cls, call: TemplateCall, conversion: _Conversion) -> "_Style":
         disp, adjective = call["disp"], call["adj"]
         is_flipped = disp == "flip" or call["order"] == "flip"
         abbreviated = call.first("abbr", "abbr1") or ("on" if call.name == "cvt" or not call.wiki.is_english else "out")
@@ -196,7 +196,7 @@ class _Style:
             only_input=call["disp"] == "in",
         )
 
-    def write(self, numbers: str, unit: Unit, *, is_name: bool, is_one: bool, is_first: bool) -> str:
+    def write(self, numbers: str, unit: MeasureUnit, *, is_name: bool, is_one: bool, is_first: bool) -> str:
         """Write a number with its unit."""
         if not is_name or unit.is_symbol:
             return f"{numbers} {unit.symbol}" if not unit.symbol.startswith("/") else f"{numbers}{unit.symbol}"
@@ -231,7 +231,7 @@ def _input(conversion: _Conversion, style: _Style) -> str:
     return f"{shown}{'-' if style.is_adjective and style.names_in else ' '}{last}"
 
 
-def _is_one(value: _Value) -> bool:
+def _is_one(value: _ReadValue) -> bool:
     return value.number == 1 or ("/" in value.text and abs(value.number) < 1)
 
 
@@ -241,7 +241,7 @@ def _joined(numbers: Sequence[str], words: Sequence[str], place: int) -> str:
     return numbers[0] + "".join(f"{_RANGES[word][place]}{number}" for word, number in pairs)
 
 
-def _result(conversion: _Conversion, code: str, style: _Style, call: Call) -> str:
+def _result(conversion: _Conversion, code: str, style: _Style, call: TemplateCall) -> str:
     """Write the values in another unit. Returns an empty string if the unit is unknown or measures something else."""
     pair = PAIRS.get(code)
     unit = find_unit(pair[1] if pair else code)
@@ -261,7 +261,7 @@ def _result(conversion: _Conversion, code: str, style: _Style, call: Call) -> st
     return style.write(numbers, unit, is_name=style.names_out, is_one=is_one, is_first=is_first)
 
 
-def _rounded(conversion: _Conversion, amounts: Sequence[float], unit: Unit, call: Call) -> list[str]:
+def _rounded(conversion: _Conversion, amounts: Sequence[float], unit: MeasureUnit, call: TemplateCall) -> list[str]:
     """Round the results as the page specifies. If the page specifies nothing, they get the precision of the page's
     values.
     """
@@ -281,7 +281,7 @@ def _signed(amount: float, text: str) -> str:
     return f"-{text}" if amount < 0 and float(text) else text
 
 
-def _precision(conversion: _Conversion, value: _Value, amount: float, unit: Unit) -> int:
+def _precision(conversion: _Conversion, value: _ReadValue, amount: float, unit: MeasureUnit) -> int:
     """Number of decimals that makes a result as precise as the value that it comes from.
 
     If the result is between 1/50 and 1/5 of the value, it has one decimal more than the value. For every further factor

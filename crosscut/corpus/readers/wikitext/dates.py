@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from datetime import date
 
-from crosscut.corpus.readers.wikitext.markup import Call, Renderer
+from crosscut.corpus.readers.wikitext.markup import Renderer, TemplateCall
 
 _MONTHS = {
     "en": "January February March April May June July August September October November December",
@@ -28,7 +28,7 @@ _ORDERS = {
 """Order of a date's parts, by language. Other languages write the day, the month and the year."""
 
 
-def write_date(call: Call, parts: Sequence[str]) -> str:
+def write_date(call: TemplateCall, parts: Sequence[str]) -> str:
     """Write a date. `parts` are the year, the month and the day. The month and the day may be missing.
 
     The argument `df` or `mf` of a template says whether English puts the day or the month first.
@@ -54,7 +54,7 @@ def _whole(text: str) -> int:
     return int(text) if text.isdecimal() and len(text) <= 4 else 0
 
 
-def single_date(call: Call) -> str:
+def single_date(call: TemplateCall) -> str:
     """Render a template that holds one date, such as {{birth date}}, {{start date}} or {{birth date and age}}.
 
     A date that is written in one argument is shown as it is. The present age is left out, because the date of the dump
@@ -64,7 +64,7 @@ def single_date(call: Call) -> str:
     return write_date(call, parts[:3]) if parts and parts[0].lstrip("-").isdecimal() else call[1]
 
 
-def death_date_and_age(call: Call) -> str:
+def death_date_and_age(call: TemplateCall) -> str:
     """Render {{death date and age|YEAR|MONTH|DAY|YEAR|MONTH|DAY}}, where the second date is the date of birth."""
     parts = call.numbered()
     shown = single_date(call)
@@ -72,7 +72,7 @@ def death_date_and_age(call: Call) -> str:
     return f"{shown} (aged {age})" if age and call.wiki.is_english else shown
 
 
-def age(call: Call) -> str:
+def age(call: TemplateCall) -> str:
     """Render {{Age}} if it gives both dates. If it gives only the date of birth, the result is empty."""
     parts = call.numbered()
     return _years(parts[:3], parts[3:6])
@@ -87,7 +87,7 @@ def _years(first: Sequence[str], last: Sequence[str]) -> str:
     return str(end.year - start.year - ((end.month, end.day) < (start.month, start.day)))
 
 
-def year_span(call: Call) -> str:
+def year_span(call: TemplateCall) -> str:
     """Render {{death year and age|YEAR OF DEATH|YEAR OF BIRTH}}."""
     last, first = call[1], call[2]
     if not (_whole(first) and _whole(last) and call.wiki.is_english):
@@ -96,7 +96,7 @@ def year_span(call: Call) -> str:
     return f"{last} (aged {years - 1}–{years})"
 
 
-def film_dates(call: Call) -> str:
+def film_dates(call: TemplateCall) -> str:
     """Render {{film date|YEAR|MONTH|DAY|PLACE|YEAR|...}}."""
     parts = call.numbered()
     shown = []
@@ -107,7 +107,7 @@ def film_dates(call: Call) -> str:
     return ", ".join(filter(None, shown))
 
 
-def as_of(call: Call) -> str:
+def as_of(call: TemplateCall) -> str:
     """Render {{as of|YEAR|MONTH|DAY}} as "As of 5 March 2014"."""
     if call["alt"]:
         return call["alt"]
@@ -122,7 +122,7 @@ def as_of(call: Call) -> str:
 def about(mark: str) -> Renderer:
     """Make a renderer that writes a mark such as "c." before a year or before both years of a period."""
 
-    def render(call: Call) -> str:
+    def render(call: TemplateCall) -> str:
         years = [year for year in call.numbered() if year]
         return " – ".join(f"{mark} {year}" for year in years) if years else mark
 
@@ -132,18 +132,18 @@ def about(mark: str) -> Renderer:
 def period(mark: str) -> Renderer:
     """Make a renderer that writes a mark such as "r." before a period."""
 
-    def render(call: Call) -> str:
+    def render(call: TemplateCall) -> str:
         return f"{mark} {'–'.join(year for year in call.numbered()[:2] if year)}".strip()
 
     return render
 
 
-def old_style(call: Call) -> str:
+def old_style(call: TemplateCall) -> str:
     """Render {{OldStyleDate|February 2|1905|January 20}}."""
     return f"{call[1]} [O.S. {call[3]}] {call[2]}" if call[3] else f"{call[1]} {call[2]}"
 
 
-def day_month_year(call: Call) -> str:
+def day_month_year(call: TemplateCall) -> str:
     """Render the dates of other languages, whose arguments are the day, the month and the year."""
     parts = [part for part in call.numbered()[:3] if part]
     if len(parts) == 3:

@@ -33,7 +33,7 @@ _FUNCTION = re.compile(r"\s*+(?:(?:subst|safesubst|msg|raw|template):\s*+)*[^:]*
 _PREFIX = re.compile(r"^(?:(?:subst|safesubst|msg|raw|template): ?)+", re.IGNORECASE)
 
 
-class Call:
+class TemplateCall:
     """One use of a template: its name and its arguments. Templates inside the arguments are already rendered."""
 
     def __init__(self, name: str, arguments: Mapping[str, str], wiki: Wiki, title: str) -> None:
@@ -66,7 +66,7 @@ class Call:
         return self[key].lower() in ("y", "yes", "on", "1", "true")
 
 
-Renderer = Callable[[Call], str]
+Renderer = Callable[[TemplateCall], str]
 """A function that returns the text of a template. An empty text means that the template is removed."""
 
 Finder = Callable[[str], Renderer | None]
@@ -125,7 +125,7 @@ class Templates:
             return ""
         self._depth += 1
         self._steps.take(end - start)
-        text = renderer(Call(name, self._arguments(spans, are_named=not prefix), self._wiki, self._title))
+        text = renderer(TemplateCall(name, self._arguments(spans, are_named=not prefix), self._wiki, self._title))
         self._steps.take(len(text))
         self._depth -= 1
         return text

@@ -1,6 +1,6 @@
 """Render templates of words: foreign words, names in other scripts, ships, quotations and lists."""
 
-from crosscut.corpus.readers.wikitext.markup import Call, Renderer
+from crosscut.corpus.readers.wikitext.markup import Renderer, TemplateCall
 
 _LANGUAGES = (
     "af Afrikaans, am Amharic, ar Arabic, arz Egyptian Arabic, az Azerbaijani, be Belarusian, ber Berber, bg "
@@ -44,7 +44,7 @@ def argument(*keys: int | str) -> Renderer:
     return lambda call: call.first(*keys)
 
 
-def last(call: Call) -> str:
+def last(call: TemplateCall) -> str:
     """Show the last argument without a name."""
     parts = [part for part in call.numbered() if part]
     return parts[-1] if parts else ""
@@ -58,7 +58,7 @@ def literal(text: str) -> Renderer:
 def enclosed(before: str, after: str, *keys: int | str) -> Renderer:
     """Make a renderer that puts an argument, the first one by default, between two texts."""
 
-    def render(call: Call) -> str:
+    def render(call: TemplateCall) -> str:
         text = call.first(*(keys or (1,)))
         return f"{before}{text}{after}" if text else ""
 
@@ -73,19 +73,19 @@ def joined(separator: str) -> Renderer:
 def paragraph(*keys: int | str) -> Renderer:
     """Make a renderer that shows an argument, such as the text of a quotation, as a paragraph of its own."""
 
-    def render(call: Call) -> str:
+    def render(call: TemplateCall) -> str:
         text = call.first(*keys)
         return f"\n\n{text}\n\n" if text else ""
 
     return render
 
 
-def foreign(call: Call) -> str:
+def foreign(call: TemplateCall) -> str:
     """Render {{lang|fr|mot}}: the foreign words."""
     return call.first(2, "text", "texte", "texto") or call[1]
 
 
-def labelled(code: str, text: str, call: Call) -> str:
+def labelled(code: str, text: str, call: TemplateCall) -> str:
     """Write foreign words after the name of their language, as in "German: Wort"."""
     name = LANGUAGES.get(code, "")
     label = call["label"].lower() not in ("none", "no", "-")
@@ -95,12 +95,12 @@ def labelled(code: str, text: str, call: Call) -> str:
     return f"{shown}, lit. '{meaning}'" if meaning and text else shown if text else ""
 
 
-def language_of_name(call: Call) -> str:
+def language_of_name(call: TemplateCall) -> str:
     """Render {{lang-de|Wort}}."""
     return labelled(call.name.removeprefix("lang-"), call.first(1, "text"), call)
 
 
-def language_of_argument(call: Call) -> str:
+def language_of_argument(call: TemplateCall) -> str:
     """Render {{langx|de|Wort}}."""
     return labelled(call[1], call.first(2, "text"), call)
 
@@ -110,7 +110,7 @@ def labelled_by(label: str) -> Renderer:
     return enclosed(f"{label} ", "", 1, "text")
 
 
-def japanese(call: Call) -> str:
+def japanese(call: TemplateCall) -> str:
     """Render {{nihongo|Aikido|合気道|Aikidō|extra|extra2}} as "Aikido (合気道, Aikidō, extra) extra2"."""
     english, kanji, romaji, extra, extra2 = (call[number] for number in range(1, 6))
     extra, extra2 = extra or call["extra"], extra2 or call["extra2"]
@@ -123,7 +123,7 @@ def japanese(call: Call) -> str:
     return f"{shown} {extra2}".strip()
 
 
-def japanese_first(call: Call) -> str:
+def japanese_first(call: TemplateCall) -> str:
     """Render {{nihongo3|English|漢字|rōmaji}}, which shows the transcription first."""
     inner = ", ".join(word for word in (call[2], call[1], call[4]) if word)
     return f"{call[3]} ({inner})" if call[3] and inner else call[3] or inner
@@ -132,7 +132,7 @@ def japanese_first(call: Call) -> str:
 def scripts(labels: tuple[tuple[str, str], ...], join: str = "; ") -> Renderer:
     """Make a renderer for a word in several scripts, such as {{zh|s=学|t=學|p=xué}}."""
 
-    def render(call: Call) -> str:
+    def render(call: TemplateCall) -> str:
         is_labelled = call["labels"].lower() != "no"
         words = [(label, call[key]) for key, label in labels if call[key]]
         return join.join(f"{label}: {word}" if is_labelled else word for label, word in words) or call[1]
@@ -144,7 +144,7 @@ chinese = scripts(_CHINESE)
 korean = scripts(_KOREAN)
 
 
-def link_with_language(call: Call) -> str:
+def link_with_language(call: TemplateCall) -> str:
     """Render {{ill|Title|de|Titel|lt=text}}: the text of a link to an article that exists only in another language."""
     return call.first("lt", "display", "texte", "text", 1)
 
@@ -155,7 +155,7 @@ def ship(prefix: str) -> Renderer:
     A third argument leaves out parts of the name.
     """
 
-    def render(call: Call) -> str:
+    def render(call: TemplateCall) -> str:
         name, hull, style = call[1], call[2], call[3]
         named = f"{prefix} {name}".strip()
         parts = {"1": hull, "2": named, "3": f"{name} ({hull})", "4": f"{prefix} {hull}", "5": named, "6": name}
@@ -164,24 +164,24 @@ def ship(prefix: str) -> Renderer:
     return render
 
 
-def any_ship(call: Call) -> str:
+def any_ship(call: TemplateCall) -> str:
     """Render {{ship|HMS|Ajax|22|6}}."""
     shifted = {str(number): call[number + 1] for number in range(1, 4)}
-    return ship(call[1])(Call(call.name, shifted, call.wiki, call.title))
+    return ship(call[1])(TemplateCall(call.name, shifted, call.wiki, call.title))
 
 
-def ship_class(call: Call) -> str:
+def ship_class(call: TemplateCall) -> str:
     """Render {{sclass|Iowa|battleship}} as "Iowa-class battleship"."""
     name, kind = call[1], call[2]
     return f"{name}-class {kind}".strip() if name else ""
 
 
-def phonetic(call: Call) -> str:
+def phonetic(call: TemplateCall) -> str:
     """Render {{IPA|/a/}}. If the first argument is a language, the template is a pronunciation guide and is removed."""
     return call[1] if not call[2] else ""
 
 
-def short_author(call: Call) -> str:
+def short_author(call: TemplateCall) -> str:
     """Render {{harvtxt|Smith|Jones|2000|p=5}} as "Smith & Jones (2000, p. 5)"."""
     *names, year = call.numbered() or [""]
     page = call.first("p", "pp", "loc")
@@ -190,14 +190,14 @@ def short_author(call: Call) -> str:
     return f"{shown} ({year}{f', {mark}{page}' if page else ''})" if shown else ""
 
 
-def verse(call: Call) -> str:
+def verse(call: TemplateCall) -> str:
     """Render {{bibleverse|Mark|3:25}} and {{bibleverse|1|John|2:3}}."""
     parts = call.numbered()
     end = 3 if parts[:1] and parts[0] in ("1", "2", "3", "4", "I", "II", "III") else 2
     return " ".join(part for part in parts[:end] if part)
 
 
-def accidental(call: Call) -> str:
+def accidental(call: TemplateCall) -> str:
     """Render {{music|flat}}."""
     return {"flat": "♭", "b": "♭", "sharp": "♯", "#": "♯", "natural": "♮"}.get(call[1].lower(), call[1])
 
@@ -205,7 +205,7 @@ def accidental(call: Call) -> str:
 def century(word: str) -> Renderer:
     """Make a renderer for {{s|XIX|e}}, a century in French. The arguments may name a second century."""
 
-    def render(call: Call) -> str:
+    def render(call: TemplateCall) -> str:
         parts = call.numbered()[:5]
         numbers = [f"{number}{end} {word}".strip() for number, end in zip(parts[::3], parts[1::3], strict=False)]
         between = f" {parts[2]} " if len(parts) > 2 else ", "
@@ -215,36 +215,36 @@ def century(word: str) -> Renderer:
     return render
 
 
-def reading(call: Call) -> str:
+def reading(call: TemplateCall) -> str:
     """Render {{読み仮名|漢字|かんじ}}: a word with its reading in brackets."""
     return f"{call[1]}（{call[2]}）" if call[2] else call[1]
 
 
-def page_title(call: Call) -> str:
+def page_title(call: TemplateCall) -> str:
     """Render {{PAGENAME}}."""
     return call.title
 
 
-def upper(call: Call) -> str:
+def upper(call: TemplateCall) -> str:
     """Render {{uc:text}}."""
     return call[1].upper()
 
 
-def lower(call: Call) -> str:
+def lower(call: TemplateCall) -> str:
     """Render {{lc:text}}."""
     return call[1].lower()
 
 
-def upper_first(call: Call) -> str:
+def upper_first(call: TemplateCall) -> str:
     """Render {{ucfirst:text}}."""
     return call[1][:1].upper() + call[1][1:]
 
 
-def lower_first(call: Call) -> str:
+def lower_first(call: TemplateCall) -> str:
     """Render {{lcfirst:Text}}."""
     return call[1][:1].lower() + call[1][1:]
 
 
-def branch(call: Call) -> str:
+def branch(call: TemplateCall) -> str:
     """Render {{#if:condition|then|else}}."""
     return call[2] if call[1] else call[3]

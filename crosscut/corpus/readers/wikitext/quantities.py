@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from crosscut.corpus.readers.wikitext.markup import Call, Renderer
+from crosscut.corpus.readers.wikitext.markup import Renderer, TemplateCall
 from crosscut.corpus.readers.wikitext.numbers import clean, group, power_of_ten
 
 _OPERATOR = re.compile(r"[\s+−–-]")
@@ -12,7 +12,7 @@ _POWER = re.compile(r"[-−]?\d")
 _COUNT = re.compile(r"\d+(?:\.\d+)?")
 
 
-def format_number(call: Call) -> str:
+def format_number(call: TemplateCall) -> str:
     """Render {{formatnum:1234567}}. With the argument R, the number is written without separators."""
     plain = clean(call[1])
     if call[2].upper() == "R":
@@ -20,7 +20,7 @@ def format_number(call: Call) -> str:
     return group(plain, call.wiki.language) if _COUNT.fullmatch(plain.lstrip("-")) else call[1]
 
 
-def value(call: Call) -> str:
+def value(call: TemplateCall) -> str:
     """Render {{val|1.5|0.2|e=6|u=m/s}} as "1.5±0.2×10⁶ m/s"."""
     language = call.wiki.language
     number = _grouped(call[1], language)
@@ -44,12 +44,12 @@ def _grouped(number: str, language: str) -> str:
     return group(plain, language) if _COUNT.fullmatch(plain.lstrip("-")) else number
 
 
-def exponent(call: Call) -> str:
+def exponent(call: TemplateCall) -> str:
     """Render {{e|24}}, a power of ten."""
     return power_of_ten(call[1]) if call[1] else ""
 
 
-def fraction(call: Call) -> str:
+def fraction(call: TemplateCall) -> str:
     """Render {{frac|1|2}} as 1/2, {{frac|3}} as 1/3, and {{frac|4|1|2}} as 4 1/2."""
     parts = [part for part in call.numbered()[:3] if part]
     if not parts:
@@ -65,7 +65,7 @@ def _enclosed(term: str) -> str:
     return f"({term})" if _OPERATOR.search(term.strip("−-")) and not term.startswith("(") else term
 
 
-def formula(call: Call) -> str:
+def formula(call: TemplateCall) -> str:
     """Render {{chem|SO|4|2-}}, whose arguments are symbols, numbers of atoms and charges."""
     shown = []
     for number, part in enumerate(call.numbered()):
@@ -76,7 +76,7 @@ def formula(call: Call) -> str:
     return "".join(shown)
 
 
-def formula_in_line(call: Call) -> str:
+def formula_in_line(call: TemplateCall) -> str:
     """Render {{chem2|SO4(2-)}}, whose charge stands in brackets."""
     text = re.sub(r"\((\d*[+-])\)|\^(\d*[+-])", lambda found: f"<sup>{found[1] or found[2]}</sup>", call[1])
     return text.replace("->", "→").replace("<-", "←")
@@ -89,7 +89,7 @@ def quantity(unit: str = "") -> Renderer:
     if the unit is not the second argument.
     """
 
-    def render(call: Call) -> str:
+    def render(call: TemplateCall) -> str:
         number = call[1]
         mantissa, _, power = clean(number.replace(",", ".") if "." not in number else number).partition("e")
         shown = group(mantissa, call.wiki.language) if _COUNT.fullmatch(mantissa.lstrip("-")) else number
@@ -112,7 +112,7 @@ def _units(parts: Sequence[str]) -> str:
 def currency(sign: str) -> Renderer:
     """Make a renderer for an amount of money: {{US$|5 million}} becomes "US$5 million"."""
 
-    def render(call: Call) -> str:
+    def render(call: TemplateCall) -> str:
         amount = call[1]
         plain = clean(amount)
         return f"{sign}{group(plain) if _COUNT.fullmatch(plain) else amount}"

@@ -37,7 +37,7 @@ PAIRS = {"ftin": ("ft", "in"), "stlb": ("st", "lb"), "lboz": ("lb", "oz"), "ydft
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unit:
+class MeasureUnit:
     """A unit of measurement."""
 
     dimension: str
@@ -58,13 +58,13 @@ class Unit:
         """Whether the unit measures temperature, and so may have its own zero point."""
         return self.dimension == "temperature"
 
-    def convert(self, value: float, other: "Unit") -> float:
+    def convert(self, value: float, other: "MeasureUnit") -> float:
         """Convert a value of this unit into another unit of the same dimension."""
         return (value - self.offset) * (self.scale / other.scale) + other.offset
 
 
 @lru_cache(maxsize=1 << 12)
-def find_unit(code: str) -> Unit | None:
+def find_unit(code: str) -> MeasureUnit | None:
     """Find a unit by its code."""
     if len(code) > MAX_CODE:
         return None
@@ -74,7 +74,7 @@ def find_unit(code: str) -> Unit | None:
     return replace(unit, to=to[code]) if unit and code in to else unit
 
 
-def _counted(code: str) -> Unit | None:
+def _counted(code: str) -> MeasureUnit | None:
     """Find a unit like e6acre, a million acres."""
     for prefix, (name, number) in _COUNTS.items():
         unit = find_unit(code.removeprefix(prefix)) if code.startswith(prefix) else None
@@ -90,13 +90,13 @@ def _counted(code: str) -> Unit | None:
     return None
 
 
-def _quotient(code: str) -> Unit | None:
+def _quotient(code: str) -> MeasureUnit | None:
     """Find a unit like PD/sqmi, inhabitants per square mile."""
     above, slash, below = code.partition("/")
     first, second = (find_unit(above), find_unit(below)) if slash else (None, None)
     if not first or not second:
         return None
-    return Unit(
+    return MeasureUnit(
         dimension=f"{first.dimension}/{second.dimension}",
         scale=first.scale / second.scale,
         name=f"{first.name} per {second.name}",
@@ -106,13 +106,13 @@ def _quotient(code: str) -> Unit | None:
 
 
 @cache
-def _tables() -> tuple[dict[str, Unit], dict[str, str], dict[str, str]]:
+def _tables() -> tuple[dict[str, MeasureUnit], dict[str, str], dict[str, str]]:
     """Read the tables of units: the units by code, the default targets of conversions by code, and the main code for
     each alternative code.
     """
     tables = tomllib.loads(UNITS.read_text(encoding="utf-8"))
     to, also = tables.pop("to"), tables.pop("also")
-    units: dict[str, Unit] = {}
+    units: dict[str, MeasureUnit] = {}
     for dimension, rows in tables.items():
         for code, row in rows.items():
             also |= dict.fromkeys(row.get("also", ()), code)
@@ -120,12 +120,12 @@ def _tables() -> tuple[dict[str, Unit], dict[str, str], dict[str, str]]:
     return units, to, also
 
 
-def _read(dimension: str, code: str, row: dict[str, Any]) -> Iterator[tuple[str, Unit]]:
+def _read(dimension: str, code: str, row: dict[str, Any]) -> Iterator[tuple[str, MeasureUnit]]:
     """Yield a unit and, if it takes prefixes such as kilo, the unit with each prefix. Each comes with its code."""
     plural = row.get("plural", f"{row['name']}s")
     symbol = row.get("symbol", code)
     facts = {key: row[key] for key in ("to", "offset", "is_symbol") if key in row}
-    unit = Unit(dimension=dimension, scale=row["scale"], name=row["name"], plural=plural, symbol=symbol, **facts)
+    unit = MeasureUnit(dimension=dimension, scale=row["scale"], name=row["name"], plural=plural, symbol=symbol, **facts)
     yield code, unit
     *power, _ = row["name"].split()  # a prefix stands after "square" and "cubic"
     start = "".join(f"{word} " for word in power)

@@ -13,13 +13,13 @@ from fastwarc.warc import ArchiveIterator
 
 from crosscut.config.corpora import SourceConfig
 from crosscut.corpus.readers import Reject
-from crosscut.corpus.readers.archives.records import Record, read_records
+from crosscut.corpus.readers.archives.records import ArchiveRecord, read_records
 from crosscut.corpus.readers.files import find_files
 from tests.corpus.readers.archives.crawls import crawl, pack, page, response, write
 from tests.corpus.reads import read, rejects, texts
 
 
-def records_of(path: Path) -> list[Record | Reject]:
+def records_of(path: Path) -> list[ArchiveRecord | Reject]:
     (file,) = find_files(SourceConfig(name="web", files=(str(path),)))
     return list(read_records(file, 10**6))
 
@@ -47,7 +47,7 @@ def test_records_are_those_of_fastwarc(tmp_path: Path, suffix: str) -> None:
         (one.stream_pos, str(one.record_type), one.headers["WARC-Record-ID"], one.reader.read())
         for one in ArchiveIterator(io.BytesIO(path.read_bytes()), parse_http=False)
     ]
-    ours = [one for one in records_of(path) if isinstance(one, Record)]
+    ours = [one for one in records_of(path) if isinstance(one, ArchiveRecord)]
     assert [(one.number, one.kind, one.headers["warc-record-id"], one.content) for one in ours] == theirs
     assert len(ours) == 1 + 3 * 40
 

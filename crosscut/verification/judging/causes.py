@@ -10,39 +10,41 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from crosscut.config.axes import Role
+from crosscut.config.axes import AxisRole
 from crosscut.verification.assembly import Assembled, Grid, distance
+from crosscut.verification.recording import TensorKind
 
 
-class Difference(NamedTuple):
+class StepDifference(NamedTuple):
     """First tensor that differs between the cut model (split over the ranks) and the uncut model (whole, on one rank),
     with its values in both models.
     """
 
-    kind: str
-    """Kind of the tensor: `output`, `arrived` (input of a part of the model), `returned` (gradient that a module
-    returned), `received` (gradient that arrived at a module's output) or `gradient` (of a parameter).
-    """
+    kind: TensorKind
     uncut: Tensor
     assembled: Assembled | None
     grid: Grid
     tolerance: float
+    is_sent: bool = False
+    """Whether another part of the model, perhaps on another stage, sent the tensor: the input of this part, or the
+    gradient of its output.
+    """
 
 
-def usual_cause(difference: Difference) -> str:
+def usual_cause(difference: StepDifference) -> str:
     """Return the message for the first pattern that fits: the likely cause, and what to check in the code."""
     for fits, cause in _PATTERNS:
         if fits(difference):
             return cause(difference) if callable(cause) else cause
-    return _GENERIC[difference.kind]
+    return _GENERIC[difference.kind, difference.is_sent]
 
 
-def is_arrangement(difference: Difference) -> bool:
+def is_arrangement(difference: StepDifference) -> bool:
     """Whether the ranks hold the right numbers in another order, or hold summands of the right numbers."""
     return _sum_is_missing(difference) or (difference.assembled is not None and _is_reordered(difference))
 
 
-def _close(a: Tensor, b: Tensor, difference: Difference) -> bool:
+def _close(a: Tensor, b: Tensor, difference: StepDifference) -> bool:
     if a.shape != b.shape:
         return False
     finite = difference.uncut.double().abs().masked_fill(~difference.uncut.isfinite(), 0.0)
@@ -52,45 +54,45 @@ def _close(a: Tensor, b: Tensor, difference: Difference) -> bool:
     return bool(distance(a, b).max() <= min(10 * tolerance, max(tolerance, 0.1)) * scale)
 
 
-def _is_missing(difference: Difference) -> bool:
+def _is_missing(difference: StepDifference) -> bool:
     return difference.assembled is None and not difference.grid.axes
 
 
-def _told_missing(difference: Difference) -> str:
-    passes, of_ = ("forward", "output") if difference.kind in ("output", "arrived") else ("backward", "gradient")
+def _told_missing(difference: StepDifference) -> str:
+    passes, of_ = ("forward", "output") if difference.kind is TensorKind.OUTPUT else ("backward", "gradient")
     return (
         f"The {passes} pass of the cut model does not reach this place, or only on some of its ranks: no {of_} was "
         "recorded. Check the schedule of the passes, and whether every rank runs all of them."
     )
 
 
-def _shapes_do_not_fit(difference: Difference) -> bool:
+def _shapes_do_not_fit(difference: StepDifference) -> bool:
     return difference.assembled is None
 
 
-def _not_finite(difference: Difference) -> bool:
+def _not_finite(difference: StepDifference) -> bool:
     if difference.assembled is None or not difference.uncut.isfinite().all():
         return False
     return not bool(difference.assembled.whole.isfinite().all())
 
 
-def _sum_is_missing(difference: Difference) -> bool:
+def _sum_is_missing(difference: StepDifference) -> bool:
     """Whether the ranks' parts differ and their sum is the value that each rank should hold."""
-    row = difference.grid.line(Role.CUTS)
+    row = difference.grid.line(AxisRole.CUTS)
     if len(row) == 1 or all(torch.equal(row[0], part) for part in row[1:]):
         return False
     whole = difference.uncut
     return _close(torch.stack(row).sum(0), whole[: row[0].shape[0]] if whole.dim() else whole, difference)
 
 
-def _data_sum_is_missing(difference: Difference) -> bool:
-    parts = difference.grid.line(Role.TOKENS)
+def _data_sum_is_missing(difference: StepDifference) -> bool:
+    parts = difference.grid.line(AxisRole.TOKENS)
     if len(parts) == 1 or all(torch.equal(parts[0], part) for part in parts[1:]):
         return False
     return _close(torch.stack(parts).sum(0), difference.uncut, difference)
 
 
-def _factor(difference: Difference) -> float | None:
+def _factor(difference: StepDifference) -> float | None:
     """Return the factor by which the cut result differs from the uncut result, if the factor is the size of an axis or
     the reciprocal of this size. Otherwise, return None.
     """
@@ -103,11 +105,11 @@ def _factor(difference: Difference) -> float | None:
     return None
 
 
-def _is_scaled(difference: Difference) -> bool:
+def _is_scaled(difference: StepDifference) -> bool:
     return _factor(difference) is not None
 
 
-def _told_factor(difference: Difference) -> str:
+def _told_factor(difference: StepDifference) -> str:
     factor = _factor(difference)
     assert factor is not None
     if factor > 1:
@@ -121,7 +123,7 @@ def _told_factor(difference: Difference) -> str:
     )
 
 
-def _multiple(difference: Difference) -> float | None:
+def _multiple(difference: StepDifference) -> float | None:
     """Return the number by which every element of the uncut result was multiplied, or None if there is no such
     number.
     """
@@ -132,18 +134,18 @@ def _multiple(difference: Difference) -> float | None:
     return number if number and _close(difference.assembled.whole, number * difference.uncut, difference) else None
 
 
-def _is_multiple(difference: Difference) -> bool:
+def _is_multiple(difference: StepDifference) -> bool:
     return _multiple(difference) is not None
 
 
-def _told_multiple(difference: Difference) -> str:
+def _told_multiple(difference: StepDifference) -> str:
     return (
         f"Every number is {_multiple(difference):.4g} times the right number: check the factors in this place, such as "
         "the 1 / (1 - p) of dropout, the scale of attention, and the number by which a sum is divided."
     )
 
 
-def _is_reordered(difference: Difference) -> bool:
+def _is_reordered(difference: StepDifference) -> bool:
     if difference.assembled is None or not difference.uncut.numel():
         return False
     return _close(
@@ -153,9 +155,11 @@ def _is_reordered(difference: Difference) -> bool:
     )
 
 
-def _same_at_every_token(difference: Difference) -> bool:
+def _same_at_every_token(difference: StepDifference) -> bool:
     """Whether the difference is the same vector at every token."""
-    if difference.kind != "output" or difference.assembled is None or difference.uncut.dim() < 2:
+    if difference.kind is not TensorKind.OUTPUT or difference.is_sent:
+        return False
+    if difference.assembled is None or difference.uncut.dim() < 2:
         return False
     if not difference.uncut.is_floating_point():
         return False
@@ -163,11 +167,11 @@ def _same_at_every_token(difference: Difference) -> bool:
     return error.shape[0] > 1 and _close(error, error[:1].expand_as(error), difference)
 
 
-def _copies_differ(difference: Difference) -> bool:
+def _copies_differ(difference: StepDifference) -> bool:
     return difference.assembled is not None and bool(difference.assembled.copies_differ)
 
 
-def _only_copies_differ(difference: Difference) -> bool:
+def _only_copies_differ(difference: StepDifference) -> bool:
     if difference.assembled is None or not difference.assembled.copies_differ:
         return False
     return _close(difference.assembled.whole, difference.uncut, difference)
@@ -191,7 +195,7 @@ _COPIES_DIFFER = (
     "ranks (dropout, a scatter) differs."
 )
 
-_PATTERNS: tuple[tuple[Callable[[Difference], bool], str | Callable[[Difference], str]], ...] = (
+_PATTERNS: tuple[tuple[Callable[[StepDifference], bool], str | Callable[[StepDifference], str]], ...] = (
     (_is_missing, _told_missing),
     (
         _shapes_do_not_fit,
@@ -209,24 +213,24 @@ _PATTERNS: tuple[tuple[Callable[[Difference], bool], str | Callable[[Difference]
 )
 
 _GENERIC = {
-    "output": (
+    (TensorKind.OUTPUT, False): (
         "The module's input agrees, but its output does not: check how the module uses this rank's index (offsets, "
         "masks, slices), and the collective in its forward pass."
     ),
-    "arrived": (
+    (TensorKind.OUTPUT, True): (
         "The parts of the model before this one return the right outputs, but another input arrives here: check the "
         "code between them and, in a pipeline, what the previous stage sends, and to which micro-batch and stage the "
         "message belongs."
     ),
-    "returned": (
+    (TensorKind.RETURNED, False): (
         "The gradient of the module's output agrees, but the gradient of its input does not: check the collective in "
         "the module's backward pass and the tensors that the module saved for the backward pass."
     ),
-    "received": (
+    (TensorKind.RETURNED, True): (
         "The modules behind this module return the right gradients, but another gradient arrives at the module's "
         "output: check what the next pipeline stage sends back, and to which micro-batch and stage the gradient goes."
     ),
-    "gradient": (
+    (TensorKind.GRADIENT, False): (
         "The gradients of activations agree, but a parameter's gradient does not: check over which uses of the "
         "parameter, which ranks and which micro-batches the gradient is summed."
     ),

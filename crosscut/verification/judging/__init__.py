@@ -1,0 +1,1 @@
+"""Judgement of the differences between the cut and the uncut step."""
