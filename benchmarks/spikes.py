@@ -114,7 +114,7 @@ def make_run(folder: Path, name: str, *overrides: str) -> RunConfig:
 class Faults:
     """Faults that are planted at the batches of one rank."""
 
-    def __init__(self, kind: str, trainer: Trainer, batches: TokenBatches[Any]) -> None:
+    def __init__(self, kind: str, trainer: Trainer, batches: TokenBatches) -> None:
         self.kind, self.trainer, self.batches = kind, trainer, batches
         self._update, self._rate = trainer.update, training_step.learning_rate
         trainer.update = self.update  # type: ignore[method-assign]
