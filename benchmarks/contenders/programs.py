@@ -2,7 +2,8 @@
 
 `make_step` builds one program and returns the function that does a training step: forward and backward over the
 micro-batches, clipping at a norm of 1.0, AdamW in PyTorch's fused form. All programs have the same sizes, tied
-embeddings and no dropout. In bfloat16 the peers run under autocast with weights in float32, as Crosscut does.
+embeddings and no dropout. In bfloat16 the peers run under autocast with weights in float32, as Crosscut does;
+torchtitan uses its own mixed precision (`torchtitan_llama.py`).
 """
 
 import importlib.util
@@ -69,6 +70,9 @@ def batch_of(shape: Shape, tokens: Any, targets: Any) -> Any:
     return batch.with_predicted(MASKED) if shape.family == "BERT" else batch
 
 
+LLAMA = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none"}
+"""Settings that make Crosscut's model a Llama."""
+
 BERT = {"attention": "bidirectional", "norm_place": "after", "token_types": 2, "mlp": "gelu_exact"}
 """Settings that make Crosscut's model a BERT, without a head."""
 
@@ -78,7 +82,7 @@ def crosscut_run(shape: Shape, way: Way) -> Any:
     from crosscut.config import load_run
 
     head = {"head": "classes", "num_classes": shape.num_classes} if shape.num_classes else {"head": "masked_tokens"}
-    family = {"GPT-2": {}, "BERT": {**BERT, **head}}[shape.family]
+    family = {"GPT-2": {}, "Llama": LLAMA, "BERT": {**BERT, **head}}[shape.family]
     table = {
         "model": {
             **shape.sizes,
@@ -156,14 +160,22 @@ def make_plain(shape: Shape, way: Way) -> Step:
     return step_of(model, _compiled(model, way), way)
 
 
+def make_torchtitan(shape: Shape, way: Way) -> Step:
+    """The Llama of torchtitan. torchtitan has no GPT-2."""
+    from benchmarks.contenders.torchtitan_llama import TorchtitanStep
+
+    return TorchtitanStep(shape, way)
+
+
 PROGRAMS: dict[str, Callable[[Shape, Way], Step]] = {
     "crosscut": CrosscutStep,
     "transformers": make_transformers,
     "litgpt": make_litgpt,
     "plain": make_plain,
+    "torchtitan": make_torchtitan,
 }
 
-PEERS_OF = {"GPT-2": ("transformers", "litgpt", "plain"), "BERT": ("transformers",)}
+PEERS_OF = {"GPT-2": ("transformers", "litgpt", "plain"), "Llama": ("torchtitan",), "BERT": ("transformers",)}
 """Peers that train a model of a family."""
 
 

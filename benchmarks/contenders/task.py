@@ -15,9 +15,9 @@ class Shape:
     sequence_length: int = 256
     batch_size: int = 8
     vocab_size: int = 50_304
-    family: Literal["GPT-2", "BERT"] = "GPT-2"
-    """A `BERT` reads a text in both directions, has its norms after the residual sums, and predicts masked tokens or a
-    class.
+    family: Literal["GPT-2", "Llama", "BERT"] = "GPT-2"
+    """A `Llama` has rotary positions, root mean square norms, SwiGLU, no biases. A `BERT` reads a text in both
+    directions, has its norms after the residual sums, and predicts masked tokens or a class.
     """
     num_classes: int = 0
     """Number of classes of a BERT that is fine-tuned on labelled texts. 0 means that it predicts masked tokens."""
@@ -26,6 +26,15 @@ class Shape:
     def sizes(self) -> dict[str, int]:
         """Sizes of the model by their names in Crosscut."""
         return {name: getattr(self, name) for name in ("num_layers", "hidden_size", "num_heads", "vocab_size")}
+
+    @property
+    def mlp_size(self) -> int:
+        """Width between the matrices of the MLP.
+
+        A GPT-2 and a BERT have four times the hidden size. A Llama has three matrices in place of two, so its width is
+        chosen for about as many parameters.
+        """
+        return max(1, round(self.hidden_size / 48)) * 128 if self.family == "Llama" else 4 * self.hidden_size
 
 
 @dataclass(frozen=True, kw_only=True)

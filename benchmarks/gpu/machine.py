@@ -12,7 +12,7 @@ from benchmarks.machine import version_of
 
 def machine(device: dict[str, Any]) -> dict[str, Any]:
     """Describe the device, the versions and the source."""
-    packages = ("torch", "triton", "transformers", "litgpt", "torchao")
+    packages = ("torch", "triton", "transformers", "litgpt", "torchtitan", "torchao")
     return {
         "date": datetime.now(tz=UTC).isoformat(timespec="seconds"),
         **device,

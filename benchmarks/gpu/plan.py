@@ -6,6 +6,8 @@
 | 1.7B, 4 sequences of 4,096 tokens per GPU | Megatron-LM publishes 41% of an H100's dense peak |
 | 8.3B, tensor 8, batch 8 | the paper, section 5.1 |
 | 8.3B, tensor 8 x data 64, batch 512 | the paper, section 5.1 |
+
+A peer without a GPT-2 trains a Llama with as many parameters, beside Crosscut's Llama.
 """
 
 from collections.abc import Callable, Iterator
@@ -63,6 +65,11 @@ LARGE = {
         num_layers=40, hidden_size=1536, num_heads=16, sequence_length=4096, batch_size=8, vocab_size=51_200
     ),
 }
+LLAMAS = {
+    f"Llama {model}": replace(shape, family="Llama", num_heads=shape.hidden_size // 128)
+    for model, shape in LARGE.items()
+}
+"""Llamas of the same sizes. Their heads have 128 elements, since some attention kernels pad heads of 96 to 128."""
 PAPERS_LARGEST = Shape(
     num_layers=72, hidden_size=3072, num_heads=32, sequence_length=1024, batch_size=8, vocab_size=51_200
 )
@@ -72,7 +79,7 @@ GOALS = (
     Goal("utilisation of the dense peak", 0.50, "crosscut, 1.2B at 1024"),
     Goal("utilisation of the dense peak", 0.50, "crosscut, 1.2B at 4096"),
     Goal("utilisation of the dense peak", 0.55, "crosscut, 1.7B at 4096"),
-    *(Goal("tokens/s over the fastest peer's", 1.10, f"crosscut, {model}", "peers") for model in LARGE),
+    *(Goal("tokens/s over the fastest peer's", 1.10, f"crosscut, {model}", "peers") for model in (*LARGE, *LLAMAS)),
     Goal("tokens/s over bfloat16's", 1.25, "float8, 1.7B at 4096", "crosscut, 1.7B at 4096"),
 )
 
@@ -88,9 +95,10 @@ def full_plan(memory: int, installed: Callable[[str], bool] = is_installed) -> l
     1. Crosscut, which takes half a minute for each model.
     2. The plain program, which is usually the fastest peer: eager, to have a comparison in any case, and compiled,
        because the goals about peers are judged only with a compiled peer.
-    3. The other peers eager, then compiled as a whole, which takes minutes for tens of layers. Models with fewer layers
+    3. Llamas, if a peer that trains them is installed.
+    4. The other peers eager, then compiled as a whole, which takes minutes for tens of layers. Models with fewer layers
        come first.
-    4. The models again, as a second turn.
+    5. The models again, as a second turn.
 
     `selective` is measured uncompiled, because a compiled layer leaves the scores to the attention kernel anyway.
     """
@@ -107,6 +115,7 @@ def full_plan(memory: int, installed: Callable[[str], bool] = is_installed) -> l
         for peer in peers
         for model, shape in LARGE.items()
     ]
+    llamas = _llamas([*filter(installed, PEERS_OF["Llama"])])
     plan = [
         ours[short],
         ours[wide],
@@ -119,6 +128,7 @@ def full_plan(memory: int, installed: Callable[[str], bool] = is_installed) -> l
             ours[wide], "recomputation", f"recompute operators, {wide}", overrides=("training.recompute=operators",)
         ),
         *(m for m in (*eager, *compiled) if m.program == "plain"),
+        *llamas,
         *(m for m in (*eager, *compiled) if m.program != "plain"),
         _variant(
             ours[wide],
@@ -128,6 +138,7 @@ def full_plan(memory: int, installed: Callable[[str], bool] = is_installed) -> l
             overrides=("training.recompute=selective",),
         ),
         *ours.values(),
+        *llamas,
         *(m for model in LARGE for m in compiled if m.shape == ours[model].shape),
     ]
     return [_fitted(m, memory) for m in plan]
@@ -136,13 +147,29 @@ def full_plan(memory: int, installed: Callable[[str], bool] = is_installed) -> l
 def tiny_plan() -> list[Measurement]:
     """List a measurement of every kind that needs no compiler, on tiny models."""
     ours = replace(_measurement("crosscut", "tiny", TINY), compiled=False, micro_batch_size=2)
+    llama = replace(ours, name="crosscut, Llama tiny", shape=replace(TINY, family="Llama"))
     return [
         ours,
         *(replace(ours, name=f"{peer}, tiny", program=peer) for peer in PEERS_OF["GPT-2"] if is_installed(peer)),
+        llama,
+        *(replace(llama, name=f"{peer}, Llama tiny", program=peer) for peer in PEERS_OF["Llama"] if is_installed(peer)),
         _variant(ours, "precision", "float8, tiny", precision="float8"),
         *(replace(m, compiled=False) for m in _layouts(TINY, tensor=8, data=64)),
         _variant(ours, "recomputation", "recompute full, tiny", overrides=("training.recompute=full",)),
         ours,
+    ]
+
+
+def _llamas(peers: list[str]) -> list[Measurement]:
+    """List the Llamas of Crosscut and of these peers, compiled and eager. Empty without a peer."""
+    pairs = [(model, shape, peer) for model, shape in LLAMAS.items() for peer in peers]
+    return [
+        *(_measurement("crosscut", model, shape) for model, shape in LLAMAS.items() if peers),
+        *(
+            replace(_measurement(peer, model, shape), name=f"{peer} eager, {model}", compiled=False)
+            for model, shape, peer in pairs
+        ),
+        *(_measurement(peer, model, shape) for model, shape, peer in pairs),
     ]
 
 
@@ -198,7 +225,7 @@ def _estimated_bytes(measurement: Measurement) -> float:
 
     - weights, gradients and moments of AdamW: 16 bytes for each parameter;
     - activations by Korthikanti et al. 2022 with a fused attention core;
-    - for the peers, three copies of the logits in float32;
+    - for the peers, three copies of the logits in float32 (torchtitan: of an eighth of the logits);
     - for transformers without compilation, three more results of 4 H elements in float32, because its GeLU is a
       sequence of operators.
     """
@@ -207,5 +234,5 @@ def _estimated_bytes(measurement: Measurement) -> float:
     parameters = (12 * shape.num_layers * shape.hidden_size**2 + shape.vocab_size * shape.hidden_size) / tensor
     gelu = 4 * (3 * 4) if measurement.program == "transformers" and not measurement.compiled else 0
     activations = tokens * shape.num_layers * shape.hidden_size * (10 + 24 / tensor + gelu)
-    logits = 3 * 4 * tokens * shape.vocab_size if measurement.program != "crosscut" else 0.0
+    logits = 3 * 4 * tokens * shape.vocab_size * {"crosscut": 0.0, "torchtitan": 1 / 8}.get(measurement.program, 1.0)
     return 16 * parameters + activations + logits

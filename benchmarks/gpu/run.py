@@ -46,7 +46,7 @@ from crosscut.config import write_whole
 GROUPS = ("models", "precision", "layouts", "recomputation", "compile")
 SECONDS_EAGER, SECONDS_COMPILED, SECONDS_PEER_COMPILED = 20.0, 40.0, 70.0
 """Estimated seconds of a measurement before another measurement of the same kind has run. Crosscut compiles one layer
-for all layers. Its peers compile the whole model, as their users do.
+for all layers. Its peers, except torchtitan, compile the whole model, as their users do.
 """
 MOST_SECONDS = 110.0
 """Maximum seconds of one measurement, so that a measurement that hangs leaves time for the others. A fifth of the total

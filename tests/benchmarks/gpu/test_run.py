@@ -56,7 +56,8 @@ def test_gpu_benchmark_runs_on_the_cpu(run_tiny, capsys):
     # What a rank of eight computes is an eighth of the model.
     assert rows["rank 0 of 8 ranks, 2 layers of 64"]["tensor"] == 8
     assert rows["crosscut, tiny"]["turns"][0]["first_loss"] == pytest.approx(math.log(512), abs=0.1)
-    assert rows["plain, tiny"]["turns"][0]["first_loss"] == pytest.approx(math.log(512), abs=0.1)
+    for name in ("plain, tiny", "crosscut, Llama tiny"):
+        assert rows[name]["turns"][0]["first_loss"] == pytest.approx(math.log(512), abs=0.1)
     assert {goal["met"] for goal in told["goals"]} == {None}, "the goals are about models that a CPU does not measure"
     assert set(told["machine"]) >= {"date", "device", "driver", "torch", "transformers", "commit", "source_sha256"}
 
@@ -66,7 +67,26 @@ def test_gpu_benchmark_writes_after_every_measurement(run_tiny):
     assert [row["name"] for row in told["measurements"]] == ["rank 0 of 8 ranks, 2 layers of 64"]
     assert len(last["measurements"]) == 2
     assert told["measurements"][0]["figures"]["tokens_per_second"] > 0
-    assert len(told["goals"]) == 7
+    assert len(told["goals"]) == 10
+
+
+def test_gpu_plan_has_llamas_only_beside_a_peer_that_trains_them():
+    from benchmarks.contenders.programs import PEERS_OF, crosscut_run
+    from benchmarks.contenders.task import Shape, Way
+    from benchmarks.gpu.plan import LLAMAS, full_plan
+    from crosscut.planner import count_parameters
+
+    alone = full_plan(141 * 10**9, installed=lambda program: program not in PEERS_OF["Llama"])
+    assert not [m for m in alone if m.shape.family == "Llama"]
+    beside = full_plan(141 * 10**9, installed=lambda program: True)
+    assert {m.name for m in beside} - {m.name for m in alone} == {
+        f"{program}, {model}" for model in LLAMAS for program in ("crosscut", "torchtitan", "torchtitan eager")
+    }
+    for model, llama in LLAMAS.items():
+        gpt2 = next(m.shape for m in alone if m.name == f"crosscut, {model.removeprefix('Llama ')}")
+        sizes = [count_parameters(crosscut_run(shape, Way()).model) for shape in (llama, gpt2)]
+        assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
+    assert crosscut_run(Shape(family="Llama"), Way()).model.family == "Llama"
 
 
 def python(program: str, folder: Path) -> list[str]:
@@ -254,6 +274,7 @@ def test_gpu_goals_are_held_against_the_figures():
     plan = {m.name: m for m in full_plan(141 * 10**9, installed=lambda program: True)}
     assert {goal.of for goal in GOALS} <= set(plan)
     assert plan["plain, 1.2B at 1024"].shape == plan["crosscut, 1.2B at 1024"].shape
+    assert plan["torchtitan, Llama 1.7B at 4096"].shape == plan["crosscut, Llama 1.7B at 4096"].shape
 
     def turned(name: str, seconds: float) -> Row:
         turn = {"seconds_per_step": seconds, "measured_matrix_rate": 7e14, "peak_bytes": 1}
@@ -268,14 +289,13 @@ def test_gpu_goals_are_held_against_the_figures():
     assert found["crosscut, 1.7B at 4096: utilisation of the dense peak"]["met"] is True
     assert found["crosscut, 1.7B at 4096: tokens/s over the fastest peer's"]["measured"] == pytest.approx(0.32 / 0.30)
     assert found["crosscut, 1.7B at 4096: tokens/s over the fastest peer's"]["met"] is False
-    other = "crosscut, 1.2B at 4096: tokens/s over the fastest peer's"
-    assert found[other]["measured"] is None
-    of_other = {name: turned(name, seconds) for name, seconds in
-                {"crosscut, 1.2B at 4096": 0.25, "plain, 1.2B at 4096": 0.30}.items()}  # fmt: skip
-    found_with_other = {goal["goal"]: goal for goal in judged(GOALS, {**rows, **of_other}, 989e12)}
-    assert (found_with_other[other]["measured"], found_with_other[other]["met"]) == (pytest.approx(1.2), True)
-    beside = {name: goal for name, goal in found_with_other.items() if ", 1.2B at 4096" not in name}
-    assert all(found[name] == goal for name, goal in beside.items()), "a peer counts only on the same model"
+    assert found["crosscut, Llama 1.7B at 4096: tokens/s over the fastest peer's"]["measured"] is None
+    llamas = {name: turned(name, seconds) for name, seconds in
+              {"crosscut, Llama 1.7B at 4096": 0.25, "torchtitan, Llama 1.7B at 4096": 0.30}.items()}  # fmt: skip
+    found_with_llamas = {goal["goal"]: goal for goal in judged(GOALS, {**rows, **llamas}, 989e12)}
+    of_llamas = found_with_llamas.pop("crosscut, Llama 1.7B at 4096: tokens/s over the fastest peer's")
+    assert (of_llamas["measured"], of_llamas["met"]) == (pytest.approx(1.2), True)
+    assert all(found[name] == goal for name, goal in found_with_llamas.items()), "a Llama is no peer of a GPT-2"
     del rows["plain, 1.7B at 4096"]
     (alone,) = (g for g in judged(GOALS, rows, 989e12) if g["goal"].startswith("crosscut, 1.7B at 4096: tokens/s"))
     assert (alone["measured"], alone["met"]) == (pytest.approx(2.0), None), "a compiled peer might be faster"
