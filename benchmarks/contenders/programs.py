@@ -88,6 +88,7 @@ def crosscut_run(shape: Shape, way: Way) -> Any:
             **shape.sizes,
             "max_sequence_length": shape.sequence_length,
             "dropout": 0.0,
+            "mlp_size": shape.mlp_size,
             **family,
         },
         "training": {
