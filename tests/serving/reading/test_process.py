@@ -109,10 +109,7 @@ def test_a_long_prompt_that_is_allowed_takes_this_process_little_time(model_fold
     process = ReadingProcess(served(model_folder, slide=False, window=1 << 19), [RequestKind.COMPLETION])
     process.start()
     content = json.dumps(SEEDED | {"prompt": "".join(prompt), "max_tokens": 1}).encode()
-    took = []
-    for _ in range(2):  # the first one may meet a garbage collection
-        began = time.process_time()
-        request = process.read(RequestKind.COMPLETION, content)
-        took.append(time.process_time() - began)
-        assert len(request.prompts[0]) == num_tokens
-    assert min(took) < 0.15
+    began = time.thread_time()
+    request = process.read(RequestKind.COMPLETION, content)
+    assert time.thread_time() - began < 0.15
+    assert len(request.prompts[0]) == num_tokens
