@@ -150,6 +150,8 @@ def _read_line(file: RecordFile, line: Line) -> RawRecord | Reject | None:
         return too_long(f"line {line.number}", "the line", line.data, file.max_bytes)
     # A file that was being written when a machine crashed can have runs of zero bytes between complete lines.
     data = line.data if file.is_strict else line.data.strip(b"\0 \t\r")
+    if not data.strip(b" \t\r"):
+        return None  # the parser would take longer
     try:
         decoded = data.decode("utf-8-sig" if line.number == 1 else "utf-8")
     except UnicodeDecodeError as error:
