@@ -107,7 +107,7 @@ def held_by(process: int) -> int:
 
 
 class Used(NamedTuple):
-    """What a command and all its processes have used."""
+    """Time and memory that a command and all its processes have used."""
 
     seconds: float
     cpu: float

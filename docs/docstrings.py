@@ -4,8 +4,8 @@
 
 A docstring that opens with "What", "Of", "Those", "That" or "How" describes its thing by a clause and leaves the reader
 to find the noun. The check reads the docstrings of modules, classes and functions, and the texts under fields, in all
-Python files of the paths (`crosscut/` by default). Each finding is printed as `file:line: text`, and the exit status is
-then 1.
+Python files of the paths (by default those of `crosscut/`, `benchmarks/` and `docs/`). Each finding is printed as
+`file:line: text`, and the exit status is then 1.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
+ROOTS = [ROOT / name for name in ("crosscut", "benchmarks", "docs")]
 OPENINGS = ("What", "Of", "Those", "That", "How")
 """Words that no docstring may open with."""
 _OPENING = re.compile(rf"({'|'.join(OPENINGS)})\b")
@@ -74,7 +75,13 @@ def findings(paths: Sequence[Path]) -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the findings and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("paths", nargs="*", type=Path, default=[ROOT / "crosscut"], help="files or folders to check")
+    parser.add_argument(
+        "paths",
+        nargs="*",
+        type=Path,
+        default=ROOTS,
+        help="files or folders to check",
+    )
     found = list(findings(parser.parse_args(arguments).paths))
     for finding in found:
         print(finding)

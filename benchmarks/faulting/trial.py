@@ -46,7 +46,7 @@ class Fault:
     prefix: tuple[str, ...] = ()
     """Command that starts the run, such as `unshare`."""
     survives: str = "the earlier checkpoints"
-    """What survives, for the table of messages."""
+    """Work that survives, for the table of messages."""
     damages: bool = False
     """Whether the fault itself damages checkpoints."""
     at_resume: bool = False

@@ -83,9 +83,9 @@ def run(jobs: Sequence[Job], *, longest: float = LONGEST) -> Iterator[Outcome]:
     """Run jobs one after another in one fork. After a hang or a crash, the jobs that are left get another fork."""
     done = 0
     while done < len(jobs):
-        with _Fork(jobs[done:]) as fork:
+        with _Fork(jobs[done:], longest) as fork:
             while done < len(jobs):
-                outcome = fork.next(longest)
+                outcome = fork.next()
                 done += 1
                 yield outcome
                 if outcome.hung or outcome.ended_by:
@@ -119,7 +119,8 @@ def frames_in(text: str) -> list[tuple[str, int, str]]:
 
 
 class _Fork:
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(self, jobs: Sequence[Job], longest: float) -> None:
+        self._longest = longest
         self._output, terminal = pty.openpty()
         tty.setraw(terminal)  # no line ends are changed, and nothing is echoed
         read, results = os.pipe()
@@ -133,7 +134,7 @@ class _Fork:
             os.close(self._output)
             self._results.close()
             try:
-                _work(jobs, terminal, results, self._stacks)
+                _work(jobs, longest, terminal, results, self._stacks)
             finally:
                 os._exit(0)
         os.close(terminal)
@@ -148,12 +149,12 @@ class _Fork:
         os.close(self._output)
         os.close(self._stacks)
 
-    def next(self, longest: float) -> Outcome:
+    def next(self) -> Outcome:
         """Wait for the next job's end."""
         began, output = time.monotonic(), self._left
         over = _END in output
         while not over:
-            left = began + longest - time.monotonic()
+            left = began + self._longest - time.monotonic()
             ready, _, _ = select.select([self._output], [], [], max(0.0, left))
             if not ready:
                 return self._hung(output, time.monotonic() - began)
@@ -194,7 +195,7 @@ class _Fork:
             self._pid = 0
 
 
-def _work(jobs: Sequence[Job], terminal: int, results: int, stacks: int) -> None:
+def _work(jobs: Sequence[Job], longest: float, terminal: int, results: int, stacks: int) -> None:
     """Run the jobs in the fork."""
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -213,7 +214,8 @@ def _work(jobs: Sequence[Job], terminal: int, results: int, stacks: int) -> None
         os.ftruncate(stacks, 0)
         os.lseek(stacks, 0, os.SEEK_SET)
         reset_peak("self")
-        faulthandler.dump_traceback_later(LONGEST - 1, file=stacks)
+        # Only just before the end: a dump from another thread can crash a busy interpreter (CPython 3.11).
+        faulthandler.dump_traceback_later(max(longest, LONGEST) - 1, file=stacks)
         began, used = time.monotonic(), sum(os.times()[:4])
         signal.setitimer(signal.ITIMER_PROF, job.processor)
         fields = attempt(lambda job=job: _command(job.arguments))  # type: ignore[misc]
