@@ -1,15 +1,18 @@
-"""Answers of the completions and chat protocols, as JSON objects: one object for a whole answer, or one object for each
-chunk of a stream.
-"""
+"""Answers of all protocols as JSON objects: one object for a whole answer, or one object for each chunk of a stream."""
 
+import base64
 import json
 import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any
 
+from torch import Tensor
+
 from crosscut.generation import Piece
+from crosscut.serving.protocol.embeddings import EmbeddingRequest, ServedEncoder
 from crosscut.serving.protocol.requests import Request, Served
 from crosscut.serving.tokens import parts_of
 
@@ -27,20 +30,22 @@ def to_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def in_parts(value: Any, depth: int = 0) -> Iterator[str]:
+def in_parts(value: object, depth: int = 0) -> Iterator[str]:
     """Encode an answer as JSON in parts. The encoder holds Python's lock until it has encoded its value, so that a
-    large value encoded at once would stop other threads. `depth` is the depth of the value in the answer.
+    large value encoded at once would stop other threads. `depth` is the depth of the value in the answer. An iterator
+    is encoded as a list, of which only one entry is in memory at a time.
     """
     if depth < _DEPTH and isinstance(value, dict):
         for number, (key, one) in enumerate(value.items()):
             yield f"{',' if number else '{'}{to_json(key)}:"
             yield from in_parts(one, depth + 1)
         yield "}" if value else "{}"
-    elif depth < _DEPTH and isinstance(value, list):
+    elif depth < _DEPTH and isinstance(value, list | Iterator):
+        yield "["
         for number, one in enumerate(value):
-            yield "," if number else "["
+            yield "," if number else ""
             yield from in_parts(one, depth + 1)
-        yield "]" if value else "[]"
+        yield "]"
     elif isinstance(value, list):
         for start in range(0, len(value), _AT_ONCE):
             yield ("," if start else "[") + to_json(value[start : start + _AT_ONCE])[1:-1]
@@ -84,10 +89,13 @@ class TextAnswer(ABC):
         """Return the JSON object for choice number `which` in an answer that is not streamed."""
 
     def whole(self, choices: Sequence[Sequence[Piece]]) -> Json:
-        """Return the whole answer. `choices` holds the tokens of each choice."""
+        """Return the whole answer, with an iterator over its choices: the entries of all tokens at once would be
+        millions of objects, in which the garbage collector would search while all clients wait. `choices` holds the
+        tokens of each choice.
+        """
         self.num_written = sum(not piece.is_prompt for pieces in choices for piece in pieces)
-        told = [self.choice(which, pieces) for which, pieces in enumerate(choices)]
-        return self._head | {"object": self.kind, "choices": told, "usage": self._usage()}
+        written = map(self.choice, count(), choices)
+        return self._head | {"object": self.kind, "choices": written, "usage": self._usage()}
 
     def openings(self) -> Iterator[Json]:
         """Yield the chunks that precede all tokens."""
@@ -244,3 +252,19 @@ class ChatAnswer(TextAnswer):
     def _entry(self, token: int, logprob: float | None) -> Json:
         content = self.spell(token)
         return {"token": content.decode(errors="replace"), "logprob": logprob, "bytes": list(content)}
+
+
+def embedding_answer(request: EmbeddingRequest, served: ServedEncoder, vectors: Sequence[Tensor]) -> bytes:
+    """Return the answer as JSON. `vectors` are the embeddings [H] of the request's texts."""
+    num_tokens = sum(map(len, request.prompts))
+    data = (
+        {"object": "embedding", "index": index, "embedding": _in_base64(one) if request.is_base64 else one.tolist()}
+        for index, one in enumerate(vectors)
+    )
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    answer = {"object": "list", "data": data, "model": served.name, "usage": usage}
+    return "".join(in_parts(answer, depth=1)).encode()
+
+
+def _in_base64(vector: Tensor) -> str:
+    return base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode()

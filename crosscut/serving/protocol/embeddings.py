@@ -1,14 +1,10 @@
-"""Requests and answers of OpenAI's embeddings protocol."""
+"""Requests of OpenAI's embeddings protocol."""
 
-from __future__ import annotations
-
-import base64
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from crosscut.data.tokenization.inner import read_inner
 from crosscut.data.tokenization.token_bytes import TokenBytes
@@ -17,9 +13,6 @@ from crosscut.serving.protocol.fields import Fields, RequestKind, is_text, shown
 from crosscut.serving.protocol.model import require_model
 from crosscut.serving.protocol.refusals import Refusal, require_bytes
 from crosscut.serving.protocol.unsupported import LABELS
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MOST_INPUTS = 2048
 """Maximum number of texts per request, as in OpenAI's API."""
@@ -88,22 +81,6 @@ def read_embedding(body: object, served: ServedEncoder) -> EmbeddingRequest:
     fields.get("input")
     fields.finish()
     return EmbeddingRequest(prompts=_texts(fields, served), is_base64=form == "base64")
-
-
-def embedding_answer(request: EmbeddingRequest, served: ServedEncoder, vectors: Sequence[Tensor]) -> bytes:
-    """Return the answer as JSON. `vectors` are the embeddings [H] of the request's texts."""
-    num_tokens = sum(map(len, request.prompts))
-    data = [
-        {"object": "embedding", "index": index, "embedding": _in_base64(one) if request.is_base64 else one.tolist()}
-        for index, one in enumerate(vectors)
-    ]
-    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    answer = {"object": "list", "data": data, "model": served.name, "usage": usage}
-    return json.dumps(answer, allow_nan=False, separators=(",", ":")).encode()
-
-
-def _in_base64(vector: Tensor) -> str:
-    return base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode()
 
 
 def _texts(fields: Fields, served: ServedEncoder) -> tuple[tuple[int, ...], ...]:
