@@ -54,11 +54,11 @@ PartT = TypeVar("PartT", bound=AnswerPart)
 
 class RequestJob(Generic[PartT]):
     """Texts of one request. Iteration yields pairs (index of the text, part of its answer) until all texts have
-    ended.
+    ended. At most `most_unread` parts wait to be read.
     """
 
-    def __init__(self, keys: Sequence[int]) -> None:
-        self.keys = tuple(keys)
+    def __init__(self, keys: Sequence[int], most_unread: int) -> None:
+        self.keys, self.most_unread = tuple(keys), most_unread
         self.pieces: asyncio.Queue[tuple[int, PartT] | Refusal] = asyncio.Queue()
         self._num_open = len(keys)
 
@@ -125,8 +125,9 @@ class Desk(Generic[PartT]):
         """Number of texts that wait for a row. Called from the clients' thread."""
         return len(self._jobs) - self.num_running
 
-    def submit(self, orders: Sequence[TextOrder]) -> RequestJob[PartT]:
-        """Submit texts, either all of them or none. Called from the clients' thread.
+    def submit(self, orders: Sequence[TextOrder], *, most_unread: int = MOST_UNREAD) -> RequestJob[PartT]:
+        """Submit texts, either all of them or none. Called from the clients' thread. The texts are
+        cancelled if more than `most_unread` parts of their answers are unread.
 
         Raises `Refusal` if too many texts are waiting or if the server is about to stop.
         """
@@ -142,7 +143,7 @@ class Desk(Generic[PartT]):
                 code="overloaded",
                 retry=True,
             )
-        job: RequestJob[PartT] = RequestJob([next(self._keys) for _ in orders])
+        job: RequestJob[PartT] = RequestJob([next(self._keys) for _ in orders], most_unread)
         for which, (key, order) in enumerate(zip(job.keys, orders, strict=True)):
             self._jobs[key] = (job, which)
             self._outbox.put((key, order))
@@ -189,7 +190,7 @@ class Desk(Generic[PartT]):
         for key, piece in keyed:
             if key in self._jobs:
                 job, which = self._jobs[key]
-                if job.pieces.qsize() == MOST_UNREAD:
+                if job.pieces.qsize() >= job.most_unread:
                     self.refuse(key, _unread())
                     continue
                 job.pieces.put_nowait((which, piece))

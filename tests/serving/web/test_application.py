@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from crosscut.generation import Piece, Sampling
-from crosscut.serving.desk import Desk
 from crosscut.serving.news import News, TextOrder
 from crosscut.serving.protocol import answers
 from crosscut.serving.protocol.answers import in_parts, to_json
 from crosscut.serving.protocol.embeddings import EmbeddingRequest
-from crosscut.serving.scheduling import Scheduler
 from crosscut.serving.web.texts import Events
 from tests.serving.conftest import in_loop
+from tests.serving.test_desk import opened
 
 
 def test_json_in_parts_is_the_json():
@@ -66,9 +65,7 @@ class Spoken:
 @in_loop
 async def test_a_stream_ends_with_its_client_however_much_waits_to_be_sent():
     """A write to a connection that is lost fails in silence; after some of them asyncio complains on stderr."""
-    desk = Desk(num_rows=1)
-    scheduler = Scheduler(desk)
-    desk.open()
+    desk, scheduler = opened(1)
     job = desk.submit([TextOrder((5,), Sampling(), 0, 0)])
     scheduler.take(idle=True)
     scheduler.began([0])
@@ -90,9 +87,7 @@ async def test_a_stream_ends_with_its_client_however_much_waits_to_be_sent():
 @in_loop
 async def test_streams_take_turns():
     """One that has much to send does not keep others from their events."""
-    desk = Desk(num_rows=2)
-    scheduler = Scheduler(desk)
-    desk.open()
+    desk, scheduler = opened(2)
     jobs = [desk.submit([TextOrder((5,), Sampling(), 0, 0)]) for _ in range(2)]
     scheduler.take(idle=True)
     scheduler.began([0, 1])
