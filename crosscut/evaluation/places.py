@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, final
 
 from crosscut import __version__
 from crosscut.config import EvaluationConfig, write_whole
@@ -14,11 +14,29 @@ from crosscut.config.system.files import require_writable_file
 from crosscut.evaluation.evaluate import evaluate, make_tasks
 from crosscut.evaluation.ranks import Machinery, with_model
 from crosscut.evaluation.scoring import require_numbers
-from crosscut.evaluation.task import Result, Task
+from crosscut.evaluation.task import Result, Task, TaskReport
 from crosscut.launch.processes import choose_device, is_first_started
 from crosscut.model import GPT
 from crosscut.planner import count_parameters
 from crosscut.pretrained import ModelSource
+
+
+class ModelReport(TypedDict):
+    """Model, layout, device and package versions of a report."""
+
+    model: Mapping[str, str | int]
+    layout: str
+    device: str
+    precision: str
+    versions: Mapping[str, str]
+
+
+@final
+class EvaluationReport(ModelReport):
+    """Report of an evaluation, as values for JSON."""
+
+    batch_size: int
+    tasks: Mapping[str, TaskReport]
 
 
 @dataclass(frozen=True)
@@ -32,7 +50,7 @@ class _Told:
 
 def evaluate_place(
     place: str, config: EvaluationConfig, on: Machinery, *, output: Path | None = None, shown: bool = True
-) -> dict[str, Any]:
+) -> EvaluationReport:
     """Score the model at `place` on the tasks of `config`. Returns the report and writes the report to `output` as
     JSON, unless `output` is None.
 
@@ -54,8 +72,8 @@ def evaluate_place(
         return _Told(tasks, config.batch_size, shown)
 
     source, results = with_model(place, on, prepare, _score, masked=True)
-    tasks = {"batch_size": config.batch_size, "tasks": {result.task: result.to_json() for result in results}}
-    report = {**described(place, source, on), **tasks}
+    tasks = {result.task: result.to_json() for result in results}
+    report: EvaluationReport = {**described(place, source, on), "batch_size": config.batch_size, "tasks": tasks}
     write_report(report, output)
     return report
 
@@ -67,7 +85,7 @@ def _score(model: GPT, _source: ModelSource, told: _Told) -> list[Result]:
     return results
 
 
-def described(place: str, source: ModelSource, on: Machinery) -> dict[str, Any]:
+def described(place: str, source: ModelSource, on: Machinery) -> ModelReport:
     """Describe the model, the layout, the device and the package versions for a report. With this description and the
     protocol of each task, the scores can be reproduced.
     """
@@ -95,7 +113,7 @@ def require_writable(output: Path | None) -> None:
         require_writable_file("--output", output)
 
 
-def write_report(report: Mapping[str, Any], output: Path | None) -> None:
+def write_report(report: Mapping[str, object], output: Path | None) -> None:
     """Write the report atomically to `output` on the first rank. Do nothing if `output` is None."""
     if output is not None and is_first_started():
         write_whole(output, json.dumps(report, indent=2) + "\n")
