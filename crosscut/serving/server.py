@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 import uvicorn
@@ -37,7 +37,7 @@ from crosscut.serving.desk import MOST_EMBEDDED, Desk, PartT
 from crosscut.serving.loop import embed_texts, write_texts
 from crosscut.serving.protocol.chat import ChatTemplate
 from crosscut.serving.protocol.embeddings import ServedEncoder
-from crosscut.serving.protocol.requests import Served
+from crosscut.serving.protocol.requests import ServedDecoder
 from crosscut.serving.scheduling import MOST_EMBEDDED_BEGUN, Scheduler
 from crosscut.serving.web.application import make_application
 from crosscut.serving.web.connections import MOST_CONNECTIONS, Connections, allow_connections
@@ -134,7 +134,7 @@ def _checked(place: str, options: ServerOptions) -> ModelSource:
         return source
 
 
-def _serve(options: ServerOptions, found: Mapping[str, Any], device: torch.device) -> None:
+def _serve(options: ServerOptions, found: Mapping[str, object], device: torch.device) -> None:
     source = ModelSource.from_json(found)
     mesh = make_mesh(options.layout, device)
     with _bound(options) if mesh.is_first_rank else nullcontext() as listener:
@@ -151,7 +151,7 @@ def _write(source: ModelSource, mesh: ParallelMesh, options: ServerOptions, list
     if listener is None:
         _follow(partial(write_texts, decoder, None))
         return
-    served = Served(
+    served = ServedDecoder(
         name=source.name,
         window=source.model.generation_length,
         tokenizer=source.tokenizer,

@@ -7,16 +7,15 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import Any
 
 from torch import Tensor
 
 from crosscut.generation import Piece
 from crosscut.serving.protocol.embeddings import EmbeddingRequest, ServedEncoder
-from crosscut.serving.protocol.requests import Request, Served
+from crosscut.serving.protocol.requests import Request, ServedDecoder
 from crosscut.serving.tokens import parts_of
 
-Json = dict[str, Any]
+Json = dict[str, object]
 
 _DEPTH = 4
 """Depth of the lists in an answer that hold one entry per token: below `choices`, a choice and its `logprobs`."""
@@ -66,7 +65,7 @@ class TextAnswer(ABC):
     chunk_kind: str
     """Value of `object` in a chunk."""
 
-    def __init__(self, request: Request, served: Served, spell: Callable[[int], bytes]) -> None:
+    def __init__(self, request: Request, served: ServedDecoder, spell: Callable[[int], bytes]) -> None:
         self.request = request
         self.served = served
         self.spell = spell
@@ -132,7 +131,7 @@ class CompletionAnswer(TextAnswer):
     prefix = "cmpl"
     kind = chunk_kind = "text_completion"
 
-    def __init__(self, request: Request, served: Served, spell: Callable[[int], bytes]) -> None:
+    def __init__(self, request: Request, served: ServedDecoder, spell: Callable[[int], bytes]) -> None:
         super().__init__(request, served, spell)
         self._offsets = [0] * (len(request.prompts) * request.num_choices)
         """Number of characters reported so far, for each choice."""
@@ -157,8 +156,7 @@ class CompletionAnswer(TextAnswer):
 
     def choice(self, which: int, pieces: Sequence[Piece]) -> Json:
         """Return the entry for a whole choice."""
-        told = self._told(which, pieces)
-        return told | {"text": self._prompt(which) + told["text"], "finish_reason": pieces[-1].finish}
+        return self._told(which, pieces, self._prompt(which)) | {"finish_reason": pieces[-1].finish}
 
     def _prompt(self, which: int) -> str:
         """Return the text of the choice's prompt if the prompt is echoed as a whole, otherwise an empty text."""
@@ -166,26 +164,25 @@ class CompletionAnswer(TextAnswer):
             return ""
         return self.request.echoed[which // self.request.num_choices]
 
-    def _told(self, which: int, pieces: Sequence[Piece]) -> Json:
-        """Return the entry of a choice with the text of the `pieces`. If prompts are reported token by token, some
-        pieces are tokens of the prompt, and the entry includes their text.
+    def _told(self, which: int, pieces: Sequence[Piece], before: str = "") -> Json:
+        """Return the entry of a choice with the text `before` and the text of the `pieces`. If prompts are reported
+        token by token, some pieces are tokens of the prompt, and the entry includes their text.
         """
         parts = self._parts[which] if self._tells_prompt else iter(())
         texts = [next(parts, "") if piece.is_prompt else piece.text for piece in pieces]
-        return {"index": which, "text": "".join(texts), "logprobs": self._logprobs(which, pieces, texts)}
+        return {"index": which, "text": before + "".join(texts), "logprobs": self._logprobs(which, pieces, texts)}
 
     def _logprobs(self, which: int, pieces: Sequence[Piece], texts: Sequence[str]) -> Json | None:
         if self.request.sampling.alternatives is None:
             return None
-        logprobs: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        rows = []
         for piece, text in zip(pieces, texts, strict=True):
             if self._tells_prompt or not (piece.is_prompt or piece.token in self.served.stops):
-                logprobs["tokens"].append(self._spelled(piece.token))
-                logprobs["token_logprobs"].append(piece.logprob)
-                logprobs["top_logprobs"].append(self._likeliest(piece))
-                logprobs["text_offset"].append(self._offsets[which])
+                likeliest, offset = self._likeliest(piece), self._offsets[which]
+                rows.append((self._spelled(piece.token), piece.logprob, likeliest, offset))
             self._offsets[which] += len(text)
-        return logprobs
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        return {name: [row[column] for row in rows] for column, name in enumerate(names)}
 
     def _likeliest(self, piece: Piece) -> dict[str, float] | None:
         """Log probabilities of the likeliest tokens and of the token in `piece`, keyed by spelling. None for the first

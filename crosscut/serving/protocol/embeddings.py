@@ -3,16 +3,18 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from crosscut.data.tokenization.inner import read_inner
 from crosscut.data.tokenization.token_bytes import TokenBytes
 from crosscut.serving.news import TextOrder
 from crosscut.serving.protocol.fields import Fields, RequestKind, is_text, shown
-from crosscut.serving.protocol.model import require_model
+from crosscut.serving.protocol.model import ServedModel, require_model
 from crosscut.serving.protocol.refusals import Refusal, require_bytes
 from crosscut.serving.protocol.unsupported import LABELS
+
+if TYPE_CHECKING:
+    import tokenizers
 
 MOST_INPUTS = 2048
 """Maximum number of texts per request, as in OpenAI's API."""
@@ -21,26 +23,19 @@ _FORMATS = ("float", "base64")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedEncoder:
-    """The served encoder, with everything that is needed to check requests."""
+class ServedEncoder(ServedModel):
+    """The served encoder."""
 
-    name: str
-    window: int
-    """Maximum number of tokens of a text."""
     size: int
     """Number of elements of an embedding."""
-    tokenizer: Path
-    vocab_size: int
-    created: int
-    """Start time of the server, in seconds since 1970."""
 
     def load(self, kind: RequestKind) -> None:
-        """Load what it takes to read requests of this kind, which must be `embedding`."""
+        """Load what it takes to read requests to embed texts."""
         assert kind is RequestKind.EMBEDDING
         assert self.longest
 
     @cached_property
-    def inner(self) -> Any:
+    def inner(self) -> "tokenizers.Tokenizer":
         """Tokenizer that neither truncates nor pads texts."""
         inner = read_inner(self.tokenizer)
         inner.no_padding()
