@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import count
 from queue import Empty, SimpleQueue
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
+from crosscut.evaluation.embeddings.embedder import Embedded
+from crosscut.generation import Piece
 from crosscut.serving.news import TextOrder
 from crosscut.serving.protocol.refusals import Refusal
 
@@ -33,23 +35,8 @@ MOST_UNREAD = 4096
 """Maximum number of tokens that have been generated for a request, but not yet read by its client."""
 
 
-class AnswerPart(Protocol):
-    """Part of the answer to one text, such as a token (`generation.Piece`) or an embedding."""
-
-    @property
-    def number(self) -> int:
-        """Number of the text that this part belongs to, as assigned by the decoder or the embedder."""
-
-    @property
-    def finish(self) -> str:
-        """Reason why the text ends with this part. Empty if the text continues."""
-
-    @property
-    def error(self) -> Exception | None:
-        """Error that ended the text. None if there was no error."""
-
-
-PartT = TypeVar("PartT", bound=AnswerPart)
+PartT = TypeVar("PartT", Piece, Embedded)
+"""Part of the answer to one text: a token or an embedding."""
 
 
 class RequestJob(Generic[PartT]):

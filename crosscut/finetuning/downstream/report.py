@@ -75,10 +75,6 @@ class TaskResults:
         """Seed with the best development score."""
         return best_seed(self.kept, self.by_seed)
 
-    def of_seeds(self, part: str, name: str) -> list[float]:
-        """Return one score of a part for each seed."""
-        return [result.scores[part][name] for result in self.by_seed.values()]
-
 
 def write_report(kept: TaskRuns) -> TaskResults:
     """Write the report of complete runs, and return their scores."""
@@ -179,7 +175,7 @@ def _score_table(results: TaskResults) -> tuple[list[str], list[list[str]]]:
     rows = []
     for seed, result in results.by_seed.items():
         rows.append([str(seed), f"{result.best_step:,}", *(_shown(result.scores[part][name]) for part, name in names)])
-    of_all = [results.of_seeds(part, name) for part, name in names]
+    of_all = [[result.scores[part][name] for result in results.by_seed.values()] for part, name in names]
     if len(results.by_seed) > 1:
         for title, figure in _OVER_SEEDS.items():
             rows.append([title, "", *(_shown(figure(scores)) for scores in of_all)])

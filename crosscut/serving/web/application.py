@@ -75,7 +75,7 @@ class _Handlers(Generic[PartT]):
 
     def __init__(self, served: ServedModel, desk: Desk[PartT]) -> None:
         self._served = served
-        self._desk = desk
+        self._desk: Desk[PartT] = desk
         self._files = {file.name: file for file in (LOOK, *_PAGE.iterdir())}
 
     @asynccontextmanager
