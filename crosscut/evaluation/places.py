@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypedDict, final
@@ -39,15 +39,6 @@ class EvaluationReport(ModelReport):
     tasks: Mapping[str, TaskReport]
 
 
-@dataclass(frozen=True)
-class _Told:
-    """Arguments that every rank receives in addition to the model."""
-
-    tasks: list[Task]
-    batch_size: int
-    shown: bool
-
-
 def evaluate_place(
     place: str, config: EvaluationConfig, on: Machinery, *, output: Path | None = None, shown: bool = True
 ) -> EvaluationReport:
@@ -60,8 +51,8 @@ def evaluate_place(
     """
     require_writable(output)
 
-    def prepare(source: ModelSource) -> _Told:
-        tasks = make_tasks(
+    def prepare(source: ModelSource) -> list[Task]:
+        return make_tasks(
             config,
             source.load_tokenizer(),
             longest=source.model.max_sequence_length,
@@ -69,17 +60,17 @@ def evaluate_place(
             begin_of_text=source.begin_of_text,
             is_masked=source.model.head is HeadKind.MASKED_TOKENS,
         )
-        return _Told(tasks, config.batch_size, shown)
 
-    source, results = with_model(place, on, prepare, _score, masked=True)
+    score = partial(_score, batch_size=config.batch_size, shown=shown)
+    source, results = with_model(place, on, prepare, score, masked=True)
     tasks = {result.task: result.to_json() for result in results}
     report: EvaluationReport = {**described(place, source, on), "batch_size": config.batch_size, "tasks": tasks}
     write_report(report, output)
     return report
 
 
-def _score(model: GPT, _source: ModelSource, told: _Told) -> list[Result]:
-    results = evaluate(model, told.tasks, batch_size=told.batch_size, shown=told.shown, forecast=told.shown)
+def _score(model: GPT, _source: ModelSource, tasks: list[Task], *, batch_size: int, shown: bool) -> list[Result]:
+    results = evaluate(model, tasks, batch_size=batch_size, shown=shown, forecast=shown)
     for result in results:
         require_numbers(result.task, result.found.figures.values())
     return results

@@ -20,7 +20,7 @@ _P = TypeVar("_P")
 
 Work = Callable[[GPT, ModelSource, _P], _T]
 """Function that every rank calls with the model, its source and the prepared value. The function must be defined at
-module level, because it is sent to other processes.
+module level (or be a `partial` of one that is), because it is sent to other processes.
 """
 
 
