@@ -21,7 +21,9 @@ from crosscut.config.evaluation import Detokenizer
 from crosscut.config.system.terminal import echo, new_console
 
 if TYPE_CHECKING:
+    from crosscut.evaluation.places import EvaluationReport
     from crosscut.evaluation.ranks import Machinery
+    from crosscut.harness.tasks import HarnessReport
 
 _TASKS = ("wikitext103", "lambada")
 _NAMES = {
@@ -157,7 +159,7 @@ def evaluate(options: EvaluateOptions) -> None:
         _show(report, as_json=options.as_json)
 
 
-def _run_harness(options: EvaluateOptions, on: "Machinery") -> dict[str, Any]:
+def _run_harness(options: EvaluateOptions, on: "Machinery") -> "HarnessReport":
     from crosscut.harness import Harness, run_harness
 
     harness = Harness(
@@ -170,13 +172,13 @@ def _run_harness(options: EvaluateOptions, on: "Machinery") -> dict[str, Any]:
     return run_harness(options.place, harness, on, output=options.output)
 
 
-def _evaluate(options: EvaluateOptions, config: EvaluationConfig, on: "Machinery") -> dict[str, Any]:
+def _evaluate(options: EvaluateOptions, config: EvaluationConfig, on: "Machinery") -> "EvaluationReport":
     from crosscut.evaluation.places import evaluate_place
 
     return evaluate_place(options.place, config, on, output=options.output)
 
 
-def _show(report: dict[str, Any], *, as_json: bool) -> None:
+def _show(report: "EvaluationReport | HarnessReport", *, as_json: bool) -> None:
     if as_json:
         echo(json.dumps(report, indent=2))
     elif "harness" in report:

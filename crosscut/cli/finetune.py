@@ -271,7 +271,7 @@ def _finetune_task(name: str, options: TaskOptions) -> None:
     from crosscut.finetuning.downstream.job import finetune_task
     from crosscut.finetuning.downstream.settings import TaskOrder, require_course
     from crosscut.finetuning.downstream.task import TunedTask
-    from crosscut.finetuning.encoding import Long
+    from crosscut.finetuning.encoding.texts import Long
     from crosscut.finetuning.tasks import TableColumns
 
     course = {"epochs": options.epochs, "warmup": options.warmup}

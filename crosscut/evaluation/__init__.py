@@ -2,22 +2,20 @@
 
 from crosscut.evaluation.evaluate import evaluate, make_tasks
 from crosscut.evaluation.lambada import Lambada
-from crosscut.evaluation.own_text.text import Text
+from crosscut.evaluation.own_text.text import OwnText
 from crosscut.evaluation.perplexity import Score, evaluate_loss
 from crosscut.evaluation.scoring import WindowScores, score_windows
-from crosscut.evaluation.task import Figures, Result, Task
-from crosscut.evaluation.token_scores import TokenScores, score_tokens, vocab_parallel_scores
+from crosscut.evaluation.task import Result, Task
+from crosscut.evaluation.token_scores import score_tokens, vocab_parallel_scores
 from crosscut.evaluation.wikitext import WikiText103
 from crosscut.evaluation.windows import Window, sliding_windows
 
 __all__ = [
-    "Figures",
     "Lambada",
+    "OwnText",
     "Result",
     "Score",
     "Task",
-    "Text",
-    "TokenScores",
     "WikiText103",
     "Window",
     "WindowScores",

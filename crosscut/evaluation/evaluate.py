@@ -7,7 +7,7 @@ from crosscut.config import ConfigError, EvaluationConfig
 from crosscut.data import Tokenizer
 from crosscut.evaluation.lambada import Lambada
 from crosscut.evaluation.own_text.masked_text import MaskedText
-from crosscut.evaluation.own_text.text import Text
+from crosscut.evaluation.own_text.text import OwnText
 from crosscut.evaluation.progress import Bar, progress
 from crosscut.evaluation.scoring import Follow, Ids, MaskedTexts, Rounds, WindowScores, score_windows
 from crosscut.evaluation.task import Result, Task
@@ -61,7 +61,7 @@ def _tasks_of_next_tokens(
         tasks.append(Lambada(config.lambada, tokenizer, before=before, window=window, limit=config.limit))
     if config.text:
         stride = config.own_stride(window)
-        tasks.append(Text(config.text, tokenizer, overlap=stride, text_key=config.text_key, **sliding))
+        tasks.append(OwnText(config.text, tokenizer, overlap=stride, text_key=config.text_key, **sliding))
     return tasks
 
 

@@ -6,13 +6,12 @@ the word is the likeliest token, given the passage and the true earlier tokens o
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from crosscut.config import ConfigError, DataError
 from crosscut.config.system.files import parse_json
 from crosscut.data.text.lines import lines_of
 from crosscut.evaluation.scoring import Ids, WindowScores
-from crosscut.evaluation.task import Encoder, Figures, as_ids, exponential, hashed, read_text
+from crosscut.evaluation.task import Encoder, Figures, Setting, as_ids, exponential, hashed, read_text
 from crosscut.evaluation.windows import Window
 
 
@@ -50,7 +49,7 @@ class Lambada:
             ids, first = [*before, *ids], len(before) + first
             self.windows.append(Window(len(self.texts), max(0, len(ids) - 1 - window), len(ids), first))
             self.texts.append(as_ids(ids))
-        self.protocol: dict[str, Any] = {
+        self.protocol: dict[str, Setting] = {
             "window": window,
             "counted": "all tokens of the last word, teacher forcing",
             "first_id": before[0] if before else None,

@@ -9,7 +9,8 @@ An end-of-text token is scored like any token, but has no bytes.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +52,20 @@ def bits_per_byte(loss: float, num_bytes: int) -> float:
     return loss / math.log(2) / num_bytes
 
 
+@contextmanager
+def evaluating(model: GPT) -> Iterator[None]:
+    """Context in which a model runs without dropout. At its end, all messages between stages have arrived."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+        if model.mesh.channels is not None:
+            model.mesh.channels.finish()
+    finally:
+        reshard(model)
+        model.train(was_training)
+
+
 @torch.no_grad()
 def evaluate_loss(model: GPT, batches: Iterable[Batch], *, num_bytes: int = 0) -> Score:
     """Score a model without dropout. The result is the same on every rank.
@@ -61,18 +76,11 @@ def evaluate_loss(model: GPT, batches: Iterable[Batch], *, num_bytes: int = 0) -
     `mesh.tokens`, the data and context axes. In a pipeline, also the hidden states between stages, and one all-reduce
     of one element over the stages.
     """
-    was_training = model.training
-    model.eval()
     sums = torch.zeros(2, dtype=torch.float64, device=model.mesh.device)
-    try:
+    with evaluating(model):
         for batch in batches:
             sums[0] += forward_loss(model, batch)
             sums[1] += batch.num_targets
-        if model.mesh.channels is not None:
-            model.mesh.channels.finish()
-    finally:
-        reshard(model)
-        model.train(was_training)
     sums = all_reduce(sums, model.mesh.tokens)
     for axis in model.mesh.owners:  # only the last stage has a loss, and all stages count the same targets
         sums[0] = all_reduce(sums[0], axis)

@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, final
 
 from crosscut import __version__
 from crosscut.config import EvaluationConfig, write_whole
@@ -14,25 +14,34 @@ from crosscut.config.system.files import require_writable_file
 from crosscut.evaluation.evaluate import evaluate, make_tasks
 from crosscut.evaluation.ranks import Machinery, with_model
 from crosscut.evaluation.scoring import require_numbers
-from crosscut.evaluation.task import Result, Task
+from crosscut.evaluation.task import Result, Task, TaskReport
 from crosscut.launch.processes import choose_device, is_first_started
 from crosscut.model import GPT
 from crosscut.planner import count_parameters
 from crosscut.pretrained import ModelSource
 
 
-@dataclass(frozen=True)
-class _Told:
-    """Arguments that every rank receives in addition to the model."""
+class ModelReport(TypedDict):
+    """Model, layout, device and package versions of a report."""
 
-    tasks: list[Task]
+    model: Mapping[str, str | int]
+    layout: str
+    device: str
+    precision: str
+    versions: Mapping[str, str]
+
+
+@final
+class EvaluationReport(ModelReport):
+    """Report of an evaluation, as values for JSON."""
+
     batch_size: int
-    shown: bool
+    tasks: Mapping[str, TaskReport]
 
 
 def evaluate_place(
     place: str, config: EvaluationConfig, on: Machinery, *, output: Path | None = None, shown: bool = True
-) -> dict[str, Any]:
+) -> EvaluationReport:
     """Score the model at `place` on the tasks of `config`. Returns the report and writes the report to `output` as
     JSON, unless `output` is None.
 
@@ -42,8 +51,8 @@ def evaluate_place(
     """
     require_writable(output)
 
-    def prepare(source: ModelSource) -> _Told:
-        tasks = make_tasks(
+    def prepare(source: ModelSource) -> list[Task]:
+        return make_tasks(
             config,
             source.load_tokenizer(),
             longest=source.model.max_sequence_length,
@@ -51,23 +60,23 @@ def evaluate_place(
             begin_of_text=source.begin_of_text,
             is_masked=source.model.head is HeadKind.MASKED_TOKENS,
         )
-        return _Told(tasks, config.batch_size, shown)
 
-    source, results = with_model(place, on, prepare, _score, masked=True)
-    tasks = {"batch_size": config.batch_size, "tasks": {result.task: result.to_json() for result in results}}
-    report = {**described(place, source, on), **tasks}
+    score = partial(_score, batch_size=config.batch_size, shown=shown)
+    source, results = with_model(place, on, prepare, score, masked=True)
+    tasks = {result.task: result.to_json() for result in results}
+    report: EvaluationReport = {**described(place, source, on), "batch_size": config.batch_size, "tasks": tasks}
     write_report(report, output)
     return report
 
 
-def _score(model: GPT, _source: ModelSource, told: _Told) -> list[Result]:
-    results = evaluate(model, told.tasks, batch_size=told.batch_size, shown=told.shown, forecast=told.shown)
+def _score(model: GPT, _source: ModelSource, tasks: list[Task], *, batch_size: int, shown: bool) -> list[Result]:
+    results = evaluate(model, tasks, batch_size=batch_size, shown=shown, forecast=shown)
     for result in results:
         require_numbers(result.task, result.found.figures.values())
     return results
 
 
-def described(place: str, source: ModelSource, on: Machinery) -> dict[str, Any]:
+def described(place: str, source: ModelSource, on: Machinery) -> ModelReport:
     """Describe the model, the layout, the device and the package versions for a report. With this description and the
     protocol of each task, the scores can be reproduced.
     """
@@ -95,7 +104,7 @@ def require_writable(output: Path | None) -> None:
         require_writable_file("--output", output)
 
 
-def write_report(report: Mapping[str, Any], output: Path | None) -> None:
+def write_report(report: Mapping[str, object], output: Path | None) -> None:
     """Write the report atomically to `output` on the first rank. Do nothing if `output` is None."""
     if output is not None and is_first_started():
         write_whole(output, json.dumps(report, indent=2) + "\n")

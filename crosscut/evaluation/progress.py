@@ -43,14 +43,14 @@ def progress(bar: Bar, num_tokens: int) -> Iterator[Callable[[int], None]]:
     if not bar.shown:
         yield lambda _: None
         return
-    display = _Display(bar.name, num_tokens, bar.size)
+    display = _TaskProgress(bar.name, num_tokens, bar.size)
     try:
         yield display.advance
     finally:
         display.close()
 
 
-class _Display:
+class _TaskProgress:
     """Progress lines and progress bar of one task."""
 
     def __init__(self, name: str, num_tokens: int, size: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -16,10 +16,11 @@ from crosscut.parallel import make_mesh
 from crosscut.pretrained import ModelSource, find_model
 
 _T = TypeVar("_T")
+_P = TypeVar("_P")
 
-Work = Callable[[GPT, ModelSource, Any], _T]
+Work = Callable[[GPT, ModelSource, _P], _T]
 """Function that every rank calls with the model, its source and the prepared value. The function must be defined at
-module level, because it is sent to other processes.
+module level (or be a `partial` of one that is), because it is sent to other processes.
 """
 
 
@@ -44,7 +45,7 @@ class Machinery:
 
 
 def with_model(
-    place: str, on: Machinery, prepare: Callable[[ModelSource], Any], work: Work[_T], *, masked: bool = False
+    place: str, on: Machinery, prepare: Callable[[ModelSource], _P], work: Work[_P, _T], *, masked: bool = False
 ) -> tuple[ModelSource, _T]:
     """Load the model at `place` on all ranks and call `work` on every rank. Returns the model's source and the first
     rank's result.
@@ -54,7 +55,7 @@ def with_model(
     of the next token. Raises the errors of `find_model` and `prepare`, and `ConfigError` or `LayoutError`.
     """
 
-    def prepared() -> tuple[ModelSource, Any]:
+    def prepared() -> tuple[ModelSource, _P]:
         source = _found(place, on, masked=masked)
         return source, prepare(source)
 
@@ -84,7 +85,7 @@ def _found(place: str, on: Machinery, *, masked: bool = False) -> ModelSource:
 
 
 def _with_loaded(
-    on: Machinery, work: Work[_T], prepared: tuple[ModelSource, Any], device: torch.device
+    on: Machinery, work: Work[_P, _T], prepared: tuple[ModelSource, _P], device: torch.device
 ) -> tuple[ModelSource, _T]:
     source, told = prepared
     model = source.load(make_mesh(on.layout, device), precision=on.precision)

@@ -1,11 +1,13 @@
 """Table of an evaluation's results for a terminal."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from crosscut.evaluation.places import EvaluationReport
+from crosscut.evaluation.task import Setting, TaskReport
 
 _NAMES = {"wikitext103": "WikiText-103", "lambada": "LAMBADA", "text": "text", "masked_text": "text with masked words"}
 _MOST_DOCUMENTS = 20
@@ -30,7 +32,7 @@ _COLUMNS = ("tokens", "masked_tokens", "perplexity", "bits_per_byte", "accuracy"
 """Figures that the table of documents shows, if the task has them."""
 
 
-def print_report(report: Mapping[str, Any], console: Console) -> None:
+def print_report(report: EvaluationReport, console: Console) -> None:
     """Print the figures of every task. For a user's own text, also print the figures of the first documents."""
     model = report["model"]
     on = f"{report['layout']}, {report['device']}, {report['precision']}"
@@ -47,7 +49,7 @@ def print_report(report: Mapping[str, Any], console: Console) -> None:
                 console.print(f"and {len(documents) - _MOST_DOCUMENTS:,} more documents (--json lists all)")
 
 
-def _figures(task: Mapping[str, Any]) -> Table:
+def _figures(task: TaskReport) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(justify="right")
     table.add_column()
@@ -64,7 +66,7 @@ def _figures(task: Mapping[str, Any]) -> Table:
     return table
 
 
-def _documents(documents: list[Mapping[str, Any]]) -> Table:
+def _documents(documents: Sequence[Mapping[str, Setting]]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("document", overflow="fold")
     columns = [name for name in _COLUMNS if name in documents[0]]
@@ -76,10 +78,11 @@ def _documents(documents: list[Mapping[str, Any]]) -> Table:
     return table
 
 
-def show(name: str, value: float | None) -> str:
+def show(name: str, value: Setting) -> str:
     """Format a figure: an accuracy in per cent, any other figure with a suitable number of digits."""
     if value is None:
         return "infinite"
+    assert not isinstance(value, str), "figures are numbers"
     if name.endswith("accuracy"):
         return f"{value:.2%}"
     return f"{value:,.0f}" if 1e3 <= value < 1e6 else f"{value:.4g}"

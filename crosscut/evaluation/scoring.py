@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from crosscut.config import IGNORED, GenerationError
+from crosscut.evaluation.perplexity import evaluating
 from crosscut.evaluation.token_scores import score_tokens
 from crosscut.evaluation.windows import Window
 from crosscut.model import GPT, Batch
-from crosscut.parallel import reshard
 from crosscut.parallel.collectives import all_reduce
 
 Ids = npt.NDArray[np.int64]
@@ -68,12 +68,11 @@ def score_windows(
     one all-reduce of three elements per window over `mesh.tokens`, the data and context axes. In a pipeline, also one
     all-reduce over the stages.
     """
-    was_training = model.training
-    model.eval()
     tokens, device = model.mesh.tokens, model.mesh.device  # context ranks read whole windows, like data ranks
     table = torch.zeros(len(windows), 3, dtype=torch.float64, device=device)
-    try:
-        for group in follow(rounds_of(windows, batch_size, rank=tokens.rank, size=tokens.size)):
+    lengths = [window.length for window in windows]
+    with evaluating(model):
+        for group in follow(rounds_of(lengths, batch_size, rank=tokens.rank, size=tokens.size)):
             read = [windows[i] for i in group]
             batch, last = _masked_batch(texts, read) if isinstance(texts, MaskedTexts) else _batch(texts, read)
             moved = batch.to_device(device)
@@ -81,11 +80,6 @@ def score_windows(
             rows = torch.arange(len(group), device=device)
             found = torch.stack([losses.double().sum(1)[rows], hits.sum(1)[rows], hits[rows, last.to(device)]], dim=1)
             table[torch.tensor(group, dtype=torch.long, device=device)] = found
-        if model.mesh.channels is not None:
-            model.mesh.channels.finish()
-    finally:
-        reshard(model)
-        model.train(was_training)
     table = all_reduce(table, model.mesh.tokens)
     for axis in model.mesh.owners:  # only the last stage has scores
         table = all_reduce(table, axis)
@@ -107,13 +101,14 @@ def require_numbers(name: str, values: Iterable[float]) -> None:
         )
 
 
-def rounds_of(windows: Sequence[Window], batch_size: int, *, rank: int, size: int) -> list[list[int]]:
-    """Return the windows that the data rank `rank` of `size` ranks reads, round by round. All ranks have the same
-    number of rounds, and the last round of a rank may be empty.
+def rounds_of(lengths: Sequence[int], batch_size: int, *, rank: int, size: int) -> list[list[int]]:
+    """Return the indices of the windows or examples that the data rank `rank` of `size` ranks reads, round by round.
+    `lengths` holds the number of tokens of each. All ranks have the same number of rounds, and the last round of a rank
+    may be empty.
 
     The longest windows come first, so that a lack of memory shows at once.
     """
-    order = sorted(range(len(windows)), key=lambda i: -windows[i].length)
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
     return [batches[i + rank] if i + rank < len(batches) else [] for i in range(0, len(batches), size)]
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import NotRequired, Protocol, TypedDict, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,11 @@ from crosscut.config.system import files
 from crosscut.data.hashing import sha256
 from crosscut.evaluation.scoring import Ids, MaskedTexts, WindowScores
 from crosscut.evaluation.windows import Window
+
+_Value = TypeVar("_Value")
+
+Setting = str | int | float | None
+"""Setting of a task, or figure of a document."""
 
 
 class Encoder(Protocol):
@@ -34,7 +39,7 @@ class Figures:
     """Figures by name. The main figure of the task comes first."""
     counts: Mapping[str, int]
     """Numbers of documents, tokens and the like, by name."""
-    documents: Sequence[Mapping[str, Any]] = ()
+    documents: Sequence[Mapping[str, Setting]] = ()
     """Figures of each document. Empty if the task has no figures per document."""
 
 
@@ -44,7 +49,7 @@ class Task(Protocol):
     name: str
     windows: list[Window]
     """Windows over the texts."""
-    protocol: dict[str, Any]
+    protocol: dict[str, Setting]
     """Settings that affect the task's figures. The value of an unused setting is None. `first_id` is the token id with
     which each text starts."""
     data: list[dict[str, str]]
@@ -58,6 +63,18 @@ class Task(Protocol):
         """Compute the figures from the scores of the windows."""
 
 
+class TaskReport(TypedDict):
+    """Result of a task as values for JSON."""
+
+    figures: Mapping[str, float | None]
+    counts: Mapping[str, int]
+    protocol: Mapping[str, Setting]
+    data: Sequence[Mapping[str, str]]
+    seconds: float
+    tokens_per_second: float | None
+    documents: NotRequired[Sequence[Mapping[str, Setting]]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """Result of a task."""
@@ -65,30 +82,31 @@ class Result:
     task: str
     found: Figures
     """Figures and counts of the task."""
-    protocol: Mapping[str, Any]
+    protocol: Mapping[str, Setting]
     data: Sequence[Mapping[str, str]]
     seconds: float
     """Seconds that the evaluation of the task took."""
     tokens_read: int
     """Number of tokens that the model read over all windows, without the padding of batches."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> TaskReport:
         """Return the result as plain values for JSON. Infinite and NaN figures become None, because JSON lacks such
         numbers.
         """
-        documents = [_finite(document) for document in self.found.documents]
-        return {
+        report: TaskReport = {
             "figures": _finite(self.found.figures),
             "counts": dict(self.found.counts),
             "protocol": dict(self.protocol),
             "data": list(self.data),
             "seconds": self.seconds,
             "tokens_per_second": self.tokens_read / self.seconds if self.seconds else None,
-            **({"documents": documents} if documents else {}),
         }
+        if self.found.documents:
+            report["documents"] = [_finite(document) for document in self.found.documents]
+        return report
 
 
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+def _finite(values: Mapping[str, _Value]) -> dict[str, _Value | None]:
     return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
 
 

@@ -9,13 +9,12 @@ Dividing by T_o makes models with different vocabularies comparable, including m
 """
 
 from pathlib import Path
-from typing import Any
 
 from crosscut.config import DataError
 from crosscut.evaluation.detokenizers import detokenize
 from crosscut.evaluation.perplexity import bits_per_byte
 from crosscut.evaluation.scoring import Ids, WindowScores
-from crosscut.evaluation.task import Encoder, Figures, as_ids, exponential, hashed, read_text
+from crosscut.evaluation.task import Encoder, Figures, Setting, as_ids, exponential, hashed, read_text
 from crosscut.evaluation.windows import Window, sliding_windows
 
 
@@ -45,7 +44,7 @@ class WikiText103:
         ids = tokenizer.encode(text)
         self.texts: list[Ids] = [as_ids([start, *ids])]
         self.windows: list[Window] = list(sliding_windows(0, len(ids) + 1, window=window, overlap=overlap))
-        self.protocol: dict[str, Any] = {
+        self.protocol: dict[str, Setting] = {
             "window": window,
             "stride": overlap,
             "detokenizer": detokenizer,

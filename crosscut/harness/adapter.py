@@ -5,7 +5,6 @@ Every rank runs lm-eval and gets the same requests. This module divides the requ
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from lm_eval.api.instance import Instance
@@ -59,7 +58,7 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
     @classmethod
     def create_from_arg_obj(
-        cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
+        cls, arg_dict: Mapping[str, object], additional_config: Mapping[str, object] | None = None
     ) -> "CrosscutLM":
         """Load the model that `--model_args` (`arg_dict`) names. The ranks must already have been started, and every
         rank must call this function. `additional_config` holds lm-eval's options, such as `--batch_size`.
@@ -73,12 +72,12 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
     @classmethod
     def create_from_arg_string(
-        cls, arg_string: str, additional_config: Mapping[str, Any] | None = None
+        cls, arg_string: str, additional_config: Mapping[str, object] | None = None
     ) -> "CrosscutLM":
         """Load the model as `create_from_arg_obj` does, from arguments in the form `name=value,name=value`."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
-    def get_model_info(self) -> dict[str, Any]:
+    def get_model_info(self) -> dict[str, object]:
         """Return the name, number of parameters and layout of the model, for lm-eval's results."""
         return {
             "model_name": self.source.name,
@@ -86,7 +85,7 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
             "model_layout": str(layout_of(self.model.mesh)),
         }
 
-    def set_cache_hook(self, cache_hook: Any) -> None:
+    def set_cache_hook(self, cache_hook: object) -> None:
         """Set the cache in which lm-eval stores answers. Raises `ConfigError` if the model is on several ranks."""
         if layout_of(self.model.mesh).world_size > 1:
             refuse_cache()
@@ -110,7 +109,7 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         """Id that precedes a text without context."""
         return self._prefix
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_options: Any) -> list[int]:
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_options: object) -> list[int]:
         """Return the token ids of a text. If the model expects an id at the start of every text, this id comes first,
         unless `add_special_tokens` is false.
         """
@@ -124,7 +123,7 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
         return found
 
-    def _loglikelihood_tokens(self, requests: Sequence[_Pair], **_options: Any) -> list[tuple[float, bool]]:
+    def _loglikelihood_tokens(self, requests: Sequence[_Pair], **_options: object) -> list[tuple[float, bool]]:
         texts = [as_ids([*context, *continuation]) for _, context, continuation in requests]
         windows = []
         for number, (_, context, continuation) in enumerate(requests):

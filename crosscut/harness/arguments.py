@@ -4,7 +4,7 @@ Crosscut.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from crosscut.config import ConfigError, Layout, LayoutError
 from crosscut.config.checks import listed, require_one_of
@@ -33,7 +33,7 @@ class ModelArguments:
     batch_size: int
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> "ModelArguments":
+    def of(cls, arguments: Mapping[str, object], options: Mapping[str, object]) -> "ModelArguments":
         """Parse `--model_args` (`arguments`) and the other options that lm-eval passes to a model (`options`). An
         option that is None counts as not given.
 
@@ -57,7 +57,7 @@ class ModelArguments:
         precision = given.get("precision", "float32")
         require_one_of("precision", precision, OF_MODELS)
         layout = Layout(tensor=_ranks("tensor", given), data=_ranks("data", given))
-        on = Machinery(layout=layout, device=device, precision=precision)
+        on = Machinery(layout=layout, device=str(device), precision=str(precision))
         return cls(str(given["pretrained"]), on, int(batch_size))
 
     def require_ranks(self) -> None:
@@ -69,7 +69,7 @@ class ModelArguments:
             )
 
 
-def _ranks(axis: str, given: Mapping[str, Any]) -> int:
+def _ranks(axis: str, given: Mapping[str, object]) -> int:
     number = given.get(axis, 1)
     if type(number) is not int or number < 1:
         raise ConfigError(

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,6 +13,9 @@ from crosscut.harness.arguments import MODEL, ModelArguments, refuse_cache, refu
 from crosscut.harness.tasks import require_installed
 from crosscut.launch import in_ranks
 from crosscut.launch.processes import is_first_started, was_started
+
+if TYPE_CHECKING:
+    from lm_eval.config.evaluate_config import EvaluatorConfig
 
 
 def run_command(arguments: Sequence[str]) -> None:
@@ -46,7 +49,7 @@ def _model_of(arguments: Sequence[str]) -> ModelArguments | None:
     return model
 
 
-def _asked(arguments: Sequence[str]) -> Any:
+def _asked(arguments: Sequence[str]) -> "EvaluatorConfig | None":
     """Parse the arguments as lm-eval does, including the file that `--config` names. Return None if there is nothing to
     run.
     """

@@ -3,7 +3,6 @@
 """
 
 from pathlib import Path
-from typing import Any
 
 from crosscut.config.published.folders import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE
 from crosscut.config.system.files import read_json
@@ -30,5 +29,5 @@ def _id(text: str, tokenizer: Tokenizer) -> int | None:
     return ids[0] if len(ids) == 1 else None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, object]:
     return read_json(path) if path.is_file() else {}

@@ -2,20 +2,24 @@
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, final
 
 from crosscut.config import ConfigError
 from crosscut.config.checks import require_at_least
 from crosscut.config.system.extras import install_command
-from crosscut.evaluation.places import described, require_writable, write_report
+from crosscut.evaluation.places import ModelReport, described, require_writable, write_report
 from crosscut.evaluation.ranks import Machinery, with_model
 from crosscut.model import GPT
 from crosscut.pretrained import ModelSource
+
+if TYPE_CHECKING:
+    from lm_eval.tasks import TaskManager
 
 _KEPT = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better")
 """Keys of lm-eval's results that the report keeps."""
@@ -40,7 +44,15 @@ class Harness:
         require_at_least("--batch-size", self.batch_size, 1)
 
 
-def run_harness(place: str, harness: Harness, on: Machinery, *, output: Path | None = None) -> dict[str, Any]:
+@final
+class HarnessReport(ModelReport):
+    """Report of lm-eval's tasks, as values for JSON."""
+
+    batch_size: int
+    harness: Mapping[str, object]
+
+
+def run_harness(place: str, harness: Harness, on: Machinery, *, output: Path | None = None) -> HarnessReport:
     """Run lm-eval's tasks with the model at `place`. Returns the report, and writes the report to `output` as JSON
     unless `output` is None.
 
@@ -54,7 +66,7 @@ def run_harness(place: str, harness: Harness, on: Machinery, *, output: Path | N
         return harness
 
     source, found = with_model(place, on, prepare, _run)
-    report = {
+    report: HarnessReport = {
         **described(place, source, on),
         "batch_size": harness.batch_size,
         "harness": {"lm-eval": version("lm-eval"), "limit": harness.limit or None, **found},
@@ -63,7 +75,7 @@ def run_harness(place: str, harness: Harness, on: Machinery, *, output: Path | N
     return report
 
 
-def _run(model: GPT, source: ModelSource, harness: Harness) -> dict[str, Any]:
+def _run(model: GPT, source: ModelSource, harness: Harness) -> dict[str, object]:
     from lm_eval import simple_evaluate
 
     from crosscut.harness.adapter import CrosscutLM
@@ -80,10 +92,12 @@ def _run(model: GPT, source: ModelSource, harness: Harness) -> dict[str, Any]:
         log_samples=False,
         task_manager=_task_manager(harness),
     )
-    return json.loads(json.dumps({key: found[key] for key in _KEPT if key in found}, default=str)) if found else {}
+    kept = {key: found[key] for key in _KEPT if key in found} if found else {}
+    report: dict[str, object] = json.loads(json.dumps(kept, default=str))
+    return report
 
 
-def _task_manager(harness: Harness) -> Any:
+def _task_manager(harness: Harness) -> "TaskManager":
     from lm_eval.tasks import TaskManager
 
     return TaskManager(include_path=harness.folder or None)

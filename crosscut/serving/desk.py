@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import count
 from queue import Empty, SimpleQueue
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
+from crosscut.evaluation.embeddings.embedder import Embedded
+from crosscut.generation import Piece
 from crosscut.serving.news import TextOrder
 from crosscut.serving.protocol.refusals import Refusal
 
@@ -33,32 +35,17 @@ MOST_UNREAD = 4096
 """Maximum number of tokens that have been generated for a request, but not yet read by its client."""
 
 
-class AnswerPart(Protocol):
-    """Part of the answer to one text, such as a token (`generation.Piece`) or an embedding."""
-
-    @property
-    def number(self) -> int:
-        """Number of the text that this part belongs to, as assigned by the decoder or the embedder."""
-
-    @property
-    def finish(self) -> str:
-        """Reason why the text ends with this part. Empty if the text continues."""
-
-    @property
-    def error(self) -> Exception | None:
-        """Error that ended the text. None if there was no error."""
-
-
-PartT = TypeVar("PartT", bound=AnswerPart)
+PartT = TypeVar("PartT", Piece, Embedded)
+"""Part of the answer to one text: a token or an embedding."""
 
 
 class RequestJob(Generic[PartT]):
     """Texts of one request. Iteration yields pairs (index of the text, part of its answer) until all texts have
-    ended.
+    ended. At most `most_unread` parts wait to be read.
     """
 
-    def __init__(self, keys: Sequence[int]) -> None:
-        self.keys = tuple(keys)
+    def __init__(self, keys: Sequence[int], most_unread: int) -> None:
+        self.keys, self.most_unread = tuple(keys), most_unread
         self.pieces: asyncio.Queue[tuple[int, PartT] | Refusal] = asyncio.Queue()
         self._num_open = len(keys)
 
@@ -125,8 +112,9 @@ class Desk(Generic[PartT]):
         """Number of texts that wait for a row. Called from the clients' thread."""
         return len(self._jobs) - self.num_running
 
-    def submit(self, orders: Sequence[TextOrder]) -> RequestJob[PartT]:
-        """Submit texts, either all of them or none. Called from the clients' thread.
+    def submit(self, orders: Sequence[TextOrder], *, most_unread: int = MOST_UNREAD) -> RequestJob[PartT]:
+        """Submit texts, either all of them or none. Called from the clients' thread. The texts are
+        cancelled if more than `most_unread` parts of their answers are unread.
 
         Raises `Refusal` if too many texts are waiting or if the server is about to stop.
         """
@@ -142,7 +130,7 @@ class Desk(Generic[PartT]):
                 code="overloaded",
                 retry=True,
             )
-        job: RequestJob[PartT] = RequestJob([next(self._keys) for _ in orders])
+        job: RequestJob[PartT] = RequestJob([next(self._keys) for _ in orders], most_unread)
         for which, (key, order) in enumerate(zip(job.keys, orders, strict=True)):
             self._jobs[key] = (job, which)
             self._outbox.put((key, order))
@@ -189,7 +177,7 @@ class Desk(Generic[PartT]):
         for key, piece in keyed:
             if key in self._jobs:
                 job, which = self._jobs[key]
-                if job.pieces.qsize() == MOST_UNREAD:
+                if job.pieces.qsize() >= job.most_unread:
                     self.refuse(key, _unread())
                     continue
                 job.pieces.put_nowait((which, piece))

@@ -35,7 +35,8 @@ class Scheduler(Generic[PartT]):
     """
 
     def __init__(self, desk: Desk[PartT], *, most_begun: int = MOST_BEGUN, grace: float = GRACE) -> None:
-        self._desk, self._most_begun, self._grace = desk, most_begun, grace
+        self._desk: Desk[PartT] = desk
+        self._most_begun, self._grace = most_begun, grace
         self._arrived: dict[int, TextOrder] = {}
         """Orders (texts to start) that have arrived but not begun, by key."""
         self._beginning: list[int] = []

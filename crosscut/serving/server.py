@@ -5,6 +5,7 @@ signal ends the process at once (`launch.stopping`).
 """
 
 import asyncio
+import gc
 import ipaddress
 import signal
 import socket
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 import uvicorn
@@ -36,7 +37,7 @@ from crosscut.serving.desk import MOST_EMBEDDED, Desk, PartT
 from crosscut.serving.loop import embed_texts, write_texts
 from crosscut.serving.protocol.chat import ChatTemplate
 from crosscut.serving.protocol.embeddings import ServedEncoder
-from crosscut.serving.protocol.requests import Served
+from crosscut.serving.protocol.requests import ServedDecoder
 from crosscut.serving.scheduling import MOST_EMBEDDED_BEGUN, Scheduler
 from crosscut.serving.web.application import make_application
 from crosscut.serving.web.connections import MOST_CONNECTIONS, Connections, allow_connections
@@ -133,7 +134,7 @@ def _checked(place: str, options: ServerOptions) -> ModelSource:
         return source
 
 
-def _serve(options: ServerOptions, found: Mapping[str, Any], device: torch.device) -> None:
+def _serve(options: ServerOptions, found: Mapping[str, object], device: torch.device) -> None:
     source = ModelSource.from_json(found)
     mesh = make_mesh(options.layout, device)
     with _bound(options) if mesh.is_first_rank else nullcontext() as listener:
@@ -150,7 +151,7 @@ def _write(source: ModelSource, mesh: ParallelMesh, options: ServerOptions, list
     if listener is None:
         _follow(partial(write_texts, decoder, None))
         return
-    served = Served(
+    served = ServedDecoder(
         name=source.name,
         window=source.model.generation_length,
         tokenizer=source.tokenizer,
@@ -192,6 +193,7 @@ def _embed(source: ModelSource, mesh: ParallelMesh, options: ServerOptions, list
 
 def _follow(work: Callable[[], None]) -> None:
     """Run `work`, the main loop, on a rank that is not the first one."""
+    _freeze()
     with StopRequest(SIGNALS) as request:
         work()
         request.accept()
@@ -203,11 +205,20 @@ def _lead(
     """Run `work`, the main loop, on the first rank, while a second thread talks to clients. `greeting` is printed as
     soon as clients can connect.
     """
+    _freeze()
     with StopRequest(SIGNALS, desk.stop) as request:
         with _talking(application, listener, desk):
             echo(greeting)
             work()
         request.accept()
+
+
+def _freeze() -> None:
+    """Keep the garbage collector from what the process has loaded, which it would search for a fifth of a second while
+    all clients wait.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _names(options: ServerOptions) -> set[str]:

@@ -4,8 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
+from crosscut.config import Layout, ModelConfig
 from crosscut.data import Tokenizer
+from crosscut.model import GPT, initialize
+from crosscut.parallel import RandomStreams, make_mesh, shard_model
 
 
 class Letters:
@@ -16,6 +20,15 @@ class Letters:
 
     def encode(self, text: str) -> list[int]:
         return [byte + 1 for byte in text.encode("utf-8")]
+
+
+def make_model(config: ModelConfig, layout: Layout) -> GPT:
+    """On a rank: a model with weights that are the same on every layout."""
+    mesh = make_mesh(layout, torch.device("cpu"))
+    model = GPT(config, mesh=mesh, streams=RandomStreams(mesh, 0), dtype=torch.float64)
+    shard_model(model, mesh, units=model.blocks, always_used=True)
+    initialize(model, 1)
+    return model
 
 
 @pytest.fixture

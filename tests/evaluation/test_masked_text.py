@@ -18,6 +18,7 @@ from crosscut.evaluation.places import evaluate_place
 from crosscut.evaluation.ranks import Machinery
 from crosscut.evaluation.score_table import print_report
 from tests.pretrained.encoders import V, make_encoder
+from tests.refusals import refusal
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -123,9 +124,9 @@ def test_report_is_a_table_of_masked_tokens(model, text, capsys):
 def test_settings_of_the_next_token_are_refused(model, text, settings, message):
     config = EvaluationConfig(text=(text,), **settings)
     tokenizer = Tokenizer.load(model / "tokenizer.json")
-    with pytest.raises(ConfigError) as caught:
-        make_tasks(config, tokenizer, longest=16, vocab_size=V, is_masked=True)
-    assert str(caught.value).startswith(message)
+    assert refusal(ConfigError, make_tasks, config, tokenizer, longest=16, vocab_size=V, is_masked=True).startswith(
+        message
+    )
 
 
 def test_texts_and_tokenizers_without_words_to_mask_are_refused(model, tmp_path):

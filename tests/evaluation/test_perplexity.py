@@ -6,18 +6,10 @@ import torch.nn.functional as F
 
 from crosscut.config import Layout, ModelConfig
 from crosscut.evaluation import Score, evaluate_loss
-from crosscut.model import GPT, Batch, initialize
-from crosscut.parallel import RandomStreams, make_mesh, shard_model
+from crosscut.model import Batch
+from tests.evaluation.conftest import make_model
 
 MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, vocab_size=100, max_sequence_length=8, dropout=0.5)
-
-
-def make(layout: Layout) -> GPT:
-    mesh = make_mesh(layout, torch.device("cpu"))
-    model = GPT(MODEL, mesh=mesh, streams=RandomStreams(mesh, 0), dtype=torch.float64)
-    shard_model(model, mesh, units=model.blocks, always_used=True)
-    initialize(model, 1)
-    return model
 
 
 def batches() -> list[Batch]:
@@ -29,7 +21,7 @@ def batches() -> list[Batch]:
 
 
 def score(layout: Layout) -> tuple[float, int, bool]:
-    model = make(layout)
+    model = make_model(MODEL, layout)
     data = model.mesh.data
     mine = [batch.chunk(data.size)[data.rank] for batch in batches()]
     shares = [p.to_local().shape for p in model.parameters()]
@@ -40,7 +32,7 @@ def score(layout: Layout) -> tuple[float, int, bool]:
 
 def score_by_logits() -> float:
     """The same from whole logits, each position on its own."""
-    model = make(Layout()).eval()
+    model = make_model(MODEL, Layout()).eval()
     total, count = 0.0, 0
     with torch.no_grad():
         for tokens, targets in (batch.plain() for batch in batches()):

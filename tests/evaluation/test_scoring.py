@@ -10,12 +10,11 @@ import torch.nn.functional as F
 
 from crosscut.config import GenerationError, Layout, ModelConfig
 from crosscut.evaluation import Window, WindowScores, evaluate, score_windows, sliding_windows
-from crosscut.evaluation.own_text.text import Text
+from crosscut.evaluation.own_text.text import OwnText
 from crosscut.evaluation.scoring import require_numbers, rounds_of
-from crosscut.model import GPT, initialize
-from crosscut.parallel import RandomStreams, make_mesh, shard_model
-from tests.evaluation.conftest import Letters
+from tests.evaluation.conftest import Letters, make_model
 from tests.ranks import RankPool
+from tests.refusals import refusal
 
 MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, vocab_size=300, max_sequence_length=16, dropout=0.5)
 LAYOUTS = [
@@ -31,14 +30,6 @@ LAYOUTS = [
 ]
 
 
-def make(layout: Layout) -> GPT:
-    mesh = make_mesh(layout, torch.device("cpu"))
-    model = GPT(MODEL, mesh=mesh, streams=RandomStreams(mesh, 0), dtype=torch.float64)
-    shard_model(model, mesh, units=model.blocks, always_used=True)
-    initialize(model, 1)
-    return model
-
-
 def texts() -> tuple[list[np.ndarray], list[Window]]:
     """Uneven ones, whose windows make batches with an odd end on two and three data ranks."""
     generator = np.random.default_rng(0)
@@ -48,7 +39,7 @@ def texts() -> tuple[list[np.ndarray], list[Window]]:
 
 
 def scored(layout: Layout, batch_size: int) -> tuple[WindowScores, bool]:
-    model = make(layout)
+    model = make_model(MODEL, layout)
     shares = [p.to_local().shape for p in model.parameters()]
     scores = score_windows(model, *texts(), batch_size=batch_size)
     assert [p.to_local().shape for p in model.parameters()] == shares, "what was gathered must be given back"
@@ -57,7 +48,7 @@ def scored(layout: Layout, batch_size: int) -> tuple[WindowScores, bool]:
 
 def by_logits() -> WindowScores:
     """Each window on its own, each target from whole logits after the tokens before it."""
-    model = make(Layout()).eval()
+    model = make_model(MODEL, Layout()).eval()
     ids, windows = texts()
     losses, hits, last = [], [], []
     with torch.no_grad():
@@ -104,8 +95,8 @@ def test_every_layout_gives_the_same_scores(ranks: RankPool, plain: WindowScores
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 def test_every_window_is_read_once_by_one_rank(size: int, batch_size: int) -> None:
-    windows = [Window(0, 0, stop, 1) for stop in (3, 9, 5, 2, 7, 7, 4)]
-    rounds = [rounds_of(windows, batch_size, rank=rank, size=size) for rank in range(size)]
+    lengths = (2, 8, 4, 1, 6, 6, 3)
+    rounds = [rounds_of(lengths, batch_size, rank=rank, size=size) for rank in range(size)]
     assert sorted(i for own in rounds for group in own for i in group) == list(range(7))
     assert len({len(own) for own in rounds}) == 1, "as many rounds on every rank"
     assert rounds[0][0][0] == 1, "the longest first"
@@ -113,7 +104,7 @@ def test_every_window_is_read_once_by_one_rank(size: int, batch_size: int) -> No
 
 
 def evaluated(layout: Layout, file: str) -> tuple[dict, list[int]]:
-    task = Text([file], Letters(), start=0, window=8, overlap=8, text_key="text")
+    task = OwnText([file], Letters(), start=0, window=8, overlap=8, text_key="text")
     seen: list[int] = []
 
     def around(rounds):
@@ -121,7 +112,7 @@ def evaluated(layout: Layout, file: str) -> tuple[dict, list[int]]:
             seen.append(len(group))
             yield group
 
-    (result,) = evaluate(make(layout), [task], batch_size=2, around=around)
+    (result,) = evaluate(make_model(MODEL, layout), [task], batch_size=2, around=around)
     return result.to_json(), seen
 
 
@@ -140,10 +131,10 @@ def test_an_evaluation_tells_what_it_found_and_how(ranks: RankPool, tmp_path: Pa
 
 
 def broken(file: str) -> dict:
-    model = make(Layout())
+    model = make_model(MODEL, Layout())
     with torch.no_grad():
         model.final_norm.weight.to_local()[:] = math.nan
-    task = Text([file], Letters(), start=0, window=8, overlap=8, text_key="text")
+    task = OwnText([file], Letters(), start=0, window=8, overlap=8, text_key="text")
     return evaluate(model, [task], batch_size=2)[0].to_json()
 
 
@@ -157,8 +148,6 @@ def test_a_model_that_gives_no_numbers_has_no_figures_in_json(ranks: RankPool, t
 @pytest.mark.parametrize("values", [[1.0, math.nan], [math.inf, math.nan]], ids=str)
 def test_figures_that_are_nan_are_an_error_but_infinite_ones_are_not(values: list[float]) -> None:
     require_numbers("lambada", [1.0, math.inf])
-    with pytest.raises(GenerationError) as caught:
-        require_numbers("lambada", values)
-    assert str(caught.value).startswith(
+    assert refusal(GenerationError, require_numbers, "lambada", values).startswith(
         "The losses of `lambada` must be numbers, but some are NaN, because the model's logits are not finite. "
     )

@@ -9,7 +9,7 @@ import pytest
 
 from crosscut.config import ConfigError, DataError, EvaluationConfig
 from crosscut.data import Tokenizer
-from crosscut.evaluation import Lambada, Text, WikiText103, Window, WindowScores, make_tasks
+from crosscut.evaluation import Lambada, OwnText, WikiText103, Window, WindowScores, make_tasks
 from crosscut.evaluation.lambada import last_word
 from tests.evaluation.conftest import Letters
 
@@ -171,7 +171,7 @@ def test_a_token_that_reaches_into_the_last_word_is_part_of_it() -> None:
 def test_text_is_scored_per_token_byte_and_document(tmp_path: Path, letters: Letters) -> None:
     (tmp_path / "a.txt").write_text("añ")
     (tmp_path / "b.jsonl").write_text('{"text": "hello"}\n{"text": "you"}\n')
-    task = Text([str(tmp_path)], letters, start=0, window=2, overlap=2, text_key="text")
+    task = OwnText([str(tmp_path)], letters, start=0, window=2, overlap=2, text_key="text")
     assert [text.tolist() for text in task.texts] == [[0, *letters.encode(t)] for t in ("añ", "hello", "you")]
     assert task.windows == [
         Window(0, 0, 3, 1), Window(0, 1, 4, 3),
@@ -196,7 +196,7 @@ def test_blank_documents_are_left_out_and_counted(tmp_path: Path, letters: Lette
     (tmp_path / "a.jsonl").write_text('{"text": ""}\n{"text": "you"}\n\n{"text": " \\n"}\n')
     (tmp_path / "b.txt").write_text(" \n" * 20_000)
     (tmp_path / "c.txt").write_text("a" + " \n" * 20_000)
-    task = Text([str(tmp_path)], letters, start=0, window=64, overlap=64, text_key="text")
+    task = OwnText([str(tmp_path)], letters, start=0, window=64, overlap=64, text_key="text")
     counts = task.figures(scores([0.0] * len(task.windows))).counts
     assert (counts["documents"], counts["documents_blank"]) == (2, 3)
     assert counts["bytes"] == 3 + 40_001, "blanks within a document are scored"
@@ -206,13 +206,13 @@ def test_a_book_is_one_document(tmp_path: Path, letters: Letters) -> None:
     """Training cuts a long .txt file into documents; here it is one."""
     book = "\n\n".join(f"Paragraph {i} of a long book." for i in range(2000))
     (tmp_path / "book.txt").write_text(book)
-    task = Text([str(tmp_path / "book.txt")], letters, start=0, window=1024, overlap=512, text_key="text")
+    task = OwnText([str(tmp_path / "book.txt")], letters, start=0, window=1024, overlap=512, text_key="text")
     assert [text.size for text in task.texts] == [len(book) + 1]
 
 
 def test_text_that_is_not_there_is_told(letters: Letters) -> None:
     with pytest.raises(DataError, match=r"^`evaluation.text` must name existing files, but nothing matches `now"):
-        Text(["nowhere.txt"], letters, start=0, window=4, overlap=2, text_key="text")
+        OwnText(["nowhere.txt"], letters, start=0, window=4, overlap=2, text_key="text")
 
 
 def test_tasks_are_those_of_the_config(tmp_path: Path, letters: Letters) -> None:
@@ -252,4 +252,4 @@ def test_a_document_is_no_larger_than_can_be_encoded(
     (tmp_path / "book.txt").write_text("many words " * 100)
     monkeypatch.setattr("crosscut.evaluation.own_text.text.MOST_CHARACTERS", 1000)
     with pytest.raises(DataError, match=r"must have at most 1,000 characters, but `.*book.txt` \(record 1\) has more"):
-        Text([str(tmp_path / "book.txt")], letters, start=0, window=64, overlap=64, text_key="text")
+        OwnText([str(tmp_path / "book.txt")], letters, start=0, window=64, overlap=64, text_key="text")

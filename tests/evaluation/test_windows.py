@@ -18,21 +18,19 @@ def test_windows_of_ten_tokens_by_hand() -> None:
     ]
 
 
-def test_windows_that_share_nothing_follow_each_other() -> None:
-    assert list(sliding_windows(3, 10, window=4, overlap=4)) == [
-        Window(3, 0, 5, 1),
-        Window(3, 4, 9, 5),
-        Window(3, 5, 10, 9),
-    ]
-
-
-def test_a_short_text_is_one_window() -> None:
-    assert list(sliding_windows(0, 5, window=4, overlap=1)) == [Window(0, 0, 5, 1)]
-    assert list(sliding_windows(0, 2, window=4, overlap=1)) == [Window(0, 0, 2, 1)]
-
-
-def test_a_text_without_a_target_has_no_window() -> None:
-    assert list(sliding_windows(0, 1, window=4, overlap=1)) == []
+@pytest.mark.parametrize(
+    ("length", "overlap", "windows"),
+    [
+        (10, 4, [(0, 5, 1), (4, 9, 5), (5, 10, 9)]),
+        (5, 1, [(0, 5, 1)]),
+        (2, 1, [(0, 2, 1)]),
+        (1, 1, []),
+    ],
+    ids=["nothing shared", "one window", "one target", "no target"],
+)
+def test_windows_of_other_texts_by_hand(length: int, overlap: int, windows: list[tuple[int, int, int]]) -> None:
+    expected = [Window(3, *places) for places in windows]
+    assert list(sliding_windows(3, length, window=4, overlap=overlap)) == expected
 
 
 def test_the_papers_windows_of_its_test_set() -> None:

@@ -38,17 +38,25 @@ JOBS: list[Job] = [
 ]
 
 
+@contextmanager
+def limited(at_once: int, **others: int) -> Iterator[None]:
+    """Let prompts be read in parts of a few tokens. `others` are further limits of the decoder."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"tokens_at_once": at_once, **others}.items():
+            patch.setattr(decoder, f"_{name.upper()}", value)
+        yield
+
+
 def write(layout: Layout, family: str, jobs: Sequence[Job], num_rows: int, at_once: int = 8) -> list[list[int]]:
     """The new tokens of each job; prompts are read in pieces of a few tokens."""
-    decoder._TOKENS_AT_ONCE = at_once
-    decoder._FIRST_CAPACITY = 4
-    try:
-        writer = Decoder(make(layout, family), None, num_rows=num_rows, slide=True)
-        found: dict[int, list[int]] = {writer.add(*job): [] for job in jobs}
-        for piece in writer.run():
-            found[piece.number].append(piece.token)
-    finally:
-        decoder._TOKENS_AT_ONCE, decoder._FIRST_CAPACITY = 512, 64
+    with limited(at_once, first_capacity=4):
+        return texts_of(Decoder(make(layout, family), None, num_rows=num_rows, slide=True), jobs)
+
+
+def texts_of(writer: Decoder, jobs: Sequence[Job]) -> list[list[int]]:
+    found: dict[int, list[int]] = {writer.add(*job): [] for job in jobs}
+    for piece in writer.run():
+        found[piece.number].append(piece.token)
     return list(found.values())
 
 
@@ -157,14 +165,11 @@ def test_a_step_writes_one_token_of_each_and_a_row_that_is_free_goes_to_the_next
 
 
 def reading_beside_writing() -> list[list[int]]:
-    decoder._TOKENS_AT_ONCE = 4
-    try:
+    with limited(4):
         writer = running(make(), ([5], Sampling(num_tokens=5)), ([7] * 10, Sampling(num_tokens=1)))
         steps = []
         while not writer.is_idle:
             steps.append([piece.number for piece in writer.step()])
-    finally:
-        decoder._TOKENS_AT_ONCE = 512
     return steps
 
 
@@ -283,8 +288,7 @@ def tell(layout: Layout, family: str, alternatives: int | None, num_tokens: int)
     """Decode prompts that are read in parts, next to a text. Returns the probabilities of the prompts' tokens, and the
     largest number of tokens that were scored at once.
     """
-    decoder._TOKENS_AT_ONCE, decoder._SCORED_AT_ONCE, decoder._FIRST_CAPACITY = 5, 2, 4
-    try:
+    with limited(5, scored_at_once=2, first_capacity=4):
         model = make(layout, family)
         most = 0
 
@@ -300,8 +304,6 @@ def tell(layout: Layout, family: str, alternatives: int | None, num_tokens: int)
         pieces: dict[int, list[Piece]] = {writer.add(prompt, sampling): [] for prompt in TOLD}
         for piece in writer.run():
             pieces.get(piece.number, []).append(piece)
-    finally:
-        decoder._TOKENS_AT_ONCE, decoder._SCORED_AT_ONCE, decoder._FIRST_CAPACITY = 512, 64, 64
     return list(pieces.values()), most
 
 
@@ -354,17 +356,8 @@ def test_a_text_of_no_tokens_ends_with_its_prompt(ranks):
     assert found == {number: (prompt[-1], True, "length") for number, prompt in enumerate((*TOLD, LONGER))}
 
 
-def told_of_too_long() -> None:
-    running(make(), ([5] * 13, Sampling(tell_prompt=True)))
-
-
-def test_of_a_prompt_that_slides_nothing_can_be_told(ranks):
-    with pytest.raises(ConfigError, match=r"are requested must fit in the model's window \(12 tokens\), but has 13"):
-        ranks.run(1, told_of_too_long)
-
-
 def refused(prompt: list[int], sampling: Sampling) -> None:
-    Decoder(make(), None, num_rows=1).add(prompt, sampling)
+    Decoder(make(), None, num_rows=1, slide=sampling.tell_prompt).add(prompt, sampling)
 
 
 @pytest.mark.parametrize(
@@ -373,6 +366,11 @@ def refused(prompt: list[int], sampling: Sampling) -> None:
         ([], Sampling(), "A prompt must have at least one token, but has none"),
         ([5, 100], Sampling(), "ids must be from 0 to 99, the model's last vocabulary entry, but are from 5 to 100"),
         ([5] * 13, Sampling(), r"must fit in the model's window \(12 tokens\), but has 13"),
+        (
+            [5] * 13,
+            Sampling(tell_prompt=True),
+            r"are requested must fit in the model's window \(12 tokens\), but has 13",
+        ),
         ([5], Sampling(stop=("a",)), "`stop` needs a tokenizer to decode the tokens"),
         (
             [5],
@@ -394,11 +392,7 @@ def write_packed(layout: Layout, family: str) -> tuple[list[list[int]], list[lis
         if is_packed:
             pack_weights(model, model.mesh, num_texts=3)
             assert model.blocks[0].mlp.contract.weight._local_tensor.is_mkldnn == (layout.sharding == "none")
-        writer = Decoder(model, None, num_rows=3, slide=True)
-        texts: dict[int, list[int]] = {writer.add(*job): [] for job in JOBS}
-        for piece in writer.run():
-            texts[piece.number].append(piece.token)
-        found.append(list(texts.values()))
+        found.append(texts_of(Decoder(model, None, num_rows=3, slide=True), JOBS))
     return found[0], found[1]
 
 

@@ -3,6 +3,7 @@ import pytest
 from crosscut.config import ConfigError, Layout, LayoutError
 from crosscut.evaluation.ranks import Machinery
 from crosscut.harness.arguments import ModelArguments
+from tests.refusals import refusal
 
 ALL = {"pretrained": "runs/demo", "tensor": 2, "data": 3, "precision": "bfloat16"}
 
@@ -57,9 +58,7 @@ def test_what_is_not_said_is_as_lm_eval_has_it(device):
 )
 def test_a_mistake_is_one_message(arguments, options, message):
     place = {"pretrained": "runs/demo"} if arguments or options else {}
-    with pytest.raises(ConfigError) as error:
-        ModelArguments.of({**place, **arguments}, options)
-    assert str(error.value).startswith(message)
+    assert refusal(ConfigError, ModelArguments.of, {**place, **arguments}, options).startswith(message)
 
 
 def test_as_many_ranks_must_be_started_as_the_layout_has(monkeypatch):

@@ -22,6 +22,7 @@ from crosscut.parallel import make_mesh
 from crosscut.pretrained import find_model
 from tests.pretrained.models import edit, make, their_model
 from tests.ranks import RankPool
+from tests.refusals import refusal
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
 
@@ -127,17 +128,24 @@ def tasks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def answers(layout: Layout, folder: str) -> dict[str, Any]:
-    """On a rank: what lm-eval gets."""
-    from lm_eval.api.instance import Instance
-
+def ours_of(folder: str, layout: Layout | None = None) -> Any:
+    """On a rank: the model of a folder, as lm-eval gets it."""
     from crosscut.harness.adapter import CrosscutLM
 
-    def requests(*arguments: tuple[Any, ...]) -> list[Any]:
-        return [Instance("any", {}, each, i) for i, each in enumerate(arguments)]
-
     source = find_model(folder)
-    lm = CrosscutLM(source.load(make_mesh(layout, torch.device("cpu"))), source, batch_size=2)
+    model = source.load(make_mesh(layout or Layout(), torch.device("cpu")))
+    return CrosscutLM(model, source, batch_size=2)
+
+
+def requests(*arguments: tuple[Any, ...], task: str | None = None) -> list[Any]:
+    from lm_eval.api.instance import Instance
+
+    return [Instance("any", {}, each, i, (task, i, 1)) for i, each in enumerate(arguments)]
+
+
+def answers(layout: Layout, folder: str) -> dict[str, Any]:
+    """On a rank: what lm-eval gets."""
+    lm = ours_of(folder, layout)
     pairs = [(q["question"], choice) for q in QUESTIONS for choice in q["choices"]]
     return {
         "pairs": lm.loglikelihood(requests(*pairs, ("", "the fox"))),
@@ -215,25 +223,20 @@ BEGUN = ["the quick", "<s>the quick", "<|turn|>the<|turn|>", LONG]
 
 def asked_of(lm: Any) -> dict[str, Any]:
     """Answers of an implementation of lm-eval's model interface."""
-    from lm_eval.api.instance import Instance
-
     wishes = {"until": ["\n"], "max_gen_toks": 6}
     return {
         "prefix": lm.prefix_token_id,
         "ids": [lm.tok_encode(context) for context in BEGUN],
-        "pairs": lm.loglikelihood([Instance("any", {}, pair, i) for i, pair in enumerate(ASKED)]),
-        "rolling": lm.loglikelihood_rolling([Instance("any", {}, (text,), i) for i, text in enumerate(ROLLED)]),
+        "pairs": lm.loglikelihood(requests(*ASKED)),
+        "rolling": lm.loglikelihood_rolling(requests(*((text,) for text in ROLLED))),
         "written": [  # one at a time, since `hf` looks only at the first of a batch
-            text for one in BEGUN for text in lm.generate_until([Instance("any", {}, (one, wishes), 0)])
+            text for one in BEGUN for text in lm.generate_until(requests((one, wishes)))
         ],
     }
 
 
 def asked_of_ours(folder: str) -> dict[str, Any]:
-    from crosscut.harness.adapter import CrosscutLM
-
-    source = find_model(folder)
-    return asked_of(CrosscutLM(source.load(make_mesh(Layout(), torch.device("cpu"))), source, batch_size=2))
+    return asked_of(ours_of(folder))
 
 
 @pytest.mark.filterwarnings("ignore")  # of what lm-eval and what it uses import
@@ -271,18 +274,14 @@ def test_what_the_tokenizer_puts_before_every_text_is_there(ranks: RankPool, beg
 
 def writing_of(folder: str, num_tokens: int | None, contexts: Sequence[str]) -> tuple[list[str], list[str]]:
     """Texts that are generated after the contexts, and the messages about them."""
-    from lm_eval.api.instance import Instance
-
     from crosscut.harness import adapter
 
     told: list[str] = []
-    source = find_model(folder)
-    lm = adapter.CrosscutLM(source.load(make_mesh(Layout(), torch.device("cpu"))), source, batch_size=2)
     wishes = {"until": []} | ({} if num_tokens is None else {"max_gen_toks": num_tokens})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(adapter._LOG, "warning", told.append)
-        asked = [Instance("any", {}, (context, wishes), i, ("tiny", i, 1)) for i, context in enumerate(contexts)]
-        return lm.generate_until(asked), told
+        asked = requests(*((context, wishes) for context in contexts), task="tiny")
+        return ours_of(folder).generate_until(asked), told
 
 
 def test_a_context_keeps_what_fits_beside_what_is_written(ranks: RankPool, model: Path) -> None:
@@ -304,9 +303,7 @@ def test_a_context_keeps_what_fits_beside_what_is_written(ranks: RankPool, model
 def test_a_window_without_room_for_a_context_is_an_error(
     ranks: RankPool, model: Path, asked: int | None, number: int
 ) -> None:
-    with pytest.raises(ConfigError) as error:
-        ranks.run(1, writing_of, str(model), asked, ("over",))
-    assert str(error.value) == (
+    assert refusal(ConfigError, ranks.run, 1, writing_of, str(model), asked, ("over",)) == (
         "`max_gen_toks` of the task `tiny` must be at most 63, but is "
         f"{number} (lm-eval's default is 256). The model's window of 64 tokens must hold the context and the generated "
         "text. Lower `max_gen_toks` in the task's `generation_kwargs`, or use a model with a longer window."
@@ -410,10 +407,7 @@ def refusals_of(layout: Layout, folder: str) -> list[str]:
     """On a rank: what the model says to lm-eval's cache and chat templates."""
     from lm_eval.api.model import CacheHook
 
-    from crosscut.harness.adapter import CrosscutLM
-
-    source = find_model(folder)
-    lm = CrosscutLM(source.load(make_mesh(layout, torch.device("cpu"))), source, batch_size=2)
+    lm = ours_of(folder, layout)
     assert lm.chat_template(False) == ""
     told = []
     for ask in (lambda: lm.set_cache_hook(CacheHook(None)), lambda: lm.chat_template(True)):

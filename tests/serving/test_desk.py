@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sys
 import time
 
 import pytest
@@ -19,11 +20,16 @@ def orders(count: int) -> list[TextOrder]:
     return [TextOrder((5, 6, number), Sampling(), 0, 0) for number in range(count)]
 
 
+def opened(num_rows: int, **options: float) -> tuple[Desk, Scheduler]:
+    """A desk of clients in this event loop, with its scheduler."""
+    desk = Desk(num_rows=num_rows)
+    desk.open()
+    return desk, Scheduler(desk, **options)
+
+
 @in_loop
 async def test_pieces_come_back_to_their_text():
-    desk = Desk(num_rows=4)
-    scheduler = Scheduler(desk)
-    desk.open()
+    desk, scheduler = opened(4)
     job = desk.submit(orders(2))
     news = scheduler.take(idle=True)
     assert news == News(tuple(orders(2)))
@@ -47,9 +53,7 @@ def test_a_server_without_work_gives_a_sign_of_life(monkeypatch):
 
 @in_loop
 async def test_a_withdrawn_text_is_cancelled_by_its_number():
-    desk = Desk(num_rows=1)
-    scheduler = Scheduler(desk)
-    desk.open()
+    desk, scheduler = opened(1)
     job = desk.submit(orders(2))
     scheduler.take(idle=True)
     scheduler.began([3, 4])
@@ -62,9 +66,7 @@ async def test_a_withdrawn_text_is_cancelled_by_its_number():
 
 @in_loop
 async def test_a_text_that_is_withdrawn_at_once_never_begins():
-    desk = Desk(num_rows=1)
-    scheduler = Scheduler(desk)
-    desk.open()
+    desk, scheduler = opened(1)
     desk.withdraw(desk.submit(orders(1)))
     assert scheduler.take(idle=True) is None
 
@@ -113,9 +115,7 @@ def test_a_desk_whose_clients_never_came_closes():
 
 @in_loop
 async def test_a_stopped_desk_answers_what_it_has_and_takes_no_more():
-    desk = Desk(num_rows=2)
-    scheduler = Scheduler(desk)
-    desk.open()
+    desk, scheduler = opened(2)
     desk.submit(orders(1))
     desk.stop()
     with pytest.raises(Refusal, match="about to stop") as refused:
@@ -129,9 +129,7 @@ async def test_a_stopped_desk_answers_what_it_has_and_takes_no_more():
 
 @in_loop
 async def test_the_grace_time_ends():
-    desk = Desk(num_rows=2)
-    scheduler = Scheduler(desk, grace=-1.0)
-    desk.open()
+    desk, scheduler = opened(2, grace=-1.0)
     job = desk.submit(orders(1))
     scheduler.take(idle=True)
     scheduler.began([0])
@@ -145,9 +143,7 @@ async def test_the_grace_time_ends():
 @in_loop
 async def test_a_text_that_fails_ends_its_request_and_no_other(capsys):
     numbers = []
-    desk = Desk(num_rows=4)
-    scheduler = Scheduler(desk)
-    desk.open()
+    desk, scheduler = opened(4)
     jobs = [desk.submit(orders(2)), desk.submit(orders(1)), desk.submit(orders(1))]
     scheduler.take(idle=True)
     scheduler.began([0, 1, 2, ValueError("an order that cannot begin")])
@@ -173,9 +169,7 @@ async def test_a_text_that_fails_ends_its_request_and_no_other(capsys):
 @in_loop
 async def test_long_prompts_begin_one_after_the_other():
     """All running texts wait while texts begin; short prompts begin together."""
-    desk = Desk(num_rows=4)
-    scheduler = Scheduler(desk)
-    desk.open()
+    desk, scheduler = opened(4)
     many = [TextOrder((1,) * 10, Sampling(), sample, sample) for sample in range(100)]
     long = [TextOrder((1,) * (MOST_BEGUN // 2), Sampling(), sample, sample) for sample in range(5)]
     longest = [TextOrder((1,) * (3 * MOST_BEGUN), Sampling(), sample, sample) for sample in range(2)]
@@ -194,9 +188,7 @@ async def test_long_prompts_begin_one_after_the_other():
 @pytest.mark.parametrize("num_texts", [1, 2, 16])
 @in_loop
 async def test_a_request_that_is_not_read_ends_and_keeps_little(num_texts):
-    desk = Desk(num_rows=16)
-    scheduler = Scheduler(desk)
-    desk.open()
+    desk, scheduler = opened(16)
     unread, other = desk.submit(orders(num_texts)), desk.submit(orders(1))
     scheduler.take(idle=True)
     scheduler.began(list(range(num_texts + 1)))
@@ -209,6 +201,19 @@ async def test_a_request_that_is_not_read_ends_and_keeps_little(num_texts):
     assert scheduler.take(idle=False) == News(cancelled=tuple(range(num_texts)))
     scheduler.deliver([Piece(num_texts, 1, "b", finish="stop")])
     assert [piece.text async for _, piece in other] == ["b"]
+
+
+@in_loop
+async def test_an_answer_that_the_server_collects_may_have_any_number_of_unread_parts():
+    """All parts of many steps arrive at once if this thread has had to wait for a while."""
+    desk, scheduler = opened(1)
+    job = desk.submit(orders(1), most_unread=sys.maxsize)
+    scheduler.take(idle=True)
+    scheduler.began([0])
+    for _ in range(MOST_UNREAD + 1):
+        scheduler.deliver([Piece(0, 1, "a")])
+    scheduler.deliver([Piece(0, 1, "b", finish="stop")])
+    assert len([piece async for _, piece in job]) == MOST_UNREAD + 2
 
 
 async def ends_in_vain(job: RequestJob) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from crosscut.config import ConfigError, DataError
 from crosscut.config.checks import require_at_least
@@ -137,7 +136,7 @@ def _require_recipe(folder: Path) -> None:
             )
 
 
-def _listed(path: Path) -> list[Any]:
+def _listed(path: Path) -> list[object]:
     """Return the list of modules in a JSON file."""
     try:
         found = parse_json(read_small(path))

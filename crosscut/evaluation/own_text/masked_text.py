@@ -6,8 +6,8 @@ up to `MOST_WORDS` words (`data.masked.masking`). The masks depend only on the s
 they are the same on every layout, and for all models with the same tokenizer and window.
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -17,10 +17,9 @@ from crosscut.data import Tokenizer
 from crosscut.data.masked.draws import key_of, random_bits
 from crosscut.data.masked.masking import Masking
 from crosscut.data.masked.vocabulary import vocabulary_of
-from crosscut.data.text.sources import find_sources
-from crosscut.evaluation.own_text.text import whole_documents
+from crosscut.evaluation.own_text.text import OwnDocuments
 from crosscut.evaluation.scoring import Ids, MaskedTexts, WindowScores
-from crosscut.evaluation.task import Figures, exponential, hashed
+from crosscut.evaluation.task import Figures, Setting, exponential
 from crosscut.evaluation.windows import Window
 
 FRACTION, MOST_WORDS = DataConfig.mask_fraction, DataConfig.mask_words
@@ -33,7 +32,7 @@ seed (`data.masked.samples`).
 
 
 class MaskedText:
-    """Task that measures the loss of masked tokens in documents (see `Text` for the documents).
+    """Task that measures the loss of masked tokens in documents (see `OwnText` for the documents).
 
     `window` is the number of tokens in a window, including `[CLS]` and `[SEP]`. Raises `DataError` for files that
     cannot be read, for texts without words, and for a tokenizer without the special tokens of masked language
@@ -44,31 +43,22 @@ class MaskedText:
 
     def __init__(self, patterns: Sequence[str], tokenizer: Tokenizer, *, window: int, seed: int, text_key: str) -> None:
         self.texts = MaskedTexts([], [])
-        self.windows: list[Window] = []
-        self._documents: list[dict[str, Any]] = []
-        self._document_of: list[int] = []
-        """Index of each window's document."""
-        self._num_blank = 0
+        self._documents = documents = OwnDocuments(patterns, text_key)
         vocabulary = vocabulary_of(tokenizer)
         self._special = vocabulary.special
         self._masking = Masking(vocabulary, fraction=FRACTION, max_words=MOST_WORDS)
         self._key, self._num_rows = key_of(seed, _KEY), 0
-        for source, record, text in whole_documents(patterns, text_key):
-            ids = [] if not text or text.isspace() else tokenizer.encode(text)
-            if not ids:
-                self._num_blank += 1
-                continue
-            num_masked = self._add(np.array(ids, dtype=np.int64), window)
-            size = {"tokens": len(ids), "masked_tokens": num_masked}
-            self._documents.append({"source": source, "record": record, **size})
+        for _, ids in documents.encoded(tokenizer):
+            windows, num_masked = self._masked(np.array(ids, dtype=np.int64), window)
+            documents.add(windows, tokens=len(ids), masked_tokens=num_masked)
+        self.windows, self.data = documents.windows, documents.data
         if not self.windows:
             raise DataError("`evaluation.text` must hold words to mask, but holds none. Add text.")
-        protocol = {"window": window, "mask_fraction": FRACTION, "mask_words": MOST_WORDS, "seed": seed}
-        self.protocol: dict[str, Any] = protocol
-        self.data = [hashed(source.name, source.path) for source in find_sources(patterns, setting="evaluation.text")]
+        settings = {"window": window, "mask_fraction": FRACTION, "mask_words": MOST_WORDS, "seed": seed}
+        self.protocol: dict[str, Setting] = {**settings}
 
-    def _add(self, ids: Ids, window: int) -> int:
-        """Add the windows of the next document, and return the number of its masked tokens."""
+    def _masked(self, ids: Ids, window: int) -> tuple[list[Window], int]:
+        """Mask the tokens of the next document. Returns its windows and the number of its masked tokens."""
         special, inner = self._special, window - 2
         parts = [ids[start : start + inner] for start in range(0, len(ids), inner)]
         rows = np.full((len(parts), window), special.padding, dtype=np.int64)
@@ -79,43 +69,22 @@ class MaskedText:
         numbers = np.arange(len(parts)) + self._num_rows
         self._num_rows += len(parts)
         read, targets = self._masking(rows, random_bits(self._key, numbers, self._masking.num_draws(window)))
-        counts = (targets >= 0).sum(1)
+        counts, windows = (targets >= 0).sum(1), []
         for part, count, row, wanted in zip(parts, counts.tolist(), read, targets, strict=True):
             if count:
                 length = len(part) + 2
                 # The model reads all tokens, while a window of next tokens ends with a token that is only a target.
-                self.windows.append(Window(len(self.texts.read), 0, length + 1, length + 1 - count))
-                self._document_of.append(len(self._documents))
+                windows.append(Window(len(self.texts.read), 0, length + 1, length + 1 - count))
                 self.texts.read.append(row[:length])
                 self.texts.targets.append(wanted[:length])
-        return int(counts.sum())
+        return windows, int(counts.sum())
 
     def figures(self, scores: WindowScores) -> Figures:
         """Return the figures of all documents together, and of each document."""
-        losses, hits = np.zeros(len(self._documents)), np.zeros(len(self._documents), dtype=np.int64)
-        np.add.at(losses, self._document_of, scores.losses)
-        np.add.at(hits, self._document_of, scores.hits)
-        documents = [
-            {**document, **_figures(float(loss), int(hit), document["masked_tokens"])}
-            for document, loss, hit in zip(self._documents, losses, hits, strict=True)
-        ]
-        tokens, masked = (sum(document[name] for document in self._documents) for name in ("tokens", "masked_tokens"))
-        return Figures(
-            figures=_figures(float(losses.sum()), int(hits.sum()), masked),
-            counts={
-                "documents": len(documents),
-                "tokens": tokens,
-                "masked_tokens": masked,
-                "windows": len(self.windows),
-                "documents_blank": self._num_blank,
-            },
-            documents=documents,
-        )
+        return self._documents.figures(scores, _figures)
 
 
-def _figures(loss: float, num_hits: int, num_masked: int) -> dict[str, float]:
-    """Return the figures of texts with `num_masked` masked tokens. `num_masked` is 0 for a text that has only special
-    tokens.
-    """
-    mean = loss / max(num_masked, 1)
-    return {"loss": mean, "perplexity": exponential(mean), "accuracy": num_hits / max(num_masked, 1)}
+def _figures(loss: float, num_hits: int, sizes: Counter[str]) -> dict[str, float]:
+    """Return the figures of texts. They have no masked tokens if they have only special tokens."""
+    num_masked = max(sizes["masked_tokens"], 1)
+    return {"loss": loss / num_masked, "perplexity": exponential(loss / num_masked), "accuracy": num_hits / num_masked}

@@ -1,8 +1,8 @@
 """Task `text`: the loss of a model on a user's own text, per token, per byte and per document."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 
@@ -12,14 +12,67 @@ from crosscut.data.text.documents import Document
 from crosscut.data.text.sources import find_sources
 from crosscut.evaluation.perplexity import bits_per_byte
 from crosscut.evaluation.scoring import Ids, WindowScores
-from crosscut.evaluation.task import Encoder, Figures, as_ids, exponential, hashed
+from crosscut.evaluation.task import Encoder, Figures, Setting, as_ids, exponential, hashed
 from crosscut.evaluation.windows import Window, sliding_windows
 
 MOST_CHARACTERS = 1 << 28
 """Maximum number of characters in a document."""
 
 
-class Text:
+class OwnDocuments:
+    """Documents of a user's files, except blank ones, and the windows over their tokens."""
+
+    def __init__(self, patterns: Sequence[str], text_key: str) -> None:
+        self.windows: list[Window] = []
+        self.data = [hashed(source.name, source.path) for source in find_sources(patterns, setting="evaluation.text")]
+        self._patterns, self._text_key = patterns, text_key
+        self._places: list[tuple[str, int]] = []
+        """Source and record of each document."""
+        self._sizes: list[Counter[str]] = []
+        """Numbers of tokens and the like of each document."""
+        self._document_of: list[int] = []
+        """Index of each window's document."""
+        self._num_blank = 0
+
+    def encoded(self, tokenizer: Encoder) -> Iterator[tuple[str, list[int]]]:
+        """Yield the text and the ids of each document. Call `add` for each of them."""
+        for source, record, text in whole_documents(self._patterns, self._text_key):
+            if ids := tokenizer.encode(text) if text and not text.isspace() else []:
+                self._places.append((source, record))
+                yield text, ids
+            else:
+                self._num_blank += 1
+
+    def add(self, windows: Iterable[Window], **sizes: int) -> None:
+        """Add the windows of the next document, and its numbers of tokens and the like."""
+        self._sizes.append(Counter(sizes))
+        before = len(self.windows)
+        self.windows += windows
+        self._document_of += [len(self._sizes) - 1] * (len(self.windows) - before)
+
+    def figures(self, scores: WindowScores, of: Callable[[float, int, Counter[str]], dict[str, float]]) -> Figures:
+        """Return the figures of all documents together, and of each document. `of` computes figures from a loss, a
+        number of hits and the sizes.
+        """
+        losses, hits = np.zeros(len(self._sizes)), np.zeros(len(self._sizes), dtype=np.int64)
+        np.add.at(losses, self._document_of, scores.losses)
+        np.add.at(hits, self._document_of, scores.hits)
+        documents: list[dict[str, Setting]] = [
+            {"source": source, "record": record, **sizes, **of(float(loss), int(hit), sizes)}
+            for (source, record), sizes, loss, hit in zip(self._places, self._sizes, losses, hits, strict=True)
+        ]
+        total: Counter[str] = Counter()
+        for sizes in self._sizes:
+            total.update(sizes)
+        counts = {"documents": len(documents), **total, "windows": len(self.windows)}
+        return Figures(
+            figures=of(float(losses.sum()), int(hits.sum()), total),
+            counts=counts | {"documents_blank": self._num_blank},
+            documents=documents,
+        )
+
+
+class OwnText:
     """Task that measures the perplexity of documents. Windows overlap in the same way as in `WikiText103`.
 
     A document is a .txt file, a line of a .jsonl file or a row of a .parquet file. The id `start` is put in front of
@@ -41,44 +94,21 @@ class Text:
         text_key: str,
     ) -> None:
         self.texts: list[Ids] = []
-        self.windows: list[Window] = []
-        self._documents: list[dict[str, Any]] = []
-        self._num_blank = 0
-        for source, record, text in whole_documents(patterns, text_key):
-            if not text or text.isspace():
-                self._num_blank += 1
-                continue
-            ids = tokenizer.encode(text)
-            self.windows += sliding_windows(len(self.texts), len(ids) + 1, window=window, overlap=overlap)
+        self._documents = documents = OwnDocuments(patterns, text_key)
+        for text, ids in documents.encoded(tokenizer):
+            windows = sliding_windows(len(self.texts), len(ids) + 1, window=window, overlap=overlap)
+            documents.add(windows, tokens=len(ids), bytes=len(text.encode("utf-8")))
             self.texts.append(as_ids([start, *ids]))
-            size = {"tokens": len(ids), "bytes": len(text.encode("utf-8"))}
-            self._documents.append({"source": source, "record": record, **size})
-        self.protocol: dict[str, Any] = {"window": window, "stride": overlap, "first_id": start}
-        self.data = [hashed(source.name, source.path) for source in find_sources(patterns, setting="evaluation.text")]
+        self.windows, self.data = documents.windows, documents.data
+        self.protocol: dict[str, Setting] = {"window": window, "stride": overlap, "first_id": start}
 
     def figures(self, scores: WindowScores) -> Figures:
         """Return the figures of all documents together, and of each document."""
-        losses = np.zeros(len(self.texts))
-        np.add.at(losses, [window.text for window in self.windows], scores.losses)
-        documents = [
-            {**document, **_figures(float(loss), document["tokens"], document["bytes"])}
-            for document, loss in zip(self._documents, losses, strict=True)
-        ]
-        tokens, size = (sum(document[name] for document in self._documents) for name in ("tokens", "bytes"))
-        return Figures(
-            figures=_figures(float(losses.sum()), tokens, size),
-            counts={
-                "documents": len(documents),
-                "tokens": tokens,
-                "bytes": size,
-                "windows": len(self.windows),
-                "documents_blank": self._num_blank,
-            },
-            documents=documents,
-        )
+        return self._documents.figures(scores, _figures)
 
 
-def _figures(loss: float, num_tokens: int, num_bytes: int) -> dict[str, float]:
+def _figures(loss: float, _hits: int, sizes: Counter[str]) -> dict[str, float]:
+    num_tokens, num_bytes = sizes["tokens"], sizes["bytes"]
     return {
         "perplexity": exponential(loss / num_tokens),
         "bits_per_byte": bits_per_byte(loss, num_bytes),

@@ -7,7 +7,6 @@ model also reads an answer with `"weight": 0`, but the loss leaves this answer o
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from crosscut.config import DataError
 from crosscut.config.system.files import read_lines
@@ -81,7 +80,7 @@ def _conversation(line: str, place: str) -> Conversation:
     return Conversation(place, tuple(read), tuple(answers))
 
 
-def _without_weights(record: Mapping[str, Any]) -> tuple[object, list[bool]]:
+def _without_weights(record: Mapping[str, object]) -> tuple[object, list[bool]]:
     """Return the messages of a record without OpenAI's `weight`, and whether each message has a weight other than 0.
     Raises `Refusal` for an invalid weight.
     """

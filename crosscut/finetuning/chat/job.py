@@ -12,7 +12,6 @@ import shlex
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from crosscut.checkpoint import mark_passed_over
 from crosscut.checkpoint.storage import LocalFolder
@@ -119,26 +118,28 @@ def _run_of(order: ChatOrder, num_sequences: int = 0) -> RunConfig:
             f"`--model` must name a Hugging Face folder, but `{order.model}` has no `config.json`. Check the path. "
             "To start from a run of Crosscut, first export the run with `crosscut checkpoint export`."
         )
-    table: dict[str, Any] = {
-        "model": {"dropout": 0.0, "lora_rank": order.lora_rank},
-        "training": {
-            "initialize_from": order.model, "document_mask": True, "batch_size": 8, "sequence_length": 1024,
-            "validate_every": 0, "steps": 1, "seed": 1234,
-        },
-        "optimizer": {
-            "learning_rate": 2e-4 if order.lora_rank else 2e-5, "min_learning_rate": 0.0, "schedule": "linear",
-            "warmup_steps": 0, "weight_decay": 0.0,
-        },
-        "output": {"folder": order.output, "sample_tokens": 0},
-    }  # fmt: skip
-    run = load_run(table, order.overrides)
+    run = load_run(_settings(order), order.overrides)
     _require_supported(run, order.overrides)
     if not num_sequences or any(override.startswith("training.steps=") for override in order.overrides):
         return run
     steps = max(1, math.ceil(order.epochs * num_sequences / run.training.batch_size))
-    table["training"].update(steps=steps, validate_every=steps_between_validations(steps))
-    table["optimizer"]["warmup_steps"] = steps // 30
-    return load_run(table, order.overrides)
+    return load_run(_settings(order, steps), order.overrides)
+
+
+def _settings(order: ChatOrder, steps: int = 0) -> dict[str, dict[str, object]]:
+    """Return the default settings. `steps` is the number of steps; 0 means that the number is not known yet."""
+    return {
+        "model": {"dropout": 0.0, "lora_rank": order.lora_rank},
+        "training": {
+            "initialize_from": order.model, "document_mask": True, "batch_size": 8, "sequence_length": 1024,
+            "validate_every": steps and steps_between_validations(steps), "steps": max(1, steps), "seed": 1234,
+        },
+        "optimizer": {
+            "learning_rate": 2e-4 if order.lora_rank else 2e-5, "min_learning_rate": 0.0, "schedule": "linear",
+            "warmup_steps": steps // 30, "weight_decay": 0.0,
+        },
+        "output": {"folder": order.output, "sample_tokens": 0},
+    }  # fmt: skip
 
 
 def _require_supported(run: RunConfig, overrides: Sequence[str]) -> None:

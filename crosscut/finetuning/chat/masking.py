@@ -63,11 +63,10 @@ class Masker:
         """
         try:
             text, spans = self._answers(conversation)
-            ids, offsets = self.template.encode(text)
+            found = self.template.encode(text)
         except Refusal as error:
             raise DataError(f"{conversation.place}: {error.message}") from None
-        mask = np.zeros(len(ids), dtype=np.bool_)
-        starts, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
+        mask, starts, ends = np.zeros(len(found.ids), dtype=np.bool_), found.starts, found.ends
         for first, end in spans:
             inside = ((starts < ends) & (starts < end) & (ends > first)).nonzero()[0]
             if len(inside):  # some tokens between, such as trimmed spaces, may have no characters
@@ -77,7 +76,7 @@ class Masker:
                 f"{conversation.place}: The answers must have at least one token, but the chat template renders none. "
                 "Write an answer, or remove the line."
             )
-        return EncodedConversation(conversation.place, np.array(ids, dtype=np.int64), mask)
+        return EncodedConversation(conversation.place, found.ids.astype(np.int64), mask)
 
     @cached_property
     def is_marked(self) -> bool:

@@ -7,8 +7,7 @@ import torch
 
 from crosscut.config import ModelConfig, RunConfig
 from crosscut.data.sampler import share_of_batch
-from crosscut.finetuning.encoding import EncodedRows, Padded
-from crosscut.finetuning.encoding.rows import Ids
+from crosscut.finetuning.encoding.rows import EncodedRows, Ids, Padded
 from crosscut.model import Batch
 from crosscut.parallel import ParallelMesh
 from crosscut.training.batches import BatchSource

@@ -1,14 +1,14 @@
 """Scores on the development examples during training, and the step with the best score."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from crosscut.config import RunConfig
 from crosscut.evaluation.progress import Bar, progress
-from crosscut.finetuning.downstream.outputs import Rounds, task_outputs
+from crosscut.evaluation.scoring import Follow, Rounds
+from crosscut.finetuning.downstream.outputs import task_outputs
 from crosscut.finetuning.downstream.predictions import Outputs, predict, probabilities_of, scores_of
-from crosscut.finetuning.downstream.task import DEV, TunedTask
-from crosscut.finetuning.encoding import EncodedRows
+from crosscut.finetuning.downstream.task import DEV, Example, TunedTask
+from crosscut.finetuning.encoding.rows import EncodedRows
 from crosscut.launch import StopRequest
 from crosscut.model import GPT
 
@@ -21,10 +21,10 @@ class DevScores:
         task: TunedTask,
         run: RunConfig,
         rows: EncodedRows,
-        examples: Sequence[Any],
+        examples: Sequence[Example],
         *,
         padding: int,
-        rows_before: Iterable[Mapping[str, Any]] = (),
+        rows_before: Iterable[Mapping[str, object]] = (),
     ) -> None:
         """`rows_before` are the rows of `metrics.jsonl` that a resumed run wrote before it was stopped."""
         self.task, self.run, self.padding = task, run, padding
@@ -32,8 +32,9 @@ class DevScores:
         self._best: tuple[int, float] | None = None
         name = f"{DEV}_{task.score_names[0]}"
         for row in rows_before:
-            if isinstance(row.get(name), int | float):
-                self._note(row["step"], float(row[name]))
+            step, score = row["step"], row.get(name)
+            if isinstance(step, int) and isinstance(score, int | float):
+                self._note(step, float(score))
 
     @property
     def best_step(self) -> int | None:
@@ -58,18 +59,14 @@ class DevScores:
             name=DEV,
             around=around,
         )
-        found = scores_of(self.task, predict_from(self.task, self.rows, self.examples, outputs), self.examples)
+        probabilities = probabilities_of(self.task, self.rows, outputs)
+        found = scores_of(self.task, predict(self.task, self.rows, self.examples, probabilities), self.examples)
         self._note(step, found[self.task.score_names[0]])
         return {f"{DEV}_{name}": value for name, value in found.items()}
 
     def _note(self, step: int, score: float) -> None:
         if self._best is None or score > self._best[1]:
             self._best = (step, score)
-
-
-def predict_from(task: TunedTask, rows: EncodedRows, examples: Sequence[Any], outputs: Outputs) -> Any:
-    """Return the predictions for a model's outputs."""
-    return predict(task, rows, examples, probabilities_of(task, rows, outputs))
 
 
 def outputs_shown(
@@ -79,7 +76,7 @@ def outputs_shown(
     batch_size: int,
     padding: int,
     name: str = "",
-    around: Callable[[Rounds], Iterable[Sequence[int]]] = iter,
+    around: Follow = iter,
 ) -> Outputs:
     """Compute the outputs of a model with `task_outputs`, and show a progress bar with the label `name` on the first
     rank. If `name` is empty, no bar is shown. The generator function `around` receives the rounds of examples and

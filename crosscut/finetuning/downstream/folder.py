@@ -13,7 +13,6 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -28,13 +27,13 @@ from crosscut.config.system.files import open_own, parse_json, read_json, read_l
 from crosscut.config.system.records import from_json, to_json
 from crosscut.config.system.terminal import echo
 from crosscut.finetuning.downstream.predictions import Outputs
-from crosscut.finetuning.downstream.task import TunedTask
-from crosscut.finetuning.encoding import EncodedRows
+from crosscut.finetuning.downstream.task import DEV, Example, TunedTask
+from crosscut.finetuning.encoding.rows import EncodedRows
 from crosscut.finetuning.tasks import ChoiceExample, SpanExample, TextExample
 
 TASK_FILE, DATA_FOLDER, RESULT_FILE = "task.json", "data", "summary.json"
 
-_KINDS: Mapping[HeadKind, Any] = {HeadKind.SPANS: SpanExample, HeadKind.CHOICE: ChoiceExample}
+_KINDS: Mapping[HeadKind, type[Example]] = {HeadKind.SPANS: SpanExample, HeadKind.CHOICE: ChoiceExample}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,12 +99,12 @@ class TaskRuns:
         """Read the encoded examples of a part."""
         return EncodedRows.load(self.folder / DATA_FOLDER / f"{part}.npz")
 
-    def examples(self, part: str) -> tuple[Any, ...]:
+    def examples(self, part: str) -> tuple[Example, ...]:
         """Read the texts of a part's examples, which `save_part` wrote with `is_predicted`. Raises `DataError` if the
         file is damaged.
         """
         path = self.folder / DATA_FOLDER / f"{part}.jsonl"
-        kind = _KINDS.get(self.task.head, TextExample)
+        kind: type[Example] = _KINDS.get(self.task.head, TextExample)
         try:
             return tuple(from_json(kind, parse_json(line)) for line in read_lines(path) if line)
         except (OSError, ValueError) as error:
@@ -114,7 +113,7 @@ class TaskRuns:
                 "start the run again."
             ) from None
 
-    def save_part(self, part: str, rows: EncodedRows, examples: Sequence[Any], *, is_predicted: bool) -> None:
+    def save_part(self, part: str, rows: EncodedRows, examples: Sequence[Example], *, is_predicted: bool) -> None:
         """Write the encoded examples of a part. Also write their texts if `is_predicted` says that the run makes
         predictions for this part.
         """
@@ -147,13 +146,45 @@ def load_outputs(run: RunConfig, part: str) -> Outputs:
         ) from None
 
 
-def result_of(run: RunConfig) -> dict[str, Any] | None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SeedResult:
+    """Result of a complete run of one seed, kept in `summary.json`."""
+
+    seed: int
+    steps: int
+    best_step: int
+    """Step with the best development score."""
+    scores: Mapping[str, Mapping[str, float]]
+    """Scores of the best step's checkpoint, by part and name."""
+    layout: str
+    device: str
+    versions: Mapping[str, str]
+    """Versions of the packages, by name."""
+    training_seconds: float
+    """Seconds of the training since its last start."""
+
+
+def result_of(run: RunConfig) -> SeedResult | None:
     """Return the result of a seed's run, or None if the run is not complete."""
     path = Path(run.output.folder) / RESULT_FILE
     if not path.is_file():
         return None
-    table = read_json(path)
-    return table if table.get("steps") == run.training.steps and "best_step" in table else None
+    try:
+        found = from_json(SeedResult, read_json(path))
+    except ValueError:  # the summary of another kind of run
+        return None
+    return found if found.steps == run.training.steps else None
+
+
+def results_of(kept: TaskRuns) -> dict[int, SeedResult]:
+    """Return the results of the runs that are complete, by seed."""
+    found = {seed: result_of(kept.run_of(seed)) for seed in kept.seeds}
+    return {seed: result for seed, result in found.items() if result is not None}
+
+
+def best_seed(kept: TaskRuns, results: Mapping[int, SeedResult]) -> int:
+    """Return the seed with the best development score."""
+    return max(results, key=lambda seed: results[seed].scores[DEV][kept.task.score_names[0]])
 
 
 def keep_best(run: RunConfig, best: int) -> Folder:

@@ -14,10 +14,11 @@ from crosscut.config.model import HeadKind, require_tensor_axis
 from crosscut.config.system.terminal import echo
 from crosscut.evaluation.ranks import Machinery
 from crosscut.finetuning.downstream.evaluations import outputs_shown
-from crosscut.finetuning.downstream.folder import TASK_FILE, TaskRuns, result_of
+from crosscut.finetuning.downstream.folder import TASK_FILE, TaskRuns, best_seed, results_of
 from crosscut.finetuning.downstream.predictions import Outputs, Prediction, predict, probabilities_of
-from crosscut.finetuning.downstream.task import DEV, TunedTask
-from crosscut.finetuning.encoding import EncodedRows, TextEncoder
+from crosscut.finetuning.downstream.task import Example, TunedTask
+from crosscut.finetuning.encoding.rows import EncodedRows
+from crosscut.finetuning.encoding.tokens import TextEncoder
 from crosscut.launch import in_ranks
 from crosscut.launch.processes import is_first_started
 from crosscut.parallel import make_mesh
@@ -31,7 +32,7 @@ class _PredictJob:
     source: ModelSource
     task: TunedTask
     rows: EncodedRows
-    examples: tuple[Any, ...]
+    examples: tuple[Example, ...]
     padding: int
 
 
@@ -84,15 +85,11 @@ def _folder_of_seed(kept: TaskRuns, folder: Path) -> Path:
     """
     if folder.resolve() != kept.folder.resolve():
         return folder
-    results = {seed: result_of(kept.run_of(seed)) for seed in kept.seeds}
-    complete = {seed: result for seed, result in results.items() if result is not None}
-    if not complete:
+    if not (complete := results_of(kept)):
         raise ConfigError(
             f"`{folder}` must hold a complete run, but its training has not ended. Continue the run with --resume."
         )
-    name = kept.task.score_names[0]
-    best = max(complete, key=lambda seed: complete[seed]["scores"][DEV][name])
-    return Path(kept.run_of(best).output.folder)
+    return Path(kept.run_of(best_seed(kept, complete)).output.folder)
 
 
 def _outputs(on: Machinery, batch_size: int, encoded: _PredictJob, device: torch.device) -> tuple[_PredictJob, Outputs]:

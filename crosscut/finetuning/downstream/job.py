@@ -11,7 +11,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,15 +22,27 @@ from crosscut.config.model import HeadKind
 from crosscut.config.published.folders import TOKENIZER_FILE
 from crosscut.config.system.deletion import make_folder
 from crosscut.config.system.files import copy_file
+from crosscut.config.system.records import to_json
 from crosscut.config.system.terminal import echo, new_console
 from crosscut.finetuning.downstream.batches import TaskBatches
-from crosscut.finetuning.downstream.evaluations import DevScores, outputs_shown, predict_from
-from crosscut.finetuning.downstream.folder import RESULT_FILE, TASK_FILE, TaskRuns, keep_best, result_of, save_outputs
-from crosscut.finetuning.downstream.predictions import scores_of
+from crosscut.finetuning.downstream.evaluations import DevScores, outputs_shown
+from crosscut.finetuning.downstream.folder import (
+    RESULT_FILE,
+    TASK_FILE,
+    SeedResult,
+    TaskRuns,
+    keep_best,
+    result_of,
+    results_of,
+    save_outputs,
+)
+from crosscut.finetuning.downstream.predictions import predict, probabilities_of, scores_of
 from crosscut.finetuning.downstream.report import print_results, write_report
 from crosscut.finetuning.downstream.settings import TaskOrder, settings_of
 from crosscut.finetuning.downstream.task import DEV, PARTS, TRAIN, Example, TunedTask, files_of
-from crosscut.finetuning.encoding import EncodedRows, Long, Special, TextEncoder
+from crosscut.finetuning.encoding.rows import EncodedRows
+from crosscut.finetuning.encoding.texts import Long
+from crosscut.finetuning.encoding.tokens import Special, TextEncoder
 from crosscut.launch.processes import choose_device, is_first_started
 from crosscut.pretrained import ModelSource, find_model, keep_labels, load_trunk
 from crosscut.pretrained.companions import COMPANIONS
@@ -132,7 +143,7 @@ def _resumed(order: TaskOrder) -> TaskRuns:
     return dataclasses.replace(kept, ensemble=kept.ensemble or order.ensemble)
 
 
-def _seed_run(kept: TaskRuns, run: ResolvedRun, identity: Mapping[str, Any], memory: InMemory) -> "_SeedRun":
+def _seed_run(kept: TaskRuns, run: ResolvedRun, identity: Mapping[str, object], memory: InMemory) -> "_SeedRun":
     seed = run.training.seed
     identity = {**identity, "training.seed": seed}
     title = f"seed {seed}" if kept.num_seeds > 1 else ""
@@ -144,7 +155,7 @@ def _seed_run(kept: TaskRuns, run: ResolvedRun, identity: Mapping[str, Any], mem
     return _SeedRun(run=run, identity=identity, checkpoint=good.folder, done=done, kept=kept, title=title)
 
 
-def _identity(kept: TaskRuns) -> dict[str, Any]:
+def _identity(kept: TaskRuns) -> dict[str, object]:
     """Return the hashes of the examples, and all settings except the seed. A run can resume from a checkpoint only if
     all of these values are the same.
     """
@@ -286,38 +297,36 @@ def _score_best(kept: TaskRuns, rows: Mapping[str, EncodedRows], loop: Loop, out
         )
         if loop.mesh.is_first_rank:
             save_outputs(run, part, outputs)
-            examples = kept.examples(part)
-            scores[part] = scores_of(kept.task, predict_from(kept.task, rows[part], examples, outputs), examples)
+            examples, probabilities = kept.examples(part), probabilities_of(kept.task, rows[part], outputs)
+            scores[part] = scores_of(kept.task, predict(kept.task, rows[part], examples, probabilities), examples)
     if loop.mesh.is_first_rank:
         _write_result(run, best, scores, outcome, loop.mesh.device)
     return ""
 
 
 def _write_result(
-    run: RunConfig, best: int, scores: Mapping[str, Any], outcome: RunOutcome, device: torch.device
+    run: RunConfig, best: int, scores: Mapping[str, Mapping[str, float]], outcome: RunOutcome, device: torch.device
 ) -> None:
     folder = Path(run.output.folder)
     plot_losses(folder, per="example")
-    result = {
-        "seed": run.training.seed,
-        "steps": run.training.steps,
-        "best_step": best,
-        "scores": scores,
-        "layout": str(run.layout),
-        "device": device_name(device),
-        "versions": current_versions(),
-        "training_seconds": outcome.seconds,
-        "dev_loss_before": outcome.before.loss,
-        "dev_loss_after": outcome.after.loss,
-    }
-    write_whole(folder / RESULT_FILE, json.dumps(result, indent=2) + "\n")  # last: it marks a complete run
+    result = SeedResult(
+        seed=run.training.seed,
+        steps=run.training.steps,
+        best_step=best,
+        scores=scores,
+        layout=str(run.layout),
+        device=device_name(device),
+        versions=current_versions(),
+        training_seconds=outcome.seconds,
+    )
+    losses = {"dev_loss_before": outcome.before.loss, "dev_loss_after": outcome.after.loss}
+    content = json.dumps({**to_json(result), **losses}, indent=2) + "\n"
+    write_whole(folder / RESULT_FILE, content)  # last: it marks a complete run
 
 
 def _finish(folder: Path) -> None:
     """Keep the best checkpoint of each seed, write the report, and print the scores."""
     kept = TaskRuns.load(folder)
-    for seed in kept.seeds:
-        result = result_of(kept.run_of(seed))
-        assert result is not None, "all runs are complete"
-        keep_best(kept.run_of(seed), result["best_step"])
+    for seed, result in results_of(kept).items():
+        keep_best(kept.run_of(seed), result.best_step)
     print_results(write_report(kept), new_console())

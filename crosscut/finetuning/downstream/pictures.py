@@ -2,15 +2,20 @@
 
 import io
 from pathlib import Path
-from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from crosscut.config import write_whole
+
+Counts = npt.NDArray[np.int64]
+"""Confusion matrix [labels, labels]."""
 
 _MOST_LABELS = 30
 """Maximum number of labels whose counts are written into the picture."""
 
 
-def plot_confusion(table: Any, names: tuple[str, ...], path: Path) -> None:
+def plot_confusion(table: Counts, names: tuple[str, ...], path: Path) -> None:
     """Plot a confusion matrix [labels, labels]: rows are labels, columns are predictions. The colour shows each count
     as a fraction of the row's examples.
     """

@@ -11,21 +11,20 @@ The probabilities of an ensemble are the mean of the probabilities of its runs.
 Shapes: E examples, C classes or options, T tokens of all rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from crosscut.config.model import HeadKind
-from crosscut.finetuning.downstream.task import TunedTask
-from crosscut.finetuning.encoding import EncodedRows, best_answers
-from crosscut.finetuning.tasks import accuracy, exact_match_and_f1, f1, matthews
+from crosscut.finetuning.downstream.task import Example, TunedTask, of_kind
+from crosscut.finetuning.encoding.answers import best_answers
+from crosscut.finetuning.encoding.rows import EncodedRows
+from crosscut.finetuning.tasks import SpanExample, exact_match_and_f1
+from crosscut.finetuning.tasks.scores import SCORES
 
 Outputs = npt.NDArray[np.float64]
-
-_SCORES = {"accuracy": accuracy, "f1": f1, "matthews": matthews}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +55,12 @@ def probabilities_of(task: TunedTask, rows: EncodedRows, outputs: Outputs) -> Ou
     return found
 
 
-def predict(task: TunedTask, rows: EncodedRows, examples: Sequence[Any], probabilities: Outputs) -> list[Prediction]:
+def predict(
+    task: TunedTask, rows: EncodedRows, examples: Sequence[Example], probabilities: Outputs
+) -> list[Prediction]:
     """Return the prediction for each example, in the order of the file."""
     if task.head is HeadKind.SPANS:
-        return _predict_spans(task, rows, examples, probabilities)
+        return _predict_spans(task, rows, of_kind(SpanExample, examples), probabilities)
     labels = probabilities.argmax(1)
     return [
         Prediction(label=label, text=task.labels[label], probability=float(own[label]))
@@ -67,20 +68,24 @@ def predict(task: TunedTask, rows: EncodedRows, examples: Sequence[Any], probabi
     ]
 
 
-def scores_of(task: TunedTask, predictions: Sequence[Prediction], examples: Sequence[Any]) -> dict[str, float]:
+def scores_of(task: TunedTask, predictions: Sequence[Prediction], examples: Sequence[Example]) -> dict[str, float]:
     """Return the task's scores for `predictions`, keyed by name (`TunedTask.score_names`). The result is empty if
     the examples have no labels.
     """
     if task.head is HeadKind.SPANS:
-        answers = {example.id: one.text for example, one in zip(examples, predictions, strict=True)}
-        found: Mapping[str, float] = exact_match_and_f1(answers, examples)._asdict()
-    elif any(example.label is None for example in examples):
+        questions = of_kind(SpanExample, examples)
+        scores = exact_match_and_f1(answers_of(questions, predictions), questions)
+        return {name: getattr(scores, name) for name in task.score_names}
+    labels = [example.label for example in examples if example.label is not None]
+    if len(labels) < len(examples):
         return {}
-    else:
-        labels = [example.label for example in examples]
-        predicted = [one.label for one in predictions]
-        found = {name: _SCORES[name](predicted, labels) for name in task.score_names}
-    return {name: found[name] for name in task.score_names}
+    predicted = [one.label for one in predictions]
+    return {name: SCORES[name](predicted, labels) for name in task.score_names}
+
+
+def answers_of(questions: Sequence[SpanExample], predictions: Sequence[Prediction]) -> dict[str, str]:
+    """Return the predicted answers, keyed by the ids of the questions."""
+    return {question.id: one.text for question, one in zip(questions, predictions, strict=True)}
 
 
 def _softmax(outputs: Outputs) -> Outputs:
@@ -99,7 +104,7 @@ def _counted_tokens(rows: EncodedRows, *, is_causal: bool) -> npt.NDArray[np.int
 
 
 def _predict_spans(
-    task: TunedTask, rows: EncodedRows, examples: Sequence[Any], probabilities: Outputs
+    task: TunedTask, rows: EncodedRows, examples: Sequence[SpanExample], probabilities: Outputs
 ) -> list[Prediction]:
     with np.errstate(divide="ignore"):
         logarithms = np.log(probabilities)

@@ -15,9 +15,8 @@ the best development score.
 import dataclasses
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -25,15 +24,29 @@ from rich.table import Table
 
 from crosscut.config import RunConfig, write_whole
 from crosscut.config.model import HeadKind
-from crosscut.finetuning.downstream.folder import TaskRuns, load_outputs, result_of
-from crosscut.finetuning.downstream.pictures import plot_confusion
-from crosscut.finetuning.downstream.predictions import Outputs, Prediction, predict, probabilities_of, scores_of
-from crosscut.finetuning.downstream.task import DEV, TRAIN, TunedTask
-from crosscut.finetuning.tasks import confusion
+from crosscut.finetuning.downstream.folder import SeedResult, TaskRuns, best_seed, load_outputs, results_of
+from crosscut.finetuning.downstream.pictures import Counts, plot_confusion
+from crosscut.finetuning.downstream.predictions import (
+    Outputs,
+    Prediction,
+    answers_of,
+    predict,
+    probabilities_of,
+    scores_of,
+)
+from crosscut.finetuning.downstream.task import DEV, TRAIN, Example, TunedTask, of_kind
+from crosscut.finetuning.tasks import SpanExample, confusion
 from crosscut.training.watching.metrics import read_metrics
 
 REPORT_FILE, SCORES_FILE, CONFUSION_FILE = "report.md", "scores.json", "confusion.png"
 
+_OVER_SEEDS: Mapping[str, Callable[[list[float]], float]] = {
+    "median": statistics.median,
+    "smallest": min,
+    "largest": max,
+    "standard deviation": statistics.stdev,
+}
+"""Figures of the scores of all seeds, by the title of their row."""
 _MOST_MISTAKES = 10
 _MOST_CHARACTERS = 400
 """Maximum number of characters of a text in the report."""
@@ -44,7 +57,7 @@ class TaskResults:
     """Scores and predictions of all runs."""
 
     kept: TaskRuns
-    by_seed: Mapping[int, Mapping[str, Any]]
+    by_seed: Mapping[int, SeedResult]
     """Content of each seed's `summary.json`, keyed by seed."""
     ensemble: Mapping[str, Mapping[str, float]]
     """Scores of the ensemble, by part. Empty if the run has no ensemble."""
@@ -54,17 +67,13 @@ class TaskResults:
     @property
     def names(self) -> list[tuple[str, str]]:
         """Pairs (part, name of a score), for all parts that were scored."""
-        first = next(iter(self.by_seed.values()))["scores"]
+        first = next(iter(self.by_seed.values())).scores
         return [(part, name) for part, scores in first.items() for name in scores]
 
     @property
     def best_seed(self) -> int:
         """Seed with the best development score."""
-        return _best_seed(self.kept, self.by_seed)
-
-    def of_seeds(self, part: str, name: str) -> list[float]:
-        """Return one score of a part for each seed."""
-        return [result["scores"][part][name] for result in self.by_seed.values()]
+        return best_seed(self.kept, self.by_seed)
 
 
 def write_report(kept: TaskRuns) -> TaskResults:
@@ -76,7 +85,7 @@ def write_report(kept: TaskRuns) -> TaskResults:
     if names:
         plot_confusion(table, names, kept.folder / CONFUSION_FILE)
     write_whole(kept.folder / REPORT_FILE, "\n".join(_lines(results, table, names)) + "\n")
-    by_seed = {seed: {"best_step": one["best_step"], **one["scores"]} for seed, one in results.by_seed.items()}
+    by_seed = {seed: {"best_step": one.best_step, **one.scores} for seed, one in results.by_seed.items()}
     write_whole(
         kept.folder / SCORES_FILE, json.dumps({"seeds": by_seed, "ensemble": results.ensemble}, indent=2) + "\n"
     )
@@ -84,8 +93,8 @@ def write_report(kept: TaskRuns) -> TaskResults:
 
 
 def _results(kept: TaskRuns) -> TaskResults:
-    by_seed = {seed: result_of(kept.run_of(seed)) or {} for seed in kept.seeds}
-    chosen = kept.seeds if kept.ensemble else (_best_seed(kept, by_seed),)
+    by_seed = results_of(kept)
+    chosen = kept.seeds if kept.ensemble else (best_seed(kept, by_seed),)
     predictions, ensemble = {}, {}
     for part in (part for part in kept.files if part != TRAIN):
         rows, examples = kept.rows(part), kept.examples(part)
@@ -97,28 +106,16 @@ def _results(kept: TaskRuns) -> TaskResults:
     return TaskResults(kept=kept, by_seed=by_seed, ensemble=ensemble, predictions=predictions)
 
 
-def _best_seed(kept: TaskRuns, by_seed: Mapping[int, Mapping[str, Any]]) -> int:
-    name = kept.task.score_names[0]
-    return max(by_seed, key=lambda seed: by_seed[seed]["scores"][DEV][name])
-
-
 def _write_predictions(kept: TaskRuns, part: str, predictions: Sequence[Prediction]) -> None:
     if kept.task.head is HeadKind.SPANS:
-        answers = {example.id: one.text for example, one in zip(kept.examples(part), predictions, strict=True)}
+        answers = answers_of(of_kind(SpanExample, kept.examples(part)), predictions)
         write_whole(kept.folder / f"predictions-{part}.json", json.dumps(answers, ensure_ascii=False, indent=1) + "\n")
         return
     lines = [f"{number}\t{one.text}\t{one.probability:.6f}" for number, one in enumerate(predictions)]
     write_whole(kept.folder / f"predictions-{part}.tsv", "\n".join(["index\tprediction\tprobability", *lines]) + "\n")
 
 
-def _gold(task: TunedTask, example: Any) -> int:
-    """Return the index of an example's label. For a question about a text, return 1 if it has an answer, and otherwise
-    0.
-    """
-    return int(bool(example.answers)) if task.head is HeadKind.SPANS else int(example.label)
-
-
-def _confusion(results: TaskResults) -> tuple[Any, tuple[str, ...]]:
+def _confusion(results: TaskResults) -> tuple[Counts, tuple[str, ...]]:
     """Return the confusion matrix of the development examples, and the names of its rows. If there are no names, the
     report shows no matrix.
     """
@@ -126,35 +123,27 @@ def _confusion(results: TaskResults) -> tuple[Any, tuple[str, ...]]:
     names = task.labels
     if task.head is HeadKind.SPANS:
         names = ("no answer", "answer") if task.may_be_empty else ()
-    labels = [_gold(task, example) for example in results.kept.examples(DEV)]
+    labels = [example.label or 0 for example in results.kept.examples(DEV)]
     predicted = [one.label for one in results.predictions[DEV]]
     return confusion(predicted, labels, num_labels=max(1, len(names))), names
 
 
-def _lines(results: TaskResults, table: Any, names: tuple[str, ...]) -> Iterator[str]:
+def _lines(results: TaskResults, table: Counts, names: tuple[str, ...]) -> Iterator[str]:
     kept = results.kept
-    yield f"# {kept.task.name}: fine-tuning of {_cell(Path(kept.model).name)}"
-    yield ""
+    yield from [f"# {kept.task.name}: fine-tuning of {_cell(Path(kept.model).name)}", ""]
     for part, path in kept.files.items():
         yield f"- {part}: `{path}`, {kept.rows(part).num_examples:,} examples"
-    yield ""
-    yield "Scores are multiplied by 100. The test score belongs to the checkpoint with the best development score."
-    yield ""
+    told = "Scores are multiplied by 100. The test score belongs to the checkpoint with the best development score."
+    yield from ["", told, ""]
     yield from _markdown(*_score_table(results))
     yield from ["", "## Scores by step", ""]
     yield from _by_step(kept)
     whose = f"the ensemble of {kept.num_seeds} runs" if kept.ensemble else f"seed {results.best_seed}"
     if names:
-        yield from [
-            "",
-            "## Confusion matrix",
-            "",
-            f"Development examples, predictions of {whose}. Rows are labels.",
-            "",
-        ]
-        yield from _markdown(
-            ["", *map(_cell, names)], [[_cell(n), *map(str, row)] for n, row in zip(names, table, strict=True)]
-        )
+        told = f"Development examples, predictions of {whose}. Rows are labels."
+        yield from ["", "## Confusion matrix", "", told, ""]
+        rows = [[_cell(name), *map(str, row)] for name, row in zip(names, table, strict=True)]
+        yield from _markdown(["", *map(_cell, names)], rows)
         yield from ["", f"![Confusion matrix]({CONFUSION_FILE})"]
     yield from ["", "## Worst mistakes", "", f"The most confident wrong predictions of {whose}.", ""]
     yield from _mistakes(results)
@@ -185,14 +174,11 @@ def _score_table(results: TaskResults) -> tuple[list[str], list[list[str]]]:
     head = ["seed", "best step", *(f"{part} {name.replace('_', ' ')}" for part, name in names)]
     rows = []
     for seed, result in results.by_seed.items():
-        scores = [_shown(result["scores"][part][name]) for part, name in names]
-        rows.append([str(seed), f"{result['best_step']:,}", *scores])
-    of_all = [results.of_seeds(part, name) for part, name in names]
+        rows.append([str(seed), f"{result.best_step:,}", *(_shown(result.scores[part][name]) for part, name in names)])
+    of_all = [[result.scores[part][name] for result in results.by_seed.values()] for part, name in names]
     if len(results.by_seed) > 1:
-        rows.append(["median", "", *(_shown(statistics.median(scores)) for scores in of_all)])
-        rows.append(["smallest", "", *(_shown(min(scores)) for scores in of_all)])
-        rows.append(["largest", "", *(_shown(max(scores)) for scores in of_all)])
-        rows.append(["standard deviation", "", *(_shown(statistics.stdev(scores)) for scores in of_all)])
+        for title, figure in _OVER_SEEDS.items():
+            rows.append([title, "", *(_shown(figure(scores)) for scores in of_all)])
     if results.ensemble:
         rows.append(["ensemble", "", *(_shown(results.ensemble[part][name]) for part, name in names)])
     return head, rows
@@ -222,37 +208,35 @@ def _by_step(kept: TaskRuns) -> Iterator[str]:
 
 def _mistakes(results: TaskResults) -> Iterator[str]:
     """Yield the lines that list the wrong predictions with the highest probabilities, with their texts."""
-    task, found = results.kept.task, []
-    for number, (example, one) in enumerate(
-        zip(results.kept.examples(DEV), results.predictions[DEV], strict=True), start=1
-    ):
-        if not _is_right(task, example, one):
-            found.append((-one.probability, number, example, one))
+    task = results.kept.task
+    pairs = zip(results.kept.examples(DEV), results.predictions[DEV], strict=True)
+    found = [
+        (-one.probability, number, example, one)
+        for number, (example, one) in enumerate(pairs, start=1)
+        if not _is_right(task, example, one)
+    ]
     if not found:
-        yield "All predictions are right."
-        yield ""
+        yield from ["All predictions are right.", ""]
     for _, number, example, one in sorted(found, key=lambda item: item[:2])[:_MOST_MISTAKES]:
         told = f"predicted {_cell(one.text) or 'no answer'} ({one.probability:.1%}), not {_wanted(task, example)}"
-        yield f"**Example {number:,}**: {told}"
-        yield ""
-        for name, text in _texts(example):
-            yield f"- {name}: {_cell(text)}"
+        yield from [f"**Example {number:,}**: {told}", ""]
+        yield from (f"- {name}: {_cell(text)}" for name, text in _texts(example))
         yield ""
 
 
-def _is_right(task: TunedTask, example: Any, one: Prediction) -> bool:
-    if task.head is not HeadKind.SPANS:
-        return bool(one.label == example.label)
-    return scores_of(task, [one], [example])["exact"] == 1.0
+def _is_right(task: TunedTask, example: Example, one: Prediction) -> bool:
+    if isinstance(example, SpanExample):
+        return scores_of(task, [one], [example])["exact"] == 1.0
+    return one.label == example.label
 
 
-def _wanted(task: TunedTask, example: Any) -> str:
-    if task.head is HeadKind.SPANS:
+def _wanted(task: TunedTask, example: Example) -> str:
+    if isinstance(example, SpanExample):
         return " or ".join(dict.fromkeys(map(_cell, example.answers))) or "no answer"
-    return _cell(task.labels[example.label])
+    return _cell(task.labels[example.label or 0])
 
 
-def _texts(example: Any) -> Iterator[tuple[str, str]]:
+def _texts(example: Example) -> Iterator[tuple[str, str]]:
     for name in ("passage", "context", "question", "text", "pair"):
         if text := getattr(example, name, None):
             yield name, text
@@ -267,16 +251,10 @@ def _cell(text: str) -> str:
 
 
 def _machine(results: TaskResults) -> Iterator[str]:
-    rows = []
-    for seed, result in results.by_seed.items():
-        versions = result["versions"]
-        told = [
-            result["layout"],
-            result["device"],
-            f"{result['training_seconds']:,.0f} s",
-            f"torch {versions['torch']}",
-        ]
-        rows.append([str(seed), *told])
+    rows = [
+        [str(seed), one.layout, one.device, f"{one.training_seconds:,.0f} s", f"torch {one.versions['torch']}"]
+        for seed, one in results.by_seed.items()
+    ]
     yield from _markdown(["seed", "layout", "device", "training since the last start", "version"], rows)
 
 

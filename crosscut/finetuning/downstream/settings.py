@@ -2,9 +2,9 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeGuard
 
 from crosscut.config import ConfigError, ModelConfig, RunConfig, load_run
 from crosscut.config.system.files import parse_toml, read_small
@@ -63,25 +63,26 @@ def settings_of(order: TaskOrder, model: ModelConfig, steps_per_epoch: int = 0) 
     given = {f"{section}.{key}" for section, values in file.items() if isinstance(values, dict) for key in values}
     given |= {override.partition("=")[0] for override in order.overrides}
     _require_supported(given)
-    table: dict[str, Any] = {"recipe": "paper", **file}
-    for section, values in _defaults(order, model).items():
-        own = file.get(section, {})
-        table[section] = {**values, **own} if isinstance(own, dict) else own
+    table = {"recipe": "paper", **_merged(_defaults(order, model), file)}
     run = load_run(table, order.overrides)
     _require_consistent(run)
     if steps_per_epoch:
-        table = _with_course(table, run, given, {**course, **_given(order)}, steps_per_epoch)
-        run = load_run(table, order.overrides)
+        asked = {"epochs": order.epochs, "warmup": order.warmup}
+        course |= {name: value for name, value in asked.items() if value is not None}
+        values = {name: value for name, value in _course(run, given, course, steps_per_epoch) if name not in given}
+        run = load_run(table, (*(f"{name}={value}" for name, value in values.items()), *order.overrides))
         _require_best_checkpoint(run)
     return run
 
 
-def _given(order: TaskOrder) -> dict[str, float]:
-    given = {"epochs": order.epochs, "warmup": order.warmup}
-    return {name: value for name, value in given.items() if value is not None}
+def _merged(defaults: Mapping[str, Mapping[str, object]], file: Mapping[str, object]) -> dict[str, object]:
+    """Return the tables of a settings file, with the default of each setting that the file does not have."""
+    own = {section: file.get(section, {}) for section in defaults}
+    both = {section: {**defaults[section], **values} for section, values in own.items() if isinstance(values, dict)}
+    return {**file, **both}
 
 
-def _defaults(order: TaskOrder, model: ModelConfig) -> dict[str, dict[str, Any]]:
+def _defaults(order: TaskOrder, model: ModelConfig) -> dict[str, dict[str, object]]:
     length = min(_LENGTHS.get(order.task.name, _LENGTH), model.max_sequence_length)
     return {
         "model": dataclasses.asdict(model),
@@ -98,7 +99,7 @@ def _defaults(order: TaskOrder, model: ModelConfig) -> dict[str, dict[str, Any]]
     }  # fmt: skip
 
 
-def _settings_file(path: str) -> tuple[dict[str, Any], dict[str, float]]:
+def _settings_file(path: str) -> tuple[dict[str, object], dict[str, float]]:
     """Read a settings file. Returns the tables with the settings of a run, and the table with the number of epochs and
     the warm-up fraction.
     """
@@ -123,39 +124,35 @@ def _settings_file(path: str) -> tuple[dict[str, Any], dict[str, float]]:
     return table, course
 
 
-def require_course(course: Mapping[str, Any], where: str = "") -> None:
+def require_course(course: Mapping[str, object], where: str = "") -> None:
     """Raise `ConfigError` unless the number of epochs is above 0, and the warm-up is at least 0 and below 1. `where` is
     a phrase that names the file of the values in the message. It is empty if there is no file.
     """
     epochs, warmup = course.get("epochs", EPOCHS), course.get("warmup", WARMUP)
-    if type(epochs) not in (int, float) or not 0 < epochs < math.inf:
+    if not _is_number(epochs) or not 0 < epochs < math.inf:
         raise ConfigError(f"`epochs` {where}must be above 0, but is {epochs!r}. Try {EPOCHS:g}.")
-    if type(warmup) not in (int, float) or not 0 <= warmup < 1:
+    if not _is_number(warmup) or not 0 <= warmup < 1:
         raise ConfigError(f"`warmup` {where}must be at least 0 and below 1, but is {warmup!r}. Try {WARMUP:g}.")
 
 
-def _with_course(
-    table: dict[str, Any], run: RunConfig, given: set[str], course: Mapping[str, float], steps_per_epoch: int
-) -> dict[str, Any]:
-    """Return `table` with the number of steps and of warm-up steps added, and with a validation pass and a checkpoint
-    at the end of each epoch. Settings in `given` keep their values.
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return type(value) in (int, float)
+
+
+def _course(
+    run: RunConfig, given: set[str], course: Mapping[str, float], steps_per_epoch: int
+) -> Iterator[tuple[str, int]]:
+    """Yield the number of steps and of warm-up steps, and the settings for a validation pass and a checkpoint at the
+    end of each epoch. Settings in `given` keep their values.
     """
     steps = run.training.steps
     if "training.steps" not in given:
         steps = max(1, math.ceil(course.get("epochs", EPOCHS) * steps_per_epoch))
     every = run.training.validate_every if "training.validate_every" in given else min(steps, steps_per_epoch)
-    values = {
-        "training.steps": steps,
-        "training.validate_every": every,
-        "optimizer.warmup_steps": min(steps - 1, round(course.get("warmup", WARMUP) * steps)),
-        "checkpoint.every": every,
-    }
-    found = {name: dict(inside) if isinstance(inside, dict) else inside for name, inside in table.items()}
-    for name, value in values.items():
-        section, _, key = name.partition(".")
-        if name not in given:
-            found[section][key] = value
-    return found
+    yield "training.steps", steps
+    yield "training.validate_every", every
+    yield "optimizer.warmup_steps", min(steps - 1, round(course.get("warmup", WARMUP) * steps))
+    yield "checkpoint.every", every
 
 
 _REASONS = {

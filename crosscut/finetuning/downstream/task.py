@@ -4,24 +4,19 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from crosscut.config.checks import listed
 from crosscut.config.errors import ConfigError, DataError
 from crosscut.config.model import HeadKind
-from crosscut.finetuning.encoding import (
-    STRIDE,
-    EncodedTask,
-    Long,
-    Special,
-    TextEncoder,
-    encode_options,
-    encode_questions,
-    encode_texts,
-)
+from crosscut.finetuning.encoding.options import encode_options
+from crosscut.finetuning.encoding.questions import STRIDE, encode_questions
+from crosscut.finetuning.encoding.texts import EncodedTask, Long, encode_texts
+from crosscut.finetuning.encoding.tokens import Special, TextEncoder
 from crosscut.finetuning.tasks import (
     GLUE,
     ChoiceExample,
+    Examples,
     SpanExample,
     TableColumns,
     TextExample,
@@ -33,6 +28,7 @@ from crosscut.finetuning.tasks import (
 from crosscut.finetuning.tasks.tables import column_names
 
 Example = TextExample | SpanExample | ChoiceExample
+_Example = TypeVar("_Example", TextExample, SpanExample, ChoiceExample)
 
 TABLE, SQUAD, RACE = "table", "squad", "race"
 TASKS = (*GLUE, SQUAD, RACE, TABLE)
@@ -120,7 +116,7 @@ class TunedTask:
             raise DataError(f"`{path}` must have labels, but has none. Use a file with labels, such as `dev.tsv`.")
         return dataclasses.replace(self, labels=found.labels), found.examples, found.skipped
 
-    def _read_texts(self, path: Path) -> Any:
+    def _read_texts(self, path: Path) -> Examples:
         if self.name in GLUE:
             return read_glue(self.name, path)
         columns = self.columns
@@ -128,17 +124,22 @@ class TunedTask:
             columns = columns._replace(label="")
         return read_table(path, columns=columns, labels=self.labels)
 
-    def encode(self, encoder: TextEncoder, examples: Sequence[Any], *, name: str, may_drop: bool) -> EncodedTask:
+    def encode(self, encoder: TextEncoder, examples: Sequence[Example], *, name: str, may_drop: bool) -> EncodedTask:
         """Encode examples. `long` says what is done with examples that are too long. If `may_drop` is false, they are
         cut instead of dropped. `name` is the name of the file, for error messages. Raises the errors of the encoders.
         """
         long = Long.CUT if self.long is Long.DROP and not may_drop else self.long
         if self.head is HeadKind.SPANS:
-            rows = encode_questions(encoder, examples, name=name, stride=self.stride)
+            rows = encode_questions(encoder, of_kind(SpanExample, examples), name=name, stride=self.stride)
             return EncodedTask(rows.without_offsets() if may_drop else rows, 0)
-        encode: Any = encode_options if self.head is HeadKind.CHOICE else encode_texts
-        found: EncodedTask = encode(encoder, examples, name=name, long=long)
-        return found
+        if self.head is HeadKind.CHOICE:
+            return encode_options(encoder, of_kind(ChoiceExample, examples), name=name, long=long)
+        return encode_texts(encoder, of_kind(TextExample, examples), name=name, long=long)
+
+
+def of_kind(kind: type[_Example], examples: Sequence[Example]) -> list[_Example]:
+    """Return the examples of one task, which are all of this `kind`."""
+    return [example for example in examples if isinstance(example, kind)]
 
 
 def files_of(name: str, folder: str, given: Mapping[str, str]) -> dict[str, Path]:

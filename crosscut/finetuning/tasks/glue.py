@@ -6,10 +6,8 @@ from pathlib import Path
 
 from crosscut.config.checks import listed
 from crosscut.config.errors import ConfigError, DataError
-from crosscut.finetuning.tasks.scores import accuracy, f1, matthews
+from crosscut.finetuning.tasks.scores import SCORES
 from crosscut.finetuning.tasks.tables import Examples, TableColumns, lines_of, require_columns, to_examples
-
-_SCORES = {"accuracy": accuracy, "f1": f1, "matthews": matthews}
 
 _ENTAILMENT = ("entailment", "not_entailment")
 
@@ -98,4 +96,4 @@ def score_glue(task: str, predicted: Sequence[int], examples: Examples) -> dict[
     labels = [example.label for example in examples.examples if example.label is not None]
     if len(labels) < len(examples.examples):
         raise DataError("A score needs labels, but the file has none. Use a file with labels, such as `dev.tsv`.")
-    return {name: _SCORES[name](predicted, labels) for name in GLUE[task].scores}
+    return {name: SCORES[name](predicted, labels) for name in GLUE[task].scores}

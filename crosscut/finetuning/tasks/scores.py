@@ -51,6 +51,10 @@ def matthews(predicted: Labels, labels: Labels) -> float:
     return covariance / sqrt(variances) if variances else 0.0
 
 
+SCORES = {"accuracy": accuracy, "f1": f1, "matthews": matthews}
+"""Scores of classification, by name."""
+
+
 def confusion(predicted: Labels, labels: Labels, *, num_labels: int = 0) -> npt.NDArray[np.int64]:
     """Return the confusion matrix, [labels, labels]: element (i, j) counts examples of label i that were predicted as
     label j. `num_labels` is the minimum number of rows and columns. Raises `DataError` unless there are as many

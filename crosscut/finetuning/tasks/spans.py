@@ -1,6 +1,6 @@
 """Reader for the files of SQuAD 1.1 and 2.0: questions that are answered by a span of a text, or have no answer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,11 @@ class SpanExample:
 
     starts: tuple[int, ...]
     """Index of each answer's first character in `context`."""
+
+    @property
+    def label(self) -> int:
+        """1 if the question has an answer, and otherwise 0."""
+        return int(bool(self.answers))
 
 
 def read_squad(path: Path) -> tuple[SpanExample, ...]:
@@ -59,7 +64,7 @@ def read_squad(path: Path) -> tuple[SpanExample, ...]:
     return examples
 
 
-def _examples(table: dict[str, Any]) -> Iterator[SpanExample]:
+def _examples(table: Mapping[str, Any]) -> Iterator[SpanExample]:
     for article in table["data"]:
         for paragraph in article["paragraphs"]:
             for question in paragraph["qas"]:

@@ -5,13 +5,13 @@ line.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from crosscut.config.checks import listed, shown
 from crosscut.config.errors import DataError
 from crosscut.config.system.files import parse_json, read_lines
 
-Row = Mapping[str, Any]
+Row = Mapping[str, object]
 
 
 class TableColumns(NamedTuple):

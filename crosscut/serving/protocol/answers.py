@@ -1,19 +1,21 @@
-"""Answers of the completions and chat protocols, as JSON objects: one object for a whole answer, or one object for each
-chunk of a stream.
-"""
+"""Answers of all protocols as JSON objects: one object for a whole answer, or one object for each chunk of a stream."""
 
+import base64
 import json
 import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from itertools import count
+
+from torch import Tensor
 
 from crosscut.generation import Piece
-from crosscut.serving.protocol.requests import Request, Served
+from crosscut.serving.protocol.embeddings import EmbeddingRequest, ServedEncoder
+from crosscut.serving.protocol.requests import Request, ServedDecoder
 from crosscut.serving.tokens import parts_of
 
-Json = dict[str, Any]
+Json = dict[str, object]
 
 _DEPTH = 4
 """Depth of the lists in an answer that hold one entry per token: below `choices`, a choice and its `logprobs`."""
@@ -27,20 +29,22 @@ def to_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def in_parts(value: Any, depth: int = 0) -> Iterator[str]:
+def in_parts(value: object, depth: int = 0) -> Iterator[str]:
     """Encode an answer as JSON in parts. The encoder holds Python's lock until it has encoded its value, so that a
-    large value encoded at once would stop other threads. `depth` is the depth of the value in the answer.
+    large value encoded at once would stop other threads. `depth` is the depth of the value in the answer. An iterator
+    is encoded as a list, of which only one entry is in memory at a time.
     """
     if depth < _DEPTH and isinstance(value, dict):
         for number, (key, one) in enumerate(value.items()):
             yield f"{',' if number else '{'}{to_json(key)}:"
             yield from in_parts(one, depth + 1)
         yield "}" if value else "{}"
-    elif depth < _DEPTH and isinstance(value, list):
+    elif depth < _DEPTH and isinstance(value, list | Iterator):
+        yield "["
         for number, one in enumerate(value):
-            yield "," if number else "["
+            yield "," if number else ""
             yield from in_parts(one, depth + 1)
-        yield "]" if value else "[]"
+        yield "]"
     elif isinstance(value, list):
         for start in range(0, len(value), _AT_ONCE):
             yield ("," if start else "[") + to_json(value[start : start + _AT_ONCE])[1:-1]
@@ -61,7 +65,7 @@ class TextAnswer(ABC):
     chunk_kind: str
     """Value of `object` in a chunk."""
 
-    def __init__(self, request: Request, served: Served, spell: Callable[[int], bytes]) -> None:
+    def __init__(self, request: Request, served: ServedDecoder, spell: Callable[[int], bytes]) -> None:
         self.request = request
         self.served = served
         self.spell = spell
@@ -84,10 +88,13 @@ class TextAnswer(ABC):
         """Return the JSON object for choice number `which` in an answer that is not streamed."""
 
     def whole(self, choices: Sequence[Sequence[Piece]]) -> Json:
-        """Return the whole answer. `choices` holds the tokens of each choice."""
+        """Return the whole answer, with an iterator over its choices: the entries of all tokens at once would be
+        millions of objects, in which the garbage collector would search while all clients wait. `choices` holds the
+        tokens of each choice.
+        """
         self.num_written = sum(not piece.is_prompt for pieces in choices for piece in pieces)
-        told = [self.choice(which, pieces) for which, pieces in enumerate(choices)]
-        return self._head | {"object": self.kind, "choices": told, "usage": self._usage()}
+        written = map(self.choice, count(), choices)
+        return self._head | {"object": self.kind, "choices": written, "usage": self._usage()}
 
     def openings(self) -> Iterator[Json]:
         """Yield the chunks that precede all tokens."""
@@ -124,7 +131,7 @@ class CompletionAnswer(TextAnswer):
     prefix = "cmpl"
     kind = chunk_kind = "text_completion"
 
-    def __init__(self, request: Request, served: Served, spell: Callable[[int], bytes]) -> None:
+    def __init__(self, request: Request, served: ServedDecoder, spell: Callable[[int], bytes]) -> None:
         super().__init__(request, served, spell)
         self._offsets = [0] * (len(request.prompts) * request.num_choices)
         """Number of characters reported so far, for each choice."""
@@ -149,8 +156,7 @@ class CompletionAnswer(TextAnswer):
 
     def choice(self, which: int, pieces: Sequence[Piece]) -> Json:
         """Return the entry for a whole choice."""
-        told = self._told(which, pieces)
-        return told | {"text": self._prompt(which) + told["text"], "finish_reason": pieces[-1].finish}
+        return self._told(which, pieces, self._prompt(which)) | {"finish_reason": pieces[-1].finish}
 
     def _prompt(self, which: int) -> str:
         """Return the text of the choice's prompt if the prompt is echoed as a whole, otherwise an empty text."""
@@ -158,26 +164,25 @@ class CompletionAnswer(TextAnswer):
             return ""
         return self.request.echoed[which // self.request.num_choices]
 
-    def _told(self, which: int, pieces: Sequence[Piece]) -> Json:
-        """Return the entry of a choice with the text of the `pieces`. If prompts are reported token by token, some
-        pieces are tokens of the prompt, and the entry includes their text.
+    def _told(self, which: int, pieces: Sequence[Piece], before: str = "") -> Json:
+        """Return the entry of a choice with the text `before` and the text of the `pieces`. If prompts are reported
+        token by token, some pieces are tokens of the prompt, and the entry includes their text.
         """
         parts = self._parts[which] if self._tells_prompt else iter(())
         texts = [next(parts, "") if piece.is_prompt else piece.text for piece in pieces]
-        return {"index": which, "text": "".join(texts), "logprobs": self._logprobs(which, pieces, texts)}
+        return {"index": which, "text": before + "".join(texts), "logprobs": self._logprobs(which, pieces, texts)}
 
     def _logprobs(self, which: int, pieces: Sequence[Piece], texts: Sequence[str]) -> Json | None:
         if self.request.sampling.alternatives is None:
             return None
-        logprobs: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        rows = []
         for piece, text in zip(pieces, texts, strict=True):
             if self._tells_prompt or not (piece.is_prompt or piece.token in self.served.stops):
-                logprobs["tokens"].append(self._spelled(piece.token))
-                logprobs["token_logprobs"].append(piece.logprob)
-                logprobs["top_logprobs"].append(self._likeliest(piece))
-                logprobs["text_offset"].append(self._offsets[which])
+                likeliest, offset = self._likeliest(piece), self._offsets[which]
+                rows.append((self._spelled(piece.token), piece.logprob, likeliest, offset))
             self._offsets[which] += len(text)
-        return logprobs
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        return {name: [row[column] for row in rows] for column, name in enumerate(names)}
 
     def _likeliest(self, piece: Piece) -> dict[str, float] | None:
         """Log probabilities of the likeliest tokens and of the token in `piece`, keyed by spelling. None for the first
@@ -244,3 +249,19 @@ class ChatAnswer(TextAnswer):
     def _entry(self, token: int, logprob: float | None) -> Json:
         content = self.spell(token)
         return {"token": content.decode(errors="replace"), "logprob": logprob, "bytes": list(content)}
+
+
+def embedding_answer(request: EmbeddingRequest, served: ServedEncoder, vectors: Sequence[Tensor]) -> bytes:
+    """Return the answer as JSON. `vectors` are the embeddings [H] of the request's texts."""
+    num_tokens = sum(map(len, request.prompts))
+    data = (
+        {"object": "embedding", "index": index, "embedding": _in_base64(one) if request.is_base64 else one.tolist()}
+        for index, one in enumerate(vectors)
+    )
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    answer = {"object": "list", "data": data, "model": served.name, "usage": usage}
+    return "".join(in_parts(answer, depth=1)).encode()
+
+
+def _in_base64(vector: Tensor) -> str:
+    return base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode()

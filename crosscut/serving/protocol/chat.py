@@ -10,13 +10,12 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from crosscut.config import ConfigError
 from crosscut.config.checks import MOST
 from crosscut.config.system.files import read_small
 from crosscut.data.tokenization.inner import read_inner
-from crosscut.data.tokenization.long_texts import encode_long
+from crosscut.data.tokenization.long_texts import LongText, encode_long
 from crosscut.data.tokenization.token_bytes import TokenBytes
 from crosscut.serving.protocol.fields import is_text, shown
 from crosscut.serving.protocol.refusals import Refusal, require_bytes
@@ -94,15 +93,15 @@ class ChatTemplate:
         """
         text = self.render(messages, add_generation_prompt=True)
         require_bytes(text, "messages", most_tokens, self.longest)
-        tokens, _ = self.encode(text)
-        return tokens
+        ids: list[int] = self.encode(text).ids.tolist()
+        return ids
 
     @cached_property
     def longest(self) -> int:
         """Number of bytes of the longest token."""
         return TokenBytes(self._tokenizer).longest
 
-    def render(self, messages: Sequence[Mapping[str, str]], **names: Any) -> str:
+    def render(self, messages: Sequence[Mapping[str, str]], **names: object) -> str:
         """Render messages with the template. `names` are further variables of the template, such as
         `add_generation_prompt` (false by default). If `generation_mark` is given, its text is written at both ends of
         each passage that the template marks with `{% generation %}`.
@@ -118,10 +117,8 @@ class ChatTemplate:
             what = f"the template cannot render them: {error}" if error.is_limit else f"the template says: {error}"
             raise Refusal(f"`messages` must suit the model's chat template, but {what}.", field="messages") from None
 
-    def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Encode a rendered text. Returns the token ids and, for each token, the index of its first character and the
-        index after its last character. Raises `Refusal` if the text has no tokens.
-        """
+    def encode(self, text: str) -> LongText:
+        """Encode a rendered text. Raises `Refusal` if the text has no tokens."""
         encoded = encode_long(self._tokenizer, text)
         if not len(encoded.ids):
             raise Refusal(
@@ -129,7 +126,7 @@ class ChatTemplate:
                 "Send more text.",
                 field="messages",
             )
-        return encoded.ids.tolist(), list(zip(encoded.starts.tolist(), encoded.ends.tolist(), strict=True))
+        return encoded
 
     def _check(self, text: str, place: str) -> None:
         for token in self._special:
@@ -141,12 +138,12 @@ class ChatTemplate:
                 )
 
 
-def _tables(folder: Path) -> dict[Path, dict[str, Any]]:
+def _tables(folder: Path) -> dict[Path, dict[str, object]]:
     """Settings of the tokenizer in a folder, by file."""
     return {folder / file: _read(folder / file) for file in SETTINGS}
 
 
-def _find(folder: Path, tables: Mapping[Path, Mapping[str, Any]]) -> tuple[Path, str] | None:
+def _find(folder: Path, tables: Mapping[Path, Mapping[str, object]]) -> tuple[Path, str] | None:
     """File with the template, and the template. None if there is no template."""
     if (file := folder / TEMPLATE).is_file():
         return file, _read_text(file)
@@ -184,7 +181,7 @@ def _content(token: object, name: str, file: Path) -> str:
     return text
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path) -> dict[str, object]:
     if not file.is_file():
         return {}
     try:

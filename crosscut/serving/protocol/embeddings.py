@@ -1,25 +1,20 @@
-"""Requests and answers of OpenAI's embeddings protocol."""
+"""Requests of OpenAI's embeddings protocol."""
 
-from __future__ import annotations
-
-import base64
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from crosscut.data.tokenization.inner import read_inner
 from crosscut.data.tokenization.token_bytes import TokenBytes
 from crosscut.serving.news import TextOrder
 from crosscut.serving.protocol.fields import Fields, RequestKind, is_text, shown
-from crosscut.serving.protocol.model import require_model
+from crosscut.serving.protocol.model import ServedModel, require_model
 from crosscut.serving.protocol.refusals import Refusal, require_bytes
 from crosscut.serving.protocol.unsupported import LABELS
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import tokenizers
 
 MOST_INPUTS = 2048
 """Maximum number of texts per request, as in OpenAI's API."""
@@ -28,26 +23,19 @@ _FORMATS = ("float", "base64")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedEncoder:
-    """The served encoder, with everything that is needed to check requests."""
+class ServedEncoder(ServedModel):
+    """The served encoder."""
 
-    name: str
-    window: int
-    """Maximum number of tokens of a text."""
     size: int
     """Number of elements of an embedding."""
-    tokenizer: Path
-    vocab_size: int
-    created: int
-    """Start time of the server, in seconds since 1970."""
 
     def load(self, kind: RequestKind) -> None:
-        """Load what it takes to read requests of this kind, which must be `embedding`."""
+        """Load what it takes to read requests to embed texts."""
         assert kind is RequestKind.EMBEDDING
         assert self.longest
 
     @cached_property
-    def inner(self) -> Any:
+    def inner(self) -> "tokenizers.Tokenizer":
         """Tokenizer that neither truncates nor pads texts."""
         inner = read_inner(self.tokenizer)
         inner.no_padding()
@@ -88,22 +76,6 @@ def read_embedding(body: object, served: ServedEncoder) -> EmbeddingRequest:
     fields.get("input")
     fields.finish()
     return EmbeddingRequest(prompts=_texts(fields, served), is_base64=form == "base64")
-
-
-def embedding_answer(request: EmbeddingRequest, served: ServedEncoder, vectors: Sequence[Tensor]) -> bytes:
-    """Return the answer as JSON. `vectors` are the embeddings [H] of the request's texts."""
-    num_tokens = sum(map(len, request.prompts))
-    data = [
-        {"object": "embedding", "index": index, "embedding": _in_base64(one) if request.is_base64 else one.tolist()}
-        for index, one in enumerate(vectors)
-    ]
-    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    answer = {"object": "list", "data": data, "model": served.name, "usage": usage}
-    return json.dumps(answer, allow_nan=False, separators=(",", ":")).encode()
-
-
-def _in_base64(vector: Tensor) -> str:
-    return base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode()
 
 
 def _texts(fields: Fields, served: ServedEncoder) -> tuple[tuple[int, ...], ...]:

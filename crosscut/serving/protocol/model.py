@@ -1,7 +1,31 @@
-"""The field `model` of requests, which names the served model."""
+"""The served model, and the field `model` of requests, which names it."""
 
-from crosscut.serving.protocol.fields import Fields, shown
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+from crosscut.serving.protocol.fields import Fields, RequestKind, shown
 from crosscut.serving.protocol.refusals import Refusal
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel(ABC):
+    """The served model, with everything that is needed to check requests."""
+
+    name: str
+    window: int
+    """Maximum number of tokens of a text (of a decoder: of prompt and continuation together). If a decoder's `slide` is
+    set, the number of tokens that the model sees at once."""
+    tokenizer: Path
+    vocab_size: int
+    """Number of ids that both the model and the tokenizer know. The tokenizer may have further tokens, which the model
+    cannot read."""
+    created: int
+    """Start time of the server, in seconds since 1970."""
+
+    @abstractmethod
+    def load(self, kind: RequestKind) -> None:
+        """Load what it takes to read requests of this kind."""
 
 
 def require_model(fields: Fields, served: str) -> None:

@@ -2,7 +2,6 @@
 
 import secrets
 import traceback
-from typing import Any
 
 from crosscut.config import CrosscutError
 from crosscut.config.system.terminal import echo
@@ -24,7 +23,7 @@ class Refusal(Exception):  # noqa: N818 - the name describes an event
         """Machine-readable code. OpenAI's code is used if OpenAI has one for the case."""
         self.headers = {"Retry-After": "1"} if retry else {}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Convert the refusal to the arguments that make it."""
         return {
             "message": self.message,
@@ -35,7 +34,7 @@ class Refusal(Exception):  # noqa: N818 - the name describes an event
         }
 
     @property
-    def body(self) -> dict[str, Any]:
+    def body(self) -> dict[str, object]:
         """The refusal as JSON, in the form of OpenAI's errors."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": self.message, "type": kind, "param": self.field, "code": self.code}}

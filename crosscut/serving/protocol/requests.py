@@ -7,7 +7,6 @@ client that requests tools, for example, learns that the server has none.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from crosscut.config.checks import MOST
 from crosscut.config.generation.sampling import Sampling
@@ -18,7 +17,7 @@ from crosscut.serving.protocol.chat import ChatTemplate
 from crosscut.serving.protocol.choices import read_sampling
 from crosscut.serving.protocol.fields import Fields, RequestKind, is_text, shown
 from crosscut.serving.protocol.messages import read_messages
-from crosscut.serving.protocol.model import require_model
+from crosscut.serving.protocol.model import ServedModel, require_model
 from crosscut.serving.protocol.refusals import Refusal, require_bytes
 from crosscut.serving.protocol.unsupported import COMPLETION_ONLY_AS, LABELS, ONLY_AS, Known
 from crosscut.serving.tokens import surplus_of
@@ -37,19 +36,11 @@ DEFAULT_TOKENS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
-    """The served model, with everything that is needed to check requests."""
+class ServedDecoder(ServedModel):
+    """The served model if it predicts the next token."""
 
-    name: str
-    window: int
-    """Maximum number of tokens of prompt and continuation together. If `slide` is set, the number of tokens that the
-    model sees at once."""
     slide: bool
     """Whether a text may be longer than the window."""
-    tokenizer: Path
-    vocab_size: int
-    """Number of ids that both the model and the tokenizer know. The tokenizer may have further tokens, which the model
-    cannot read."""
     begin: int | None
     """Token id that the model expects at the start of every text. None if the model expects no such token."""
     end_of_text: int
@@ -58,8 +49,6 @@ class Served:
     """Ids that end a text."""
     can_chat: bool
     """Whether the model has a chat template. Without a template, the model only completes text."""
-    created: int
-    """Start time of the server, in seconds since 1970."""
 
     def load(self, kind: RequestKind) -> None:
         """Load what it takes to read requests of this kind (`chat` or `completion`)."""
@@ -129,7 +118,7 @@ class _Wanted:
     echoed: tuple[str, ...] = ()
 
 
-def read_completion(body: object, served: Served) -> Request:
+def read_completion(body: object, served: ServedDecoder) -> Request:
     """Read a request of the completions protocol. Raises `Refusal`."""
     fields = Fields(body)
     require_model(fields, served.name)
@@ -157,7 +146,7 @@ def read_completion(body: object, served: Served) -> Request:
     return _request(fields, served, wanted, only_as={**COMPLETION_ONLY_AS, **ONLY_AS})
 
 
-def read_chat(body: object, served: Served) -> Request:
+def read_chat(body: object, served: ServedDecoder) -> Request:
     """Read a request of the chat protocol. Raises `Refusal`."""
     if not served.can_chat:
         raise Refusal(
@@ -186,7 +175,7 @@ def read_chat(body: object, served: Served) -> Request:
     return _request(fields, served, wanted, only_as=ONLY_AS)
 
 
-def _request(fields: Fields, served: Served, wanted: _Wanted, *, only_as: Known) -> Request:
+def _request(fields: Fields, served: ServedDecoder, wanted: _Wanted, *, only_as: Known) -> Request:
     """Read the fields that both protocols share, and refuse fields that have not been read. `only_as` lists the
     unsupported fields. They are accepted only with values that have no effect.
     """
@@ -224,12 +213,12 @@ def _request(fields: Fields, served: Served, wanted: _Wanted, *, only_as: Known)
     )
 
 
-def _surplus(wanted: _Wanted, served: Served) -> tuple[int, ...]:
+def _surplus(wanted: _Wanted, served: ServedDecoder) -> tuple[int, ...]:
     texts = zip(wanted.echoed, wanted.prompts, strict=True)
     return tuple(surplus_of(text, map(served.spell, prompt)) for text, prompt in texts)
 
 
-def _prompts(fields: Fields, served: Served, *, echo: bool) -> list[tuple[tuple[int, ...], str]]:
+def _prompts(fields: Fields, served: ServedDecoder, *, echo: bool) -> list[tuple[tuple[int, ...], str]]:
     """Read the prompts. Returns the token ids and the text of each prompt. A request holds one or several prompts, each
     as a string or as a list of token ids. A missing prompt counts as an empty text. With `echo`, ids are also decoded.
 
@@ -255,7 +244,7 @@ def _prompts(fields: Fields, served: Served, *, echo: bool) -> list[tuple[tuple[
     return found
 
 
-def _prompt(fields: Fields, prompt: object, served: Served, *, echo: bool) -> tuple[tuple[int, ...], str]:
+def _prompt(fields: Fields, prompt: object, served: ServedDecoder, *, echo: bool) -> tuple[tuple[int, ...], str]:
     """Read one prompt, a string or a list of token ids. Returns its token ids and its text. A string is encoded with
     the start token if the model expects one. Special tokens that are spelled out in the string become special tokens.
     """
@@ -274,7 +263,7 @@ def _prompt(fields: Fields, prompt: object, served: Served, *, echo: bool) -> tu
     return tuple(prompt), served.encoder.decode(prompt, with_special=True) if is_decoded else ""
 
 
-def _require_known(ids: tuple[int, ...], served: Served, field: str) -> None:
+def _require_known(ids: tuple[int, ...], served: ServedDecoder, field: str) -> None:
     """Raise `Refusal` if `ids` contain a token that the tokenizer has but the model does not have."""
     if (largest := max(ids)) >= served.vocab_size:
         token = served.encoder.decode([largest], with_special=True)
@@ -299,7 +288,7 @@ def _include_usage(fields: Fields, *, stream: bool) -> bool:
 
 
 def _within_window(
-    prompts: tuple[tuple[int, ...], ...], num_tokens: int | None, served: Served, *, tell_prompt: bool
+    prompts: tuple[tuple[int, ...], ...], num_tokens: int | None, served: ServedDecoder, *, tell_prompt: bool
 ) -> int:
     """Return the maximum number of tokens to generate per text. If `num_tokens` is None, the text may fill the window.
     If the server also slides the window, the text may always have at least half a window of new tokens. Raises

@@ -5,38 +5,40 @@ JSON, because parsing millions of numbers would hold the server's interpreter fo
 """
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 from crosscut.config.system.records import from_json, to_json
 from crosscut.serving.protocol.embeddings import EmbeddingRequest, ServedEncoder, read_embedding
 from crosscut.serving.protocol.fields import RequestKind
-from crosscut.serving.protocol.requests import Request, Served, read_chat, read_completion
-
-KINDS: Mapping[RequestKind, Callable[[object, Any], Request | EmbeddingRequest]] = {
-    RequestKind.CHAT: read_chat,
-    RequestKind.COMPLETION: read_completion,
-    RequestKind.EMBEDDING: read_embedding,
-}
-"""Function that reads each kind of request."""
+from crosscut.serving.protocol.model import ServedModel
+from crosscut.serving.protocol.requests import Request, ServedDecoder, read_chat, read_completion
 
 _ID: Literal["I"] = "I"
 """Type of an id, as in `array`: four bytes."""
 
 
-def pack_served(served: Served | ServedEncoder) -> dict[str, Any]:
+def read_request(kind: RequestKind, body: object, served: ServedModel) -> Request | EmbeddingRequest:
+    """Read the parsed body of a request. Raises `Refusal`."""
+    if isinstance(served, ServedEncoder):
+        return read_embedding(body, served)
+    assert isinstance(served, ServedDecoder)
+    return {RequestKind.CHAT: read_chat, RequestKind.COMPLETION: read_completion}[kind](body, served)
+
+
+def pack_served(served: ServedModel) -> dict[str, object]:
     """Convert the served model to a table."""
     return {"is_encoder": isinstance(served, ServedEncoder), "served": to_json(served)}
 
 
-def unpack_served(table: Mapping[str, Any]) -> Served | ServedEncoder:
+def unpack_served(table: Mapping[str, object]) -> ServedModel:
     """Return the served model of a table."""
-    kind: type[Served | ServedEncoder] = ServedEncoder if table["is_encoder"] else Served
+    kind = ServedEncoder if table["is_encoder"] else ServedDecoder
     return from_json(kind, table["served"])
 
 
-def pack_request(request: Request | EmbeddingRequest) -> tuple[dict[str, Any], bytes]:
+def pack_request(request: Request | EmbeddingRequest) -> tuple[dict[str, object], bytes]:
     """Convert a request to a table and the bytes of its ids."""
     table = {**vars(request), "prompts": [len(prompt) for prompt in request.prompts]}
     if isinstance(request, Request):

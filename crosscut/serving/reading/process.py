@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 
 from crosscut.config import ConfigError
 from crosscut.serving.processes import end_process, importing_crosscut, start_process
-from crosscut.serving.protocol.embeddings import EmbeddingRequest, ServedEncoder
+from crosscut.serving.protocol.embeddings import EmbeddingRequest
 from crosscut.serving.protocol.fields import RequestKind
+from crosscut.serving.protocol.model import ServedModel
 from crosscut.serving.protocol.refusals import Refusal
-from crosscut.serving.protocol.requests import Request, Served
+from crosscut.serving.protocol.requests import Request
 from crosscut.serving.reading import program
 from crosscut.serving.reading.messages import num_id_bytes, pack_served, unpack_request
 from crosscut.serving.reading.program import seconds_for
@@ -29,7 +30,7 @@ class ReadingProcess:
     """
 
     def __init__(
-        self, served: Served | ServedEncoder, kinds: Sequence[RequestKind], *, niceness: int = 0, patience: float = 1.0
+        self, served: ServedModel, kinds: Sequence[RequestKind], *, niceness: int = 0, patience: float = 1.0
     ) -> None:
         self._patience = patience
         self._first = {**pack_served(served), "kinds": kinds, "niceness": niceness, "patience": patience}

@@ -18,14 +18,12 @@ import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from crosscut.config import CrosscutError
-from crosscut.serving.protocol.embeddings import ServedEncoder
 from crosscut.serving.protocol.fields import RequestKind, parse
+from crosscut.serving.protocol.model import ServedModel
 from crosscut.serving.protocol.refusals import Refusal
-from crosscut.serving.protocol.requests import Served
-from crosscut.serving.reading.messages import KINDS, pack_request, unpack_served
+from crosscut.serving.reading.messages import pack_request, read_request, unpack_served
 from crosscut.serving.templates.program import read_message, write_message
 
 MEMORY = 2 << 30
@@ -61,10 +59,10 @@ def main() -> None:
         sys.stdout.buffer.flush()
 
 
-def _answer(kind: RequestKind, body: bytes, served: Served | ServedEncoder) -> tuple[Mapping[str, Any], bytes]:
+def _answer(kind: RequestKind, body: bytes, served: ServedModel) -> tuple[Mapping[str, object], bytes]:
     """Return the answer to the server, and the bytes that follow it."""
     try:
-        table, content = pack_request(KINDS[kind](parse(body), served))
+        table, content = pack_request(read_request(kind, parse(body), served))
         return {"request": table}, content
     except Refusal as refusal:
         return {"refusal": refusal.to_json()}, b""

@@ -44,7 +44,7 @@ class JinjaLimits:
     """Maximum length of the rendered text. Encoding that many characters takes about a second."""
 
 
-def write_message(stream: IO[bytes], message: Mapping[str, Any]) -> None:
+def write_message(stream: IO[bytes], message: Mapping[str, object]) -> None:
     """Write a message: the length of the content in bytes, then the content in JSON. Raises `UnicodeEncodeError` if the
     content has a string that is not valid Unicode.
     """
@@ -111,7 +111,7 @@ def _check(source: str) -> str:
     return ""
 
 
-def _render(source: str, names: Mapping[str, Any], most_characters: int) -> str:
+def _render(source: str, names: Mapping[str, object], most_characters: int) -> str:
     parts, length = [], 0
     for part in _compiled(source).generate(**names):
         length += len(part)

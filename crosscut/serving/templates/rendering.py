@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from typing import IO, Any
+from typing import IO
 
 from crosscut.config import ConfigError
 from crosscut.serving.processes import end_process, start_process
@@ -41,7 +41,9 @@ class Renderer:
     `place` names the template's file in the error. Several threads may call `render`; one rendering runs at a time.
     """
 
-    def __init__(self, source: str, trial: Mapping[str, Any], *, place: str, limits: JinjaLimits | None = None) -> None:
+    def __init__(
+        self, source: str, trial: Mapping[str, object], *, place: str, limits: JinjaLimits | None = None
+    ) -> None:
         self._source, self._limits = source, limits or JinjaLimits()
         self._lock = threading.Lock()
         is_compiled = False
@@ -57,7 +59,7 @@ class Renderer:
                     "serve completions only."
                 ) from None
 
-    def render(self, names: Mapping[str, Any]) -> str:
+    def render(self, names: Mapping[str, object]) -> str:
         """Render the template with `names` as its variables. Raises `RenderingError`."""
         with self._lock:
             if self._process.poll() is not None:
@@ -77,7 +79,7 @@ class Renderer:
         return process
 
     def _answer(
-        self, process: "subprocess.Popen[bytes]", message: Mapping[str, Any], *, patience: float | None = None
+        self, process: "subprocess.Popen[bytes]", message: Mapping[str, object], *, patience: float | None = None
     ) -> str:
         """Send a message to the process and return the text of its answer. If the answer takes longer than `patience`
         seconds, the process gets the lowest scheduling priority. Raises `RenderingError` if the answer is an error, or

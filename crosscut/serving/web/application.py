@@ -17,9 +17,9 @@ from crosscut.config.conventions import LOOK
 from crosscut.serving.desk import Desk, PartT
 from crosscut.serving.protocol.answers import Json
 from crosscut.serving.protocol.embeddings import ServedEncoder
-from crosscut.serving.protocol.model import unknown_model
+from crosscut.serving.protocol.model import ServedModel, unknown_model
 from crosscut.serving.protocol.refusals import Refusal
-from crosscut.serving.protocol.requests import Served
+from crosscut.serving.protocol.requests import ServedDecoder
 from crosscut.serving.web.endpoints import Endpoint
 from crosscut.serving.web.guard import Guard
 
@@ -36,7 +36,7 @@ _PAGE_HEADERS = {
 
 
 def make_application(
-    served: Served | ServedEncoder,
+    served: ServedModel,
     desk: Desk[PartT],
     endpoints: Mapping[str, Endpoint],
     *,
@@ -73,9 +73,9 @@ def make_application(
 class _Handlers(Generic[PartT]):
     """Handlers of the routes that do not use the model."""
 
-    def __init__(self, served: Served | ServedEncoder, desk: Desk[PartT]) -> None:
+    def __init__(self, served: ServedModel, desk: Desk[PartT]) -> None:
         self._served = served
-        self._desk = desk
+        self._desk: Desk[PartT] = desk
         self._files = {file.name: file for file in (LOOK, *_PAGE.iterdir())}
 
     @asynccontextmanager
@@ -104,7 +104,7 @@ class _Handlers(Generic[PartT]):
         return JSONResponse(_model(self._served))
 
 
-def _model(served: Served | ServedEncoder) -> Json:
+def _model(served: ServedModel) -> Json:
     """Description of the model in OpenAI's form, with additional fields for the page."""
     return {
         "id": served.name,
@@ -112,7 +112,7 @@ def _model(served: Served | ServedEncoder) -> Json:
         "created": served.created,
         "owned_by": "crosscut",
         "window": served.window,
-        "chat": isinstance(served, Served) and served.can_chat,
+        "chat": isinstance(served, ServedDecoder) and served.can_chat,
         "embeddings": isinstance(served, ServedEncoder),
     }
 

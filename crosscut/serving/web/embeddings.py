@@ -8,7 +8,8 @@ from torch import Tensor
 
 from crosscut.evaluation.embeddings.embedder import Embedded
 from crosscut.serving.desk import Desk, RequestJob
-from crosscut.serving.protocol.embeddings import EmbeddingRequest, ServedEncoder, embedding_answer
+from crosscut.serving.protocol.answers import embedding_answer
+from crosscut.serving.protocol.embeddings import EmbeddingRequest, ServedEncoder
 from crosscut.serving.protocol.fields import RequestKind
 from crosscut.serving.web.endpoints import CHAT, COMPLETIONS, EMBEDDINGS, Endpoint, refusing
 from crosscut.serving.web.reading import RequestReading

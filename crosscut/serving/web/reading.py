@@ -9,10 +9,11 @@ from functools import partial
 
 from starlette.requests import Request as HttpRequest
 
-from crosscut.serving.protocol.embeddings import EmbeddingRequest, ServedEncoder
+from crosscut.serving.protocol.embeddings import EmbeddingRequest
 from crosscut.serving.protocol.fields import RequestKind
+from crosscut.serving.protocol.model import ServedModel
 from crosscut.serving.protocol.refusals import Refusal
-from crosscut.serving.protocol.requests import Request, Served
+from crosscut.serving.protocol.requests import Request, ServedDecoder
 from crosscut.serving.reading.process import ReadingProcess
 from crosscut.serving.web.waiting import Pace, Readers, until_gone
 
@@ -32,9 +33,9 @@ _NICENESS = 10
 class RequestReading:
     """Processes that read the requests for the model `served`. `is_busy` returns whether the model is computing."""
 
-    def __init__(self, served: Served | ServedEncoder, is_busy: Callable[[], bool]) -> None:
-        texts = [RequestKind.COMPLETION if isinstance(served, Served) else RequestKind.EMBEDDING]
-        chats = [RequestKind.CHAT] if isinstance(served, Served) and served.can_chat else []
+    def __init__(self, served: ServedModel, is_busy: Callable[[], bool]) -> None:
+        texts = [RequestKind.COMPLETION if isinstance(served, ServedDecoder) else RequestKind.EMBEDDING]
+        chats = [RequestKind.CHAT] if isinstance(served, ServedDecoder) and served.can_chat else []
         make_pace = partial(Pace, is_busy, seconds=_INTERVAL, bytes_per_second=_BYTES_PER_SECOND)
         small_pace = make_pace()
         self._small = _Lane(ReadingProcess(served, texts), small_pace)

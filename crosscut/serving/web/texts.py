@@ -1,6 +1,7 @@
 """Endpoints that generate text: completions and chat. An answer is sent as a whole or as a stream of events."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
@@ -14,7 +15,7 @@ from crosscut.serving.desk import Desk, RequestJob
 from crosscut.serving.protocol.answers import ChatAnswer, CompletionAnswer, Json, TextAnswer, in_parts, to_json
 from crosscut.serving.protocol.fields import RequestKind
 from crosscut.serving.protocol.refusals import Refusal, failure_of
-from crosscut.serving.protocol.requests import Request, Served
+from crosscut.serving.protocol.requests import Request, ServedDecoder
 from crosscut.serving.web.endpoints import CHAT, COMPLETIONS, EMBEDDINGS, Endpoint, refusing
 from crosscut.serving.web.reading import RequestReading
 from crosscut.serving.web.waiting import Readers, until_gone
@@ -23,7 +24,7 @@ _WRITERS = 2
 """Number of answers that are written as a whole at a time. Writing a large answer takes a second."""
 
 
-def text_endpoints(served: Served, desk: Desk[Piece]) -> dict[str, Endpoint]:
+def text_endpoints(served: ServedDecoder, desk: Desk[Piece]) -> dict[str, Endpoint]:
     """Return the endpoints of a model that predicts the next token, keyed by path."""
     spell = served.spell  # the first answer should not wait until the tokens are loaded
     reading, writers = RequestReading(served, lambda: desk.num_running > 0), Readers(_WRITERS)
@@ -48,9 +49,10 @@ async def _answered(request: HttpRequest, answer: TextAnswer, desk: Desk[Piece],
     """Answer a request, as a whole or as a stream. If the client disconnects, the generation of its texts is
     cancelled.
     """
-    job = desk.submit(list(answer.request.orders()))
+    orders = list(answer.request.orders())
     if answer.request.stream:
-        return Events(answer, job, desk)
+        return Events(answer, desk.submit(orders), desk)
+    job = desk.submit(orders, most_unread=sys.maxsize)  # `_collect` reads them
     try:
         choices = await until_gone(_collect(job), request.receive)
     finally:

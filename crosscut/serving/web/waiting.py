@@ -9,15 +9,16 @@ import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 _T = TypeVar("_T")
 
-_Job = tuple[Callable[[], object], "Future[Any]"]
+_Job = Callable[[], None]
 
 
 class Readers:
@@ -51,18 +52,24 @@ class Readers:
 
         outcome.add_done_callback(end_turn)
         outcome.set_running_or_notify_cancel()
-        self._works.put((work, outcome))
+        self._works.put(partial(_into, outcome, work))
         return await asyncio.wrap_future(outcome)
 
 
 def _work(works: "SimpleQueue[_Job | None]") -> None:
     while (job := works.get()) is not None:
-        work, outcome = job
-        try:
-            outcome.set_result(work())
-        except BaseException as error:
-            outcome.set_exception(error)
-        del job, work, outcome  # while the thread waits for the next request, it keeps nothing of this one
+        job()
+        del job  # while the thread waits for the next request, it keeps nothing of this one
+
+
+def _into(outcome: "Future[_T]", work: Callable[[], _T]) -> None:
+    """Set the result of `work`, or its error."""
+    try:
+        outcome.set_result(work())
+    except BaseException as error:
+        outcome.set_exception(error)
+    finally:
+        del outcome, work  # the traceback of the error keeps them otherwise
 
 
 def _end(works: "SimpleQueue[_Job | None]", count: int) -> None:

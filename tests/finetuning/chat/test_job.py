@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 
-from crosscut.cli.main import commands
 from crosscut.config import ConfigError, CrosscutError, DataError, Layout, RunHung, RunStopped, load_run
 from crosscut.launch import door
 from crosscut.pretrained import export_checkpoint, find_model
 from crosscut.training import run_training
 from crosscut.training.driving import driver
 from tests.finetuning.chat.conftest import PLAIN, chats, write_chats
+from tests.finetuning.downstream.conftest import finetune, rows_of
 from tests.pretrained import jobs
 from tests.pretrained.test_export import tensors_in
 
@@ -25,18 +24,6 @@ SETTINGS = (
     "training.batch_size=4", "training.sequence_length=64", "training.precision=float64", "training.steps=4",
     "optimizer.learning_rate=0.01", "training.device=cpu",
 )  # fmt: skip
-
-
-def run_chat(*arguments: str) -> Any:
-    result = CliRunner().invoke(commands, ["finetune", "chat", *arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
-def losses(folder: Path) -> list[float]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row["loss"] for row in rows if "loss" in row]
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +40,12 @@ def in_threes(published, tmp_path_factory) -> Path:
 @pytest.mark.parametrize("rank", [4, 0], ids=["adapters", "all weights"])
 def test_three_tensor_ranks_train_the_same_model_as_one(in_threes, tmp_path, forked_ranks, rank):
     for tensor in (1, 3):
-        run_chat(
-            str(in_threes / "chats.jsonl"), "--model", str(in_threes / "model"),
-            "--output", str(tmp_path / str(tensor)), "--lora-rank", str(rank), f"layout.tensor={tensor}", *SETTINGS,
+        finetune(
+            "chat", in_threes / "chats.jsonl", "--model", in_threes / "model",
+            "--output", tmp_path / str(tensor), "--lora-rank", rank, f"layout.tensor={tensor}", *SETTINGS,
         )  # fmt: skip
         export_checkpoint(find_model(tmp_path / str(tensor)), tmp_path / f"merged-{tensor}")
-    one, three = (losses(tmp_path / str(tensor)) for tensor in (1, 3))
+    one, three = (rows_of(tmp_path / str(tensor), "loss") for tensor in (1, 3))
     assert one == pytest.approx(three, rel=1e-6)
     assert one[-1] < one[0]
     merged, initial = tensors_in(tmp_path / "merged-1"), tensors_in(in_threes / "model")
@@ -71,11 +58,11 @@ def test_three_tensor_ranks_train_the_same_model_as_one(in_threes, tmp_path, for
 def test_a_run_is_resumed_on_another_layout_without_its_files(ranks, in_threes, tmp_path, forked_ranks):
     path, model, out = tmp_path / "chats.jsonl", in_threes / "model", tmp_path / "run"
     shutil.copy(in_threes / "chats.jsonl", path)
-    run_chat(
-        str(path), "--model", str(model), "--output", str(out), "--lora-rank", "2", *SETTINGS,
+    finetune(
+        "chat", path, "--model", model, "--output", out, "--lora-rank", "2", *SETTINGS,
         "checkpoint.every=2", "checkpoint.keep=9",
     )  # fmt: skip
-    whole = losses(out)
+    whole = rows_of(out, "loss")
     export_checkpoint(find_model(out), tmp_path / "whole")
     shutil.rmtree(out / "checkpoints" / "step-00000004")
     path.unlink()
@@ -83,8 +70,8 @@ def test_a_run_is_resumed_on_another_layout_without_its_files(ranks, in_threes, 
         ConfigError, match=r"holds a run of `crosscut finetune chat`\. Resume that run with `crosscut fine"
     ):
         run_training(load_run(out / "config.toml"), resume=True)
-    run_chat("--resume", "--output", str(out), "layout.tensor=3")
-    assert losses(out) == pytest.approx(whole, rel=1e-6)
+    finetune("chat", "--resume", "--output", out, "layout.tensor=3")
+    assert rows_of(out, "loss") == pytest.approx(whole, rel=1e-6)
     assert whole[-1] < whole[0]
     export_checkpoint(find_model(out), tmp_path / "resumed")
     expected, initial = tensors_in(tmp_path / "whole"), tensors_in(model)
@@ -112,7 +99,7 @@ def test_ranks_that_hang_start_again_and_a_run_that_hangs_says_how_it_resumes(
     monkeypatch.setattr(driver, "ignore_requests", lambda: None)
     out = tmp_path / "run"
     with pytest.raises(RunStopped) as stopped:
-        run_chat(str(in_threes / "chats.jsonl"), "--model", str(in_threes / "model"), "--output", str(out), *SETTINGS)
+        finetune("chat", in_threes / "chats.jsonl", "--model", in_threes / "model", "--output", out, *SETTINGS)
     newest = out / "checkpoints" / "step-00000004"
     assert f"The last checkpoint is `{newest}`. Requeue the job, or resume with `" in str(stopped.value)
     assert f"finetune chat --resume --output {out}`." in str(stopped.value)
@@ -123,12 +110,15 @@ def test_ranks_that_hang_start_again_and_a_run_that_hangs_says_how_it_resumes(
 def test_a_validation_file_replaces_the_conversations_held_out(model, tmp_path, forked_ranks):
     for name, number in (("chats", 4), ("others", 3)):
         write_chats(tmp_path / f"{name}.jsonl", chats(number))
-    result = run_chat(
-        str(tmp_path / "chats.jsonl"), "--model", str(model), "--output", str(tmp_path / "run"),
-        "--validation", str(tmp_path / "others.jsonl"), "--epochs", "2", *SETTINGS[:3], "training.batch_size=1",
+    result = finetune(
+        "chat", tmp_path / "chats.jsonl", "--model", model, "--output", tmp_path / "run",
+        "--validation", tmp_path / "others.jsonl", "--epochs", "2", *SETTINGS[:3], "training.batch_size=1",
     )  # fmt: skip
     assert "finetune chat" in result.output
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] >= 2
+
+
+ASKED = ("{chats}", "--model", "{model}")
 
 
 @pytest.mark.parametrize(
@@ -137,10 +127,10 @@ def test_a_validation_file_replaces_the_conversations_held_out(model, tmp_path, 
         (("--model", "{model}"), ConfigError, "must be given files with conversations and `--model`, but no file is"),
         (("{chats}",), ConfigError, "but no `--model` is given"),
         (("{chats}", "--model", "{chats}"), ConfigError, "`--model` must name a Hugging Face folder, but `.*` has no"),
-        (("{chats}", "--model", "{model}", "--epochs", "0"), ConfigError, "`--epochs` must be above 0, but is 0"),
+        ((*ASKED, "--epochs", "0"), ConfigError, "`--epochs` must be above 0, but is 0"),
         (("{one}", "--model", "{model}"), DataError, "must hold at least 2 conversations, because one is held out"),
         (
-            ("{chats}", "--model", "{model}", "training.sequence_length=16"),
+            (*ASKED, "training.sequence_length=16"),
             DataError,
             r"Every conversation must fit into `training.sequence_length` \(16 tokens\), but 19 of 19 do not",
         ),
@@ -149,23 +139,11 @@ def test_a_validation_file_replaces_the_conversations_held_out(model, tmp_path, 
             ConfigError,
             "`--output` must name the folder of a run to resume, but `.*` has no `config.toml`",
         ),
-        (
-            ("{chats}", "--model", "{model}", "data.text=a.txt"),
-            ConfigError,
-            "`data` must not be set for `finetune chat`",
-        ),
-        (
-            ("{chats}", "--model", "{model}", "training.document_mask=false"),
-            ConfigError,
-            "`training.document_mask` must",
-        ),
-        (
-            ("{chats}", "--model", "{model}", "evaluation.text=README.md"),
-            ConfigError,
-            "`evaluation` must name no files",
-        ),
-        (("{chats}", "--model", "{model}", "layout.tensor=3"), CrosscutError, "`layout.tensor` must divide"),
-        (("{chats}", "--model", "{model}", "--lora-rank", "-1"), ConfigError, "`model.lora_rank` must be at least 0"),
+        ((*ASKED, "data.text=a.txt"), ConfigError, "`data` must not be set for `finetune chat`"),
+        ((*ASKED, "training.document_mask=false"), ConfigError, "`training.document_mask` must"),
+        ((*ASKED, "evaluation.text=README.md"), ConfigError, "`evaluation` must name no files"),
+        ((*ASKED, "layout.tensor=3"), CrosscutError, "`layout.tensor` must divide"),
+        ((*ASKED, "--lora-rank", "-1"), ConfigError, "`model.lora_rank` must be at least 0"),
     ],
 )
 def test_mistakes_are_told_before_any_process_starts(model, tmp_path, arguments, kind, message):
@@ -179,7 +157,7 @@ def test_mistakes_are_told_before_any_process_starts(model, tmp_path, arguments,
         () if any(word.startswith("training.sequence_length") for word in filled) else ("training.sequence_length=64",)
     )
     with pytest.raises(kind, match=message):
-        run_chat(*filled, "--output", str(tmp_path / "run"), *length)
+        finetune("chat", *filled, "--output", tmp_path / "run", *length)
 
 
 @pytest.mark.slow  # it imports everything in a new process
@@ -192,8 +170,8 @@ def test_no_web_server_is_needed():
 def test_conversations_that_are_too_long_may_be_left_out(model, tmp_path, forked_ranks):
     records = chats(12)
     records[3]["messages"][0]["content"] = "fox " * 200
-    result = run_chat(
-        str(write_chats(tmp_path / "chats.jsonl", records)), "--model", str(model), "--output", str(tmp_path / "run"),
+    result = finetune(
+        "chat", write_chats(tmp_path / "chats.jsonl", records), "--model", model, "--output", tmp_path / "run",
         "--drop-long", *SETTINGS,
     )  # fmt: skip
     assert "done" in result.output

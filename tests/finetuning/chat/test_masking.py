@@ -11,6 +11,7 @@ from crosscut.config import ConfigError, DataError
 from crosscut.finetuning.chat.conversations import Conversation, read_conversations
 from crosscut.finetuning.chat.masking import Masker
 from tests.finetuning.chat.conftest import MARKED, PLAIN, write_chats
+from tests.refusals import refusal
 
 CHATS = [
     [{"role": "user", "content": "the quick fox"}, {"role": "assistant", "content": "jumps over"}],
@@ -154,9 +155,7 @@ def test_a_bad_line_is_named(tmp_path, line, message):
     path = tmp_path / "a.jsonl"
     good = {"messages": [USER, {"role": "assistant", "content": "hi"}]}
     path.write_text(json.dumps(good) + "\n" + (line if isinstance(line, str) else json.dumps(line)) + "\n")
-    with pytest.raises(DataError) as error:
-        read_conversations([path])
-    assert str(error.value).startswith(f"{path}:2: {message}")
+    assert refusal(DataError, read_conversations, [path]).startswith(f"{path}:2: {message}")
 
 
 def test_a_file_without_conversations_is_refused(tmp_path):

@@ -111,10 +111,14 @@ def test_a_folder_with_both_versions_of_squad_is_told(bert, tmp_path):
         finetune("squad", "--model", bert, "--data", tmp_path, "--output", tmp_path / "run", *PLAIN)
 
 
+def kept_in(folder: Path) -> TaskRuns:
+    run = load_run({"model": {"preset": "laptop-bert"}, "output": {"folder": str(folder)}})
+    return TaskRuns(task=TunedTask(name="rte"), run=run, model="", files={}, padding=0)
+
+
 @pytest.mark.parametrize(("key", "value"), [("label", "abc"), ("label", 0.5), ("text", 3), ("pair", {})])
 def test_kept_examples_have_the_types_of_their_fields(tmp_path, key, value):
-    run = load_run({"model": {"preset": "laptop-bert"}, "output": {"folder": str(tmp_path)}})
-    kept = TaskRuns(task=TunedTask(name="rte"), run=run, model="", files={}, padding=0)
+    kept = kept_in(tmp_path)
     (tmp_path / "data").mkdir()
     table = {"text": "a", "pair": "b", "label": 1}
     (tmp_path / "data" / "dev.jsonl").write_text(json.dumps(table) + "\n")
@@ -125,18 +129,9 @@ def test_kept_examples_have_the_types_of_their_fields(tmp_path, key, value):
 
 
 def test_a_description_that_is_nested_too_deeply_is_not_read(tmp_path):
-    task = TunedTask(name="rte")
-    kept = TaskRuns(
-        task=task,
-        run=load_run({"model": {"preset": "laptop-bert"}, "output": {"folder": str(tmp_path)}}),
-        model="",
-        files={},
-        padding=0,
-    )
-    kept.save()
-    text = (tmp_path / "task.json").read_text()
-    assert TaskRuns.load(tmp_path).task == task
-    table = json.loads(text)
+    kept_in(tmp_path).save()
+    assert TaskRuns.load(tmp_path).task == TunedTask(name="rte")
+    table = json.loads((tmp_path / "task.json").read_text())
     table["run"]["output"] = "@"
     (tmp_path / "task.json").write_text(json.dumps(table).replace('"@"', '{"a":' * 900 + "1" + "}" * 900))
     with pytest.raises(ConfigError, match=r"task\.json` must describe a fine-tuning"):

@@ -10,7 +10,9 @@ from crosscut.config import ConfigError
 from crosscut.config.system.records import from_json, to_json
 from crosscut.finetuning.downstream.predictions import predict, probabilities_of, scores_of
 from crosscut.finetuning.downstream.task import TASKS, TunedTask, files_of
-from crosscut.finetuning.encoding import Special, best_answers, encode_questions
+from crosscut.finetuning.encoding.answers import best_answers
+from crosscut.finetuning.encoding.questions import encode_questions
+from crosscut.finetuning.encoding.tokens import Special
 from crosscut.finetuning.tasks import SpanExample, TableColumns, TextExample
 from tests.finetuning.encoding.conftest import TEXT, encoder_of, wordpiece  # noqa: F401 - a fixture
 

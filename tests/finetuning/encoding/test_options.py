@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from crosscut.config import DataError
-from crosscut.finetuning.encoding import EncodedRows, Long, encode_options
+from crosscut.finetuning.encoding.options import encode_options
+from crosscut.finetuning.encoding.rows import EncodedRows
+from crosscut.finetuning.encoding.texts import Long
 from crosscut.finetuning.tasks import ChoiceExample
 from tests.finetuning.encoding.conftest import TEXT, encoder_of
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from crosscut.config import ConfigError, DataError
-from crosscut.finetuning.encoding import EncodedRows, best_answers, encode_questions
-from crosscut.finetuning.encoding.answers import LONGEST_ANSWER, AnswerSpan
+from crosscut.finetuning.encoding.answers import LONGEST_ANSWER, AnswerSpan, best_answers
+from crosscut.finetuning.encoding.questions import encode_questions
+from crosscut.finetuning.encoding.rows import EncodedRows
 from crosscut.finetuning.tasks import SpanExample, exact_match_and_f1, read_squad
 from tests.finetuning.encoding.conftest import TEXT, encoder_of
 
@@ -68,6 +69,18 @@ def test_labels_are_the_tokens_of_the_answer_or_the_summary_token(
     assert found >= 1
 
 
+def rows_of(offsets: list[list[int]], *ends: int) -> EncodedRows:
+    """Windows of one question, which have only offsets."""
+    return EncodedRows(
+        ids=np.zeros(len(offsets), dtype=np.int32),
+        types=np.zeros(len(offsets), dtype=np.uint8),
+        ends=np.array(ends),
+        labels=np.zeros((len(ends), 2), dtype=np.int64),
+        sources=np.zeros(len(ends), dtype=np.int64),
+        offsets=np.array(offsets),
+    )
+
+
 def offsets_from(first: int) -> list[list[int]]:
     """Offsets of a window of three special tokens and 37 characters."""
     return [[-1, -1]] * 3 + [[first + i, first + i + 1] for i in range(37)]
@@ -75,14 +88,7 @@ def offsets_from(first: int) -> list[list[int]]:
 
 def test_the_best_span_of_all_windows_answers() -> None:
     generator = np.random.default_rng(0)
-    rows = EncodedRows(
-        ids=np.zeros(80, dtype=np.int32),
-        types=np.zeros(80, dtype=np.uint8),
-        ends=np.array([40, 80]),
-        labels=np.zeros((2, 2), dtype=np.int64),
-        sources=np.zeros(2, dtype=np.int64),
-        offsets=np.array([*offsets_from(0), *offsets_from(30)]),
-    )
+    rows = rows_of([*offsets_from(0), *offsets_from(30)], 40, 80)
     context = "".join(chr(65 + i % 26) for i in range(70))
     scores = [generator.normal(size=(40, 2)) for _ in range(2)]
     best = best_answers(rows, scores, {0: context}, is_causal=False)[0]
@@ -106,14 +112,7 @@ def test_the_best_span_of_all_windows_answers() -> None:
 
 def test_no_answer_is_longer_than_thirty_tokens() -> None:
     size = 50
-    rows = EncodedRows(
-        ids=np.zeros(size, dtype=np.int32),
-        types=np.zeros(size, dtype=np.uint8),
-        ends=np.array([size]),
-        labels=np.zeros((1, 2), dtype=np.int64),
-        sources=np.zeros(1, dtype=np.int64),
-        offsets=np.array([[-1, -1]] + [[i, i + 1] for i in range(size - 1)]),
-    )
+    rows = rows_of([[-1, -1]] + [[i, i + 1] for i in range(size - 1)], size)
     scores = np.zeros((size, 2))
     scores[1, 0], scores[LONGEST_ANSWER + 1, 1], scores[LONGEST_ANSWER, 1] = 9.0, 9.0, 5.0
     context = "x" * size

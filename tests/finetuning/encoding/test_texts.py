@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from crosscut.config import ConfigError, DataError
-from crosscut.finetuning.encoding import Long, Special, TextEncoder, encode_texts
+from crosscut.finetuning.encoding.texts import Long, encode_texts
+from crosscut.finetuning.encoding.tokens import Special, TextEncoder
 from crosscut.finetuning.tasks import TextExample
 from tests.finetuning.encoding.conftest import TEXT, encoder_of, model_of
+from tests.refusals import refusal
 
 PAIRS = [("the quick brown fox", "a dog sleeps"), ("the dog", TEXT), (TEXT, "the dog"), (TEXT, TEXT), ("[SEP]", "fox")]
 
@@ -62,9 +64,7 @@ def test_long_examples_are_cut_dropped_or_refused(wordpiece: Path) -> None:
     encoder = encoder_of(wordpiece, length=16)
     dropped = encode_texts(encoder, examples(PAIRS), name="train.tsv", long=Long.DROP)
     assert (dropped.num_long, dropped.rows.sources.tolist(), dropped.rows.labels.tolist()) == (3, [0, 4], [0, 0])
-    with pytest.raises(DataError) as error:
-        encode_texts(encoder, examples(PAIRS), name="train.tsv", long=Long.REFUSE)
-    assert str(error.value) == (
+    assert refusal(DataError, encode_texts, encoder, examples(PAIRS), name="train.tsv", long=Long.REFUSE) == (
         "Every example of `train.tsv` must fit into `training.sequence_length` (16 tokens), but 3 of 5 do not. Raise "
         "`training.sequence_length`, or pass --long cut or --long drop."
     )

@@ -7,6 +7,7 @@ import pytest
 
 from crosscut.config import ConfigError, DataError
 from crosscut.finetuning.tasks import GLUE, Examples, read_glue, score_glue
+from tests.refusals import refusal
 
 MNLI = (
     "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse\t"
@@ -52,9 +53,7 @@ def test_cola_has_no_header_but_its_test_file_has(tmp_path: Path) -> None:
     ]
     test = read_glue("cola", write(tmp_path / "test.tsv", "index\tsentence\n0\tBill whistled past the house.\n"))
     assert rows(test) == [("Bill whistled past the house.", None, None)]
-    with pytest.raises(DataError) as error:
-        score_glue("cola", [1], test)
-    assert str(error.value) == (
+    assert refusal(DataError, score_glue, "cola", [1], test) == (
         "A score needs labels, but the file has none. Use a file with labels, such as `dev.tsv`."
     )
 
@@ -96,9 +95,9 @@ def message(task: str, path: Path) -> str:
 
 
 def test_unknown_task_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as error:
-        read_glue("sst2", tmp_path)
-    assert str(error.value) == ("A GLUE task must be 'mnli', 'qqp', 'sst-2', 'rte', 'qnli' or 'cola', but is 'sst2'.")
+    assert refusal(ConfigError, read_glue, "sst2", tmp_path) == (
+        "A GLUE task must be 'mnli', 'qqp', 'sst-2', 'rte', 'qnli' or 'cola', but is 'sst2'."
+    )
     assert list(GLUE) == ["mnli", "qqp", "sst-2", "rte", "qnli", "cola"]
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from crosscut.config import DataError
 from crosscut.finetuning.tasks import accuracy, confusion, f1, matthews
+from tests.refusals import refusal
 
 SCIKIT_LEARN = [
     # seed, examples, labels, right, accuracy, F1, Matthews
@@ -43,9 +44,7 @@ def test_confusion_counts_labels_by_rows() -> None:
 
 @pytest.mark.parametrize(("predicted", "labels"), [([1], [1, 0]), ([], [])])
 def test_other_numbers_of_predictions_and_labels_are_an_error(predicted: list[int], labels: list[int]) -> None:
-    with pytest.raises(DataError) as error:
-        accuracy(predicted, labels)
-    assert str(error.value) == (
+    assert refusal(DataError, accuracy, predicted, labels) == (
         "A score needs the same number of predictions and labels, and at least one of each, but there are "
         f"{len(predicted)} predictions and {len(labels)} labels."
     )

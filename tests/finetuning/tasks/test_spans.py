@@ -9,6 +9,7 @@ import pytest
 
 from crosscut.config import DataError
 from crosscut.finetuning.tasks import exact_match_and_f1, read_race, read_squad
+from tests.refusals import refusal
 
 CONTEXT = "The Normans gave their name to Normandy, a region in France."
 QUESTIONS: list[dict[str, Any]] = [
@@ -71,9 +72,7 @@ def test_scores_count_empty_predictions_for_questions_without_answer(tmp_path: P
     scores = exact_match_and_f1({"56ddde6b": "region in France", "5ad39d53": "the Normans"}, examples)
     assert scores == (0.0, 0.4, 0.0, 0.8, 0.0)
     assert exact_match_and_f1({"5ad39d53": ""}, examples).exact == 0.5, "a missing prediction is wrong"
-    with pytest.raises(DataError) as error:
-        exact_match_and_f1({"x": "", "y": ""}, examples)
-    assert str(error.value) == (
+    assert refusal(DataError, exact_match_and_f1, {"x": "", "y": ""}, examples) == (
         "Every prediction must name a question of the file, but 2 do not. The first of them names 'x'. Check that the "
         "predictions are for this file."
     )
@@ -135,9 +134,7 @@ def test_faults_of_race_are_errors(tmp_path: Path) -> None:
         "but does not. Check that this is a file of RACE."
     )
     write(path, {**RACE, "answers": ["A", "E"]})
-    with pytest.raises(DataError) as error:
-        read_race(tmp_path)
-    assert str(error.value) == (
+    assert refusal(DataError, read_race, tmp_path) == (
         f"Question 2 in `{path}` must have a text, a list of options and an answer from A to D, but the question "
         "'Which letter is _ ?' has the answer 'E'. Correct the file."
     )

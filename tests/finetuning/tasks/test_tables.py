@@ -7,6 +7,7 @@ import pytest
 
 from crosscut.config import DataError
 from crosscut.finetuning.tasks import TableColumns, read_table
+from tests.refusals import refusal
 
 COLUMNS = TableColumns("body", "other", "kind")
 
@@ -78,9 +79,7 @@ def test_labels_of_json_may_be_numbers_and_truth_values(tmp_path: Path) -> None:
 def test_messages(tmp_path: Path, name: str, content: str, message: str) -> None:
     path = tmp_path / name
     path.write_text(content)
-    with pytest.raises(DataError) as error:
-        read_table(path, columns=COLUMNS)
-    assert str(error.value) == message.format(path)
+    assert refusal(DataError, read_table, path, columns=COLUMNS) == message.format(path)
 
 
 def test_line_that_is_not_json_is_an_error(tmp_path: Path) -> None:

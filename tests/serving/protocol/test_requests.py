@@ -11,13 +11,13 @@ from crosscut.data import Tokenizer
 from crosscut.serving.protocol.embeddings import ServedEncoder, read_embedding
 from crosscut.serving.protocol.fields import parse
 from crosscut.serving.protocol.refusals import Refusal
-from crosscut.serving.protocol.requests import MOST_SLIDING, Served, read_chat, read_completion
+from crosscut.serving.protocol.requests import MOST_SLIDING, ServedDecoder, read_chat, read_completion
 from tests.pretrained.encoders import V
 from tests.serving.conftest import NAME, WINDOW
 
 
-def served(folder: Path, *, slide: bool, begin: int | None = None, window: int = WINDOW) -> Served:
-    return Served(
+def served(folder: Path, *, slide: bool, begin: int | None = None, window: int = WINDOW) -> ServedDecoder:
+    return ServedDecoder(
         name=NAME,
         window=window,
         slide=slide,

@@ -10,7 +10,7 @@ import pytest
 
 from crosscut.serving.protocol.fields import RequestKind, parse
 from crosscut.serving.protocol.refusals import Refusal
-from crosscut.serving.reading.messages import KINDS, num_id_bytes
+from crosscut.serving.reading.messages import num_id_bytes, read_request
 from crosscut.serving.reading.process import ReadingProcess
 from tests.pretrained.encoders import V
 from tests.serving.conftest import NAME, WINDOW
@@ -42,7 +42,7 @@ def process(model_folder: Path) -> Iterator[ReadingProcess]:
 @pytest.mark.parametrize(("kind", "body"), REQUESTS)
 def test_a_request_is_the_one_that_is_read_in_this_process(process, model_folder, kind, body):
     content = json.dumps(body).encode()
-    assert process.read(kind, content) == KINDS[kind](parse(content), served(model_folder, slide=False))
+    assert process.read(kind, content) == read_request(kind, parse(content), served(model_folder, slide=False))
 
 
 def test_texts_to_embed_are_those_that_are_read_in_this_process(encoder_folder):
@@ -50,7 +50,8 @@ def test_texts_to_embed_are_those_that_are_read_in_this_process(encoder_folder):
     process = ReadingProcess(known, [RequestKind.EMBEDDING])
     for texts in ("the fox", ["dog", "", " fox "], [[1, 2], [V - 1]]):
         content = json.dumps({"model": known.name, "input": texts, "encoding_format": "base64"}).encode()
-        assert process.read(RequestKind.EMBEDDING, content) == KINDS[RequestKind.EMBEDDING](parse(content), known)
+        kind = RequestKind.EMBEDDING
+        assert process.read(kind, content) == read_request(kind, parse(content), known)
 
 
 def test_a_refusal_keeps_its_fields(process):

@@ -1,18 +1,23 @@
 """Streams of events, without a network."""
 
 import asyncio
+import base64
+import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from crosscut.generation import Piece, Sampling
-from crosscut.serving.desk import Desk
 from crosscut.serving.news import News, TextOrder
+from crosscut.serving.protocol import answers
 from crosscut.serving.protocol.answers import in_parts, to_json
-from crosscut.serving.scheduling import Scheduler
+from crosscut.serving.protocol.embeddings import EmbeddingRequest
 from crosscut.serving.web.texts import Events
 from tests.serving.conftest import in_loop
+from tests.serving.test_desk import opened
 
 
 def test_json_in_parts_is_the_json():
@@ -28,6 +33,20 @@ def test_json_in_parts_is_the_json():
         assert max(map(len, parts)) <= 1000 * len(to_json(entries[:1])) + 2
     with pytest.raises(ValueError, match="Out of range float values"):
         list(in_parts({"choices": [{"logprobs": {"tokens": [float("nan")]}}]}))
+    assert "".join(in_parts({"choices": iter([{}, {"a": 1}])})) == '{"choices":[{},{"a":1}]}'
+
+
+def test_embeddings_are_encoded_in_parts(monkeypatch):
+    """All numbers of 2,048 long embeddings at once would hold Python's lock for more than a second."""
+    parts = []
+    monkeypatch.setattr(answers, "to_json", lambda value: parts.append(to_json(value)) or parts[-1])
+    served = SimpleNamespace(name="m")
+    for is_base64 in (False, True):
+        request = EmbeddingRequest(prompts=((1, 2), (3,), (4,)), is_base64=is_base64)
+        answer = answers.embedding_answer(request, served, [torch.full((1500,), 0.5)] * 3)
+        found = [entry["embedding"] for entry in json.loads(answer)["data"]]
+        assert found == [base64.b64encode(b"\0\0\0?" * 1500).decode() if is_base64 else [0.5] * 1500] * 3
+    assert max(map(len, parts)) == len(to_json("AAAA" * 2000)) > 1000 * len("0.5,")
 
 
 class Spoken:
@@ -46,9 +65,7 @@ class Spoken:
 @in_loop
 async def test_a_stream_ends_with_its_client_however_much_waits_to_be_sent():
     """A write to a connection that is lost fails in silence; after some of them asyncio complains on stderr."""
-    desk = Desk(num_rows=1)
-    scheduler = Scheduler(desk)
-    desk.open()
+    desk, scheduler = opened(1)
     job = desk.submit([TextOrder((5,), Sampling(), 0, 0)])
     scheduler.take(idle=True)
     scheduler.began([0])
@@ -70,9 +87,7 @@ async def test_a_stream_ends_with_its_client_however_much_waits_to_be_sent():
 @in_loop
 async def test_streams_take_turns():
     """One that has much to send does not keep others from their events."""
-    desk = Desk(num_rows=2)
-    scheduler = Scheduler(desk)
-    desk.open()
+    desk, scheduler = opened(2)
     jobs = [desk.submit([TextOrder((5,), Sampling(), 0, 0)]) for _ in range(2)]
     scheduler.take(idle=True)
     scheduler.began([0, 1])
