@@ -79,7 +79,7 @@ class Collection:
         ids: list[str] = []
         for index, rows in split_by_part(distinct):
             part = self.parts[index]
-            column = read_columns(part.work / INGEST / f"{part.name}.arrow", "id")["id"].take(rows).to_pylist()
+            column = read_columns(part.file(INGEST), "id")["id"].take(rows).to_pylist()
             is_own = index >= self.num_earlier
             ids += column if is_own else [earlier_id(self.earlier[index], name) for name in column]
         return [ids[place] for place in places.tolist()]

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
 from crosscut.config.corpora import CorpusConfig, SourceConfig
 from crosscut.config.errors import DamagedDataError, DataError
@@ -83,7 +83,7 @@ class IngestStage:
                 left_out = {}
         return tasks
 
-    def _settings(self, source: SourceConfig, files: Sequence[File]) -> dict[str, Any]:
+    def _settings(self, source: SourceConfig, files: Sequence[File]) -> dict[str, object]:
         settings = asdict(Reading.of(self.config, source))
         tokenizer, extraction = settings.pop("tokenizer"), settings.pop("extraction")
         del settings["urls"]
@@ -209,7 +209,7 @@ def _read(file: File, name: str, reading: Reading, watch: RecordWatch) -> Iterat
         yield Reject(place, loss.rule, loss.reason, lost=max(file.size - position, 1))
 
 
-def _described(source: str, file: File, reject: Reject) -> dict[str, Any]:
+def _described(source: str, file: File, reject: Reject) -> dict[str, object]:
     return {
         "source": source,
         "name": f"{source}/{file.name}",
@@ -235,7 +235,7 @@ class _Dropped:
     rejects: int = 0
     lost: int = 0
     """Number of bytes that are lost in damaged files."""
-    damaged: dict[str, dict[str, Any]] = field(default_factory=dict)
+    damaged: dict[str, dict[str, object]] = field(default_factory=dict)
     """Description of the first loss in each damaged file, keyed by the file's name."""
 
     def add(self, item: Reject | Skip, file: File, num_documents: int) -> None:
@@ -261,7 +261,7 @@ class _Parts:
         self._task = task
         self._part_bytes = part_bytes
         self._output = output
-        self._columns: dict[str, list[Any]] = {name: [] for name in DOCUMENTS.names}
+        self._columns: dict[str, list[object]] = {name: [] for name in DOCUMENTS.names}
         self._num_bytes = 0
         self.num_documents = 0
         self.notes: Counter[str] = Counter()

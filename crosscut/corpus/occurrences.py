@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from crosscut.corpus.collection import Collection, Numbers, collect, first_number
-from crosscut.corpus.documents import Document, Drop, Lineage, Part, drops_name, read_table, write_drops, write_table
+from crosscut.corpus.documents import INGEST, Document, Drop, Lineage, Part, read_table, write_drops, write_table
 from crosscut.corpus.execution.stages import Counts, Output, PlannedStage, Stage, Task, Yields, read_records
 from crosscut.corpus.filters.judging import count_rows
 from crosscut.corpus.parts import PartStage, find_parts
@@ -96,7 +96,7 @@ def _plan_repeats(collected: Callable[[Path], Collection], stage: str, work: Pat
         Task(
             name=f"{share:05}",
             function=partial(find_repeats, collection, stage, share, num_shares),
-            inputs=(*(work / stage / f"{part.name}.npy" for part in own), *(part.files[0] for part in own)),
+            inputs=(*(part.file(stage, ".npy") for part in own), *(part.file(INGEST) for part in own)),
             settings=settings,
         )
         for share in range(num_shares if own else 0)
@@ -107,7 +107,7 @@ def find_repeats(collection: Collection, stage: str, share: int, num_shares: int
     """Run a task: in one share of the keys, find the documents of this run that repeat an earlier document's key."""
     numbers, keys = [], []
     for index, part in enumerate(collection.parts):
-        own = np.load(part.work / stage / f"{part.name}.npy", mmap_mode="r")
+        own = np.load(part.file(stage, ".npy"), mmap_mode="r")
         own = own[own["low"] % np.uint64(num_shares) == share]
         if index < collection.num_earlier:
             own = own[~np.isin(own["row"], part.dropped())]
@@ -159,7 +159,7 @@ def drop_repeats(part: Part, index: int, shares: Sequence[Path], rule: str, outp
         table = rows_of_part(read_table(path), index)
         rows = (table["number"].to_numpy() - first_number(index)).tolist()
         drops += [Drop(row, rule, "", other) for row, other in zip(rows, table["other"].to_pylist(), strict=True)]
-    write_drops(output.path(drops_name(part.name)), drops)
+    write_drops(output, part.name, drops)
     return count_rows(part.sizes(), drops)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from crosscut.corpus.documents import INGEST, READ, Lineage, Part
 from crosscut.corpus.execution.stages import Counts, Task, Yields, read_records
@@ -21,10 +20,10 @@ class PartStage:
     name: str
     version: int
     function: Callable[..., Counts]
-    arguments: tuple[Any, ...] = ()
+    arguments: tuple[object, ...] = ()
     """Arguments that `function` receives after `part` and before `output`. All arguments must be picklable."""
 
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     """Settings that the result depends on, as JSON values. If a setting changes, the tasks run again."""
 
     inputs: tuple[Path, ...] = ()

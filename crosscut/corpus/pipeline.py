@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from crosscut.config import CorpusConfig, DataError, write_toml, write_whole
 from crosscut.config.conventions import CONFIG_FILE, TOKENS_FOLDER
@@ -22,7 +21,7 @@ from crosscut.config.corpora import CleaningConfig
 from crosscut.config.system.deletion import MARKER_FILE, ForeignFolderError, marker_of
 from crosscut.config.system.files import open_own
 from crosscut.config.system.terminal import echo
-from crosscut.corpus.audit.corpus_report import build_report, measure_timings
+from crosscut.corpus.audit.corpus_report import Report, build_report, measure_timings
 from crosscut.corpus.audit.explain import explain
 from crosscut.corpus.audit.lookup import Runs
 from crosscut.corpus.audit.page import write_page
@@ -78,7 +77,7 @@ class CorpusResult:
     """Result of preparing a corpus."""
 
     config: CorpusConfig
-    report: dict[str, Any]
+    report: Report
     """The content of `report.json`."""
 
     stages: tuple[StageResult, ...]
@@ -149,7 +148,7 @@ def _begin(stages: _StageList) -> None:
             echo(f"crosscut: {left}", err=True)
 
 
-def _report(config: CorpusConfig, stages: _StageList, results: Sequence[StageResult]) -> dict[str, Any]:
+def _report(config: CorpusConfig, stages: _StageList, results: Sequence[StageResult]) -> Report:
     folder = Path(config.folder)
     report, timings = build_report(results, config, stages.work), measure_timings(results, config)
     write_toml(config, folder / CONFIG_FILE)
@@ -221,7 +220,12 @@ class _StageList:
         self.lineage = self.lineage.after(stages)
 
     def add_filter(
-        self, name: str, make: Callable[..., Judge], *arguments: Any, settings: Mapping[str, Any], inputs: Paths = ()
+        self,
+        name: str,
+        make: Callable[..., Judge],
+        *arguments: object,
+        settings: Mapping[str, object],
+        inputs: Paths = (),
     ) -> None:
         """Append a filter: a stage that decides for each document whether to drop the document.
 

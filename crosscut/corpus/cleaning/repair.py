@@ -11,7 +11,8 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
 from crosscut.config.corpora import CleaningConfig, Normalization
 from crosscut.config.errors import DataError
@@ -60,7 +61,7 @@ def repair(text: str, config: CleaningConfig) -> str:
     return text if mended == text else mended
 
 
-def ftfy_settings(config: CleaningConfig) -> dict[str, Any]:
+def ftfy_settings(config: CleaningConfig) -> dict[str, object]:
     """Return the settings of ftfy's `TextFixerConfig` for the keys of `[cleaning]`.
 
     Two keys control more than one step of ftfy. `fix_encoding` also controls the steps for Latin-1 control characters
@@ -121,7 +122,7 @@ def _stretches(text: str) -> Iterator[_Stretch]:
 class _Engine:
     """ftfy, together with the search for the lines that need ftfy."""
 
-    def __init__(self, ftfy: Any, config: CleaningConfig) -> None:
+    def __init__(self, ftfy: ModuleType, config: CleaningConfig) -> None:
         settings = ftfy_settings(config)
         self._searches = {unescape: _Search(_certain(ftfy, config), config, unescape) for unescape in (True, False)}
         self._widths = _widths(ftfy, config)
@@ -180,7 +181,7 @@ class _Engine:
         return self._finds_mojibake and _DOUBTFUL.search(line) is not None and bool(self._is_bad(line))
 
 
-def _certain(ftfy: Any, config: CleaningConfig) -> set[int]:
+def _certain(ftfy: ModuleType, config: CleaningConfig) -> set[int]:
     """Characters that ftfy always changes."""
     certain = set(_widths(ftfy, config))  # mapped one by one
     if config.remove_control_chars:
@@ -194,7 +195,7 @@ def _certain(ftfy: Any, config: CleaningConfig) -> set[int]:
     return certain
 
 
-def _widths(ftfy: Any, config: CleaningConfig) -> dict[int, str]:
+def _widths(ftfy: ModuleType, config: CleaningConfig) -> dict[int, str]:
     """Replacements of ligatures and of full-width and half-width characters, for `str.translate`."""
     ligatures = ftfy.chardata.LIGATURES if config.fix_latin_ligatures else {}
     return {**ligatures, **(ftfy.chardata.WIDTH_MAP if config.fix_character_width else {})}

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from crosscut.corpus.collection import Collection, Numbers, first_number
-from crosscut.corpus.documents import Drop, Part, drops_name, read_table, write_drops, write_table
+from crosscut.corpus.documents import Drop, Part, read_table, write_drops, write_table
 from crosscut.corpus.duplicates.candidates import preference
 from crosscut.corpus.duplicates.similarity import Edges, concatenate
 from crosscut.corpus.duplicates.sketches import read_lengths
@@ -129,7 +129,7 @@ def best_matches(edges: Edges, clusters: Clusters) -> Edges:
     return Edges(one[best], other[best], jaccard[best])
 
 
-def _largest(collection: Collection, clusters: Clusters) -> list[dict[str, Any]]:
+def _largest(collection: Collection, clusters: Clusters) -> list[dict[str, object]]:
     sizes = clusters.sizes()
     shown = []
     for place in np.argsort(-sizes, kind="stable")[:LARGEST].tolist():
@@ -148,5 +148,5 @@ def drop_near(part: Part, index: int, matches: Path, output: Output) -> Counts:
         Drop(row, RULE, f"{jaccard:.2f}", other)
         for row, jaccard, other in zip(rows, table["jaccard"].to_pylist(), table["other"].to_pylist(), strict=True)
     ]
-    write_drops(output.path(drops_name(part.name)), drops)
+    write_drops(output, part.name, drops)
     return count_rows(part.sizes(), drops)

@@ -179,7 +179,7 @@ def _places(collection: Collection, numbers: Numbers) -> Iterator[tuple[pa.Table
 
 
 def _read(part: Part) -> pa.Table:
-    return read_table(part.work / SKETCHES / f"{part.name}.arrow")
+    return read_table(part.file(SKETCHES))
 
 
 def _band(table: pa.Table, band: int) -> Values:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -93,7 +92,7 @@ def _planned(
     name: str,
     version: int,
     plan: Callable[..., Sequence[Task]],
-    *arguments: Any,
+    *arguments: object,
     yields: Yields = Yields.FILES,
 ) -> Stage:
     """Make a stage whose tasks `plan` lists, from a reference to the collection and `arguments`."""
@@ -178,7 +177,7 @@ def _plan_ngrams(gathered: Gathered, ngram: int) -> Sequence[Task]:
 
 
 def _own(collection: Collection, stage: str) -> tuple[Path, ...]:
-    return tuple(part.work / stage / f"{part.name}.arrow" for part in collection.own)
+    return tuple(part.file(stage) for part in collection.own)
 
 
 def _size(work: Path) -> int:
@@ -190,20 +189,20 @@ def _plan_similar(gathered: Gathered, check: PairCheck) -> Sequence[Task]:
     names = [record.task for record in read_records(work, CANDIDATES)]
     bounds = _bounds([work / CANDIDATES / pairs_name(name) for name in names], len(collection.parts))
     groups = share_groups([work / CANDIDATES / groups_name(name) for name in names], PAIRS_PER_TASK)
-    calls: list[tuple[str, tuple[Any, ...], tuple[int, int]]] = [
-        *((f"pairs-{at:06}", (check_pairs, check, work, some), some) for at, some in enumerate(bounds)),
-        *((f"groups-{at:06}", (check_groups, check, work, own), (at, len(groups))) for at, own in enumerate(groups)),
+    calls: list[tuple[str, Callable[..., Counts], object, tuple[int, int]]] = [
+        *((f"pairs-{at:06}", check_pairs, some, some) for at, some in enumerate(bounds)),
+        *((f"groups-{at:06}", check_groups, some, (at, len(groups))) for at, some in enumerate(groups)),
     ]
     common = common_digest(work, collection, CANDIDATES, NGRAMS)
     size = _size(work) // max(1, len(calls))
     return [
         Task(
             name=name,
-            function=partial(with_collection, gathered, *call, name),
+            function=partial(with_collection, gathered, function, check, work, some, name),
             settings={"check": check, "common": common, "own": own},
             size=size,
         )
-        for name, call, own in calls
+        for name, function, some, own in calls
     ]
 
 

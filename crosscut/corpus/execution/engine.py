@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any, NamedTuple, Protocol, Self
 
 from crosscut.config.corpora import EngineConfig
@@ -27,7 +28,7 @@ from crosscut.config.errors import CrosscutError, DataError
 from crosscut.config.system.extras import install_command
 from crosscut.config.system.files import open_own, require_regular
 from crosscut.config.system.machine import available_cores, leave_with_parent, require_room
-from crosscut.corpus.execution.budget import NOTE_BYTES, add_loss, clear_note, find_loss
+from crosscut.corpus.execution.budget import NOTE_BYTES, Note, add_loss, clear_note, find_loss
 from crosscut.corpus.execution.stages import Task, TaskRecord, execute
 from crosscut.data.folders import unwritable
 
@@ -118,29 +119,23 @@ class _Processes:
 
     def run(self, calls: Sequence[Call]) -> Iterator[TaskRecord]:
         waiting = deque(calls)
-        busy: dict[Any, TaskWorker] = {}  # by connection
+        busy: list[TaskWorker] = []
         while waiting or busy:
             if waiting and self._workers == 1 and not waiting[0].task.is_watched:
                 yield execute(*waiting.popleft())
                 continue
             while waiting and len(busy) < self._workers:
-                worker = self._take()
-                worker.start(waiting.popleft())
-                busy[worker.connection] = worker
-            for connection in wait(list(busy)):
-                worker = busy.pop(connection)
-                record = worker.finish(self._workers)
-                if record is None:
-                    busy[worker.connection] = worker
-                else:
+                if not self._idle:
+                    self._idle.append(TaskWorker(self._lock))
+                    self._all += self._idle
+                busy.append(self._idle.pop())
+                busy[-1].start(waiting.popleft())
+            ready = wait([worker.connection for worker in busy])
+            for worker in [worker for worker in busy if worker.connection in ready]:
+                if record := worker.finish(self._workers):
+                    busy.remove(worker)
                     self._idle.append(worker)
                     yield record
-
-    def _take(self) -> TaskWorker:
-        if self._idle:
-            return self._idle.pop()
-        self._all.append(TaskWorker(self._lock))
-        return self._all[-1]
 
 
 class DeadWorkerError(DataError):
@@ -219,7 +214,7 @@ class TaskWorker:
 _held: list[IO[str]] = []  # keeps the lock file open until the process ends
 
 
-def _work(connection: Connection, note: Any, lock: Path | None) -> None:
+def _work(connection: Connection, note: Note, lock: Path | None) -> None:
     """Run tasks in a worker process until the other end of the connection closes."""
     if lock:
         file = _opened(lock)
@@ -237,7 +232,7 @@ def _work(connection: Connection, note: Any, lock: Path | None) -> None:
             connection.send(_answer(call, note))
 
 
-def _answer(call: Call, note: Any) -> TaskRecord | BaseException:
+def _answer(call: Call, note: Note) -> TaskRecord | BaseException:
     try:
         return execute(*call, note)
     except BaseException as error:
@@ -279,12 +274,12 @@ def _own_worker() -> TaskWorker:
     return TaskWorker(None)
 
 
-def _supervise(*call: Any) -> TaskRecord:
+def _supervise(call: Call) -> TaskRecord:
     """Run a task in a child of this process, which is a worker of Ray. If the child dies, this process ends, too. Ray
     then runs the task elsewhere.
     """
     worker = _own_worker()
-    worker.start(Call(*call))
+    worker.start(call)
     try:
         while not (record := worker.finish(1)):
             pass
@@ -294,22 +289,22 @@ def _supervise(*call: Any) -> TaskRecord:
 
 
 class _Cluster:
-    def __init__(self, ray: Any, at_once: int) -> None:
+    def __init__(self, ray: ModuleType, at_once: int) -> None:
         self._ray = ray
         self._at_once = at_once
         self._execute: Any = ray.remote(_supervise)
 
     def run(self, calls: Sequence[Call]) -> Iterator[TaskRecord]:
         waiting = deque(calls)
-        under_way: list[Any] = []
+        under_way: list[object] = []
         while waiting or under_way:
             while waiting and len(under_way) < self._at_once:
-                under_way.append(self._execute.remote(*waiting.popleft()))
+                under_way.append(self._execute.remote(waiting.popleft()))
             done, under_way = self._ray.wait(under_way)
             for reference in done:
                 yield self._fetch(reference)
 
-    def _fetch(self, reference: Any) -> TaskRecord:
+    def _fetch(self, reference: object) -> TaskRecord:
         errors = self._ray.exceptions
         try:
             record: TaskRecord = self._ray.get(reference)

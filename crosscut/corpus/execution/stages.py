@@ -36,7 +36,7 @@ from crosscut.config.system.deletion import (
 )
 from crosscut.config.system.files import flush_to_disk, parse_json, read_small, write_whole
 from crosscut.config.system.records import from_json
-from crosscut.corpus.execution.budget import RecordWatch, is_list_of_losses, losses_name, read_losses
+from crosscut.corpus.execution.budget import Note, RecordWatch, is_list_of_losses, losses_name, read_losses
 from crosscut.data.folders import unwritable
 from crosscut.data.hashing import sha256
 
@@ -74,7 +74,7 @@ class Task:
     inputs: tuple[Path, ...] = ()
     """Files of earlier stages that the task reads. If the contents of a file change, the task runs again."""
 
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     """All other values that the result depends on, as JSON values. If a value changes, the task runs again."""
 
     size: int = 0
@@ -177,7 +177,7 @@ class TaskRecord:
         return _sealed(asdict(self))
 
 
-def _sealed(fields: Mapping[str, Any]) -> str:
+def _sealed(fields: Mapping[str, object]) -> str:
     """Return fields as JSON with a hash at the end, which replaces any hash that they have."""
     plain = {name: value for name, value in fields.items() if name != "sha256"}
     return json.dumps({**plain, "sha256": hashlib.sha256(json.dumps(plain).encode()).hexdigest()})
@@ -237,7 +237,7 @@ def _is_as_written(path: Path, record: TaskRecord, written: int) -> bool:
     return now.st_mtime_ns <= written or sha256(path) == record.files[path.name]
 
 
-def execute(folder: Path, task: Task, key: str, note: Any = None) -> TaskRecord:
+def execute(folder: Path, task: Task, key: str, note: Note | None = None) -> TaskRecord:
     """Run a task, move its files into `folder`, and write its record last.
 
     If there is a `note`, shared memory for the record that the task reads, the records have limits (see `budget`).
@@ -370,9 +370,9 @@ def add_counts(counts: Sequence[Counts]) -> Counts:
     return total
 
 
-def _add(total: Counts, one: Mapping[str, Any]) -> None:
+def _add(total: Counts, one: Counts) -> None:
     for name, value in one.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             _add(total.setdefault(name, {}), value)
         elif isinstance(value, list):
             total.setdefault(name, []).extend(value)

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from crosscut.config.corpora import LeakageConfig
-from crosscut.corpus.documents import Document, Drop, Part, drops_name, read_table, write_drops, write_table
+from crosscut.corpus.documents import Document, Drop, Part, read_table, write_drops, write_rows
 from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.filters.judging import count_drops
 from crosscut.corpus.leakage.grams import Grams, Numbers, open_grams
 from crosscut.corpus.leakage.passages import Passage, Shared, Span, passages, pieces, search, spans_to_cut
 from crosscut.corpus.words.ngrams import words
+
+LEAKAGE = "leakage"
+"""Name of the stage that this module implements."""
 
 ARTICLE_SHARE = 0.5
 """A document that contains at least this share of an article's n-grams counts as this article, even under another
@@ -46,27 +48,23 @@ MATCHES = pa.schema(
 test set, from 1, and `grams` is the number of n-grams in the passage."""
 
 
-def cuts_name(part: str) -> str:
-    """Name of the file that lists the spans to cut from the documents of the given part."""
-    return f"{part}.cuts.arrow"
+CUTS_SUFFIX, HITS_SUFFIX, MATCHES_SUFFIX = ".cuts.arrow", ".hits.arrow", ".matches.arrow"
+"""Suffixes of a part's files with the columns `CUTS`, `HITS` and `MATCHES`."""
 
 
-def hits_name(part: str) -> str:
-    """Name of the file with the n-grams of test sets that occur in the given part."""
-    return f"{part}.hits.arrow"
+def files_of_cuts(part: Part) -> list[Path]:
+    """List the file with the spans that the stage `leakage` cuts from a part, if this stage is in the lineage."""
+    return [part.file(LEAKAGE, CUTS_SUFFIX)] if LEAKAGE in part.lineage.filters else []
 
 
-def matches_name(part: str) -> str:
-    """Name of the file with the passages that the given part shares with test sets."""
-    return f"{part}.matches.arrow"
-
-
-def read_cuts(work: Path, stage: str, part: str) -> dict[int, list[Span]]:
-    """Read the spans that the given stage cuts from the documents of a part. Returns a list of spans for each row."""
+def read_cuts(part: Part) -> dict[int, list[Span]]:
+    """Read the spans that the stage `leakage` cuts from the documents of a part. Returns a list of spans for each row.
+    The result is empty if this stage is not in the lineage.
+    """
     cuts: dict[int, list[Span]] = {}
-    table = read_table(work / stage / cuts_name(part))
-    for row, start, end in zip(*(table[name].to_pylist() for name in CUTS.names), strict=True):
-        cuts.setdefault(row, []).append((start, end))
+    for table in map(read_table, files_of_cuts(part)):
+        for row, start, end in zip(*(table[name].to_pylist() for name in CUTS.names), strict=True):
+            cuts.setdefault(row, []).append((start, end))
     return cuts
 
 
@@ -76,7 +74,7 @@ class _Removal:
 
     drops: list[Drop] = field(default_factory=list)
     cuts: list[tuple[int, int, int]] = field(default_factory=list)
-    matches: list[tuple[Any, ...]] = field(default_factory=list)
+    matches: list[tuple[object, ...]] = field(default_factory=list)
     grams: list[Numbers] = field(default_factory=list)
     cut_documents: int = 0
     cut_bytes: int = 0
@@ -135,7 +133,7 @@ def _treat(
         outcome.drops.append(drop)
 
 
-def _match(document: Document, passage: Passage, grams: Grams) -> tuple[Any, ...]:
+def _match(document: Document, passage: Passage, grams: Grams) -> tuple[object, ...]:
     """Make a row of `MATCHES`."""
     start, end = passage.span
     test_set, item = grams.set_names[passage.test_set], int(grams.numbers[passage.item])
@@ -183,15 +181,10 @@ def _num_bytes(texts: Sequence[str]) -> int:
 
 
 def _write(part: Part, outcome: _Removal, output: Output) -> None:
-    write_drops(output.path(drops_name(part.name)), outcome.drops)
-    _write_rows(output.path(cuts_name(part.name)), outcome.cuts, CUTS)
-    _write_rows(output.path(matches_name(part.name)), outcome.matches, MATCHES, packed=True)
+    write_drops(output, part.name, outcome.drops)
+    write_rows(output.path(f"{part.name}{CUTS_SUFFIX}"), outcome.cuts, CUTS)
+    write_rows(output.path(f"{part.name}{MATCHES_SUFFIX}"), outcome.matches, MATCHES, packed=True)
     found = np.concatenate(outcome.grams) if outcome.grams else np.empty(0, dtype=np.int64)
     numbers, documents = np.unique(found, return_counts=True)
-    columns = {"gram": numbers.tolist(), "documents": documents.tolist()}
-    write_table(output.path(hits_name(part.name)), columns, HITS)
-
-
-def _write_rows(path: Path, rows: Sequence[tuple[Any, ...]], schema: pa.Schema, *, packed: bool = False) -> None:
-    columns = dict(zip(schema.names, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(schema.names, ())
-    write_table(path, columns, schema, packed=packed)
+    hits = list(zip(numbers.tolist(), documents.tolist(), strict=True))
+    write_rows(output.path(f"{part.name}{HITS_SUFFIX}"), hits, HITS)

@@ -11,14 +11,14 @@ from crosscut.corpus.documents import Lineage
 from crosscut.corpus.execution.stages import PlannedStage, Stage, Task, Yields
 from crosscut.corpus.leakage.grams import FILES, gather
 from crosscut.corpus.leakage.overlap import add_up
-from crosscut.corpus.leakage.removal import hits_name, matches_name, remove_leaks
+from crosscut.corpus.leakage.removal import HITS_SUFFIX, LEAKAGE, MATCHES_SUFFIX, remove_leaks
 from crosscut.corpus.leakage.test_sets import read_test_set
 from crosscut.corpus.parts import PartStage, find_parts
 from crosscut.data.hashing import sha256
 from crosscut.data.text.sources import unreadable
 
-GATHERING, LEAKAGE, OVERLAP = "test-sets", "leakage", "overlap"
-"""Names of the three stages."""
+GATHERING, OVERLAP = "test-sets", "overlap"
+"""Names of the stages before and after `LEAKAGE`."""
 
 
 def leakage_stages(config: LeakageConfig, work: Path, lineage: Lineage) -> Sequence[Stage]:
@@ -73,12 +73,12 @@ def _plan_gathering(config: LeakageConfig, digests: tuple[str, ...], _work: Path
 
 def _plan_overlap(config: LeakageConfig, work: Path) -> Sequence[Task]:
     """Return the single task, which reads the results of the stage `leakage` for all parts."""
-    parts = [part.name for part, _ in find_parts(work)]
-    files = [work / LEAKAGE / name(part) for part in parts for name in (hits_name, matches_name)]
+    parts = [part for part, _ in find_parts(work)]
+    files = [part.file(LEAKAGE, suffix) for part in parts for suffix in (HITS_SUFFIX, MATCHES_SUFFIX)]
     return [
         Task(
             name=OVERLAP,
-            function=partial(add_up, work, work / GATHERING, config.ngram, LEAKAGE, parts),
+            function=partial(add_up, work / GATHERING, config.ngram, parts),
             inputs=(*(work / GATHERING / name for name in FILES), *files),
             settings={"ngram": config.ngram},
             size=sum(file.stat().st_size for file in files),

@@ -21,12 +21,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from crosscut.config.published.folders import TOKENIZER_CONFIG_FILE
-from crosscut.corpus.documents import Document, Drop, Lineage, Part, drops_name, write_drops, write_table
+from crosscut.corpus.documents import Document, Drop, Lineage, Part, write_drops, write_rows, write_table
 from crosscut.corpus.execution.stages import Counts, Output, Stage, Yields
 from crosscut.corpus.filters.judging import count_drops
 from crosscut.corpus.leakage.passages import Span, pieces
-from crosscut.corpus.leakage.removal import cuts_name, read_cuts
-from crosscut.corpus.leakage.stages import LEAKAGE
+from crosscut.corpus.leakage.removal import files_of_cuts, read_cuts
 from crosscut.corpus.parts import PartStage
 from crosscut.corpus.tokens.tokenizer import load_tokenizer
 from crosscut.data.text.sentences import sentence_rules
@@ -52,19 +51,8 @@ SENTENCES = pa.schema([("ends", pa.list_(pa.uint32()))])
 """Column of the index of sentences, with one row per text. The ends are in tokens from the start of the text."""
 
 
-def tokens_name(part: str) -> str:
-    """Name of the file with a part's token ids."""
-    return f"{part}.tokens"
-
-
-def index_name(part: str) -> str:
-    """Name of the file with the index of a part's token ids."""
-    return f"{part}.index.arrow"
-
-
-def sentences_name(part: str) -> str:
-    """Name of the file with the index of a part's sentences."""
-    return f"{part}.sentences.arrow"
+TOKENS_SUFFIX, INDEX_SUFFIX, SENTENCES_SUFFIX = ".tokens", ".index.arrow", ".sentences.arrow"
+"""Suffixes of a part's files with the token ids, and with the columns `INDEX` and `SENTENCES`."""
 
 
 def tokens_stage(*, tokenizer: Path, min_tokens: int, lineage: Lineage, sentences: bool = False) -> Stage:
@@ -86,9 +74,8 @@ def tokens_stage(*, tokenizer: Path, min_tokens: int, lineage: Lineage, sentence
 
 
 def _inputs_of(tokenizer: Path, part: Part) -> tuple[Path, ...]:
-    cuts = [part.work / LEAKAGE / cuts_name(part.name)] if LEAKAGE in part.lineage.filters else []
     settings = tokenizer.with_name(TOKENIZER_CONFIG_FILE)  # a trained tokenizer does not have this file
-    return (*cuts, tokenizer, *([settings] if settings.is_file() else []))
+    return (*files_of_cuts(part), tokenizer, *([settings] if settings.is_file() else []))
 
 
 class _TextPiece(NamedTuple):
@@ -118,10 +105,10 @@ def encode_part(part: Part, tokenizer: Path, min_tokens: int, sentences: bool, o
     If all pieces of a document are too short, the rule `cut to pieces` drops the document.
     """
     documents = list(part.documents())
-    cuts = read_cuts(part.work, LEAKAGE, part.name) if LEAKAGE in part.lineage.filters else {}
+    cuts = read_cuts(part)
     encoder = load_tokenizer(tokenizer)
     written = _WrittenTexts()
-    with output.path(tokens_name(part.name)).open("wb") as file:
+    with output.path(f"{part.name}{TOKENS_SUFFIX}").open("wb") as file:
         for batch in _batches(documents, cuts):
             ids, lengths, ends = encode(encoder, [one.text for one in batch], sentences=sentences)
             end = 0
@@ -133,16 +120,15 @@ def encode_part(part: Part, tokenizer: Path, min_tokens: int, sentences: bool, o
                     file.write(ids[start:end].data)
                     _note(one, length, written)
                     written.sentences += ends[number : number + 1] if ends is not None else []
-    columns = zip(*written.rows, strict=True) if written.rows else ((),) * len(INDEX.names)
-    write_table(output.path(index_name(part.name)), dict(zip(INDEX.names, columns, strict=True)), INDEX)
+    write_rows(output.path(f"{part.name}{INDEX_SUFFIX}"), written.rows, INDEX)
     if sentences:
-        write_table(output.path(sentences_name(part.name)), {"ends": written.sentences}, SENTENCES)
+        write_table(output.path(f"{part.name}{SENTENCES_SUFFIX}"), {"ends": written.sentences}, SENTENCES)
     drops = [
         Drop(document.row, "cut to pieces", _counted(len(cuts[document.row])))
         for document in documents
         if document.row not in written.kept
     ]
-    write_drops(output.path(drops_name(part.name)), drops)
+    write_drops(output, part.name, drops)
     return {
         **count_drops(documents, drops),
         "bytes_out": written.num_bytes,

@@ -27,7 +27,6 @@ from crosscut.corpus.documents import (
     Judgement,
     Lineage,
     Part,
-    drops_name,
     write_drops,
     write_table,
 )
@@ -130,7 +129,7 @@ def mend(part: Part, output: Output) -> Counts:
     documents = list(part.documents())
     mended = [one.text.replace("\u00e2\u20ac\u2122", "'") for one in documents]
     write_table(output.path(f"{part.name}.arrow"), {"row": [one.row for one in documents], "text": mended}, TEXTS)
-    write_drops(output.path(drops_name(part.name)), [])
+    write_drops(output, part.name, [])
     changed = sum(text != one.text for text, one in zip(mended, documents, strict=True))
     bytes_out = sum(len(text.encode()) for text in mended)
     return {**count_drops(documents, []), "bytes_out": bytes_out, "changed": {"unicode": changed, "join_lines": 0}}
@@ -178,7 +177,7 @@ def near(part: Part, work: Path, output: Output) -> Counts:
         for document in documents
         if document.id in goes
     ]
-    write_drops(output.path(drops_name(part.name)), drops)
+    write_drops(output, part.name, drops)
     return count_drops(documents, drops)
 
 
@@ -207,7 +206,7 @@ def leaks(part: Part, output: Output) -> Counts:
     """Cut out the sentence of the test set."""
     documents = list(part.documents())
     found = [(one, one.text.index(LEAKED)) for one in documents if LEAKED in one.text]
-    write_drops(output.path(drops_name(part.name)), [])
+    write_drops(output, part.name, [])
     rows = [one.row for one, _ in found]
     spans = {"row": rows, "start": [at for _, at in found], "end": [at + len(LEAKED) for _, at in found]}
     write_table(output.path(f"{part.name}.cuts.arrow"), spans, SPANS)

@@ -9,7 +9,8 @@ from crosscut.config.errors import DataError
 from crosscut.corpus.audit.explain import explain
 from crosscut.corpus.audit.lookup import Runs, find_documents, latest_texts
 from crosscut.corpus.collection import earlier_id
-from crosscut.corpus.documents import Drop, Lineage, drops_name, write_drops
+from crosscut.corpus.documents import Drop, Lineage, write_drops
+from crosscut.corpus.execution.stages import Output
 from crosscut.corpus.finished import mark_finished, mark_unfinished
 from tests.corpus.audit.conftest import FILTERS, FOREIGN, HOSTILE, LEAKED, Audited, texts
 from tests.corpus.ingested import write_documents
@@ -84,7 +85,7 @@ def test_leaks_and_cuts_are_shown(audited):
 def matched(folder: Path, number: int, other: str) -> str:
     """Says that a document of a corpus goes for another, as the stage `near` does; how this is told."""
     (folder / "near").mkdir(exist_ok=True)
-    write_drops(folder / "near" / drops_name("000000-0000"), [Drop(number, "near-duplicate", "0.80", other)])
+    write_drops(Output(folder / "near"), "000000-0000", [Drop(number, "near-duplicate", "0.80", other)])
     return explain(Runs(folder, Lineage(("near",)), (str(folder.parent.parent / "old"),)), id_of(number))
 
 

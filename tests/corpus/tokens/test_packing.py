@@ -16,7 +16,7 @@ import pytest
 
 from crosscut.config import DataConfig, DataError
 from crosscut.config.corpora import CorpusConfig, SourceConfig, TokensConfig
-from crosscut.corpus.documents import Lineage, read_table, write_table
+from crosscut.corpus.documents import Lineage, Part, read_table, write_table
 from crosscut.corpus.execution.stages import Output, Task, execute
 from crosscut.corpus.tokens import packing as packing_module
 from crosscut.corpus.tokens.encoding import tokens_stage
@@ -176,7 +176,7 @@ def test_pieces_of_a_document_stay_on_one_side(corpus: Corpus) -> None:
         seed=1,
         tokens=TokensConfig(num_shards=2, train_to_validation=3),
     )
-    packing_module.pack(corpus.work, ["000000-0000"], corpus.tokenizer, config, output)
+    packing_module.pack([Part(corpus.work, "000000-0000")], corpus.tokenizer, config, output)
     validation = np.fromfile(corpus.work / "packing" / "validation.index", dtype=INDEX_DTYPE)
     documents = Counter(((validation["record"] - 1) // 5).tolist())
     assert len(documents) == 8 and set(documents.values()) == {5}
