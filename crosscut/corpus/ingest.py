@@ -17,9 +17,10 @@ from typing import NamedTuple, TextIO
 
 from crosscut.config.corpora import CorpusConfig, SourceConfig
 from crosscut.config.errors import DamagedDataError, DataError
+from crosscut.corpus.batches import batches
 from crosscut.corpus.documents import DOCUMENTS, INGEST, count_bytes, write_table
 from crosscut.corpus.execution.budget import RecordWatch
-from crosscut.corpus.execution.stages import Counts, Output, Task, TaskRecord, Yields
+from crosscut.corpus.execution.stages import Counts, Output, Stage, Task, TaskRecord
 from crosscut.corpus.extraction.careful import check_installed
 from crosscut.corpus.filters.urls import UrlFilter
 from crosscut.corpus.finished import WORK_FOLDER
@@ -42,14 +43,13 @@ FILE_BYTES = 4096
 """Minimum cost of a file in bytes. Opening a file takes about as long as reading this many bytes."""
 
 
-@dataclass(frozen=True)
-class IngestStage:
+@dataclass(frozen=True, kw_only=True)
+class IngestStage(Stage):
     """The first stage, which reads the source files."""
 
     config: CorpusConfig
-    name: str = field(default=INGEST, init=False)
-    version: int = field(default=6, init=False)
-    yields: Yields = field(default=Yields.FILES, init=False)
+    name: str = INGEST
+    version: int = 6
 
     def tasks(self, work: Path) -> list[Task]:  # noqa: ARG002 - no stage comes before
         """List the tasks. Each task reads some files of one source.
@@ -61,7 +61,7 @@ class IngestStage:
             found = find_source(source)
             settings = self._settings(source, found.files)
             left_out = found.left_out
-            for files in _groups(found.files):
+            for files in batches(found.files, _cost, TASK_BYTES):
                 share = FileShare(
                     name=f"{len(tasks):06d}",
                     source=source.name,
@@ -108,18 +108,8 @@ class IngestStage:
         return {"source": source.name, "part_mb": self.config.ingest.part_mb, **settings}
 
 
-def _groups(files: Sequence[File]) -> Iterator[list[File]]:
-    group: list[File] = []
-    total = 0
-    for file in files:
-        cost = max(file.size, FILE_BYTES) * SLOWNESS.get(file.format, 1)
-        if group and total + cost > TASK_BYTES:
-            yield group
-            group, total = [], 0
-        group.append(file)
-        total += cost
-    if group:
-        yield group
+def _cost(file: File) -> int:
+    return max(file.size, FILE_BYTES) * SLOWNESS.get(file.format, 1)
 
 
 class FileShare(NamedTuple):

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from crosscut.corpus.collection import Collection, Numbers, collect, first_number
+from crosscut.corpus.collection import Collection, Numbers, begins_run, collect, first_number
 from crosscut.corpus.documents import INGEST, Document, Drop, Lineage, Part, read_table, write_drops, write_table
 from crosscut.corpus.execution.stages import Counts, Output, PlannedStage, Stage, Task, Yields, read_records
 from crosscut.corpus.filters.judging import count_rows
@@ -128,8 +128,7 @@ def match_first(numbers: Numbers, keys: npt.NDArray[np.void]) -> tuple[Numbers, 
     """
     order = np.lexsort((keys["low"], keys["high"]))  # stable: numbers ascend within a key
     numbers, keys = numbers[order], keys[order]
-    is_new = np.ones(len(keys), dtype=bool)
-    is_new[1:] = keys[1:][["high", "low"]] != keys[:-1][["high", "low"]]
+    is_new = begins_run(keys["high"], keys["low"])
     first = np.maximum.accumulate(np.where(is_new, np.arange(len(keys)), 0))
     repeats = np.flatnonzero(~is_new)
     repeats = repeats[np.argsort(numbers[repeats])]

@@ -8,17 +8,15 @@ from functools import partial
 from pathlib import Path
 
 from crosscut.corpus.documents import INGEST, READ, Lineage, Part
-from crosscut.corpus.execution.stages import Counts, Task, Yields, read_records
+from crosscut.corpus.execution.stages import Counts, Stage, Task, read_records
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartStage:
+class PartStage(Stage):
     """A stage with one task per part (an Arrow file of documents). Each task calls `function` with its part,
     `arguments`, and its output.
     """
 
-    name: str
-    version: int
     function: Callable[..., Counts]
     arguments: tuple[object, ...] = ()
     """Arguments that `function` receives after `part` and before `output`. All arguments must be picklable."""
@@ -34,8 +32,6 @@ class PartStage:
 
     lineage: Lineage = READ
     """The stages that come before this stage."""
-
-    yields: Yields = Yields.FILES
 
     def tasks(self, work: Path) -> list[Task]:
         """List the tasks, one for each part."""

@@ -184,7 +184,7 @@ def _list_stages(config: CorpusConfig) -> _StageList:
     exist.
     """
     stages = _StageList(config)
-    stages.add(IngestStage(config))
+    stages.add(IngestStage(config=config))
     _add_url_filters(stages)
     _add_cleaning(stages)
     _add_language(stages)

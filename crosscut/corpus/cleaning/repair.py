@@ -119,12 +119,12 @@ def _stretches(text: str) -> Iterator[_Stretch]:
         start = stop
 
 
-class _Engine:
+class _Repairer:
     """ftfy, together with the search for the lines that need ftfy."""
 
     def __init__(self, ftfy: ModuleType, config: CleaningConfig) -> None:
         settings = ftfy_settings(config)
-        self._searches = {unescape: _Search(_certain(ftfy, config), config, unescape) for unescape in (True, False)}
+        self._searches = {unescape: _Suspects(_certain(ftfy, config), config, unescape) for unescape in (True, False)}
         self._widths = _widths(ftfy, config)
         self._finds_mojibake = config.fix_encoding
         self._composes = config.normalization == Normalization.NFC
@@ -191,7 +191,7 @@ def _certain(ftfy: ModuleType, config: CleaningConfig) -> set[int]:
         certain.update(range(0x80, 0xA0))  # `fix_c1_controls`
         certain.update(range(0xD800, 0xE000))  # `fix_surrogates`
     if config.fix_line_breaks:
-        certain.update((0x85, 0x2028, 0x2029))  # `_Search` also finds lone carriage returns
+        certain.update((0x85, 0x2028, 0x2029))  # `_Suspects` also finds lone carriage returns
     return certain
 
 
@@ -209,7 +209,7 @@ characters of `SIGNS` that are not both in `EASY`. ftfy's heuristic `is_bad` is 
 pattern."""
 
 
-class _Search:
+class _Suspects:
     """Regular expressions for text that ftfy may change.
 
     `certain` finds text that ftfy always changes. `any` also finds signs of mojibake, which ftfy's heuristic must
@@ -240,11 +240,11 @@ def _searching(first: str, rest: Sequence[str]) -> Callable[..., re.Match[str] |
 
 
 @cache
-def _engine(config: CleaningConfig) -> _Engine:
+def _engine(config: CleaningConfig) -> _Repairer:
     try:
         import ftfy
     except ImportError:
         raise DataError(
             f"`cleaning` needs the package ftfy, but ftfy is not installed. Run `{install_command('corpus')}`."
         ) from None
-    return _Engine(ftfy, config)
+    return _Repairer(ftfy, config)

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from crosscut.corpus.collection import Collection, Numbers
+from crosscut.corpus.collection import Collection, Numbers, begins_run
 from crosscut.corpus.documents import write_table
 from crosscut.corpus.duplicates.sketches import Sketches, Values, read_band, read_sketches
 from crosscut.corpus.execution.stages import Counts, Output
@@ -170,7 +170,7 @@ def group(keys: Hashes, numbers: Numbers) -> Iterator[tuple[Numbers, int]]:
     """
     order = np.argsort(keys, kind="stable")
     keys, numbers = keys[order], numbers[order]
-    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])) if len(keys) else np.empty(0, np.int64)
+    starts = np.flatnonzero(begins_run(keys))
     sizes = np.diff(starts, append=len(keys))
     for size in np.unique(sizes[(sizes > 1) & (sizes <= GROUP_LIMIT)]).tolist():
         places = starts[sizes == size][:, None] + np.arange(size)
@@ -211,10 +211,8 @@ def distinct(pairs: Sequence[CandidatePairs]) -> CandidatePairs:
     left = np.concatenate([np.empty(0, np.uint64), *(some.left for some in pairs)])
     right = np.concatenate([np.empty(0, np.uint64), *(some.right for some in pairs)])
     order = np.lexsort((right, left))
-    left, right = left[order], right[order]
-    new = np.ones(len(left), dtype=bool)
-    new[1:] = (left[1:] != left[:-1]) | (right[1:] != right[:-1])
-    return CandidatePairs(left[new], right[new])
+    pairs_in_order = CandidatePairs(left[order], right[order])
+    return pairs_in_order.at(begins_run(*pairs_in_order))
 
 
 def without_earlier(collection: Collection, pairs: CandidatePairs) -> CandidatePairs:

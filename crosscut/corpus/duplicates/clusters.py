@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from crosscut.corpus.collection import Collection, Numbers, first_number
+from crosscut.corpus.collection import Collection, Numbers, begins_run, first_number
 from crosscut.corpus.documents import Drop, Part, read_table, write_drops, write_table
 from crosscut.corpus.duplicates.candidates import preference
-from crosscut.corpus.duplicates.similarity import Edges, concatenate
+from crosscut.corpus.duplicates.similarity import Edges, read_edges
 from crosscut.corpus.duplicates.sketches import read_lengths
 from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.filters.judging import count_rows
@@ -58,8 +58,7 @@ class Clusters(NamedTuple):
 
 def join(collection: Collection, files: Sequence[Path], output: Output) -> Counts:
     """Run the task: form clusters from all pairs of near-duplicates, and write the documents to drop."""
-    tables = [read_table(path) for path in files]
-    edges = concatenate([Edges(*(table[name].to_numpy() for name in Edges._fields)) for table in tables])
+    edges = read_edges(files)
     clusters = find_clusters(collection, edges)
     matches = best_matches(edges, clusters)
     new = ~collection.is_earlier(matches.left)
@@ -124,8 +123,7 @@ def best_matches(edges: Edges, clusters: Clusters) -> Edges:
     is_kept = kept[np.searchsorted(numbers, one)] == other
     order = np.lexsort((other, -jaccard, ~is_kept, one))
     one, other, jaccard = one[order], other[order], jaccard[order]
-    best = np.ones(len(one), dtype=bool)
-    best[1:] = one[1:] != one[:-1]
+    best = begins_run(one)
     return Edges(one[best], other[best], jaccard[best])
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from crosscut.corpus.collection import Collection, Numbers
+from crosscut.corpus.collection import Collection, Numbers, begins_run
 from crosscut.corpus.documents import read_table, write_table
 from crosscut.corpus.duplicates.candidates import CANDIDATES, CandidatePairs, distinct, pairs_name
 from crosscut.corpus.duplicates.gram_sets import GramSets, read_sets
@@ -136,6 +136,11 @@ def compare_group(
         left = left[~np.isin(left, both.right[both.jaccard >= check.jaccard])]
 
 
+def read_edges(files: Sequence[Path]) -> Edges:
+    """Read the compared pairs from the files of several tasks."""
+    return concatenate([Edges(*(table[name].to_numpy() for name in EDGES.names)) for table in map(read_table, files)])
+
+
 def concatenate(edges: Sequence[Edges]) -> Edges:
     """Concatenate several sets of edges."""
     left = np.concatenate([np.empty(0, np.uint64), *(some.left for some in edges)])
@@ -212,12 +217,9 @@ def count_pairs(files: Sequence[Path], *, candidates: int) -> Counts:
     `candidates` is the number of candidate pairs, summed over the tasks. It counts a pair several times if several
     tasks compared the pair. The result gives the number of distinct candidate pairs.
     """
-    tables = [read_table(path) for path in files]
-    edges = concatenate([Edges(*(table[name].to_numpy() for name in Edges._fields)) for table in tables])
+    edges = read_edges(files)
     order = np.lexsort((edges.right, edges.left))
-    left, right = edges.left[order], edges.right[order]
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = (left[1:] != left[:-1]) | (right[1:] != right[:-1])
+    new = begins_run(edges.left[order], edges.right[order])
     compared = int(new.sum())
     return {
         "candidates": candidates - (len(new) - compared),

@@ -16,12 +16,13 @@ import json
 import os
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import Flag, auto
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from crosscut.config.system.deletion import (
     MARKER_FILE,
@@ -98,39 +99,30 @@ class Yields(Flag):
     """New texts, for each part."""
 
 
-class Stage(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Stage(ABC):
     """One step of the pipeline."""
 
-    @property
-    def name(self) -> str:
-        """Name of the stage and of its folder."""
-        ...
+    name: str
+    """Name of the stage and of its folder."""
 
-    @property
-    def version(self) -> int:
-        """Version of the stage's code. Increase it with every code change that alters the results."""
-        ...
+    version: int
+    """Version of the stage's code. Increase it with every code change that alters the results."""
 
-    @property
-    def yields(self) -> Yields:
-        """Files that the stage yields for later stages."""
-        ...
+    yields: Yields = Yields.FILES
+    """Files that the stage yields for later stages."""
 
+    @abstractmethod
     def tasks(self, work: Path) -> Sequence[Task]:
         """List the stage's tasks. All earlier stages must be done. Every call returns the same list."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedStage:
+class PlannedStage(Stage):
     """A stage whose tasks depend on the files that earlier stages wrote."""
 
-    name: str
-    version: int
     plan: Callable[[Path], Sequence[Task]]
     """Function that takes the work folder and returns the tasks."""
-
-    yields: Yields = Yields.FILES
 
     def tasks(self, work: Path) -> Sequence[Task]:
         """List the tasks, as returned by `plan`."""
@@ -185,8 +177,7 @@ def _sealed(fields: Mapping[str, object]) -> str:
 
 def read_records(work: Path, stage: str) -> list[TaskRecord]:
     """Read the records of all finished tasks of a stage, ordered by the tasks' names."""
-    records = (TaskRecord.read(path) for path in sorted((work / stage).glob("*.json")))
-    return [record for record in records if record is not None]
+    return list(_records_in(work / stage))
 
 
 class Digests:
@@ -326,11 +317,7 @@ def begin_work(folder: Path, work: Path) -> None:
 
 def is_work(work: Path) -> bool:
     """Whether a folder holds the folder of a stage."""
-    return work.is_dir() and any(_has_record(path) for path in work.iterdir())
-
-
-def _has_record(folder: Path) -> bool:
-    return folder.is_dir() and any(True for _ in _records_in(folder))
+    return work.is_dir() and any(any(_records_in(path)) for path in work.iterdir() if path.is_dir())
 
 
 def begin_folder(work: Path, name: str) -> Path:
@@ -356,10 +343,8 @@ def _adopt_copy(work: Path, name: str) -> None:
 
 
 def _records_in(folder: Path) -> Iterator[TaskRecord]:
-    for path in folder.glob("*.json"):
-        record = TaskRecord.read(path)
-        if record is not None:
-            yield record
+    """Yield the records of all finished tasks in a stage's folder, ordered by the tasks' names."""
+    return filter(None, (TaskRecord.read(path) for path in sorted(folder.glob("*.json"))))
 
 
 def add_counts(counts: Sequence[Counts]) -> Counts:

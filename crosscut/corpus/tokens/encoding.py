@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from crosscut.config.published.folders import TOKENIZER_CONFIG_FILE
+from crosscut.corpus.batches import batches
 from crosscut.corpus.documents import Document, Drop, Lineage, Part, write_drops, write_rows, write_table
 from crosscut.corpus.execution.stages import Counts, Output, Stage, Yields
 from crosscut.corpus.filters.judging import count_drops
@@ -109,7 +110,7 @@ def encode_part(part: Part, tokenizer: Path, min_tokens: int, sentences: bool, o
     encoder = load_tokenizer(tokenizer)
     written = _WrittenTexts()
     with output.path(f"{part.name}{TOKENS_SUFFIX}").open("wb") as file:
-        for batch in _batches(documents, cuts):
+        for batch in batches(_texts(documents, cuts), lambda one: len(one.text), BATCH_CHARACTERS):
             ids, lengths, ends = encode(encoder, [one.text for one in batch], sentences=sentences)
             end = 0
             for number, (one, length) in enumerate(zip(batch, lengths.tolist(), strict=True)):
@@ -151,16 +152,8 @@ def _note(one: _TextPiece, length: int, written: _WrittenTexts) -> None:
     written.tokens[source] = written.tokens.get(source, 0) + length
 
 
-def _batches(documents: Sequence[Document], cuts: dict[int, list[Span]]) -> Iterator[list[_TextPiece]]:
-    batch: list[_TextPiece] = []
-    size = 0
+def _texts(documents: Sequence[Document], cuts: dict[int, list[Span]]) -> Iterator[_TextPiece]:
     for document in documents:
         spans = cuts.get(document.row)
         for number, text in enumerate(pieces(document.text, spans) if spans else [document.text]):
-            batch.append(_TextPiece(document, number, text, bool(spans)))
-            size += len(text)
-            if size >= BATCH_CHARACTERS:
-                yield batch
-                batch, size = [], 0
-    if batch:
-        yield batch
+            yield _TextPiece(document, number, text, bool(spans))

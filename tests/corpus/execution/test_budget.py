@@ -108,7 +108,7 @@ def ingest(config: CorpusConfig, plant: Callable[..., Counts] | None = None) -> 
     work = Path(config.folder) / "work"
 
     def plan(work: Path) -> list[Task]:
-        tasks = IngestStage(config).tasks(work)
+        tasks = IngestStage(config=config).tasks(work)
         return [replace(task, function=partial(plant, task.function)) if plant else task for task in tasks]
 
     stage = PlannedStage(name="ingest", version=5, plan=plan)
