@@ -199,18 +199,6 @@ def _read(file: File, name: str, reading: Reading, watch: RecordWatch) -> Iterat
         yield Reject(place, loss.rule, loss.reason, lost=max(file.size - position, 1))
 
 
-def _described(source: str, file: File, reject: Reject) -> dict[str, object]:
-    return {
-        "source": source,
-        "name": f"{source}/{file.name}",
-        "file": file.url.encode("utf-8", "backslashreplace").decode("utf-8"),
-        "place": reject.place,
-        "rule": reject.rule,
-        "reason": reject.reason,
-        "excerpt": reject.excerpt,
-    }
-
-
 @dataclass
 class _Dropped:
     """Counter for a task's records that do not become documents. It also writes each unreadable record to `file`, and
@@ -230,18 +218,27 @@ class _Dropped:
 
     def add(self, item: Reject | Skip, file: File, num_documents: int) -> None:
         """Count a record of `file`. `num_documents` is the number of documents read from that file so far."""
+        name = f"{self.source}/{file.name}"
         rule = self.rules.setdefault(item.rule, Counter(documents=0, bytes=0))
         rule["documents"] += 1
         if isinstance(item, Reject):
             self.rejects += 1
             self.lost += item.lost
             rule["bytes"] += item.lost
-            described = _described(self.source, file, item)
+            described: dict[str, object] = {
+                "source": self.source,
+                "name": name,
+                "file": file.url.encode("utf-8", "backslashreplace").decode("utf-8"),
+                "place": item.place,
+                "rule": item.rule,
+                "reason": item.reason,
+                "excerpt": item.excerpt,
+            }
             self.file.write(json.dumps(described) + "\n")
             if item.lost:
                 self.damaged.setdefault(file.name, described | {"documents": num_documents})
         else:
-            self.skipped.add(Skipped(f"{self.source}/{file.name}", item.record, item.rule))
+            self.skipped.add(Skipped(name, item.record, item.rule))
 
 
 class _Parts:

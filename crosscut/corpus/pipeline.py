@@ -18,7 +18,7 @@ from pathlib import Path
 from crosscut.config import CorpusConfig, DataError, write_toml, write_whole
 from crosscut.config.conventions import CONFIG_FILE, TOKENS_FOLDER
 from crosscut.config.corpora import CleaningConfig
-from crosscut.config.system.deletion import MARKER_FILE, ForeignFolderError, marker_of
+from crosscut.config.system.deletion import MARKER_FILE, marker_of
 from crosscut.config.system.files import open_own
 from crosscut.config.system.terminal import echo
 from crosscut.corpus.audit.corpus_report import Report, build_report, measure_timings
@@ -43,6 +43,7 @@ from crosscut.corpus.execution.stages import (
     is_work,
     read_records,
     remove_stage,
+    writing_to,
 )
 from crosscut.corpus.filters.judging import Judge, judge_part
 from crosscut.corpus.filters.language import LanguageFilter
@@ -59,7 +60,6 @@ from crosscut.corpus.sites.stages import SiteBoilerplate, site_stages
 from crosscut.corpus.tokens.encoding import tokens_stage
 from crosscut.corpus.tokens.packing import TooFewDocuments, check_replaceable, objective_setting, packing_stage, publish
 from crosscut.corpus.tokens.tokenizer import check_tokenizer, make_tokenizer
-from crosscut.data.folders import unwritable
 from crosscut.data.manifest import TOKENIZER_NAME
 from crosscut.data.progress import ProgressBar
 from crosscut.data.tokenization.wordpiece import digest_of_given
@@ -98,7 +98,7 @@ def prepare_corpus(config: CorpusConfig, *, progress: bool = True) -> CorpusResu
     stages = _list_stages(config)
     results: list[StageResult] = []
     _require_own_names(folder)
-    with _alone_in(folder), reading(config.duplicates.against), _writing(folder):
+    with _alone_in(folder), reading(config.duplicates.against), writing_to(folder):
         check_replaceable(folder / TOKENS_FOLDER, stages.work)
         _begin(stages)
         try:
@@ -156,16 +156,6 @@ def _report(config: CorpusConfig, stages: _StageList, results: Sequence[StageRes
     write_whole(folder / TIMINGS_FILE, json.dumps(timings, indent=1) + "\n")
     write_page(report, timings, folder / PAGE_FILE)
     return report
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except ForeignFolderError:
-        raise
-    except OSError as error:
-        raise unwritable(folder, error, setting="folder", kept="Finished tasks are kept.") from None
 
 
 def explain_document(config: CorpusConfig, document_id: str) -> str:

@@ -55,15 +55,16 @@ def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Pat
     flow = make_flow(results)
     runs = Runs(work, Lineage(cleaned=CLEANING in counts), against=config.duplicates.against)
     _add_samples(flow, counts, config, runs)
-    audit = counts.get("audit", {})
+    ingest, audit = counts.get(INGEST, {}), counts.get("audit", {})
     ratio = tokens_of_byte(counts)
+    damaged = [{key: one[key] for key in ("name", "place", "documents")} for one in ingest.get("damaged", [])]
     report = {
         "format": FORMAT,
         "version": VERSION,
-        "summary": make_totals(flow, counts.get(INGEST, {})),
-        "rejects": sum(one["rejects"] for one in counts[INGEST]["sources"].values()) if INGEST in counts else None,
-        "damaged": _damaged(counts.get(INGEST, {})),
-        "left_out": counts.get(INGEST, {}).get("left_out", {}),
+        "summary": make_totals(flow, ingest),
+        "rejects": sum(one["rejects"] for one in ingest["sources"].values()) if ingest else None,
+        "damaged": damaged,
+        "left_out": ingest.get("left_out", {}),
         "flow": flow,
         "duplicates": _duplicates(counts, config, runs),
         "leakage": _leakage(counts, config),
@@ -75,11 +76,6 @@ def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Pat
         "settings": {name: value for name, value in dataclasses.asdict(config).items() if name not in _WHERE},
     }
     return {name: value for name, value in report.items() if name == "flow" or value not in ({}, [], None)}
-
-
-def _damaged(counts: Counts) -> list[Counts]:
-    """List the damaged files, which were read only up to the damage."""
-    return [{key: one[key] for key in ("name", "place", "documents")} for one in counts.get("damaged", [])]
 
 
 def measure_timings(results: Sequence[StageResult], config: CorpusConfig) -> dict[str, object]:

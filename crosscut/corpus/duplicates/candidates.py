@@ -50,6 +50,9 @@ MEMBERS = pa.schema([("number", pa.uint64())])
 """Column of the file with the documents of close pairs and of large groups: document numbers, distinct and
 ascending."""
 
+PAIRS_SUFFIX, GROUPS_SUFFIX, MEMBERS_SUFFIX = ".pairs.arrow", ".groups.arrow", ".members.arrow"
+"""Suffixes of a task's files with the columns `PAIRS`, `GROUPS` and `MEMBERS`."""
+
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _MIXER = np.uint64(0xD6E8FEB86659FD93)
 _HALF = np.uint64(32)
@@ -79,21 +82,6 @@ class BandShare(NamedTuple):
     of: int
 
 
-def pairs_name(task: str) -> str:
-    """Name of the file with the candidate pairs that a task found."""
-    return f"{task}.pairs.arrow"
-
-
-def groups_name(task: str) -> str:
-    """Name of the file with the large groups that a task found."""
-    return f"{task}.groups.arrow"
-
-
-def members_name(task: str) -> str:
-    """Name of the file that lists the documents in the close pairs and large groups of a task."""
-    return f"{task}.members.arrow"
-
-
 def shares(num_documents: int, num_bands: int) -> list[BandShare]:
     """Divide the search into shares of about `DOCUMENTS_PER_TASK` documents."""
     count = max(1, -(-num_documents // DOCUMENTS_PER_TASK))
@@ -120,10 +108,10 @@ def find_candidates(collection: Collection, share: BandShare, least_equal: int, 
         pairs = [distinct(pairs)]
     found = without_earlier(collection, distinct(pairs))
     close = are_close(collection, found, least_equal)
-    write_table(output.path(pairs_name(name)), {**found._asdict(), "close": close}, PAIRS)
-    write_table(output.path(groups_name(name)), {"members": groups}, GROUPS)
+    write_table(output.path(f"{name}{PAIRS_SUFFIX}"), {**found._asdict(), "close": close}, PAIRS)
+    write_table(output.path(f"{name}{GROUPS_SUFFIX}"), {"members": groups}, GROUPS)
     members = np.unique(np.concatenate([*found.at(close), *groups]))
-    write_table(output.path(members_name(name)), {"number": members}, MEMBERS)
+    write_table(output.path(f"{name}{MEMBERS_SUFFIX}"), {"number": members}, MEMBERS)
     return {"pairs": len(found.left), "groups": len(groups)}
 
 

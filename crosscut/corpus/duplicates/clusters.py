@@ -19,7 +19,7 @@ import pyarrow as pa
 from crosscut.corpus.collection import Collection, Numbers, begins_run, first_number
 from crosscut.corpus.documents import Drop, Part, read_table, write_drops, write_table
 from crosscut.corpus.duplicates.candidates import preference
-from crosscut.corpus.duplicates.similarity import Edges, read_edges
+from crosscut.corpus.duplicates.similarity import Edges, count_pairs, read_edges
 from crosscut.corpus.duplicates.sketches import read_lengths
 from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.filters.judging import count_rows
@@ -56,8 +56,13 @@ class Clusters(NamedTuple):
         return np.repeat(self.numbers[self.starts], self.sizes())
 
 
-def join(collection: Collection, files: Sequence[Path], output: Output) -> Counts:
-    """Run the task: form clusters from all pairs of near-duplicates, and write the documents to drop."""
+def join(
+    collection: Collection, files: Sequence[Path], refused: Sequence[Path], candidates: int, output: Output
+) -> Counts:
+    """Run the task: form clusters from all pairs of near-duplicates, and write the documents to drop.
+
+    `files` hold the near-duplicates, `refused` the other compared pairs. `candidates` is the number of candidate pairs.
+    """
     edges = read_edges(files)
     clusters = find_clusters(collection, edges)
     matches = best_matches(edges, clusters)
@@ -67,6 +72,7 @@ def join(collection: Collection, files: Sequence[Path], output: Output) -> Count
     write_table(output.path("matches.arrow"), rows, MATCHES)
     sizes = Counter(clusters.sizes().tolist())
     return {
+        **count_pairs([*files, *refused], candidates=candidates),
         "clusters": len(clusters.starts),
         "sizes": {str(size): sizes[size] for size in sorted(sizes)},
         "largest": _largest(collection, clusters),

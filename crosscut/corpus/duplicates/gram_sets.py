@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from crosscut.corpus.collection import Collection, Numbers, first_number, split_by_part
 from crosscut.corpus.documents import read_table, write_table
-from crosscut.corpus.duplicates.candidates import CANDIDATES, members_name
+from crosscut.corpus.duplicates.candidates import CANDIDATES, MEMBERS_SUFFIX
 from crosscut.corpus.duplicates.sketches import hash_ngrams
 from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.words.ngrams import Hashed, Hashes, Places
@@ -55,7 +55,7 @@ def _members(folder: Path, index: int) -> Numbers:
     """Read the numbers of all documents in the part at `index` that will be compared, ascending."""
     bounds = np.array([first_number(index), first_number(index + 1)])
     found = [np.empty(0, np.uint64)]
-    for path in sorted(folder.glob(members_name("*"))):
+    for path in sorted(folder.glob(f"*{MEMBERS_SUFFIX}")):
         numbers = read_table(path)["number"].to_numpy()
         start, stop = np.searchsorted(numbers, bounds).tolist()
         found.append(numbers[start:stop])

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from crosscut.corpus.collection import Collection, Numbers, begins_run
 from crosscut.corpus.documents import read_table, write_table
-from crosscut.corpus.duplicates.candidates import CANDIDATES, CandidatePairs, distinct, pairs_name
+from crosscut.corpus.duplicates.candidates import CANDIDATES, PAIRS_SUFFIX, CandidatePairs, distinct
 from crosscut.corpus.duplicates.gram_sets import GramSets, read_sets
 from crosscut.corpus.duplicates.sketches import read_lengths, read_sketches
 from crosscut.corpus.execution.stages import Counts, Output
@@ -67,7 +67,7 @@ def check_pairs(
     The task checks the pairs whose left document number is at least `bounds[0]` and below `bounds[1]`.
     """
     found, passed = [], []
-    for path in sorted((work / CANDIDATES).glob(pairs_name("*"))):
+    for path in sorted((work / CANDIDATES).glob(f"*{PAIRS_SUFFIX}")):
         table = read_table(path)
         start, stop = np.searchsorted(table["left"].to_numpy(), np.array(bounds, np.uint64)).tolist()
         some = table.slice(start, stop - start)

@@ -24,7 +24,7 @@ from crosscut.config.errors import DataError
 from crosscut.corpus.collection import Collection, first_number, require_finished_run
 from crosscut.corpus.documents import INGEST, Lineage, read_table
 from crosscut.corpus.duplicates.bands import choose_bands, least_equal
-from crosscut.corpus.duplicates.candidates import CANDIDATES, find_candidates, groups_name, pairs_name, shares
+from crosscut.corpus.duplicates.candidates import CANDIDATES, GROUPS_SUFFIX, PAIRS_SUFFIX, find_candidates, shares
 from crosscut.corpus.duplicates.clusters import CLUSTERS, NEAR, drop_near, join
 from crosscut.corpus.duplicates.gathered import Gathered, common_digest, with_collection
 from crosscut.corpus.duplicates.gram_sets import NGRAMS, sets_name, write_sets
@@ -35,12 +35,11 @@ from crosscut.corpus.duplicates.similarity import (
     PairCheck,
     check_groups,
     check_pairs,
-    count_pairs,
     refused_name,
     share_groups,
 )
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, read_settings, write_sketches
-from crosscut.corpus.execution.stages import Counts, Output, PlannedStage, Stage, Task, Yields, read_records
+from crosscut.corpus.execution.stages import Counts, PlannedStage, Stage, Task, Yields, read_records
 from crosscut.corpus.finished import WORK_FOLDER
 from crosscut.corpus.occurrences import first_stages, text_key
 from crosscut.corpus.parts import PartStage, find_parts
@@ -187,8 +186,8 @@ def _size(work: Path) -> int:
 def _plan_similar(gathered: Gathered, check: PairCheck) -> Sequence[Task]:
     work, collection = gathered.work, gathered.collection
     names = [record.task for record in read_records(work, CANDIDATES)]
-    bounds = _bounds([work / CANDIDATES / pairs_name(name) for name in names], len(collection.parts))
-    groups = share_groups([work / CANDIDATES / groups_name(name) for name in names], PAIRS_PER_TASK)
+    bounds = _bounds([work / CANDIDATES / f"{name}{PAIRS_SUFFIX}" for name in names], len(collection.parts))
+    groups = share_groups([work / CANDIDATES / f"{name}{GROUPS_SUFFIX}" for name in names], PAIRS_PER_TASK)
     calls: list[tuple[str, Callable[..., Counts], object, tuple[int, int]]] = [
         *((f"pairs-{at:06}", check_pairs, some, some) for at, some in enumerate(bounds)),
         *((f"groups-{at:06}", check_groups, some, (at, len(groups))) for at, some in enumerate(groups)),
@@ -223,19 +222,12 @@ def _plan_clusters(gathered: Gathered) -> Sequence[Task]:
     return [
         Task(
             name=CLUSTERS,
-            function=partial(_join, collection, files, refused, candidates),
+            function=partial(join, collection, files, refused, candidates),
             inputs=(*files, *refused, *_own(collection, SKETCHES), *_own(collection, INGEST)),
             settings={"earlier": collection.earlier_digests(), "candidates": candidates},
             size=_size(work),
         )
     ]
-
-
-def _join(
-    collection: Collection, files: Sequence[Path], refused: Sequence[Path], candidates: int, output: Output
-) -> Counts:
-    """Run the task: form clusters from all near-duplicates, and count all pairs without repetitions."""
-    return {**count_pairs([*files, *refused], candidates=candidates), **join(collection, files, output)}
 
 
 def _plan_near(gathered: Gathered) -> Sequence[Task]:

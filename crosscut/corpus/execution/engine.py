@@ -29,8 +29,7 @@ from crosscut.config.system.extras import install_command
 from crosscut.config.system.files import open_own, require_regular
 from crosscut.config.system.machine import available_cores, leave_with_parent, require_room
 from crosscut.corpus.execution.budget import NOTE_BYTES, Note, add_loss, clear_note, find_loss
-from crosscut.corpus.execution.stages import Task, TaskRecord, execute
-from crosscut.data.folders import unwritable
+from crosscut.corpus.execution.stages import Task, TaskRecord, execute, writing_to
 
 WORKERS_LOCK = ".workers.lock"
 """Lock file in the work folder. Every worker process holds a shared lock on this file until the process ends."""
@@ -192,10 +191,8 @@ class TaskWorker:
             raise DeadWorkerError(
                 f"{name} died, perhaps because memory ran out. Finished tasks are kept. {remedy}, then start again."
             )
-        try:
+        with writing_to(self._call.folder):
             add_loss(self._call.folder, self._call.task.name, self._call.key, loss)
-        except OSError as error:
-            raise unwritable(self._call.folder, error, setting="folder", kept="Finished tasks are kept.") from None
         self._begin()
         self.start(self._call)
         return None

@@ -18,7 +18,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from enum import Flag, auto
 from pathlib import Path
@@ -228,6 +228,17 @@ def _is_as_written(path: Path, record: TaskRecord, written: int) -> bool:
     return now.st_mtime_ns <= written or sha256(path) == record.files[path.name]
 
 
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Raise the `DataError` for a folder into which writing failed, in place of an error of the operating system."""
+    try:
+        yield
+    except ForeignFolderError:
+        raise
+    except OSError as error:
+        raise unwritable(folder, error, setting="folder", kept="Finished tasks are kept.") from None
+
+
 def execute(folder: Path, task: Task, key: str, note: Note | None = None) -> TaskRecord:
     """Run a task, move its files into `folder`, and write its record last.
 
@@ -239,25 +250,22 @@ def execute(folder: Path, task: Task, key: str, note: Note | None = None) -> Tas
     name = f".{task.name}.{socket.gethostname()}.{owner}{_UNFINISHED}"
     started = time.monotonic()
     try:
-        remove_folder(folder, name)
-        temporary = make_folder(folder, name, durable=False)
-        watch = RecordWatch(note, read_losses(folder, task.name, key)) if task.is_watched else RecordWatch()
-        counts = task.function(Output(temporary, watch))
-        watch.stop()
-        written = sorted(path for path in temporary.iterdir() if path.name != MARKER_FILE)
-        files = {path.name: sha256(path) for path in written}
-        sizes = {path.name: path.stat().st_size for path in written}
-        _replace(folder, task, written)
-        seconds = time.monotonic() - started
-        record = TaskRecord(
-            task=task.name, key=key, seconds=seconds, size=task.size, files=files, sizes=sizes, counts=counts
-        )
-        write_whole(folder / f"{task.name}.json", record.content())
-        return record
-    except ForeignFolderError:
-        raise
-    except OSError as error:
-        raise unwritable(folder, error, setting="folder", kept="Finished tasks are kept.") from None
+        with writing_to(folder):
+            remove_folder(folder, name)
+            temporary = make_folder(folder, name, durable=False)
+            watch = RecordWatch(note, read_losses(folder, task.name, key)) if task.is_watched else RecordWatch()
+            counts = task.function(Output(temporary, watch))
+            watch.stop()
+            written = sorted(path for path in temporary.iterdir() if path.name != MARKER_FILE)
+            files = {path.name: sha256(path) for path in written}
+            sizes = {path.name: path.stat().st_size for path in written}
+            _replace(folder, task, written)
+            seconds = time.monotonic() - started
+            record = TaskRecord(
+                task=task.name, key=key, seconds=seconds, size=task.size, files=files, sizes=sizes, counts=counts
+            )
+            write_whole(folder / f"{task.name}.json", record.content())
+            return record
     finally:
         with suppress(OSError):
             remove_folder(folder, name)

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from crosscut.config.published.folders import TOKENIZER_CONFIG_FILE
 from crosscut.corpus.batches import batches
-from crosscut.corpus.documents import Document, Drop, Lineage, Part, write_drops, write_rows, write_table
+from crosscut.corpus.documents import Document, Drop, Lineage, Part, count_bytes, write_drops, write_rows, write_table
 from crosscut.corpus.execution.stages import Counts, Output, Stage, Yields
 from crosscut.corpus.filters.judging import count_drops
 from crosscut.corpus.leakage.passages import Span, pieces
@@ -95,9 +95,16 @@ class _WrittenTexts:
     rows: list[tuple[int, int, int, str, int]] = field(default_factory=list)
     short_pieces: int = 0
     num_bytes: int = 0
-    kept: set[int] = field(default_factory=set)
     tokens: dict[str, int] = field(default_factory=dict)
     sentences: list[npt.NDArray[np.uint32]] = field(default_factory=list)
+
+    def add(self, one: _TextPiece, length: int) -> None:
+        """Count a text of `length` tokens."""
+        name, _, record = one.document.id.rpartition("#")
+        source = name.partition("/")[0]
+        self.rows.append((one.document.row, one.piece, length, name, int(record)))
+        self.num_bytes += count_bytes(one.text)
+        self.tokens[source] = self.tokens.get(source, 0) + length
 
 
 def encode_part(part: Part, tokenizer: Path, min_tokens: int, sentences: bool, output: Output) -> Counts:
@@ -119,15 +126,16 @@ def encode_part(part: Part, tokenizer: Path, min_tokens: int, sentences: bool, o
                     written.short_pieces += 1
                 else:
                     file.write(ids[start:end].data)
-                    _note(one, length, written)
+                    written.add(one, length)
                     written.sentences += ends[number : number + 1] if ends is not None else []
     write_rows(output.path(f"{part.name}{INDEX_SUFFIX}"), written.rows, INDEX)
     if sentences:
         write_table(output.path(f"{part.name}{SENTENCES_SUFFIX}"), {"ends": written.sentences}, SENTENCES)
+    kept = {row for row, *_ in written.rows}
     drops = [
-        Drop(document.row, "cut to pieces", _counted(len(cuts[document.row])))
+        Drop(document.row, "cut to pieces", f"{number} cut{'' if number == 1 else 's'}")
         for document in documents
-        if document.row not in written.kept
+        if document.row not in kept and (number := len(cuts[document.row]))
     ]
     write_drops(output, part.name, drops)
     return {
@@ -137,19 +145,6 @@ def encode_part(part: Part, tokenizer: Path, min_tokens: int, sentences: bool, o
         "short_pieces": written.short_pieces,
         "tokens": written.tokens,
     }
-
-
-def _counted(num_cuts: int) -> str:
-    return f"{num_cuts} cut{'' if num_cuts == 1 else 's'}"
-
-
-def _note(one: _TextPiece, length: int, written: _WrittenTexts) -> None:
-    name, _, record = one.document.id.rpartition("#")
-    source = name.partition("/")[0]
-    written.rows.append((one.document.row, one.piece, length, name, int(record)))
-    written.kept.add(one.document.row)
-    written.num_bytes += len(one.text.encode("utf-8"))
-    written.tokens[source] = written.tokens.get(source, 0) + length
 
 
 def _texts(documents: Sequence[Document], cuts: dict[int, list[Span]]) -> Iterator[_TextPiece]:

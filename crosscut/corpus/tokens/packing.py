@@ -205,7 +205,8 @@ class _WeightedReader:
         """Read the documents of the parts, in order. A token id has `width` bytes."""
         for part in parts:
             table = read_table(part.file(TOKENS, INDEX_SUFFIX))
-            data = _bytes(part.file(TOKENS, TOKENS_SUFFIX))
+            path = part.file(TOKENS, TOKENS_SUFFIX)
+            data = ArrayFile(path, np.uint8, path.stat().st_size)
             columns = (table[name].to_pylist() for name in ("row", "tokens", "file", "record"))
             rows = zip(*columns, self._sentences(part, len(table)), strict=True)
             end = 0
@@ -248,10 +249,6 @@ class _WeightedReader:
             return int(whole)
         digest = hashlib.blake2b(f"{self.seed} {document.id}".encode("utf-8", "surrogatepass"), digest_size=8)
         return int(whole) + (int.from_bytes(digest.digest(), "little") < part * 2**64)
-
-
-def _bytes(path: Path) -> ArrayFile:
-    return ArrayFile(path, np.uint8, path.stat().st_size)
 
 
 def publish(work: Path, target: Path, bar: ProgressBar) -> None:
