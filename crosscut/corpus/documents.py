@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from crosscut.corpus.execution.stages import Output, Stage, Yields
+from crosscut.corpus.execution.stages import CorpusStage, Output, Yields
 
 INGEST = "ingest"
 """Name of the first stage, which reads the source files and writes the parts. The folder of the stage has the same
@@ -121,7 +121,7 @@ class Lineage:
     cleaned: bool = False
     """Whether the stage `cleaning` has run. Its texts replace the texts of the stage `ingest`."""
 
-    def after(self, stages: Sequence[Stage]) -> Lineage:
+    def after(self, stages: Sequence[CorpusStage]) -> Lineage:
         """Lineage of documents that have also passed through the given stages."""
         return Lineage(
             (*self.filters, *(stage.name for stage in stages if Yields.DROPS in stage.yields)),

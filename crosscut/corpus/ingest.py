@@ -20,7 +20,7 @@ from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.corpus.batches import batches
 from crosscut.corpus.documents import DOCUMENTS, INGEST, count_bytes, write_table
 from crosscut.corpus.execution.budget import RecordWatch
-from crosscut.corpus.execution.stages import Counts, Output, Stage, Task, TaskRecord
+from crosscut.corpus.execution.stages import CorpusStage, Counts, Output, StageTask, TaskRecord
 from crosscut.corpus.extraction.careful import check_installed
 from crosscut.corpus.filters.urls import UrlFilter
 from crosscut.corpus.finished import WORK_FOLDER
@@ -44,19 +44,19 @@ FILE_BYTES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class IngestStage(Stage):
+class IngestStage(CorpusStage):
     """The first stage, which reads the source files."""
 
     config: CorpusConfig
     name: str = INGEST
     version: int = 6
 
-    def tasks(self, work: Path) -> list[Task]:  # noqa: ARG002 - no stage comes before
+    def tasks(self, work: Path) -> list[StageTask]:  # noqa: ARG002 - no stage comes before
         """List the tasks. Each task reads some files of one source.
 
         Raises `DataError` if files are missing, unreadable, or of unknown format (see `find_source`).
         """
-        tasks: list[Task] = []
+        tasks: list[StageTask] = []
         for source in self.config.sources:
             found = find_source(source)
             settings = self._settings(source, found.files)
@@ -72,7 +72,7 @@ class IngestStage(Stage):
                 )
                 described = [[file.name, file.format, file.compression, file.size, file.version] for file in files]
                 tasks.append(
-                    Task(
+                    StageTask(
                         name=share.name,
                         function=partial(ingest_files, share),
                         settings={**settings, "files": described, **({"left_out": left_out} if left_out else {})},

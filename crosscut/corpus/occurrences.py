@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from crosscut.corpus.collection import Collection, Numbers, begins_run, collect, first_number
 from crosscut.corpus.documents import INGEST, Document, Drop, Lineage, Part, read_table, write_drops, write_table
-from crosscut.corpus.execution.stages import Counts, Output, PlannedStage, Stage, Task, Yields, read_records
+from crosscut.corpus.execution.stages import CorpusStage, Counts, Output, PlannedStage, StageTask, Yields, read_records
 from crosscut.corpus.filters.judging import count_rows
 from crosscut.corpus.parts import PartStage, find_parts
 
@@ -51,7 +51,7 @@ def first_stages(
     key: Key,
     lineage: Lineage,
     against: tuple[str, ...] = (),
-) -> list[Stage]:
+) -> list[CorpusStage]:
     """Make the stages `NAME-keys`, `NAME-repeats` and `NAME`. The stage `NAME` drops all repeated documents.
 
     `rule` is the reason that is recorded for each dropped document. `against` lists output folders of earlier runs,
@@ -86,14 +86,14 @@ def _hash(key: str) -> tuple[int, int]:
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
 
 
-def _plan_repeats(collected: Callable[[Path], Collection], stage: str, work: Path) -> Sequence[Task]:
+def _plan_repeats(collected: Callable[[Path], Collection], stage: str, work: Path) -> Sequence[StageTask]:
     collection = collected(work)
     num_keys = sum(record.counts["keys"] for record in read_records(work, stage))
     num_shares = max(1, -(-num_keys // KEYS_PER_TASK))
     own = collection.own
     settings = {"shares": num_shares, "earlier": collection.earlier_digests()}
     return [
-        Task(
+        StageTask(
             name=f"{share:05}",
             function=partial(find_repeats, collection, stage, share, num_shares),
             inputs=(*(part.file(stage, ".npy") for part in own), *(part.file(INGEST) for part in own)),
@@ -135,12 +135,12 @@ def match_first(numbers: Numbers, keys: npt.NDArray[np.void]) -> tuple[Numbers, 
     return numbers[repeats], numbers[first[repeats]]
 
 
-def _plan_drops(collected: Callable[[Path], Collection], stage: str, rule: str, work: Path) -> Sequence[Task]:
+def _plan_drops(collected: Callable[[Path], Collection], stage: str, rule: str, work: Path) -> Sequence[StageTask]:
     collection = collected(work)
     shares = tuple(work / stage / f"{record.task}.arrow" for record in read_records(work, stage))
     sizes = [size for _, size in find_parts(work)]
     return [
-        Task(
+        StageTask(
             name=part.name,
             function=partial(drop_repeats, part, collection.num_earlier + place, shares, rule),
             inputs=(*part.files, *shares),

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 
 from crosscut.corpus.documents import INGEST, READ, Lineage, Part
-from crosscut.corpus.execution.stages import Counts, Stage, Task, read_records
+from crosscut.corpus.execution.stages import CorpusStage, Counts, StageTask, read_records
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartStage(Stage):
+class PartStage(CorpusStage):
     """A stage with one task per part (an Arrow file of documents). Each task calls `function` with its part,
     `arguments`, and its output.
     """
@@ -33,10 +33,10 @@ class PartStage(Stage):
     lineage: Lineage = READ
     """The stages that come before this stage."""
 
-    def tasks(self, work: Path) -> list[Task]:
+    def tasks(self, work: Path) -> list[StageTask]:
         """List the tasks, one for each part."""
         return [
-            Task(
+            StageTask(
                 name=part.name,
                 function=partial(self.function, part, *self.arguments),
                 inputs=(*part.files, *self.inputs_of(part), *self.inputs),

@@ -34,10 +34,10 @@ from crosscut.corpus.duplicates import duplicate_stages
 from crosscut.corpus.execution.engine import check_workers, start_engine
 from crosscut.corpus.execution.running import StageResult, run_stage
 from crosscut.corpus.execution.stages import (
+    CorpusStage,
     Digests,
     PlannedStage,
-    Stage,
-    Task,
+    StageTask,
     Yields,
     begin_work,
     is_work,
@@ -201,10 +201,10 @@ class _StageList:
     def __init__(self, config: CorpusConfig) -> None:
         self.config = config
         self.work = Path(config.folder) / WORK_FOLDER
-        self.all: list[Stage] = []
+        self.all: list[CorpusStage] = []
         self.lineage = READ
 
-    def add(self, *stages: Stage) -> None:
+    def add(self, *stages: CorpusStage) -> None:
         """Append stages."""
         self.all += stages
         self.lineage = self.lineage.after(stages)
@@ -266,7 +266,7 @@ def _plan_cleaning(
     finder: PageFinder | None,
     lineage: Lineage,
     work: Path,
-) -> Sequence[Task]:
+) -> Sequence[StageTask]:
     sites = SiteBoilerplate.read(work, finder) if finder else None
     settings = cleaning_settings(config, cleaners)
     tasks = []
@@ -274,7 +274,7 @@ def _plan_cleaning(
         of_part = sites if sites and part.name in sites.parts else None
         of_sites = {"site_boilerplate": [CUTTING_VERSION, of_part.finder.settings]} if of_part else {}
         tasks.append(
-            Task(
+            StageTask(
                 name=part.name,
                 function=partial(clean_part, part, config, cleaners, of_part),
                 inputs=(*part.files, *(of_part.files if of_part else ())),
@@ -305,7 +305,7 @@ def _add_tokenizer(stages: _StageList) -> Path:
     return stages.work / TOKENIZER / TOKENIZER_NAME
 
 
-def _plan_tokenizer(config: CorpusConfig, given: str, lineage: Lineage, work: Path) -> Sequence[Task]:
+def _plan_tokenizer(config: CorpusConfig, given: str, lineage: Lineage, work: Path) -> Sequence[StageTask]:
     parts = [] if given else [part for part, _ in find_parts(work, lineage)]
     trained = {
         "vocab_size": config.tokens.vocab_size,
@@ -313,7 +313,7 @@ def _plan_tokenizer(config: CorpusConfig, given: str, lineage: Lineage, work: Pa
         **objective_setting(config.tokens),
     }
     return [
-        Task(
+        StageTask(
             name="copied" if given else "trained",
             function=partial(make_tokenizer, parts, config.tokens),
             inputs=tuple(file for part in parts for file in part.files),

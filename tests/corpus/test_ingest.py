@@ -1,7 +1,6 @@
 """Files to parts and rejects: what comes out, in what memory, and what is said when too much cannot be read."""
 
 import bz2
-import errno
 import gzip
 import json
 import os
@@ -25,17 +24,14 @@ import zstandard
 from crosscut.config import DataError
 from crosscut.config.corpora import CorpusConfig, IngestConfig, SourceConfig, UrlsConfig
 from crosscut.corpus.documents import DOCUMENTS, Part, read_table
-from crosscut.corpus.execution.stages import Output, TaskRecord, add_counts, execute
+from crosscut.corpus.execution.stages import TaskRecord, add_counts, execute
 from crosscut.corpus.ingest import SLOWNESS, TASK_BYTES, IngestStage, check_damage, check_rejects, ingest_files
+from tests.corpus.ingested import source
 from tests.refusals import refusal
 
 
 def corpus(folder: Path, *sources: SourceConfig, **ingest: Any) -> CorpusConfig:
     return CorpusConfig(sources=sources, folder=str(folder / "corpus"), ingest=IngestConfig(**ingest))
-
-
-def source(name: str, *files: Path, **more: Any) -> SourceConfig:
-    return SourceConfig(name=name, files=tuple(map(str, files)), **more)
 
 
 def run(config: CorpusConfig) -> list[TaskRecord]:
@@ -362,21 +358,6 @@ def test_megatron_source_needs_its_tokenizer(tmp_path: Path) -> None:
         f"`tokens.tokenizer` must name the tokenizer that `{tmp_path}/a.idx` was made with, but is empty. "
         "Set the path of that `tokenizer.json`."
     )
-
-
-class FullDisk(Output):
-    """Where nothing fits any more."""
-
-    def path(self, name: str) -> Path:
-        return Path("/dev/full")
-
-
-def test_full_disk_is_told_by_the_operating_system(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", ["text"])
-    (task,) = IngestStage(config=corpus(tmp_path, source("web", path))).tasks(tmp_path)
-    with pytest.raises(OSError) as error:
-        task.function(FullDisk(tmp_path))
-    assert error.value.errno == errno.ENOSPC
 
 
 @contextmanager

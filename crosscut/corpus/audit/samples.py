@@ -30,7 +30,7 @@ from crosscut.corpus.documents import (
     read_drops,
     read_table,
 )
-from crosscut.corpus.execution.stages import Counts, Output, Stage
+from crosscut.corpus.execution.stages import CorpusStage, Counts, Output
 from crosscut.corpus.json_rows import JsonRow, read_rows
 from crosscut.corpus.leakage.passages import Span, pieces
 from crosscut.corpus.leakage.removal import LEAKAGE, files_of_cuts, read_cuts
@@ -61,7 +61,7 @@ Amount = dict[str, int]
 documents whose tokens were counted, and `uncounted` holds the bytes of all other documents."""
 
 
-def audit_stage(lineage: Lineage, seed: int) -> Stage:
+def audit_stage(lineage: Lineage, seed: int) -> CorpusStage:
     """Make the stage `audit`, which counts and samples the documents of every part (an Arrow file of documents).
 
     `lineage` names all stages of the corpus that yield drops or texts. `seed` decides which samples are chosen.

@@ -39,7 +39,7 @@ from crosscut.corpus.duplicates.similarity import (
     share_groups,
 )
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, read_settings, write_sketches
-from crosscut.corpus.execution.stages import Counts, PlannedStage, Stage, Task, Yields, read_records
+from crosscut.corpus.execution.stages import CorpusStage, Counts, PlannedStage, StageTask, Yields, read_records
 from crosscut.corpus.finished import WORK_FOLDER
 from crosscut.corpus.occurrences import first_stages, text_key
 from crosscut.corpus.parts import PartStage, find_parts
@@ -49,7 +49,7 @@ _SAMPLED = 16
 """One of every `_SAMPLED` pairs is sampled. The sample is used to divide all pairs evenly among the tasks."""
 
 
-def duplicate_stages(config: CorpusConfig, lineage: Lineage) -> list[Stage]:
+def duplicate_stages(config: CorpusConfig, lineage: Lineage) -> list[CorpusStage]:
     """List the stages that remove duplicates. The stages process documents of the given lineage.
 
     The stages that drop documents are `exact` and, if `duplicates.jaccard` is below 1, `near`. Raises `DataError` if a
@@ -90,13 +90,13 @@ def _planned(
     lineage: Lineage,
     name: str,
     version: int,
-    plan: Callable[..., Sequence[Task]],
+    plan: Callable[..., Sequence[StageTask]],
     *arguments: object,
     yields: Yields = Yields.FILES,
-) -> Stage:
+) -> CorpusStage:
     """Make a stage whose tasks `plan` lists, from a reference to the collection and `arguments`."""
 
-    def list_tasks(work: Path) -> Sequence[Task]:
+    def list_tasks(work: Path) -> Sequence[StageTask]:
         gathered = Gathered.now(work, earlier, lineage)
         return plan(gathered, *arguments) if gathered.collection.own else []
 
@@ -139,7 +139,7 @@ def _named(settings: SketchSettings | None) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings._asdict().items())
 
 
-def _plan_candidates(gathered: Gathered, settings: SketchSettings, least_equal: int) -> Sequence[Task]:
+def _plan_candidates(gathered: Gathered, settings: SketchSettings, least_equal: int) -> Sequence[StageTask]:
     work, collection = gathered.work, gathered.collection
     num_documents = sum(
         record.counts["sketches"]
@@ -149,7 +149,7 @@ def _plan_candidates(gathered: Gathered, settings: SketchSettings, least_equal: 
     common = common_digest(work, collection, SKETCHES)
     size = _size(work)
     return [
-        Task(
+        StageTask(
             name=f"{number:05}",
             function=partial(with_collection, gathered, find_candidates, share, least_equal, f"{number:05}"),
             settings={"share": share, "least_equal": least_equal, "common": common},
@@ -159,12 +159,12 @@ def _plan_candidates(gathered: Gathered, settings: SketchSettings, least_equal: 
     ]
 
 
-def _plan_ngrams(gathered: Gathered, ngram: int) -> Sequence[Task]:
+def _plan_ngrams(gathered: Gathered, ngram: int) -> Sequence[StageTask]:
     work, collection = gathered.work, gathered.collection
     common = common_digest(work, collection, CANDIDATES)
     size = _size(work) // len(collection.parts)
     return [
-        Task(
+        StageTask(
             name=sets_name(index),
             function=partial(with_collection, gathered, write_sets, work, ngram, index),
             inputs=() if index < collection.num_earlier else part.files,  # `common` covers the earlier runs
@@ -183,7 +183,7 @@ def _size(work: Path) -> int:
     return sum(size for _, size in find_parts(work))
 
 
-def _plan_similar(gathered: Gathered, check: PairCheck) -> Sequence[Task]:
+def _plan_similar(gathered: Gathered, check: PairCheck) -> Sequence[StageTask]:
     work, collection = gathered.work, gathered.collection
     names = [record.task for record in read_records(work, CANDIDATES)]
     bounds = _bounds([work / CANDIDATES / f"{name}{PAIRS_SUFFIX}" for name in names], len(collection.parts))
@@ -195,7 +195,7 @@ def _plan_similar(gathered: Gathered, check: PairCheck) -> Sequence[Task]:
     common = common_digest(work, collection, CANDIDATES, NGRAMS)
     size = _size(work) // max(1, len(calls))
     return [
-        Task(
+        StageTask(
             name=name,
             function=partial(with_collection, gathered, function, check, work, some, name),
             settings={"check": check, "common": common, "own": own},
@@ -213,14 +213,14 @@ def _bounds(pairs: Sequence[Path], num_parts: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
-def _plan_clusters(gathered: Gathered) -> Sequence[Task]:
+def _plan_clusters(gathered: Gathered) -> Sequence[StageTask]:
     work, collection = gathered.work, gathered.collection
     records = read_records(work, SIMILAR)
     files = tuple(work / SIMILAR / f"{record.task}.arrow" for record in records)
     refused = tuple(work / SIMILAR / refused_name(record.task) for record in records)
     candidates = sum(record.counts["candidates"] for record in records)
     return [
-        Task(
+        StageTask(
             name=CLUSTERS,
             function=partial(join, collection, files, refused, candidates),
             inputs=(*files, *refused, *_own(collection, SKETCHES), *_own(collection, INGEST)),
@@ -230,11 +230,11 @@ def _plan_clusters(gathered: Gathered) -> Sequence[Task]:
     ]
 
 
-def _plan_near(gathered: Gathered) -> Sequence[Task]:
+def _plan_near(gathered: Gathered) -> Sequence[StageTask]:
     work, collection = gathered.work, gathered.collection
     matches = work / CLUSTERS / "matches.arrow"
     return [
-        Task(
+        StageTask(
             name=part.name,
             function=partial(drop_near, part, collection.num_earlier + place, matches),
             inputs=(*part.files, matches),
@@ -245,11 +245,11 @@ def _plan_near(gathered: Gathered) -> Sequence[Task]:
     ]
 
 
-def _plan_planted(gathered: Gathered, config: CorpusConfig) -> Sequence[Task]:
+def _plan_planted(gathered: Gathered, config: CorpusConfig) -> Sequence[StageTask]:
     parts = spread_parts(gathered.collection.own)
     wanted = config.duplicates
     return [
-        Task(
+        StageTask(
             name=PLANTED,
             function=partial(measure_planted, parts, wanted, config.seed),
             inputs=tuple(path for part in parts for path in part.files),

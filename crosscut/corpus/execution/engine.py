@@ -29,7 +29,7 @@ from crosscut.config.system.extras import install_command
 from crosscut.config.system.files import open_own, require_regular
 from crosscut.config.system.machine import available_cores, leave_with_parent, require_room
 from crosscut.corpus.execution.budget import NOTE_BYTES, Note, add_loss, clear_note, find_loss
-from crosscut.corpus.execution.stages import Task, TaskRecord, execute, writing_to
+from crosscut.corpus.execution.stages import StageTask, TaskRecord, execute, writing_to
 
 WORKERS_LOCK = ".workers.lock"
 """Lock file in the work folder. Every worker process holds a shared lock on this file until the process ends."""
@@ -38,18 +38,18 @@ AHEAD = 2
 """Number of tasks that are submitted to Ray for each core, so that no core waits for its next task."""
 
 
-class Call(NamedTuple):
+class TaskCall(NamedTuple):
     """Arguments of `execute`: the folder for the result, a task, and the task's key."""
 
     folder: Path
-    task: Task
+    task: StageTask
     key: str
 
 
 class Engine(Protocol):
     """Engine that runs the tasks of a stage."""
 
-    def run(self, calls: Sequence[Call]) -> Iterator[TaskRecord]:
+    def run(self, calls: Sequence[TaskCall]) -> Iterator[TaskRecord]:
         """Run tasks and yield their records as the tasks finish, in any order. Exceptions of tasks reach the caller."""
         ...
 
@@ -116,7 +116,7 @@ class _Processes:
         for worker in self._all:
             worker.join()
 
-    def run(self, calls: Sequence[Call]) -> Iterator[TaskRecord]:
+    def run(self, calls: Sequence[TaskCall]) -> Iterator[TaskRecord]:
         waiting = deque(calls)
         busy: list[TaskWorker] = []
         while waiting or busy:
@@ -146,7 +146,7 @@ class TaskWorker:
 
     def __init__(self, lock: Path | None) -> None:
         self._lock = lock
-        self._call: Call | None = None
+        self._call: TaskCall | None = None
         # Spawn, because a fork would copy locks that threads of libraries may hold.
         self._context = multiprocessing.get_context("spawn")
         self._note = self._context.RawArray("B", NOTE_BYTES)
@@ -159,7 +159,7 @@ class TaskWorker:
         self._process.start()
         other.close()
 
-    def start(self, call: Call) -> None:
+    def start(self, call: TaskCall) -> None:
         """Start a task. `connection` is ready when the task is done or the process has ended."""
         self._call = call
         with suppress(ConnectionError):  # if the process has ended, `finish` finds out
@@ -224,12 +224,12 @@ def _work(connection: Connection, note: Note, lock: Path | None) -> None:
     leave_with_parent()
     with suppress(EOFError, ConnectionError):
         while True:
-            call: Call = connection.recv()
+            call: TaskCall = connection.recv()
             clear_note(note)
             connection.send(_answer(call, note))
 
 
-def _answer(call: Call, note: Note) -> TaskRecord | BaseException:
+def _answer(call: TaskCall, note: Note) -> TaskRecord | BaseException:
     try:
         return execute(*call, note)
     except BaseException as error:
@@ -271,7 +271,7 @@ def _own_worker() -> TaskWorker:
     return TaskWorker(None)
 
 
-def _supervise(call: Call) -> TaskRecord:
+def _supervise(call: TaskCall) -> TaskRecord:
     """Run a task in a child of this process, which is a worker of Ray. If the child dies, this process ends, too. Ray
     then runs the task elsewhere.
     """
@@ -291,7 +291,7 @@ class _Cluster:
         self._at_once = at_once
         self._execute: Any = ray.remote(_supervise)
 
-    def run(self, calls: Sequence[Call]) -> Iterator[TaskRecord]:
+    def run(self, calls: Sequence[TaskCall]) -> Iterator[TaskRecord]:
         waiting = deque(calls)
         under_way: list[object] = []
         while waiting or under_way:

@@ -62,7 +62,7 @@ class Output:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class StageTask:
     """A unit of a stage's work, which one process runs as a whole."""
 
     name: str
@@ -100,7 +100,7 @@ class Yields(Flag):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage(ABC):
+class CorpusStage(ABC):
     """One step of the pipeline."""
 
     name: str
@@ -113,18 +113,18 @@ class Stage(ABC):
     """Files that the stage yields for later stages."""
 
     @abstractmethod
-    def tasks(self, work: Path) -> Sequence[Task]:
+    def tasks(self, work: Path) -> Sequence[StageTask]:
         """List the stage's tasks. All earlier stages must be done. Every call returns the same list."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedStage(Stage):
+class PlannedStage(CorpusStage):
     """A stage whose tasks depend on the files that earlier stages wrote."""
 
-    plan: Callable[[Path], Sequence[Task]]
+    plan: Callable[[Path], Sequence[StageTask]]
     """Function that takes the work folder and returns the tasks."""
 
-    def tasks(self, work: Path) -> Sequence[Task]:
+    def tasks(self, work: Path) -> Sequence[StageTask]:
         """List the tasks, as returned by `plan`."""
         return self.plan(work)
 
@@ -139,7 +139,7 @@ class TaskRecord:
     """Seconds that the process spent on the task."""
 
     size: int
-    """Bytes of text that the task worked on (`Task.size`)."""
+    """Bytes of text that the task worked on (`StageTask.size`)."""
 
     files: dict[str, str]
     """SHA-256 of each file that the task wrote, by the file's name."""
@@ -190,7 +190,7 @@ class Digests:
         """Add the hashes of the files that one task wrote into `folder`."""
         self._known.update({folder / name: digest for name, digest in record.files.items()})
 
-    def key(self, stage: Stage, task: Task) -> str:
+    def key(self, stage: CorpusStage, task: StageTask) -> str:
         """Compute the key of a task: a hash of everything on which the result depends. The hashes of all input files
         must be known.
         """
@@ -204,7 +204,7 @@ class Digests:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def is_done(folder: Path, task: Task, key: str) -> TaskRecord | None:
+def is_done(folder: Path, task: StageTask, key: str) -> TaskRecord | None:
     """Return the record of a task whose result is up to date, or None if the task must be run.
 
     The sizes of all written files are compared with the record. The hash of a file is compared only if the file was
@@ -239,7 +239,7 @@ def writing_to(folder: Path) -> Iterator[None]:
         raise unwritable(folder, error, setting="folder", kept="Finished tasks are kept.") from None
 
 
-def execute(folder: Path, task: Task, key: str, note: Note | None = None) -> TaskRecord:
+def execute(folder: Path, task: StageTask, key: str, note: Note | None = None) -> TaskRecord:
     """Run a task, move its files into `folder`, and write its record last.
 
     If there is a `note`, shared memory for the record that the task reads, the records have limits (see `budget`).
@@ -271,7 +271,7 @@ def execute(folder: Path, task: Task, key: str, note: Note | None = None) -> Tas
             remove_folder(folder, name)
 
 
-def _replace(folder: Path, task: Task, written: Sequence[Path]) -> None:
+def _replace(folder: Path, task: StageTask, written: Sequence[Path]) -> None:
     """Move the files of a task into its stage's folder, in place of the files and the record of an earlier run."""
     record_path = folder / f"{task.name}.json"
     names = {path.name for path in written}
@@ -285,7 +285,7 @@ def _replace(folder: Path, task: Task, written: Sequence[Path]) -> None:
         replace_file(path, folder / path.name)
 
 
-def remove_others(folder: Path, tasks: Sequence[Task]) -> list[str]:
+def remove_others(folder: Path, tasks: Sequence[StageTask]) -> list[str]:
     """Remove the files of tasks that the stage no longer has, and the unfinished files of killed tasks. The records of
     the tasks name the files. Files that no record names stay, because a user may have put them there.
 

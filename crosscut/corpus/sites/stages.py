@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from crosscut.corpus.collection import Numbers, first_number
 from crosscut.corpus.documents import Lineage, Part, write_table
-from crosscut.corpus.execution.stages import Counts, Output, PlannedStage, Stage, Task, read_records
+from crosscut.corpus.execution.stages import CorpusStage, Counts, Output, PlannedStage, StageTask, read_records
 from crosscut.corpus.parts import PartStage, find_parts
 from crosscut.corpus.sites.pages import PageFinder, edge_lines, hash_line
 
@@ -55,7 +55,7 @@ Columns = Mapping[str, npt.NDArray[np.unsignedinteger]]
 """Arrays of equal length by name."""
 
 
-def site_stages(finder: PageFinder, lineage: Lineage) -> list[Stage]:
+def site_stages(finder: PageFinder, lineage: Lineage) -> list[CorpusStage]:
     """List the stages that find boilerplate in documents of the given lineage."""
     return [
         PartStage(
@@ -85,12 +85,12 @@ def write_lines(part: Part, finder: PageFinder, output: Output) -> Counts:
     return {"pages": len(pages), "lines": len(lines)}
 
 
-def _plan_boilerplate(work: Path) -> Sequence[Task]:
+def _plan_boilerplate(work: Path) -> Sequence[StageTask]:
     num_lines = sum(record.counts["lines"] for record in read_records(work, LINES))
     num_shares = -(-num_lines // LINES_PER_TASK)
     parts = [part for part, _ in find_parts(work)]
     return [
-        Task(
+        StageTask(
             name=f"{share:05}",
             function=partial(find_boilerplate, parts, share, num_shares),
             inputs=tuple(part.file(LINES, suffix) for part in parts for suffix in (FOLDERS_SUFFIX, LINES_SUFFIX)),

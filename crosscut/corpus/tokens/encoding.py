@@ -23,7 +23,7 @@ import pyarrow as pa
 from crosscut.config.published.folders import TOKENIZER_CONFIG_FILE
 from crosscut.corpus.batches import batches
 from crosscut.corpus.documents import Document, Drop, Lineage, Part, count_bytes, write_drops, write_rows, write_table
-from crosscut.corpus.execution.stages import Counts, Output, Stage, Yields
+from crosscut.corpus.execution.stages import CorpusStage, Counts, Output, Yields
 from crosscut.corpus.filters.judging import count_drops
 from crosscut.corpus.leakage.passages import Span, pieces
 from crosscut.corpus.leakage.removal import files_of_cuts, read_cuts
@@ -56,7 +56,7 @@ TOKENS_SUFFIX, INDEX_SUFFIX, SENTENCES_SUFFIX = ".tokens", ".index.arrow", ".sen
 """Suffixes of a part's files with the token ids, and with the columns `INDEX` and `SENTENCES`."""
 
 
-def tokens_stage(*, tokenizer: Path, min_tokens: int, lineage: Lineage, sentences: bool = False) -> Stage:
+def tokens_stage(*, tokenizer: Path, min_tokens: int, lineage: Lineage, sentences: bool = False) -> CorpusStage:
     """Make the stage `tokens`. If `leakage` is in the lineage, the passages that `leakage` marked are cut out.
 
     `tokenizer` is the `tokenizer.json` that an earlier stage wrote. Pieces of a cut document with fewer than

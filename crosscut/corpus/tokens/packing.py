@@ -31,7 +31,15 @@ from crosscut.config.data import Objective
 from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.config.system.deletion import MARKER_FILE, remove_file, why_kept
 from crosscut.corpus.documents import Part, read_table
-from crosscut.corpus.execution.stages import Counts, Output, PlannedStage, Stage, Task, TaskRecord, read_records
+from crosscut.corpus.execution.stages import (
+    CorpusStage,
+    Counts,
+    Output,
+    PlannedStage,
+    StageTask,
+    TaskRecord,
+    read_records,
+)
 from crosscut.corpus.parts import find_parts
 from crosscut.corpus.tokens.encoding import INDEX_SUFFIX, SENTENCES_SUFFIX, TOKENS, TOKENS_SUFFIX
 from crosscut.data.folders import beside, exchange, is_taken, unwritable
@@ -55,19 +63,19 @@ class TooFewDocuments(DataError):  # noqa: N818 - the name says what happened
     """Error that is raised if the filters leave too few documents for training and validation."""
 
 
-def packing_stage(config: CorpusConfig, tokenizer: Path) -> Stage:
+def packing_stage(config: CorpusConfig, tokenizer: Path) -> CorpusStage:
     """Make the stage `packing`, whose single task packs all parts. `tokenizer` is the `tokenizer.json` that an earlier
     stage wrote.
     """
     return PlannedStage(name=PACKING, version=1, plan=partial(_plan, config, tokenizer))
 
 
-def _plan(config: CorpusConfig, tokenizer: Path, work: Path) -> Sequence[Task]:
+def _plan(config: CorpusConfig, tokenizer: Path, work: Path) -> Sequence[StageTask]:
     parts = [part for part, _ in find_parts(work)]
     tokens = [part.file(TOKENS, TOKENS_SUFFIX) for part in parts]
     settings = config.tokens
     return [
-        Task(
+        StageTask(
             name=PACKING,
             function=partial(pack, parts, tokenizer, config),
             inputs=(

@@ -21,14 +21,14 @@ from crosscut.corpus.audit.lookup import Runs
 from crosscut.corpus.documents import READ, Part
 from crosscut.corpus.execution import budget
 from crosscut.corpus.execution.budget import LostRecord, add_loss, memory_for, read_losses, seconds_for
-from crosscut.corpus.execution.engine import Call, start_engine
+from crosscut.corpus.execution.engine import TaskCall, start_engine
 from crosscut.corpus.execution.running import run_stage
 from crosscut.corpus.execution.stages import (
     Counts,
     Digests,
     Output,
     PlannedStage,
-    Task,
+    StageTask,
     TaskRecord,
     execute,
     read_records,
@@ -99,7 +99,7 @@ def config(tmp_path: Path) -> CorpusConfig:
 class Here:
     """An engine that runs tasks in this process, as fast as the tasks are: it sets no limits."""
 
-    def run(self, calls: Sequence[Call]) -> Iterator[TaskRecord]:
+    def run(self, calls: Sequence[TaskCall]) -> Iterator[TaskRecord]:
         return (execute(*call) for call in calls)
 
 
@@ -107,7 +107,7 @@ def ingest(config: CorpusConfig, plant: Callable[..., Counts] | None = None) -> 
     """Run the stage. `plant` replaces the function of its tasks, which then run in a process of their own."""
     work = Path(config.folder) / "work"
 
-    def plan(work: Path) -> list[Task]:
+    def plan(work: Path) -> list[StageTask]:
         tasks = IngestStage(config=config).tasks(work)
         return [replace(task, function=partial(plant, task.function)) if plant else task for task in tasks]
 

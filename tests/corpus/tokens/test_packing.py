@@ -17,7 +17,7 @@ import pytest
 from crosscut.config import DataConfig, DataError
 from crosscut.config.corpora import CorpusConfig, SourceConfig, TokensConfig
 from crosscut.corpus.documents import Lineage, Part, read_table, write_table
-from crosscut.corpus.execution.stages import Output, Task, execute
+from crosscut.corpus.execution.stages import Output, StageTask, execute
 from crosscut.corpus.tokens import packing as packing_module
 from crosscut.corpus.tokens.encoding import tokens_stage
 from crosscut.corpus.tokens.packing import packing_stage, publish
@@ -88,7 +88,7 @@ def write_tokenizer(work: Path, file: Path) -> Path:
         shutil.copyfile(file, output.path("tokenizer.json"))
         return {}
 
-    execute(work / "tokenizer", Task(name="making", function=copy), "copied")
+    execute(work / "tokenizer", StageTask(name="making", function=copy), "copied")
     return work / "tokenizer" / "tokenizer.json"
 
 
