@@ -16,8 +16,6 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from crosscut.corpus.batches import batches
-
 FACTOR = np.uint64(0xD6E8FEB86659FD93)
 Hashes = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
@@ -34,14 +32,29 @@ def fold_words(texts: Sequence[str]) -> tuple[Hashes, Places]:
     """
     counts = np.zeros(len(texts), np.int64)
     hashes = [np.empty(0, np.uint64)]
-    numbered = ((place, piece) for place, text in enumerate(texts) for piece in _pieces(text))
-    for some in batches(numbered, lambda one: len(one[1]) + 1, BLOCK_CHARACTERS):
-        places, block = [place for place, _ in some], [piece.lower() for _, piece in some]
+    for places, block in _blocks(texts):
         found, starts = _hash_block("\n" + "\n".join(block) + "\n")
         hashes.append(found)
         stops = np.cumsum([len(piece) + 1 for piece in block])
         np.add.at(counts, places, np.diff(np.searchsorted(starts, stops), prepend=0))
     return np.concatenate(hashes), counts
+
+
+def _blocks(texts: Sequence[str]) -> Iterator[tuple[list[int], list[str]]]:
+    """Group lower-cased pieces of the texts into blocks. Each piece comes with the index of its text."""
+    places: list[int] = []
+    block: list[str] = []
+    size = 0
+    for place, text in enumerate(texts):
+        for piece in _pieces(text):
+            places.append(place)
+            block.append(piece.lower())
+            size += len(piece) + 1
+            if size >= BLOCK_CHARACTERS:
+                yield places, block
+                places, block, size = [], [], 0
+    if block:
+        yield places, block
 
 
 def _pieces(text: str) -> Iterator[str]:
