@@ -129,6 +129,11 @@ def _count_tokens(flow: Sequence[FlowEntry], counts: Counts) -> None:
     _subtract(behind, counted["tokens"], ratio, counts.get(TOKENS, {}))
 
 
+def _losses(entry: FlowEntry) -> list[dict[str, int]]:
+    """Amounts that a stage dropped by its rules or cut from kept documents."""
+    return [*entry["rules"].values(), *([entry["cut"]] if "cut" in entry else [])]
+
+
 def _estimate(entry: FlowEntry, ratio: float) -> None:
     """Estimate the tokens of a stage's input, output and losses.
 
@@ -141,7 +146,7 @@ def _estimate(entry: FlowEntry, ratio: float) -> None:
     if "bytes" not in entry["in"]:
         return
     left = entry["in"]["bytes"]
-    for amount in (*entry["rules"].values(), *([entry["cut"]] if "cut" in entry else [])):
+    for amount in _losses(entry):
         before, left = left, left - amount["bytes"]
         amount |= {"tokens": round(before * ratio) - round(left * ratio), "estimated": True}
     if entry.get("mended"):
@@ -172,8 +177,7 @@ def _subtract(flow: Sequence[FlowEntry], tokens: int, ratio: float, counts: Coun
     left = {"tokens": tokens}
     for entry in flow:
         entry["in"] |= left
-        losses = [*entry["rules"].values(), *([entry["cut"]] if "cut" in entry else [])]
-        left = {**left, "tokens": left["tokens"] - sum(amount.get("tokens", 0) for amount in losses)}
+        left = {**left, "tokens": left["tokens"] - sum(amount.get("tokens", 0) for amount in _losses(entry))}
         if entry.get("cut", {}).get("estimated"):
             left["estimated"] = True
         if exact and entry is flow[-1]:

@@ -26,6 +26,7 @@ from crosscut.corpus.collection import Collection, Numbers, begins_run
 from crosscut.corpus.documents import write_table
 from crosscut.corpus.duplicates.sketches import Sketches, Values, read_band, read_sketches
 from crosscut.corpus.execution.stages import Counts, Output
+from crosscut.corpus.words.hashes import FACTOR, GOLDEN_FACTOR, HALF
 from crosscut.corpus.words.ngrams import Hashes, Places
 
 CANDIDATES = "candidates"
@@ -52,10 +53,6 @@ ascending."""
 
 PAIRS_SUFFIX, GROUPS_SUFFIX, MEMBERS_SUFFIX = ".pairs.arrow", ".groups.arrow", ".members.arrow"
 """Suffixes of a task's files with the columns `PAIRS`, `GROUPS` and `MEMBERS`."""
-
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-_MIXER = np.uint64(0xD6E8FEB86659FD93)
-_HALF = np.uint64(32)
 
 
 class CandidatePairs(NamedTuple):
@@ -145,9 +142,9 @@ def band_keys(values: Values) -> Hashes:
     keys = np.zeros(len(values), np.uint64)
     for column in values.T:
         keys ^= column
-        keys *= _FACTOR
-        keys ^= keys >> _HALF
-    return keys * _MIXER
+        keys *= GOLDEN_FACTOR
+        keys ^= keys >> HALF
+    return keys * FACTOR
 
 
 def group(keys: Hashes, numbers: Numbers) -> Iterator[tuple[Numbers, int]]:
