@@ -133,7 +133,6 @@ def pack(parts: Sequence[Part], tokenizer: Path, config: CorpusConfig, output: O
         raise DataError(
             "`sources.weight` must keep some training documents, but keeps none. Set a higher weight for a source."
         )
-    shards = (*train, validation)
     Manifest(
         dtype=dtype.name,
         vocab_size=loaded.vocab_size,
@@ -145,12 +144,11 @@ def pack(parts: Sequence[Part], tokenizer: Path, config: CorpusConfig, output: O
         validation=validation,
         corpus=weights,
     ).write(folder)
+    shards = (*train, validation)
     for entry in shards if settings.megatron else ():
         _index_for_megatron(folder, entry.name, dtype)
-    return {
-        "shards": {entry.name: {"documents": entry.documents, "tokens": entry.tokens} for entry in shards},
-        "sources": packed.counts,
-    }
+    counts = {entry.name: {"documents": entry.documents, "tokens": entry.tokens} for entry in shards}
+    return {"shards": counts, "sources": packed.counts}
 
 
 def _settings(settings: TokensConfig, seed: int, digest: str) -> Settings:
