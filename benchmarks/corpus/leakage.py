@@ -26,7 +26,7 @@ from crosscut.config.corpora import EngineConfig, LeakageConfig
 from crosscut.corpus.documents import DOCUMENTS, INGEST, READ, write_table
 from crosscut.corpus.execution.engine import start_engine
 from crosscut.corpus.execution.running import StageResult, run_stage
-from crosscut.corpus.execution.stages import Counts, Digests, Output, Task, execute
+from crosscut.corpus.execution.stages import Counts, Digests, Output, StageTask, execute
 from crosscut.corpus.leakage.stages import leakage_stages
 from crosscut.data import read_documents
 from crosscut.data.progress import ProgressBar
@@ -91,7 +91,7 @@ def ingest(documents: Iterable[tuple[str, str]], work: Path) -> Digests:
         return {"parts": sizes}
 
     digests = Digests()
-    digests.learn(work / INGEST, execute(work / INGEST, Task(name="000000", function=write), "texts"))
+    digests.learn(work / INGEST, execute(work / INGEST, StageTask(name="000000", function=write), "texts"))
     return digests
 
 

@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import reduce
 from itertools import pairwise
 from pathlib import Path
 
@@ -79,7 +80,7 @@ class Collection:
         ids: list[str] = []
         for index, rows in split_by_part(distinct):
             part = self.parts[index]
-            column = read_columns(part.work / INGEST / f"{part.name}.arrow", "id")["id"].take(rows).to_pylist()
+            column = read_columns(part.file(INGEST), "id")["id"].take(rows).to_pylist()
             is_own = index >= self.num_earlier
             ids += column if is_own else [earlier_id(self.earlier[index], name) for name in column]
         return [ids[place] for place in places.tolist()]
@@ -96,6 +97,13 @@ def earlier_id(folder: str, document_id: str) -> str:
 def first_number(index: int) -> np.uint64:
     """Document number of row 0 in the part at `index`."""
     return np.uint64(index) << _ROW_BITS
+
+
+def begins_run(*columns: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+    """Return one boolean per row of ordered columns: whether the row differs from the row before it."""
+    begins = np.ones(len(columns[0]), dtype=bool)
+    begins[1:] = reduce(np.logical_or, (column[1:] != column[:-1] for column in columns))
+    return begins
 
 
 def split_by_part(numbers: Numbers) -> Iterator[tuple[int, Rows]]:

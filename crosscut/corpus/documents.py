@@ -16,14 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from crosscut.corpus.execution.stages import Stage, Yields
+from crosscut.corpus.execution.stages import CorpusStage, Output, Yields
 
 INGEST = "ingest"
 """Name of the first stage, which reads the source files and writes the parts. The folder of the stage has the same
@@ -49,6 +49,12 @@ TEXTS = pa.schema([("row", pa.uint32()), ("text", pa.large_string())])
 
 DROPS = pa.schema([("row", pa.uint32()), ("rule", pa.string()), ("detail", pa.string()), ("other", pa.string())])
 """Columns of the file for the documents that a filter dropped from a part. The fields of `Drop` explain the columns."""
+
+DROPS_SUFFIX = ".drops.arrow"
+"""Suffix of the file for the documents that a filter dropped from a part. The file has the columns `DROPS`."""
+
+MARKS_SUFFIX = ".marks.arrow"
+"""Suffix of the file with the measurements that a filter made on the documents of a part."""
 
 Rows = npt.NDArray[np.uint32]
 
@@ -115,7 +121,7 @@ class Lineage:
     cleaned: bool = False
     """Whether the stage `cleaning` has run. Its texts replace the texts of the stage `ingest`."""
 
-    def after(self, stages: Sequence[Stage]) -> Lineage:
+    def after(self, stages: Sequence[CorpusStage]) -> Lineage:
         """Lineage of documents that have also passed through the given stages."""
         return Lineage(
             (*self.filters, *(stage.name for stage in stages if Yields.DROPS in stage.yields)),
@@ -143,18 +149,21 @@ class Part:
     lineage: Lineage = READ
     """Documents that a stage of the lineage dropped are left out, and texts are the latest of the lineage."""
 
+    def file(self, stage: str, suffix: str = ".arrow") -> Path:
+        """Path of the part's file with the given suffix in the folder of a stage."""
+        return self.work / stage / f"{self.name}{suffix}"
+
     @property
     def files(self) -> tuple[Path, ...]:
         """The files that `documents` reads: the texts, and the rows that filters dropped."""
         stages = (INGEST, CLEANING) if self.lineage.cleaned else (INGEST,)
-        texts = (self.work / stage / f"{self.name}.arrow" for stage in stages)
-        return (*texts, *(self.work / stage / drops_name(self.name) for stage in self.lineage.filters))
+        return (*map(self.file, stages), *(self.file(stage, DROPS_SUFFIX) for stage in self.lineage.filters))
 
     def documents(self) -> Iterator[Document]:
         """Read the documents that no filter dropped, in the order of their rows."""
         rows = self.rows()
         names = ("id", "url", "karma", "title")
-        table = read_columns(self.work / INGEST / f"{self.name}.arrow", *names)
+        table = read_columns(self.file(INGEST), *names)
         columns = [table[name].take(rows).to_pylist() for name in names]
         for row, text, (name, url, karma, title) in zip(
             rows.tolist(), self.texts(rows), zip(*columns, strict=True), strict=True
@@ -163,7 +172,7 @@ class Part:
 
     def rows(self) -> Rows:
         """Rows of the documents that no filter dropped, in ascending order. No text is read."""
-        count = read_columns(self.work / INGEST / f"{self.name}.arrow", "karma").num_rows
+        count = read_columns(self.file(INGEST), "karma").num_rows
         return np.setdiff1d(np.arange(count, dtype=np.uint32), self.dropped(), assume_unique=True)
 
     def texts(self, rows: Rows) -> list[str]:
@@ -172,13 +181,13 @@ class Part:
         After the stage `cleaning`, every row must have a text in the files of the stage `cleaning`.
         """
         if not self.lineage.cleaned:
-            return list(read_columns(self.work / INGEST / f"{self.name}.arrow", "text")["text"].take(rows).to_pylist())
-        cleaned = read_table(self.work / CLEANING / f"{self.name}.arrow")
+            return list(read_columns(self.file(INGEST), "text")["text"].take(rows).to_pylist())
+        cleaned = read_table(self.file(CLEANING))
         return list(cleaned["text"].take(np.searchsorted(cleaned["row"].to_numpy(), rows)).to_pylist())
 
     def sizes(self) -> dict[int, int]:
         """Map the row of each remaining document to the size of its text in bytes of UTF-8. No text is decoded."""
-        table = read_table(self.work / (CLEANING if self.lineage.cleaned else INGEST) / f"{self.name}.arrow")
+        table = read_table(self.file(CLEANING if self.lineage.cleaned else INGEST))
         rows = table["row"].to_numpy() if self.lineage.cleaned else np.arange(table.num_rows, dtype=np.uint32)
         lengths = pc.binary_length(table["text"]).to_numpy()
         left = ~np.isin(rows, self.dropped())
@@ -197,7 +206,7 @@ class Judgement:
     drops: Sequence[Drop] = ()
     """The documents that the filter drops."""
 
-    marks: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    marks: Mapping[str, Sequence[object]] = field(default_factory=dict)
     """Measurements that the filter made, keyed by name, such as `score`. Each sequence has one value per document,
     including the dropped documents."""
 
@@ -216,7 +225,7 @@ def read_columns(path: Path, *names: str) -> pa.Table:
         return pa.ipc.open_file(source, options=options).read_all()
 
 
-def write_table(path: Path, columns: Mapping[str, Any], schema: pa.Schema, *, packed: bool = False) -> None:
+def write_table(path: Path, columns: Mapping[str, object], schema: pa.Schema, *, packed: bool = False) -> None:
     """Write columns as an Arrow file. The same values always give the same bytes.
 
     `packed` compresses the file with LZ4. Use this for files that are always read completely.
@@ -227,23 +236,17 @@ def write_table(path: Path, columns: Mapping[str, Any], schema: pa.Schema, *, pa
         writer.write_table(table)
 
 
-def drops_name(part: str) -> str:
-    """Name of the file for the documents that a filter dropped from the given part."""
-    return f"{part}.drops.arrow"
-
-
-def marks_name(part: str) -> str:
-    """Name of the file with the measurements that a filter made on the documents of the given part."""
-    return f"{part}.marks.arrow"
-
-
 def read_drops(work: Path, stage: str, part: str) -> pa.Table:
     """Read the documents that the filter `stage` dropped from a part. The table has the columns `DROPS`."""
-    return read_table(work / stage / drops_name(part))
+    return read_table(work / stage / f"{part}{DROPS_SUFFIX}")
 
 
-def write_drops(path: Path, drops: Sequence[Drop]) -> None:
+def write_rows(path: Path, rows: Sequence[tuple[object, ...]], schema: pa.Schema, *, packed: bool = False) -> None:
+    """Write rows as an Arrow file, as `write_table` does."""
+    columns = zip(*rows, strict=True) if rows else ((),) * len(schema.names)
+    write_table(path, dict(zip(schema.names, columns, strict=True)), schema, packed=packed)
+
+
+def write_drops(output: Output, part: str, drops: Sequence[Drop]) -> None:
     """Write the dropped documents of one part to a file, ordered by row."""
-    ordered = sorted(drops)
-    columns = {name: [getattr(drop, name) for drop in ordered] for name in DROPS.names}
-    write_table(path, columns, DROPS)
+    write_rows(output.path(f"{part}{DROPS_SUFFIX}"), sorted(drops), DROPS)

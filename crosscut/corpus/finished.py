@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from crosscut.config import ConfigError, CorpusConfig, DataError, load_corpus
 from crosscut.config.conventions import CONFIG_FILE
@@ -73,7 +72,7 @@ def cleaned_otherwise(config: CorpusConfig) -> Iterator[str]:
             )
 
 
-def _settings_of_texts(config: CorpusConfig) -> dict[str, Any]:
+def _settings_of_texts(config: CorpusConfig) -> dict[str, object]:
     """Settings that change the texts of documents, keyed by name."""
     cleaning = {f"cleaning.{key}": value for key, value in asdict(config.cleaning).items()}
     has_pages = PageFinder.of(config.sources) is not None

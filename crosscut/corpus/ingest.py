@@ -13,13 +13,14 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
 from crosscut.config.corpora import CorpusConfig, SourceConfig
 from crosscut.config.errors import DamagedDataError, DataError
+from crosscut.corpus.batches import batches
 from crosscut.corpus.documents import DOCUMENTS, INGEST, count_bytes, write_table
 from crosscut.corpus.execution.budget import RecordWatch
-from crosscut.corpus.execution.stages import Counts, Output, Task, TaskRecord, Yields
+from crosscut.corpus.execution.stages import CorpusStage, Counts, Output, StageTask, TaskRecord
 from crosscut.corpus.extraction.careful import check_installed
 from crosscut.corpus.filters.urls import UrlFilter
 from crosscut.corpus.finished import WORK_FOLDER
@@ -42,26 +43,25 @@ FILE_BYTES = 4096
 """Minimum cost of a file in bytes. Opening a file takes about as long as reading this many bytes."""
 
 
-@dataclass(frozen=True)
-class IngestStage:
+@dataclass(frozen=True, kw_only=True)
+class IngestStage(CorpusStage):
     """The first stage, which reads the source files."""
 
     config: CorpusConfig
-    name: str = field(default=INGEST, init=False)
-    version: int = field(default=6, init=False)
-    yields: Yields = field(default=Yields.FILES, init=False)
+    name: str = INGEST
+    version: int = 6
 
-    def tasks(self, work: Path) -> list[Task]:  # noqa: ARG002 - no stage comes before
+    def tasks(self, work: Path) -> list[StageTask]:  # noqa: ARG002 - no stage comes before
         """List the tasks. Each task reads some files of one source.
 
         Raises `DataError` if files are missing, unreadable, or of unknown format (see `find_source`).
         """
-        tasks: list[Task] = []
+        tasks: list[StageTask] = []
         for source in self.config.sources:
             found = find_source(source)
             settings = self._settings(source, found.files)
             left_out = found.left_out
-            for files in _groups(found.files):
+            for files in batches(found.files, _cost, TASK_BYTES):
                 share = FileShare(
                     name=f"{len(tasks):06d}",
                     source=source.name,
@@ -72,7 +72,7 @@ class IngestStage:
                 )
                 described = [[file.name, file.format, file.compression, file.size, file.version] for file in files]
                 tasks.append(
-                    Task(
+                    StageTask(
                         name=share.name,
                         function=partial(ingest_files, share),
                         settings={**settings, "files": described, **({"left_out": left_out} if left_out else {})},
@@ -83,7 +83,7 @@ class IngestStage:
                 left_out = {}
         return tasks
 
-    def _settings(self, source: SourceConfig, files: Sequence[File]) -> dict[str, Any]:
+    def _settings(self, source: SourceConfig, files: Sequence[File]) -> dict[str, object]:
         settings = asdict(Reading.of(self.config, source))
         tokenizer, extraction = settings.pop("tokenizer"), settings.pop("extraction")
         del settings["urls"]
@@ -108,18 +108,8 @@ class IngestStage:
         return {"source": source.name, "part_mb": self.config.ingest.part_mb, **settings}
 
 
-def _groups(files: Sequence[File]) -> Iterator[list[File]]:
-    group: list[File] = []
-    total = 0
-    for file in files:
-        cost = max(file.size, FILE_BYTES) * SLOWNESS.get(file.format, 1)
-        if group and total + cost > TASK_BYTES:
-            yield group
-            group, total = [], 0
-        group.append(file)
-        total += cost
-    if group:
-        yield group
+def _cost(file: File) -> int:
+    return max(file.size, FILE_BYTES) * SLOWNESS.get(file.format, 1)
 
 
 class FileShare(NamedTuple):
@@ -209,18 +199,6 @@ def _read(file: File, name: str, reading: Reading, watch: RecordWatch) -> Iterat
         yield Reject(place, loss.rule, loss.reason, lost=max(file.size - position, 1))
 
 
-def _described(source: str, file: File, reject: Reject) -> dict[str, Any]:
-    return {
-        "source": source,
-        "name": f"{source}/{file.name}",
-        "file": file.url.encode("utf-8", "backslashreplace").decode("utf-8"),
-        "place": reject.place,
-        "rule": reject.rule,
-        "reason": reject.reason,
-        "excerpt": reject.excerpt,
-    }
-
-
 @dataclass
 class _Dropped:
     """Counter for a task's records that do not become documents. It also writes each unreadable record to `file`, and
@@ -235,23 +213,32 @@ class _Dropped:
     rejects: int = 0
     lost: int = 0
     """Number of bytes that are lost in damaged files."""
-    damaged: dict[str, dict[str, Any]] = field(default_factory=dict)
+    damaged: dict[str, dict[str, object]] = field(default_factory=dict)
     """Description of the first loss in each damaged file, keyed by the file's name."""
 
     def add(self, item: Reject | Skip, file: File, num_documents: int) -> None:
         """Count a record of `file`. `num_documents` is the number of documents read from that file so far."""
+        name = f"{self.source}/{file.name}"
         rule = self.rules.setdefault(item.rule, Counter(documents=0, bytes=0))
         rule["documents"] += 1
         if isinstance(item, Reject):
             self.rejects += 1
             self.lost += item.lost
             rule["bytes"] += item.lost
-            described = _described(self.source, file, item)
+            described: dict[str, object] = {
+                "source": self.source,
+                "name": name,
+                "file": file.url.encode("utf-8", "backslashreplace").decode("utf-8"),
+                "place": item.place,
+                "rule": item.rule,
+                "reason": item.reason,
+                "excerpt": item.excerpt,
+            }
             self.file.write(json.dumps(described) + "\n")
             if item.lost:
                 self.damaged.setdefault(file.name, described | {"documents": num_documents})
         else:
-            self.skipped.add(Skipped(f"{self.source}/{file.name}", item.record, item.rule))
+            self.skipped.add(Skipped(name, item.record, item.rule))
 
 
 class _Parts:
@@ -261,7 +248,7 @@ class _Parts:
         self._task = task
         self._part_bytes = part_bytes
         self._output = output
-        self._columns: dict[str, list[Any]] = {name: [] for name in DOCUMENTS.names}
+        self._columns: dict[str, list[object]] = {name: [] for name in DOCUMENTS.names}
         self._num_bytes = 0
         self.num_documents = 0
         self.notes: Counter[str] = Counter()

@@ -11,6 +11,9 @@ from crosscut.config.system.files import require_regular
 from crosscut.data.text.json_text import parse_record
 from crosscut.data.text.sources import unreadable
 
+JsonRow = dict[str, Any]
+"""Row of a .jsonl file: a JSON object."""
+
 REJECT_KEYS = frozenset({"name", "source", "file", "place", "rule", "reason", "excerpt"})
 """Keys of every row in a file `*.rejects.jsonl` of the stage `ingest`."""
 
@@ -18,7 +21,7 @@ _LONGEST_LINE = 1 << 24
 """Maximum number of characters in a line. Stages write excerpts of some hundred characters."""
 
 
-def read_rows(path: Path, keys: frozenset[str]) -> Iterator[dict[str, Any]]:
+def read_rows(path: Path, keys: frozenset[str]) -> Iterator[JsonRow]:
     """Yield the rows of a .jsonl file. Each row is a JSON object that has at least the given keys.
 
     Raises `DataError` if the file cannot be read, and `DamagedDataError` if a line is not a JSON object with these
@@ -35,7 +38,7 @@ def read_rows(path: Path, keys: frozenset[str]) -> Iterator[dict[str, Any]]:
         raise unreadable(str(path), error) from None
 
 
-def _parsed(path: Path, number: int, line: str, keys: frozenset[str]) -> dict[str, Any]:
+def _parsed(path: Path, number: int, line: str, keys: frozenset[str]) -> JsonRow:
     try:
         row = parse_record(line)
     except ValueError as error:

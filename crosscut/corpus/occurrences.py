@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from crosscut.corpus.collection import Collection, Numbers, collect, first_number
-from crosscut.corpus.documents import Document, Drop, Lineage, Part, drops_name, read_table, write_drops, write_table
-from crosscut.corpus.execution.stages import Counts, Output, PlannedStage, Stage, Task, Yields, read_records
+from crosscut.corpus.collection import Collection, Numbers, begins_run, collect, first_number
+from crosscut.corpus.documents import INGEST, Document, Drop, Lineage, Part, read_table, write_drops, write_table
+from crosscut.corpus.execution.stages import CorpusStage, Counts, Output, PlannedStage, StageTask, Yields, read_records
 from crosscut.corpus.filters.judging import count_rows
 from crosscut.corpus.parts import PartStage, find_parts
 
@@ -51,7 +51,7 @@ def first_stages(
     key: Key,
     lineage: Lineage,
     against: tuple[str, ...] = (),
-) -> list[Stage]:
+) -> list[CorpusStage]:
     """Make the stages `NAME-keys`, `NAME-repeats` and `NAME`. The stage `NAME` drops all repeated documents.
 
     `rule` is the reason that is recorded for each dropped document. `against` lists output folders of earlier runs,
@@ -86,17 +86,17 @@ def _hash(key: str) -> tuple[int, int]:
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
 
 
-def _plan_repeats(collected: Callable[[Path], Collection], stage: str, work: Path) -> Sequence[Task]:
+def _plan_repeats(collected: Callable[[Path], Collection], stage: str, work: Path) -> Sequence[StageTask]:
     collection = collected(work)
     num_keys = sum(record.counts["keys"] for record in read_records(work, stage))
     num_shares = max(1, -(-num_keys // KEYS_PER_TASK))
     own = collection.own
     settings = {"shares": num_shares, "earlier": collection.earlier_digests()}
     return [
-        Task(
+        StageTask(
             name=f"{share:05}",
             function=partial(find_repeats, collection, stage, share, num_shares),
-            inputs=(*(work / stage / f"{part.name}.npy" for part in own), *(part.files[0] for part in own)),
+            inputs=(*(part.file(stage, ".npy") for part in own), *(part.file(INGEST) for part in own)),
             settings=settings,
         )
         for share in range(num_shares if own else 0)
@@ -107,7 +107,7 @@ def find_repeats(collection: Collection, stage: str, share: int, num_shares: int
     """Run a task: in one share of the keys, find the documents of this run that repeat an earlier document's key."""
     numbers, keys = [], []
     for index, part in enumerate(collection.parts):
-        own = np.load(part.work / stage / f"{part.name}.npy", mmap_mode="r")
+        own = np.load(part.file(stage, ".npy"), mmap_mode="r")
         own = own[own["low"] % np.uint64(num_shares) == share]
         if index < collection.num_earlier:
             own = own[~np.isin(own["row"], part.dropped())]
@@ -128,20 +128,19 @@ def match_first(numbers: Numbers, keys: npt.NDArray[np.void]) -> tuple[Numbers, 
     """
     order = np.lexsort((keys["low"], keys["high"]))  # stable: numbers ascend within a key
     numbers, keys = numbers[order], keys[order]
-    is_new = np.ones(len(keys), dtype=bool)
-    is_new[1:] = keys[1:][["high", "low"]] != keys[:-1][["high", "low"]]
+    is_new = begins_run(keys["high"], keys["low"])
     first = np.maximum.accumulate(np.where(is_new, np.arange(len(keys)), 0))
     repeats = np.flatnonzero(~is_new)
     repeats = repeats[np.argsort(numbers[repeats])]
     return numbers[repeats], numbers[first[repeats]]
 
 
-def _plan_drops(collected: Callable[[Path], Collection], stage: str, rule: str, work: Path) -> Sequence[Task]:
+def _plan_drops(collected: Callable[[Path], Collection], stage: str, rule: str, work: Path) -> Sequence[StageTask]:
     collection = collected(work)
     shares = tuple(work / stage / f"{record.task}.arrow" for record in read_records(work, stage))
     sizes = [size for _, size in find_parts(work)]
     return [
-        Task(
+        StageTask(
             name=part.name,
             function=partial(drop_repeats, part, collection.num_earlier + place, shares, rule),
             inputs=(*part.files, *shares),
@@ -159,7 +158,7 @@ def drop_repeats(part: Part, index: int, shares: Sequence[Path], rule: str, outp
         table = rows_of_part(read_table(path), index)
         rows = (table["number"].to_numpy() - first_number(index)).tolist()
         drops += [Drop(row, rule, "", other) for row, other in zip(rows, table["other"].to_pylist(), strict=True)]
-    write_drops(output.path(drops_name(part.name)), drops)
+    write_drops(output, part.name, drops)
     return count_rows(part.sizes(), drops)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import pyarrow as pa
@@ -79,9 +78,7 @@ class SkippedWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._write()
         self._writer.close()
         self._sink.close()

@@ -6,25 +6,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from crosscut.corpus.documents import INGEST, READ, Lineage, Part
-from crosscut.corpus.execution.stages import Counts, Task, Yields, read_records
+from crosscut.corpus.execution.stages import CorpusStage, Counts, StageTask, read_records
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartStage:
+class PartStage(CorpusStage):
     """A stage with one task per part (an Arrow file of documents). Each task calls `function` with its part,
     `arguments`, and its output.
     """
 
-    name: str
-    version: int
     function: Callable[..., Counts]
-    arguments: tuple[Any, ...] = ()
+    arguments: tuple[object, ...] = ()
     """Arguments that `function` receives after `part` and before `output`. All arguments must be picklable."""
 
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     """Settings that the result depends on, as JSON values. If a setting changes, the tasks run again."""
 
     inputs: tuple[Path, ...] = ()
@@ -36,12 +33,10 @@ class PartStage:
     lineage: Lineage = READ
     """The stages that come before this stage."""
 
-    yields: Yields = Yields.FILES
-
-    def tasks(self, work: Path) -> list[Task]:
+    def tasks(self, work: Path) -> list[StageTask]:
         """List the tasks, one for each part."""
         return [
-            Task(
+            StageTask(
                 name=part.name,
                 function=partial(self.function, part, *self.arguments),
                 inputs=(*part.files, *self.inputs_of(part), *self.inputs),

@@ -14,15 +14,14 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from crosscut.config import CorpusConfig, DataError, write_toml, write_whole
 from crosscut.config.conventions import CONFIG_FILE, TOKENS_FOLDER
 from crosscut.config.corpora import CleaningConfig
-from crosscut.config.system.deletion import MARKER_FILE, ForeignFolderError, marker_of
+from crosscut.config.system.deletion import MARKER_FILE, marker_of
 from crosscut.config.system.files import open_own
 from crosscut.config.system.terminal import echo
-from crosscut.corpus.audit.corpus_report import build_report, measure_timings
+from crosscut.corpus.audit.corpus_report import Report, build_report, measure_timings
 from crosscut.corpus.audit.explain import explain
 from crosscut.corpus.audit.lookup import Runs
 from crosscut.corpus.audit.page import write_page
@@ -35,15 +34,16 @@ from crosscut.corpus.duplicates import duplicate_stages
 from crosscut.corpus.execution.engine import check_workers, start_engine
 from crosscut.corpus.execution.running import StageResult, run_stage
 from crosscut.corpus.execution.stages import (
+    CorpusStage,
     Digests,
     PlannedStage,
-    Stage,
-    Task,
+    StageTask,
     Yields,
     begin_work,
     is_work,
     read_records,
     remove_stage,
+    writing_to,
 )
 from crosscut.corpus.filters.judging import Judge, judge_part
 from crosscut.corpus.filters.language import LanguageFilter
@@ -60,7 +60,6 @@ from crosscut.corpus.sites.stages import SiteBoilerplate, site_stages
 from crosscut.corpus.tokens.encoding import tokens_stage
 from crosscut.corpus.tokens.packing import TooFewDocuments, check_replaceable, objective_setting, packing_stage, publish
 from crosscut.corpus.tokens.tokenizer import check_tokenizer, make_tokenizer
-from crosscut.data.folders import unwritable
 from crosscut.data.manifest import TOKENIZER_NAME
 from crosscut.data.progress import ProgressBar
 from crosscut.data.tokenization.wordpiece import digest_of_given
@@ -78,7 +77,7 @@ class CorpusResult:
     """Result of preparing a corpus."""
 
     config: CorpusConfig
-    report: dict[str, Any]
+    report: Report
     """The content of `report.json`."""
 
     stages: tuple[StageResult, ...]
@@ -99,7 +98,7 @@ def prepare_corpus(config: CorpusConfig, *, progress: bool = True) -> CorpusResu
     stages = _list_stages(config)
     results: list[StageResult] = []
     _require_own_names(folder)
-    with _alone_in(folder), reading(config.duplicates.against), _writing(folder):
+    with _alone_in(folder), reading(config.duplicates.against), writing_to(folder):
         check_replaceable(folder / TOKENS_FOLDER, stages.work)
         _begin(stages)
         try:
@@ -149,7 +148,7 @@ def _begin(stages: _StageList) -> None:
             echo(f"crosscut: {left}", err=True)
 
 
-def _report(config: CorpusConfig, stages: _StageList, results: Sequence[StageResult]) -> dict[str, Any]:
+def _report(config: CorpusConfig, stages: _StageList, results: Sequence[StageResult]) -> Report:
     folder = Path(config.folder)
     report, timings = build_report(results, config, stages.work), measure_timings(results, config)
     write_toml(config, folder / CONFIG_FILE)
@@ -157,16 +156,6 @@ def _report(config: CorpusConfig, stages: _StageList, results: Sequence[StageRes
     write_whole(folder / TIMINGS_FILE, json.dumps(timings, indent=1) + "\n")
     write_page(report, timings, folder / PAGE_FILE)
     return report
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except ForeignFolderError:
-        raise
-    except OSError as error:
-        raise unwritable(folder, error, setting="folder", kept="Finished tasks are kept.") from None
 
 
 def explain_document(config: CorpusConfig, document_id: str) -> str:
@@ -185,7 +174,7 @@ def _list_stages(config: CorpusConfig) -> _StageList:
     exist.
     """
     stages = _StageList(config)
-    stages.add(IngestStage(config))
+    stages.add(IngestStage(config=config))
     _add_url_filters(stages)
     _add_cleaning(stages)
     _add_language(stages)
@@ -212,16 +201,21 @@ class _StageList:
     def __init__(self, config: CorpusConfig) -> None:
         self.config = config
         self.work = Path(config.folder) / WORK_FOLDER
-        self.all: list[Stage] = []
+        self.all: list[CorpusStage] = []
         self.lineage = READ
 
-    def add(self, *stages: Stage) -> None:
+    def add(self, *stages: CorpusStage) -> None:
         """Append stages."""
         self.all += stages
         self.lineage = self.lineage.after(stages)
 
     def add_filter(
-        self, name: str, make: Callable[..., Judge], *arguments: Any, settings: Mapping[str, Any], inputs: Paths = ()
+        self,
+        name: str,
+        make: Callable[..., Judge],
+        *arguments: object,
+        settings: Mapping[str, object],
+        inputs: Paths = (),
     ) -> None:
         """Append a filter: a stage that decides for each document whether to drop the document.
 
@@ -272,7 +266,7 @@ def _plan_cleaning(
     finder: PageFinder | None,
     lineage: Lineage,
     work: Path,
-) -> Sequence[Task]:
+) -> Sequence[StageTask]:
     sites = SiteBoilerplate.read(work, finder) if finder else None
     settings = cleaning_settings(config, cleaners)
     tasks = []
@@ -280,7 +274,7 @@ def _plan_cleaning(
         of_part = sites if sites and part.name in sites.parts else None
         of_sites = {"site_boilerplate": [CUTTING_VERSION, of_part.finder.settings]} if of_part else {}
         tasks.append(
-            Task(
+            StageTask(
                 name=part.name,
                 function=partial(clean_part, part, config, cleaners, of_part),
                 inputs=(*part.files, *(of_part.files if of_part else ())),
@@ -311,7 +305,7 @@ def _add_tokenizer(stages: _StageList) -> Path:
     return stages.work / TOKENIZER / TOKENIZER_NAME
 
 
-def _plan_tokenizer(config: CorpusConfig, given: str, lineage: Lineage, work: Path) -> Sequence[Task]:
+def _plan_tokenizer(config: CorpusConfig, given: str, lineage: Lineage, work: Path) -> Sequence[StageTask]:
     parts = [] if given else [part for part, _ in find_parts(work, lineage)]
     trained = {
         "vocab_size": config.tokens.vocab_size,
@@ -319,7 +313,7 @@ def _plan_tokenizer(config: CorpusConfig, given: str, lineage: Lineage, work: Pa
         **objective_setting(config.tokens),
     }
     return [
-        Task(
+        StageTask(
             name="copied" if given else "trained",
             function=partial(make_tokenizer, parts, config.tokens),
             inputs=tuple(file for part in parts for file in part.files),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.panel import Panel
@@ -15,6 +13,9 @@ from rich.text import Text
 
 from crosscut.config import CorpusConfig
 from crosscut.config.conventions import TOKENS_FOLDER
+from crosscut.corpus.audit.corpus_report import Report
+from crosscut.corpus.audit.flow import FlowEntry
+from crosscut.corpus.execution.stages import Counts
 
 SHOWN_DAMAGED = 3
 """Maximum number of damaged files that the summary names."""
@@ -26,7 +27,7 @@ VALIDATION = "validation"
 """Name of the validation shard."""
 
 
-def print_summary(config: CorpusConfig, report: Mapping[str, Any], console: Console) -> None:
+def print_summary(config: CorpusConfig, report: Report, console: Console) -> None:
     """Print the summary of a prepared corpus: a table of the stages, then lines about duplicates, leakage, totals and
     files.
 
@@ -47,7 +48,7 @@ def print_summary(config: CorpusConfig, report: Mapping[str, Any], console: Cons
     console.print(Text(f"       open {folder}/report.html in a browser"), soft_wrap=True)
 
 
-def _flow(flow: list[Mapping[str, Any]]) -> Table:
+def _flow(flow: list[FlowEntry]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("stage")
     for name in ("documents", "MB", "tokens"):
@@ -68,7 +69,7 @@ def _short(tokens: int, *, about: bool) -> str:
     return f"~{tokens / 1e6:,.1f}M" if about else f"{tokens:,}"
 
 
-def _left_out(report: Mapping[str, Any]) -> list[str]:
+def _left_out(report: Report) -> list[str]:
     formats = {source["name"]: source["format"] for source in report["settings"]["sources"]}
     lines = []
     for source, suffixes in report.get("left_out", {}).items():
@@ -82,7 +83,7 @@ def _left_out(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _duplicates(duplicates: Mapping[str, Any] | None) -> list[str]:
+def _duplicates(duplicates: Counts | None) -> list[str]:
     planted = (duplicates or {}).get("planted") or {}
     if not planted.get("planted") or planted.get("precision") is None:
         return []
@@ -91,7 +92,7 @@ def _duplicates(duplicates: Mapping[str, Any] | None) -> list[str]:
     return [f"duplicates  {found}; {precision} of the pairs found are near-duplicates"]
 
 
-def _leakage(leakage: Mapping[str, Any] | None) -> list[str]:
+def _leakage(leakage: Counts | None) -> list[str]:
     if not leakage:
         return []
     return [
@@ -101,12 +102,12 @@ def _leakage(leakage: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
-def _amount(totals: Mapping[str, Any], name: str, before: str) -> str:
+def _amount(totals: Counts, name: str, before: str) -> str:
     amount, words = totals[name], totals["words"].get(name, "")
     return f"{amount['documents']:,} documents, {amount['bytes'] / 1e6:,.1f} MB{before}{words}"
 
 
-def _result(report: Mapping[str, Any]) -> Table:
+def _result(report: Report) -> Table:
     totals, written = report["summary"], report["written"]
     table = Table.grid(padding=(0, 3))
     table.add_column(style="bold")

@@ -9,7 +9,8 @@ from crosscut.config.corpora import SourceConfig
 from crosscut.config.errors import ConfigError, DataError
 from crosscut.config.system.deletion import claim
 from crosscut.corpus.collection import collect, earlier_id, split_by_part
-from crosscut.corpus.documents import READ, TEXTS, Drop, Lineage, Part, drops_name, write_drops, write_table
+from crosscut.corpus.documents import READ, TEXTS, Drop, Lineage, Part, write_drops, write_table
+from crosscut.corpus.execution.stages import Output
 from crosscut.corpus.finished import mark_finished, mark_unfinished
 from tests.corpus.duplicates.corpora import ingest
 from tests.refusals import refusal
@@ -40,7 +41,7 @@ def test_what_an_earlier_run_kept_is_what_its_own_stages_kept(tmp_path):
     work = ingest(tmp_path / "old" / "work", [["a", "b", "c"]])
     for stage, row in (("length", 0), ("language", 1)):
         (work / stage).mkdir()
-        write_drops(work / stage / drops_name("000000-0000"), [Drop(row, "rule")])
+        write_drops(Output(work / stage), "000000-0000", [Drop(row, "rule")])
     (work / "cleaning").mkdir()
     rows = {"row": [0, 1, 2], "text": ["A", "B", "C"]}
     write_table(work / "cleaning" / "000000-0000.arrow", rows, TEXTS)

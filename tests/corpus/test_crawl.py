@@ -8,35 +8,12 @@ import pytest
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from rich.console import Console
 
-from crosscut.config.corpora import (
-    CorpusConfig,
-    EngineConfig,
-    IngestConfig,
-    LanguageConfig,
-    LengthConfig,
-    SourceConfig,
-    TokensConfig,
-)
+from crosscut.config.corpora import IngestConfig
 from crosscut.corpus import CorpusResult, explain_document, prepare_corpus, print_summary
 from crosscut.data import read_documents
+from tests.corpus.ingested import small_corpus, source
 from tests.corpus.readers.archives.crawls import SITE, crawl, pack, page, response, write
 from tests.corpus.readers.archives.test_wet import conversion
-
-
-def prepare(folder: Path) -> CorpusResult:
-    config = CorpusConfig(
-        folder=str(folder / "corpus"),
-        sources=(
-            SourceConfig(name="crawl", files=(str(folder / "crawl"),)),
-            SourceConfig(name="site", files=(str(folder / "site"),), format="html"),
-        ),
-        ingest=IngestConfig(max_rejects=0.2, max_damaged_files=1),
-        language=LanguageConfig(keep=()),
-        length=LengthConfig(min_tokens=20),
-        tokens=TokensConfig(vocab_size=300, num_shards=1),
-        engine=EngineConfig(workers=1),
-    )
-    return prepare_corpus(config, progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +39,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def result(files: Path) -> CorpusResult:
-    return prepare(files)
+    sources = (source("crawl", files / "crawl"), source("site", files / "site", format="html"))
+    ingest = IngestConfig(max_rejects=0.2, max_damaged_files=1)
+    return prepare_corpus(small_corpus(files / "corpus", *sources, ingest=ingest), progress=False)
 
 
 def test_crawl_becomes_a_corpus_and_everything_else_is_told(result: CorpusResult) -> None:

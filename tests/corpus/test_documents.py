@@ -8,14 +8,13 @@ import pytest
 
 from crosscut.corpus.documents import (
     DOCUMENTS,
+    MARKS_SUFFIX,
     READ,
     TEXTS,
     Drop,
     Judgement,
     Lineage,
     Part,
-    drops_name,
-    marks_name,
     read_columns,
     read_drops,
     read_table,
@@ -39,7 +38,7 @@ def part(tmp_path: Path) -> Part:
         "karma": [None, 3.0, None, None], "title": ["", "", "Two", ""],
     }  # fmt: skip
     write_table(tmp_path / "ingest" / f"{NAME}.arrow", columns, DOCUMENTS, packed=True)
-    write_drops(tmp_path / "urls" / drops_name(NAME), [Drop(1, "domain", "x")])
+    write_drops(Output(tmp_path / "urls"), NAME, [Drop(1, "domain", "x")])
     cleaned = {"row": [0, 2, 3], "text": ["ZERO", "TW\u00d6", "THREE"]}
     write_table(tmp_path / "cleaning" / f"{NAME}.arrow", cleaned, TEXTS)
     return Part(tmp_path, NAME)
@@ -99,7 +98,7 @@ def test_a_filter_writes_who_goes_and_what_it_measured(part, tmp_path):
     assert read_drops(tmp_path, "length", NAME).to_pylist() == [
         {"row": 2, "rule": "too short", "detail": "3 characters", "other": ""}
     ]
-    marks = read_table(folder / marks_name(NAME))
+    marks = read_table(folder / f"{NAME}{MARKS_SUFFIX}")
     assert marks.to_pydict() == {"row": [0, 2, 3], "characters": [4, 3, 5]}
     assert told(Part(part.work, NAME, Lineage(("urls", "length"), cleaned=True))) == [(0, "ZERO"), (3, "THREE")]
 

@@ -1,7 +1,6 @@
 """Files to parts and rejects: what comes out, in what memory, and what is said when too much cannot be read."""
 
 import bz2
-import errno
 import gzip
 import json
 import os
@@ -25,8 +24,9 @@ import zstandard
 from crosscut.config import DataError
 from crosscut.config.corpora import CorpusConfig, IngestConfig, SourceConfig, UrlsConfig
 from crosscut.corpus.documents import DOCUMENTS, Part, read_table
-from crosscut.corpus.execution.stages import Output, TaskRecord, add_counts, execute
+from crosscut.corpus.execution.stages import TaskRecord, add_counts, execute
 from crosscut.corpus.ingest import SLOWNESS, TASK_BYTES, IngestStage, check_damage, check_rejects, ingest_files
+from tests.corpus.ingested import source
 from tests.refusals import refusal
 
 
@@ -34,13 +34,9 @@ def corpus(folder: Path, *sources: SourceConfig, **ingest: Any) -> CorpusConfig:
     return CorpusConfig(sources=sources, folder=str(folder / "corpus"), ingest=IngestConfig(**ingest))
 
 
-def source(name: str, *files: Path, **more: Any) -> SourceConfig:
-    return SourceConfig(name=name, files=tuple(map(str, files)), **more)
-
-
 def run(config: CorpusConfig) -> list[TaskRecord]:
     work = Path(config.folder) / "work"
-    tasks = [pickle.loads(pickle.dumps(task)) for task in IngestStage(config).tasks(work)]
+    tasks = [pickle.loads(pickle.dumps(task)) for task in IngestStage(config=config).tasks(work)]
     return [execute(work / "ingest", task, "key") for task in tasks]
 
 
@@ -142,7 +138,7 @@ def test_what_a_task_depends_on(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ["one"])
 
     def settings(config: CorpusConfig) -> object:
-        (task,) = IngestStage(config).tasks(tmp_path)
+        (task,) = IngestStage(config=config).tasks(tmp_path)
         return json.loads(json.dumps(dict(task.settings)))
 
     before = settings(corpus(tmp_path, source("web", path)))
@@ -162,7 +158,7 @@ def test_files_are_shared_out_in_order_and_slow_formats_in_smaller_shares(tmp_pa
         for n in range(5):
             with (folder / f"{n}.{kind}").open("wb") as file:
                 file.truncate(size)
-        tasks = IngestStage(corpus(tmp_path, source("web", folder))).tasks(tmp_path)
+        tasks = IngestStage(config=corpus(tmp_path, source("web", folder))).tasks(tmp_path)
         names = [name for task in tasks for name, *_ in task.settings["files"]]
         assert names == [f"{n}.{kind}" for n in range(5)]
         assert [task.name for task in tasks] == [f"{n:06d}" for n in range(len(tasks))]
@@ -320,9 +316,9 @@ def test_tasks_of_a_crawl_depend_on_the_lists_of_urls(tmp_path: Path) -> None:
     urls = UrlsConfig(domains=(str(tmp_path / "domains.txt"),))
     sources = (source("crawl", tmp_path / "a.warc"), source("web", tmp_path / "a.jsonl"))
     config = replace(corpus(tmp_path, *sources), urls=urls)
-    crawl, web = IngestStage(config).tasks(tmp_path)
+    crawl, web = IngestStage(config=config).tasks(tmp_path)
     (tmp_path / "domains.txt").write_text("bad.example\nworse.example\n")
-    later_crawl, later_web = IngestStage(config).tasks(tmp_path)
+    later_crawl, later_web = IngestStage(config=config).tasks(tmp_path)
     assert later_crawl.settings != crawl.settings
     assert later_web.settings == web.settings
 
@@ -331,7 +327,7 @@ def test_each_file_of_a_crawl_is_a_task(tmp_path: Path) -> None:
     for name in ("a.warc.gz", "b.warc.gz", "c.warc.gz"):
         with (tmp_path / name).open("wb") as file:
             file.truncate(5_000_000)
-    tasks = IngestStage(corpus(tmp_path, source("crawl", tmp_path))).tasks(tmp_path)
+    tasks = IngestStage(config=corpus(tmp_path, source("crawl", tmp_path))).tasks(tmp_path)
     assert [[name for name, *_ in task.settings["files"]] for task in tasks] == [
         ["a.warc.gz"],
         ["b.warc.gz"],
@@ -348,34 +344,20 @@ def test_files_that_are_left_out_are_counted_once(tmp_path: Path, monkeypatch: p
     assert len(records) == 2
     counts = add_counts([record.counts for record in records])
     assert counts["left_out"] == {"web": {".css": 1, ".png": 1}}
-    before = IngestStage(config).tasks(tmp_path)
+    before = IngestStage(config=config).tasks(tmp_path)
     (tmp_path / "new.png").write_bytes(b"")
-    after = IngestStage(config).tasks(tmp_path)
+    after = IngestStage(config=config).tasks(tmp_path)
     assert [one.settings == other.settings for one, other in zip(before, after, strict=True)] == [False, True]
 
 
 def test_megatron_source_needs_its_tokenizer(tmp_path: Path) -> None:
     for suffix in ("idx", "bin"):
         (tmp_path / f"a.{suffix}").write_bytes(b"")
-    assert refusal(DataError, IngestStage(corpus(tmp_path, source("old", tmp_path / "a.idx"))).tasks, tmp_path) == (
+    stage = IngestStage(config=corpus(tmp_path, source("old", tmp_path / "a.idx")))
+    assert refusal(DataError, stage.tasks, tmp_path) == (
         f"`tokens.tokenizer` must name the tokenizer that `{tmp_path}/a.idx` was made with, but is empty. "
         "Set the path of that `tokenizer.json`."
     )
-
-
-class FullDisk(Output):
-    """Where nothing fits any more."""
-
-    def path(self, name: str) -> Path:
-        return Path("/dev/full")
-
-
-def test_full_disk_is_told_by_the_operating_system(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", ["text"])
-    (task,) = IngestStage(corpus(tmp_path, source("web", path))).tasks(tmp_path)
-    with pytest.raises(OSError) as error:
-        task.function(FullDisk(tmp_path))
-    assert error.value.errno == errno.ENOSPC
 
 
 @contextmanager
@@ -409,7 +391,7 @@ def test_text_that_is_much_longer_than_its_record_is_rejected(tmp_path: Path) ->
     articles = page % ("{{convert|9|km|mi}} " * 90) + page % "short"
     (tmp_path / "a.xml").write_text(f"<mediawiki xml:lang='en'>{articles}</mediawiki>")
     config = corpus(tmp_path, source("wiki", tmp_path / "a.xml"))
-    (task,) = IngestStage(config).tasks(tmp_path)
+    (task,) = IngestStage(config=config).tasks(tmp_path)
     (share,) = task.function.args
     share = share._replace(reading=replace(share.reading, max_bytes=1900))
     work = Path(config.folder) / "work"
@@ -431,7 +413,7 @@ path, folder, longest = sys.argv[1:]
 source = SourceConfig(name="web", files=(path,))
 config = CorpusConfig(sources=(source,), folder=folder, ingest=IngestConfig(max_document_mb=int(longest)))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-(task,) = IngestStage(config).tasks(Path(folder))
+(task,) = IngestStage(config=config).tasks(Path(folder))
 counts = execute(Path(folder), task, "key").counts
 print(counts["documents_out"], counts["rules"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """

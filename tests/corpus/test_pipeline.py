@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from crosscut.corpus.documents import read_table
 from crosscut.data import TokenFolder, Tokenizer, read_documents
 from tests.disks import remount, small_disk
 from tests.endless import ENDLESS
+from tests.refusals import refusal
 
 GERMAN = (
     "Der Minister hat gestern in einer langen Rede vor dem Parlament gesagt, dass die Regierung im kommenden Jahr "
@@ -130,11 +131,9 @@ def test_what_stays_is_read_by_training_with_the_passage_cut_and_the_text_mended
     assert names == {"web/web.jsonl"}
 
 
-def test_right_sentences_of_twenty_languages_pass_all_stages_unchanged(tmp_path):
+def test_right_sentences_of_twenty_languages_pass_all_stages_unchanged(shared, tmp_path):
     """Each document of the corpus is a language's sentences. With all of ftfy's steps, 17 of the 20 change."""
-    if "CROSSCUT_SHARED" not in os.environ:
-        pytest.skip("CROSSCUT_SHARED names no folder with published files")
-    languages = read_languages(Path(os.environ["CROSSCUT_SHARED"]) / "data" / "lingua-sentences")
+    languages = read_languages(shared / "data" / "lingua-sentences")
     texts = {name: "\n".join(one for one in sentences if not is_faulty(one)) for name, sentences in languages.items()}
     lines = [json.dumps({"text": text}) for text in texts.values()]
     (tmp_path / "web.jsonl").write_text("\n".join(lines) + "\n")
@@ -215,7 +214,7 @@ def test_documents_end_as_what_lies_beside_their_tokenizer_says(prepared, copied
 
 
 def test_a_report_tells_why_too_little_is_left(copied, raw):
-    told = message(lambda: prepare_corpus(describe(raw, copied, "length.min_tokens=100000"), progress=False))
+    told = message(describe(raw, copied, "length.min_tokens=100000"))
     assert told.startswith("The corpus must have at least 2 documents")
     assert went(json.loads((copied / "report.json").read_text()))["length"]["too short"] > 20
     assert "100000" in (copied / "config.toml").read_text()
@@ -226,14 +225,14 @@ def test_a_run_that_fails_leaves_the_settings_of_what_is_there(copied, raw, tmp_
     for name in ("web.jsonl", "test.jsonl"):
         shutil.copy(raw / name, tmp_path / name)
     (tmp_path / "web.jsonl").write_text("{}\n")
-    assert "to be unreadable" in message(lambda: prepare_corpus(describe(tmp_path, copied), progress=False))
+    assert "to be unreadable" in message(describe(tmp_path, copied))
     assert (copied / "config.toml").read_text() == before
     assert not (copied / "work" / "line.json").exists(), "nobody may take it for a run that has ended"
 
 
 @pytest.mark.parametrize("engine", [(), ("engine.kind=ray", "engine.address=local")], ids=["local", "ray"])
 def test_more_workers_than_the_machine_can_hold_leave_a_finished_corpus_finished(copied, raw, engine):
-    told = message(lambda: prepare_corpus(describe(raw, copied, "engine.workers=100000", *engine)), ConfigError)
+    told = message(describe(raw, copied, "engine.workers=100000", *engine), ConfigError)
     assert told.startswith("`engine.workers` must be at most ")
     assert told.endswith("Remove `engine.workers` to use one worker per core.")
     assert (copied / "work" / "line.json").exists()
@@ -263,27 +262,15 @@ def test_ray_makes_the_same_bytes(prepared, raw, tmp_path):
     config = tmp_path / "corpus.toml"
     config.write_text(dump_toml(describe(raw, tmp_path / "out")))
     # A network with nothing but loopback: Ray else takes an address of the machine and looks for it outside.
-    command = [
-        "unshare",
-        "-n",
-        "sh",
-        "-c",
-        'ip link set lo up && exec "$@"',
-        "sh",
-        sys.executable,
-        "-c",
-        RAY,
-        str(config),
-    ]
+    alone = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    command = [*alone, sys.executable, "-c", RAY, str(config)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     assert outcome(tmp_path / "out") == outcome(Path(prepared.config.folder))
 
 
-def message(run: Callable[[], Any], error: type[CrosscutError] = DataError) -> str:
-    with pytest.raises(error) as raised:
-        run()
-    return str(raised.value)
+def message(config: CorpusConfig, kind: type[CrosscutError] = DataError) -> str:
+    return refusal(kind, prepare_corpus, config, progress=False)
 
 
 def test_one_process_at_a_time_prepares_a_folder(raw, tmp_path):
@@ -293,7 +280,7 @@ def test_one_process_at_a_time_prepares_a_folder(raw, tmp_path):
     folder.mkdir()
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        said = message(lambda: prepare_corpus(describe(raw, folder), progress=False))
+        said = message(describe(raw, folder))
     assert said == (
         f"`{folder}` must be used by one `crosscut prepare` at a time, but another process is using it. "
         "Wait until that process has ended, or choose another `folder`."
@@ -312,7 +299,7 @@ def test_one_process_at_a_time_prepares_a_folder(raw, tmp_path):
 )
 def test_what_is_not_there_is_told_before_anything_is_read(raw, tmp_path, override, told):
     folder = tmp_path / "out"
-    assert told in message(lambda: prepare_corpus(describe(raw, folder, override), progress=False))
+    assert told in message(describe(raw, folder, override))
     assert not (folder / "work").exists()
 
 
@@ -324,7 +311,7 @@ def test_list_whose_reading_may_never_end_is_refused(raw, tmp_path, kind, settin
     path = tmp_path / "list.txt"
     ENDLESS[kind](path)
     override = setting.format(f'"{path}"' if "[" in setting else path)
-    told = message(lambda: prepare_corpus(describe(raw, tmp_path / "out", override), progress=False))
+    told = message(describe(raw, tmp_path / "out", override))
     assert f"`{path}`" in told
     assert f": It is {kind}, not a regular file. " in told
 
@@ -333,7 +320,7 @@ def test_damage_that_is_allowed_is_told_at_the_end(pages, tmp_path):
     lines = "".join(json.dumps({"text": page}) + "\n" for page in pages)
     (tmp_path / "web.jsonl").write_text(lines[:-100])
     settings = ("leakage.test_sets=[]", "language.keep=[]")
-    told = message(lambda: prepare_corpus(describe(tmp_path, tmp_path / "out", *settings), progress=False))
+    told = message(describe(tmp_path, tmp_path / "out", *settings))
     assert told.startswith(
         "`ingest.max_damaged_files` allows 0 damaged files, but the corpus has 1. First damaged file: "
     )
@@ -355,7 +342,7 @@ def test_damage_that_is_allowed_is_told_at_the_end(pages, tmp_path):
 def test_full_disk_is_told_and_the_same_command_goes_on(raw, tmp_path):
     with small_disk(tmp_path / "disk", 150) as disk:
         folder = disk / "out"
-        told = message(lambda: prepare_corpus(describe(raw, folder), progress=False))
+        told = message(describe(raw, folder))
         assert re.search(
             r"writing failed: No space left on device \(\d\.\d MB are free\)\. Finished tasks are kept\.", told
         )
@@ -375,7 +362,7 @@ def test_read_only_folder_is_told_before_anything_is_read(raw, tmp_path):
             (disk / "old" / name).mkdir() if name == "work" else (disk / "old" / name).touch()
         remount(disk, "ro")
         for folder in (disk / "new", disk / "old"):
-            assert message(lambda folder=folder: prepare_corpus(describe(tmp_path, folder), progress=False)) == (
+            assert message(describe(tmp_path, folder)) == (
                 f"`folder` must be writable, but `{folder}` is not: Read-only file system. Choose another `folder`."
             )
 
@@ -411,7 +398,7 @@ def unlink_both(path: Path) -> None:
 def test_damage_to_a_finished_corpus_does_not_pass_for_done(prepared, copied, raw, name, harm, is_told):
     harm(copied / "tokens" / name)
     if is_told:
-        assert message(lambda: prepare_corpus(describe(raw, copied), progress=False)) == (
+        assert message(describe(raw, copied)) == (
             f"`{copied}/work/packing/{name}` must be unchanged since it was written, but is damaged. Start "
             "`crosscut prepare` again to rewrite the shards."
         )
@@ -467,4 +454,4 @@ def test_damaged_file_of_a_corpus_is_told_by_explain(copied, raw, document, patt
     assert document in explain_document(config, document)
     (path,) = (copied / "work").glob(pattern)
     harm(path)
-    assert told.format(path) in message(lambda: explain_document(config, document))
+    assert told.format(path) in refusal(DataError, explain_document, config, document)

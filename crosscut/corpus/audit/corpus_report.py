@@ -12,18 +12,19 @@ import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from crosscut.config.corpora import CorpusConfig
 from crosscut.config.system.machine import available_cores
 from crosscut.corpus.audit.excerpts import excerpt, excerpts_of_pair
-from crosscut.corpus.audit.flow import make_flow, tokens_of_byte, with_estimate
+from crosscut.corpus.audit.flow import FlowEntry, make_flow, tokens_of_byte, with_estimate
 from crosscut.corpus.audit.lookup import DocumentPlace, Runs, find_documents, latest_texts
 from crosscut.corpus.audit.rejects import rejected_samples, skipped_samples
 from crosscut.corpus.audit.samples import CHANGED, CUT, NOTHING, SHORT_PIECES, merge_samples
 from crosscut.corpus.audit.totals import cut_words, make_totals
 from crosscut.corpus.documents import CLEANING, INGEST, Lineage
 from crosscut.corpus.execution.running import StageResult
+from crosscut.corpus.execution.stages import Counts
+from crosscut.corpus.json_rows import JsonRow
 
 FORMAT = "crosscut-corpus-report"
 VERSION = 1
@@ -40,10 +41,11 @@ PACKAGES = ("crosscut", "pyarrow", "numpy", "ftfy", "eldc", "gigatoken", "abloom
 _WHERE = ("engine", "folder")
 """Settings that determine where a corpus is made. They do not affect the result."""
 
-Counts = Mapping[str, Any]
+Report = Counts
+"""Content of `report.json`."""
 
 
-def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Path) -> dict[str, Any]:
+def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Path) -> Report:
     """Build the content of `report.json` from the results of the stages and the files in the work folder.
 
     The report says how many documents each stage received and dropped, with samples of the dropped documents. The
@@ -53,15 +55,16 @@ def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Pat
     flow = make_flow(results)
     runs = Runs(work, Lineage(cleaned=CLEANING in counts), against=config.duplicates.against)
     _add_samples(flow, counts, config, runs)
-    audit = counts.get("audit", {})
+    ingest, audit = counts.get(INGEST, {}), counts.get("audit", {})
     ratio = tokens_of_byte(counts)
+    damaged = [{key: one[key] for key in ("name", "place", "documents")} for one in ingest.get("damaged", [])]
     report = {
         "format": FORMAT,
         "version": VERSION,
-        "summary": make_totals(flow, counts.get(INGEST, {})),
-        "rejects": sum(one["rejects"] for one in counts[INGEST]["sources"].values()) if INGEST in counts else None,
-        "damaged": _damaged(counts.get(INGEST, {})),
-        "left_out": counts.get(INGEST, {}).get("left_out", {}),
+        "summary": make_totals(flow, ingest),
+        "rejects": sum(one["rejects"] for one in ingest["sources"].values()) if ingest else None,
+        "damaged": damaged,
+        "left_out": ingest.get("left_out", {}),
         "flow": flow,
         "duplicates": _duplicates(counts, config, runs),
         "leakage": _leakage(counts, config),
@@ -75,12 +78,7 @@ def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Pat
     return {name: value for name, value in report.items() if name == "flow" or value not in ({}, [], None)}
 
 
-def _damaged(counts: Counts) -> list[dict[str, Any]]:
-    """List the damaged files, which were read only up to the damage."""
-    return [{key: one[key] for key in ("name", "place", "documents")} for one in counts.get("damaged", [])]
-
-
-def measure_timings(results: Sequence[StageResult], config: CorpusConfig) -> dict[str, Any]:
+def measure_timings(results: Sequence[StageResult], config: CorpusConfig) -> dict[str, object]:
     """Build the content of `timings.json`: the time of each stage, the machine, and the package versions.
 
     The entry of a stage has two times. `seconds` is the processing time of all tasks of the stage, summed over
@@ -112,7 +110,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _add_samples(flow: Sequence[dict[str, Any]], counts: Counts, config: CorpusConfig, runs: Runs) -> None:
+def _add_samples(flow: Sequence[FlowEntry], counts: Counts, config: CorpusConfig, runs: Runs) -> None:
     """Add sampled documents to each rule of each stage in `flow`. If a sample was dropped because it matches another
     document, an excerpt of the other document is added to the sample.
     """
@@ -135,7 +133,7 @@ def _add_samples(flow: Sequence[dict[str, Any]], counts: Counts, config: CorpusC
             _add_unread(entry["rules"], runs.work, config.seed)
 
 
-def _add_unread(rules: dict[str, dict[str, Any]], work: Path, seed: int) -> None:
+def _add_unread(rules: dict[str, Counts], work: Path, seed: int) -> None:
     """Add the kind (`unreadable` or `skipped`) and the samples to each rule of the stage `ingest`."""
     for kind, found in (("skipped", skipped_samples(work, seed)), ("unreadable", rejected_samples(work, seed))):
         for rule, samples in found.items():
@@ -154,7 +152,7 @@ class _Texts:
         """Excerpt from the beginning of a document, or an empty string if the document is unknown."""
         return excerpt(self._texts[self._places[name]]) if name in self._places else ""
 
-    def beside(self, sample: dict[str, Any], place: DocumentPlace) -> dict[str, Any]:
+    def beside(self, sample: JsonRow, place: DocumentPlace) -> JsonRow:
         """Add excerpts of both texts to a sample that matches another document: its own text and the text of the match.
 
         Both excerpts start shortly before the first difference between the texts. A sample without a known match is
@@ -166,7 +164,7 @@ class _Texts:
         return {**sample, "text": text, "other_text": other}
 
 
-def _columns(amounts: Counts, ratio: float | None, name: str) -> list[dict[str, Any]]:
+def _columns(amounts: Counts, ratio: float | None, name: str) -> list[Counts]:
     """Convert a histogram (amounts by label) to a list, sorted by label. `name` is the key under which an entry holds
     its label: `"name"` for languages, and `"from"` for the lower bounds of buckets.
     """
@@ -175,7 +173,7 @@ def _columns(amounts: Counts, ratio: float | None, name: str) -> list[dict[str, 
     return sorted(columns, key=lambda one: one[name])
 
 
-def _duplicates(counts: Counts, config: CorpusConfig, runs: Runs) -> dict[str, Any]:
+def _duplicates(counts: Counts, config: CorpusConfig, runs: Runs) -> Counts:
     if "similar" not in counts and "near" not in counts:
         return {}
     found = counts.get("clusters", {})
@@ -200,11 +198,11 @@ def _duplicates(counts: Counts, config: CorpusConfig, runs: Runs) -> dict[str, A
     }
 
 
-def _sizes(sizes: Mapping[int, int]) -> list[dict[str, Any]]:
+def _sizes(sizes: Mapping[int, int]) -> list[Counts]:
     """List the number of clusters, and the number of documents removed from them, for each range of cluster sizes: 2,
     3, 4, 5 to 8, 9 to 16, and so on.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[Counts] = []
     low = high = 2
     while sizes and low <= max(sizes):
         here = {size: number for size, number in sizes.items() if low <= size <= high}
@@ -221,7 +219,7 @@ def _sizes(sizes: Mapping[int, int]) -> list[dict[str, Any]]:
     return rows
 
 
-def _planted(counts: Counts, jaccard: float) -> dict[str, Any]:
+def _planted(counts: Counts, jaccard: float) -> Counts:
     """Recall and precision of the search for duplicates, measured on planted duplicates (edited copies of documents).
     The list `tenths` has the numbers of planted and found duplicates for each range of similarity. The ranges are 0.1
     wide.
@@ -246,7 +244,7 @@ def _planted(counts: Counts, jaccard: float) -> dict[str, Any]:
     }
 
 
-def _leakage(counts: Counts, config: CorpusConfig) -> dict[str, Any]:
+def _leakage(counts: Counts, config: CorpusConfig) -> Counts:
     found = counts.get("overlap", {}).get("test_sets", {})
     if not found:
         return {}
@@ -262,7 +260,7 @@ def _leakage(counts: Counts, config: CorpusConfig) -> dict[str, Any]:
     }
 
 
-def _sources(counts: Counts, config: CorpusConfig, ratio: float | None) -> list[dict[str, Any]]:
+def _sources(counts: Counts, config: CorpusConfig, ratio: float | None) -> list[Counts]:
     """For each source, the amounts that were read, kept and written.
 
     The written amount includes end-of-text tokens, and counts a document several times if the weight of its source

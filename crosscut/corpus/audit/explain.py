@@ -11,7 +11,6 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,13 +29,16 @@ from crosscut.corpus.audit.lookup import (
     texts_read,
 )
 from crosscut.corpus.audit.rejects import explain_rejected, explain_skipped, rejected_ids
-from crosscut.corpus.documents import CLEANING, INGEST, drops_name, marks_name, read_columns, read_table
+from crosscut.corpus.documents import CLEANING, DROPS_SUFFIX, INGEST, MARKS_SUFFIX, Drop, read_columns, read_table
+from crosscut.corpus.json_rows import JsonRow
 from crosscut.corpus.leakage.passages import pieces
+from crosscut.corpus.leakage.removal import CUTS_SUFFIX, LEAKAGE, MATCHES_SUFFIX
 from crosscut.corpus.origins import find_path
+from crosscut.corpus.tokens.encoding import INDEX_SUFFIX, TOKENS
 from crosscut.data.manifest import MANIFEST_NAME, Manifest
 from crosscut.data.shards.writing import INDEX_DTYPE
 
-LEAKAGE, NEAR, PACKING, TOKENS = "leakage", "near", "packing", "tokens"
+NEAR, PACKING = "near", "packing"
 
 SHOWN = 5
 """Maximum number of entries in each list that a history contains, such as the list of passages that the document
@@ -70,7 +72,7 @@ def _explained(runs: Runs, document_id: str) -> str:
         return _without_document(work, document_id)
     story = _Story(runs, document_id, place)
     lines = [document_id, ""]
-    done = [name for name in runs.lineage.filters if (work / name / drops_name(place.part)).is_file()]
+    done = [name for name in runs.lineage.filters if place.file(name, DROPS_SUFFIX).is_file()]
     for label, entry in story.entries(done):
         lines.append(f"{label:<{_LABEL}}{entry[0]}" if entry else label)
         lines += [textwrap.indent(line, " " * _LABEL) for line in entry[1:]]
@@ -91,12 +93,12 @@ class _Story:
         yield "file", [self._path()]
         yield "read", self._origin()
         for stage in filters:
-            drop = self._rows(stage, drops_name(self._place.part))
+            drops = [Drop(**row) for row in self._rows(stage, DROPS_SUFFIX)]
             entry = [*self._marks(stage), *(self._mended() if stage == CLEANING else ())]
             entry += self._leaks() if stage == LEAKAGE else ()
             entry += self._short_pieces() if stage == TOKENS else ()
-            if drop:
-                yield stage, [f"dropped: {_why(stage, drop[0])}", *entry, *self._match(drop[0]["other"])]
+            for drop in drops:
+                yield stage, [f"dropped: {_why(stage, drop)}", *entry, *self._match(drop.other)]
                 return
             yield stage, entry or ["kept"]
         for stage, others in self._in_favour(filters):
@@ -104,9 +106,9 @@ class _Story:
             yield "replaces", [f"{len(others):,} dropped by {stage}:", *others[:SHOWN], *more]
         yield "kept", self._end()
 
-    def _rows(self, stage: str, name: str) -> list[dict[str, Any]]:
-        """Rows of this document in a file of a stage."""
-        path = self._work / stage / name
+    def _rows(self, stage: str, suffix: str) -> list[JsonRow]:
+        """Rows of this document in its part's file of a stage."""
+        path = self._place.file(stage, suffix)
         if not path.is_file():
             return []
         table = read_table(path)
@@ -118,14 +120,14 @@ class _Story:
         return f"{path or name}, record {record}"
 
     def _origin(self) -> list[str]:
-        path = self._work / INGEST / f"{self._place.part}.arrow"
-        columns = read_columns(path, "url", "karma", "title").slice(self._place.row, 1).to_pylist()[0]
+        table = read_columns(self._place.file(INGEST), "url", "karma", "title")
+        columns = table.slice(self._place.row, 1).to_pylist()[0]
         text = texts_read([self._place])[self._place]
         facts = [f"{name} {value}" for name, value in columns.items() if value not in (None, "")]
         return [f"{len(text):,} characters; part {self._place.part}, row {self._place.row}", *facts, *_quoted("", text)]
 
     def _marks(self, stage: str) -> list[str]:
-        marks = self._rows(stage, marks_name(self._place.part))
+        marks = self._rows(stage, MARKS_SUFFIX)
         return [
             ", ".join(f"{name} {_spelled(value)}" for name, value in mark.items() if name != "row") for mark in marks
         ]
@@ -156,8 +158,7 @@ class _Story:
         return [entry, *_quoted("this", one), *_quoted("other", two)]
 
     def _leaks(self) -> list[str]:
-        matches = self._rows(LEAKAGE, f"{self._place.part}.matches.arrow")
-        cuts = self._rows(LEAKAGE, f"{self._place.part}.cuts.arrow")
+        matches, cuts = self._rows(LEAKAGE, MATCHES_SUFFIX), self._rows(LEAKAGE, CUTS_SUFFIX)
         entry = []
         for match in sorted(matches, key=lambda match: -match["grams"])[:SHOWN]:
             entry.append(
@@ -175,11 +176,11 @@ class _Story:
         """Describe the pieces that were too short to become tokens. Pieces are what remains of a document between its
         cuts.
         """
-        cuts = self._rows(LEAKAGE, f"{self._place.part}.cuts.arrow")
+        cuts = self._rows(LEAKAGE, CUTS_SUFFIX)
         if not cuts:
             return []
         text = latest_texts(self._runs, [self._place])[self._place]
-        written = {row["piece"] for row in self._rows(TOKENS, f"{self._place.part}.index.arrow")}
+        written = {row["piece"] for row in self._rows(TOKENS, INDEX_SUFFIX)}
         left = pieces(text, [(cut["start"], cut["end"]) for cut in cuts])
         short = [piece for number, piece in enumerate(left) if number not in written]
         if not short:
@@ -194,17 +195,17 @@ class _Story:
         """
         for stage in filters:
             found: list[str] = []
-            for path in sorted((self._work / stage).glob(f"*{drops_name('')}")):
+            for path in sorted((self._work / stage).glob(f"*{DROPS_SUFFIX}")):
                 table = read_table(path)
                 rows = table.filter(pc.equal(table["other"], self._id))["row"]
                 if len(rows):
-                    part = path.name.removesuffix(drops_name(""))
+                    part = path.name.removesuffix(DROPS_SUFFIX)
                     found += read_columns(self._work / INGEST / f"{part}.arrow", "id")["id"].take(rows).to_pylist()
             if found:
                 yield stage, found
 
     def _end(self) -> list[str]:
-        texts = self._rows(TOKENS, f"{self._place.part}.index.arrow")
+        texts = self._rows(TOKENS, INDEX_SUFFIX)
         entry = [f"{sum(text['tokens'] for text in texts):,} tokens, including end-of-text tokens"] if texts else []
         if len(texts) > 1:
             entry[0] += f", in {len(texts)} pieces"
@@ -231,12 +232,12 @@ class _Story:
         return entry or ["omitted from the shards because of the weight of its source"]
 
 
-def _why(stage: str, drop: dict[str, Any]) -> str:
-    detail = f"Jaccard {drop['detail']}" if stage == NEAR else drop["detail"]
-    return f"{drop['rule']}, {detail}" if detail else str(drop["rule"])
+def _why(stage: str, drop: Drop) -> str:
+    detail = f"Jaccard {drop.detail}" if stage == NEAR else drop.detail
+    return f"{drop.rule}, {detail}" if detail else drop.rule
 
 
-def _spelled(value: Any) -> str:
+def _spelled(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 

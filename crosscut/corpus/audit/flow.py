@@ -10,20 +10,22 @@ Every estimate is marked in the report.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from crosscut.corpus.documents import INGEST
 from crosscut.corpus.execution.running import StageResult
+from crosscut.corpus.execution.stages import Counts
 
-Counts = Mapping[str, Any]
+FlowEntry = dict[str, Any]
+"""Amounts that a stage received, dropped and passed on, as JSON values. `make_flow` explains the keys."""
 
 LENGTH, TOKENS = "length", "tokens"
 
 _NOT_PASSED = ("audit", "packing")
 
 
-def make_flow(results: Sequence[StageResult]) -> list[dict[str, Any]]:
+def make_flow(results: Sequence[StageResult]) -> list[FlowEntry]:
     """Describe the amounts that each stage received, dropped and passed on, with one entry per stage in order.
 
     The stage `tokens` has an entry only if it dropped something. `in` and `out` are the amounts before and after a
@@ -47,7 +49,7 @@ def tokens_of_byte(counts: Counts) -> float | None:
     return counted["tokens"] / counted["bytes"] if counted.get("bytes") else None
 
 
-def with_estimate(amount: Counts, ratio: float | None) -> dict[str, Any]:
+def with_estimate(amount: Counts, ratio: float | None) -> dict[str, int]:
     """Return the documents, bytes and tokens of an amount, with an estimate for tokens that were not counted.
 
     `amount` is an `Amount` of the module `samples`. `ratio` is the average number of tokens per byte. If `ratio` is
@@ -61,13 +63,13 @@ def with_estimate(amount: Counts, ratio: float | None) -> dict[str, Any]:
     return {**known, "tokens": amount["tokens"] + round(amount["uncounted"] * ratio), "estimated": True}
 
 
-def _entry(name: str, counts: Counts) -> dict[str, Any]:
+def _entry(name: str, counts: Counts) -> FlowEntry:
     sides = {
         side: {unit: counts[f"{unit}_{side}"] for unit in ("documents", "bytes") if f"{unit}_{side}" in counts}
         for side in ("in", "out")
     }
     rules = {rule: dict(amount) for rule, amount in counts.get("rules", {}).items()}
-    entry: dict[str, Any] = {
+    entry: FlowEntry = {
         "stage": name,
         **sides,
         "rules": dict(sorted(rules.items(), key=lambda item: (-item[1]["documents"], item[0]))),
@@ -86,14 +88,14 @@ def _entry(name: str, counts: Counts) -> dict[str, Any]:
     return entry
 
 
-def _pieces(before: Counts, counts: Counts) -> list[dict[str, Any]]:
+def _pieces(before: Counts, counts: Counts) -> list[FlowEntry]:
     """Return a list with the entry of the stage `tokens`, which drops pieces that are too short. Pieces are what
     remains of a document after cuts. The list is empty if the stage dropped nothing.
     """
     lost = before["bytes"] - counts["bytes_out"]
     if not lost and counts["documents_out"] == before["documents"]:
         return []
-    entry: dict[str, Any] = {
+    entry = {
         "stage": TOKENS,
         "in": {unit: before[unit] for unit in ("documents", "bytes")},
         "out": {"documents": counts["documents_out"], "bytes": counts["bytes_out"]},
@@ -104,7 +106,7 @@ def _pieces(before: Counts, counts: Counts) -> list[dict[str, Any]]:
     return [entry]
 
 
-def _count_tokens(flow: Sequence[dict[str, Any]], counts: Counts) -> None:
+def _count_tokens(flow: Sequence[FlowEntry], counts: Counts) -> None:
     """Add the number of tokens to every amount of a flow, so that the losses of all stages add up to the total loss."""
     ratio = tokens_of_byte(counts)
     audit = counts.get("audit", {})
@@ -127,7 +129,12 @@ def _count_tokens(flow: Sequence[dict[str, Any]], counts: Counts) -> None:
     _subtract(behind, counted["tokens"], ratio, counts.get(TOKENS, {}))
 
 
-def _estimate(entry: dict[str, Any], ratio: float) -> None:
+def _losses(entry: FlowEntry) -> list[dict[str, int]]:
+    """Amounts that a stage dropped by its rules or cut from kept documents."""
+    return [*entry["rules"].values(), *([entry["cut"]] if "cut" in entry else [])]
+
+
+def _estimate(entry: FlowEntry, ratio: float) -> None:
     """Estimate the tokens of a stage's input, output and losses.
 
     Each loss is computed as the difference between the estimate before it and the estimate after it. The losses then
@@ -139,14 +146,14 @@ def _estimate(entry: dict[str, Any], ratio: float) -> None:
     if "bytes" not in entry["in"]:
         return
     left = entry["in"]["bytes"]
-    for amount in (*entry["rules"].values(), *([entry["cut"]] if "cut" in entry else [])):
+    for amount in _losses(entry):
         before, left = left, left - amount["bytes"]
         amount |= {"tokens": round(before * ratio) - round(left * ratio), "estimated": True}
     if entry.get("mended"):
         entry["mended_tokens"] = entry["out"]["tokens"] - round(left * ratio)
 
 
-def _subtract(flow: Sequence[dict[str, Any]], tokens: int, ratio: float, counts: Counts) -> None:
+def _subtract(flow: Sequence[FlowEntry], tokens: int, ratio: float, counts: Counts) -> None:
     """Write the number of tokens before and after each stage into the flow.
 
     `tokens` is the number before the first stage of `flow`. The number after a stage is the number before the stage
@@ -167,11 +174,10 @@ def _subtract(flow: Sequence[dict[str, Any]], tokens: int, ratio: float, counts:
         cut["tokens"] = round(gone * done / max(num_bytes, 1)) - round(gone * before / max(num_bytes, 1))
         if not exact or len(cuts) > 1:
             cut["estimated"] = True
-    left: dict[str, Any] = {"tokens": tokens}
+    left = {"tokens": tokens}
     for entry in flow:
         entry["in"] |= left
-        losses = [*entry["rules"].values(), *([entry["cut"]] if "cut" in entry else [])]
-        left = {**left, "tokens": left["tokens"] - sum(amount.get("tokens", 0) for amount in losses)}
+        left = {**left, "tokens": left["tokens"] - sum(amount.get("tokens", 0) for amount in _losses(entry))}
         if entry.get("cut", {}).get("estimated"):
             left["estimated"] = True
         if exact and entry is flow[-1]:

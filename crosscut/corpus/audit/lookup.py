@@ -37,6 +37,10 @@ class DocumentPlace(NamedTuple):
     part: str
     row: int
 
+    def file(self, stage: str, suffix: str = ".arrow") -> Path:
+        """Path of the file with the given suffix that a stage wrote for the document's part."""
+        return self.work / stage / f"{self.part}{suffix}"
+
 
 @dataclass(frozen=True)
 class Runs:

@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from crosscut.config.conventions import LOOK
 from crosscut.config.system.files import write_whole
@@ -26,12 +25,12 @@ _DATA = re.compile(r'(<script type="application/json" id="(\w+)">)(</script>)')
 _CHARSET = '<meta charset="utf-8">'
 
 
-def write_page(report: Mapping[str, Any], timings: Mapping[str, Any], path: Path) -> None:
+def write_page(report: Mapping[str, object], timings: Mapping[str, object], path: Path) -> None:
     """Write the report as an HTML page. The file is written atomically."""
     write_whole(path, make_page(report, timings))
 
 
-def make_page(report: Mapping[str, Any], timings: Mapping[str, Any]) -> str:
+def make_page(report: Mapping[str, object], timings: Mapping[str, object]) -> str:
     """Build the HTML page of a report."""
     html = _read("report.html")
     scripts = [_read(name) for name in _SCRIPT.findall(html)]
@@ -67,7 +66,7 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def _embedded(data: Mapping[str, Any]) -> str:
+def _embedded(data: Mapping[str, object]) -> str:
     """Convert data to JSON without `<`, so that no text can end the block or begin a comment. Lone surrogates are
     escaped.
     """

@@ -13,12 +13,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from crosscut.corpus.audit.excerpts import LENGTH
 from crosscut.corpus.audit.samples import SAMPLES, sample_key
 from crosscut.corpus.documents import INGEST
-from crosscut.corpus.json_rows import REJECT_KEYS, read_rows
+from crosscut.corpus.json_rows import REJECT_KEYS, JsonRow, read_rows
 from crosscut.corpus.origins import Skipped, find_path, read_skipped
 
 _SHOWN_IDS = 2
@@ -31,13 +30,13 @@ REASONS = {
 """Reason to show for each rule that skips records. For a rule that is not listed here, its name is shown."""
 
 
-def rejected_samples(work: Path, seed: int) -> dict[str, list[dict[str, Any]]]:
+def rejected_samples(work: Path, seed: int) -> dict[str, list[dict[str, str]]]:
     """Choose samples of the rejected records. Returns a list of samples for each rule that rejected records."""
     records = ((record["rule"], f"{_name(record)}#{record['place']}", record) for record in read_rejects(work))
     return {rule: [_sample(record) for record in chosen] for rule, chosen in _choose(records, seed).items()}
 
 
-def skipped_samples(work: Path, seed: int) -> dict[str, list[dict[str, Any]]]:
+def skipped_samples(work: Path, seed: int) -> dict[str, list[dict[str, str]]]:
     """Choose samples of the skipped records. Returns a list of samples for each rule that skipped records."""
     records = ((one.rule, _id(one), one._asdict()) for one in read_skipped(work))
     return {
@@ -48,7 +47,7 @@ def skipped_samples(work: Path, seed: int) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def _choose(records: Iterable[tuple[str, str, Mapping[str, Any]]], seed: int) -> dict[str, list[dict[str, Any]]]:
+def _choose(records: Iterable[tuple[str, str, JsonRow]], seed: int) -> dict[str, list[JsonRow]]:
     """Choose records at random for each rule. `records` yields triples of a rule, an id and a record.
 
     The choice depends only on the seed and the records (see `sample_key`). Only a few records of each rule are held at
@@ -97,7 +96,7 @@ def explain_skipped(work: Path, wanted: str) -> tuple[str, str, str] | None:
     return None
 
 
-def read_rejects(work: Path) -> Iterator[dict[str, Any]]:
+def read_rejects(work: Path) -> Iterator[JsonRow]:
     """Read the descriptions of all records that could not be read. Raises the errors of `read_rows`."""
     for path in sorted((work / INGEST).glob("*.rejects.jsonl")):
         yield from read_rows(path, REJECT_KEYS)
@@ -116,7 +115,7 @@ def _written_out(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _sample(record: Mapping[str, str]) -> dict[str, Any]:
+def _sample(record: Mapping[str, str]) -> dict[str, str]:
     return {
         "id": f"{_name(record)}#{_written_out(record['place'])}",
         "detail": _written_out(record["reason"]),

@@ -11,7 +11,7 @@ import heapq
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +19,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from crosscut.corpus.audit.excerpts import excerpt, excerpts_of_pair
-from crosscut.corpus.documents import CLEANING, INGEST, TEXTS, Lineage, Part, marks_name, read_drops, read_table
-from crosscut.corpus.execution.stages import Counts, Output, Stage
-from crosscut.corpus.json_rows import read_rows
+from crosscut.corpus.documents import (
+    CLEANING,
+    INGEST,
+    MARKS_SUFFIX,
+    TEXTS,
+    Lineage,
+    Part,
+    Rows,
+    read_drops,
+    read_table,
+)
+from crosscut.corpus.execution.stages import CorpusStage, Counts, Output
+from crosscut.corpus.json_rows import JsonRow, read_rows
 from crosscut.corpus.leakage.passages import Span, pieces
-from crosscut.corpus.leakage.removal import cuts_name, read_cuts
-from crosscut.corpus.leakage.stages import LEAKAGE
+from crosscut.corpus.leakage.removal import LEAKAGE, files_of_cuts, read_cuts
 from crosscut.corpus.parts import PartStage
-from crosscut.corpus.tokens.encoding import TOKENS, index_name
+from crosscut.corpus.tokens.encoding import INDEX_SUFFIX, TOKENS
 
 AUDIT = "audit"
 """Name of the stage that this module implements."""
@@ -41,6 +50,9 @@ CUT, SHORT_PIECES = "cut", "short pieces"
 """Rule names for samples of kept documents that lost text. The stage `leakage` cuts passages out. The stage `tokens`
 leaves out pieces between cuts if they are too short."""
 
+SAMPLES_SUFFIX = ".samples.jsonl"
+"""Suffix of the file with the samples of a part (an Arrow file of documents)."""
+
 NOTHING = {"documents": 0, "bytes": 0, "tokens": 0, "uncounted": 0}
 
 Numbers = npt.NDArray[np.int64]
@@ -49,7 +61,7 @@ Amount = dict[str, int]
 documents whose tokens were counted, and `uncounted` holds the bytes of all other documents."""
 
 
-def audit_stage(lineage: Lineage, seed: int) -> Stage:
+def audit_stage(lineage: Lineage, seed: int) -> CorpusStage:
     """Make the stage `audit`, which counts and samples the documents of every part (an Arrow file of documents).
 
     `lineage` names all stages of the corpus that yield drops or texts. `seed` decides which samples are chosen.
@@ -66,21 +78,13 @@ def audit_stage(lineage: Lineage, seed: int) -> Stage:
 
 
 def _marks_of(part: Part) -> tuple[Path, ...]:
-    paths = (part.work / stage / marks_name(part.name) for stage in part.lineage.filters)
+    paths = (part.file(stage, MARKS_SUFFIX) for stage in part.lineage.filters)
     return tuple(path for path in paths if path.is_file())
 
 
 def _written_of(part: Part) -> tuple[Path, ...]:
     """Files that tell which pieces of each document were written as tokens: the index of tokens, and the cuts."""
-    if TOKENS not in part.lineage.filters:
-        return ()
-    cuts = [part.work / LEAKAGE / cuts_name(part.name)] if LEAKAGE in part.lineage.filters else []
-    return (part.work / TOKENS / index_name(part.name), *cuts)
-
-
-def samples_name(part: str) -> str:
-    """Name of the file with the samples of the given part (an Arrow file of documents)."""
-    return f"{part}.samples.jsonl"
+    return (part.file(TOKENS, INDEX_SUFFIX), *files_of_cuts(part)) if TOKENS in part.lineage.filters else ()
 
 
 def audit_part(part: Part, seed: int, output: Output) -> Counts:
@@ -89,7 +93,7 @@ def audit_part(part: Part, seed: int, output: Output) -> Counts:
     drops = {stage: read_drops(part.work, stage, part.name) for stage in part.lineage.filters}
     samples = [*_dropped(part, documents, drops, seed), *_mended(documents, seed), *_shortened(part, documents, seed)]
     lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
-    output.path(samples_name(part.name)).write_text(lines, encoding="utf-8")
+    output.path(f"{part.name}{SAMPLES_SUFFIX}").write_text(lines, encoding="utf-8")
     counts: Counts = {
         "rules": {stage: _by_rule(documents, table) for stage, table in drops.items()},
         "counted": documents.total(documents.tokens >= 0),
@@ -105,9 +109,8 @@ class _PartColumns:
     """All documents of a part, as columns."""
 
     def __init__(self, part: Part) -> None:
-        self.read = read_table(part.work / INGEST / f"{part.name}.arrow")
-        cleaned = part.work / CLEANING / f"{part.name}.arrow"
-        self.mended = read_table(cleaned) if part.lineage.cleaned else TEXTS.empty_table()
+        self.read = read_table(part.file(INGEST))
+        self.mended = read_table(part.file(CLEANING)) if part.lineage.cleaned else TEXTS.empty_table()
         self.mended_rows = self.mended["row"].to_numpy()
         self.ids = self.read["id"]
         self.sources = np.asarray([name.partition("/")[0] for name in self.ids.to_pylist()], dtype=np.str_)
@@ -133,14 +136,12 @@ class _PartColumns:
         rows = np.flatnonzero(chosen)
         return self.amounts(np.zeros(len(rows), np.str_), rows).get("", dict(NOTHING))
 
-    def amounts(self, labels: npt.NDArray[np.str_], rows: npt.NDArray[Any]) -> dict[str, Amount]:
+    def amounts(self, labels: npt.NDArray[np.str_], rows: npt.NDArray[np.integer]) -> dict[str, Amount]:
         """Sum up the documents, bytes and tokens of the given rows by label. `labels` has one label per row."""
         names, group = np.unique(labels, return_inverse=True)
-        documents = np.bincount(group, minlength=len(names))
-        num_bytes = _sums(group, self.num_bytes[rows], len(names))
-        tokens = _sums(group, np.maximum(self.tokens[rows], 0), len(names))
-        uncounted = _sums(group, np.where(self.tokens[rows] < 0, self.num_bytes[rows], 0), len(names))
-        columns = (documents.tolist(), num_bytes.tolist(), tokens.tolist(), uncounted.tolist())
+        sizes, tokens = self.num_bytes[rows], self.tokens[rows]
+        values = (np.ones_like(sizes), sizes, np.maximum(tokens, 0), np.where(tokens < 0, sizes, 0))
+        columns = [_sums(group, value, len(names)).tolist() for value in values]
         return {
             str(name): dict(zip(NOTHING, amount, strict=True))
             for name, amount in zip(names, zip(*columns, strict=True), strict=True)
@@ -152,7 +153,7 @@ def _take_written(part: Part, documents: _PartColumns) -> None:
 
     Before this call, the numbers also include the passages that the stage `leakage` cut out of the document.
     """
-    written = read_table(part.work / TOKENS / index_name(part.name))
+    written = read_table(part.file(TOKENS, INDEX_SUFFIX))
     rows = written["row"].to_numpy()
     documents.tokens = _sums(rows, written["tokens"].to_numpy().astype(np.int64) - 1, len(documents))
     texts = set(zip(rows.tolist(), written["piece"].to_pylist(), strict=True))
@@ -166,7 +167,7 @@ def _cuts_of(part: Part) -> dict[int, list[Span]]:
     """Spans that were cut from the documents of a part, keyed by row. Empty unless the stages `leakage` and `tokens`
     have run.
     """
-    return read_cuts(part.work, LEAKAGE, part.name) if {LEAKAGE, TOKENS} <= set(part.lineage.filters) else {}
+    return read_cuts(part) if TOKENS in part.lineage.filters else {}
 
 
 def _sums(group: Numbers, values: Numbers, size: int) -> Numbers:
@@ -175,7 +176,7 @@ def _sums(group: Numbers, values: Numbers, size: int) -> Numbers:
     return sums
 
 
-def _mark(part: Part, name: str) -> tuple[npt.NDArray[np.uint32], npt.NDArray[Any]] | None:
+def _mark(part: Part, name: str) -> tuple[Rows, npt.NDArray[np.generic]] | None:
     """Rows and values of the measurement `name`, such as `tokens`. None if no filter has made this measurement."""
     for path in _marks_of(part):
         table = read_table(path)
@@ -243,27 +244,25 @@ def sample_key(seed: int, name: str) -> str:
     return hashlib.blake2b(f"{seed}\n{name}".encode(errors="replace"), digest_size=8).hexdigest()
 
 
-def _dropped(part: Part, documents: _PartColumns, drops: Mapping[str, pa.Table], seed: int) -> Iterable[dict[str, Any]]:
+def _dropped(part: Part, documents: _PartColumns, drops: Mapping[str, pa.Table], seed: int) -> Iterable[JsonRow]:
     for stage, table in drops.items():
-        rules = np.asarray(table["rule"].to_pylist(), dtype=np.str_)
-        rows = table["row"].to_numpy()
-        for rule in np.unique(rules):
-            chosen = np.flatnonzero(rules == rule)
-            places = dict(zip(rows[chosen].tolist(), chosen.tolist(), strict=True))
-            for sample in _smallest(documents, list(places), seed):
-                place = places[sample.row]
+        for rule in sorted(table["rule"].unique().to_pylist()):
+            of_rule = table.filter(pc.equal(table["rule"], rule))
+            rows = of_rule["row"].to_pylist()
+            for sample in _smallest(documents, rows, seed):
+                place = rows.index(sample.row)
                 yield {
                     "stage": stage,
-                    "rule": str(rule),
+                    "rule": rule,
                     **_keyed(sample),
-                    "detail": table["detail"][place].as_py(),
-                    "other": table["other"][place].as_py(),
+                    "detail": of_rule["detail"][place].as_py(),
+                    "other": of_rule["other"][place].as_py(),
                     "text": excerpt(documents.text(sample.row)),
                     "at": [part.name, sample.row],
                 }
 
 
-def _mended(documents: _PartColumns, seed: int) -> Iterable[dict[str, Any]]:
+def _mended(documents: _PartColumns, seed: int) -> Iterable[JsonRow]:
     rows = documents.mended_rows
     changed = pc.not_equal(documents.read["text"].take(rows), documents.mended["text"]).to_numpy()
     for sample in _smallest(documents, rows[changed].tolist(), seed):
@@ -271,12 +270,12 @@ def _mended(documents: _PartColumns, seed: int) -> Iterable[dict[str, Any]]:
         yield {"stage": CLEANING, "rule": CHANGED, **_keyed(sample), "before": before, "text": after}
 
 
-def _shortened(part: Part, documents: _PartColumns, seed: int) -> Iterable[dict[str, Any]]:
+def _shortened(part: Part, documents: _PartColumns, seed: int) -> Iterable[JsonRow]:
     """Samples of kept documents that lost text: the text at the first cut, and the first piece that is too short."""
     cuts = _cuts_of(part)
     if not cuts:
         return
-    index = read_table(part.work / TOKENS / index_name(part.name))
+    index = read_table(part.file(TOKENS, INDEX_SUFFIX))
     written: dict[int, set[int]] = {}
     for row, piece in zip(index["row"].to_pylist(), index["piece"].to_pylist(), strict=True):
         written.setdefault(row, set()).add(piece)
@@ -299,10 +298,10 @@ def _keyed(sample: Sampled) -> dict[str, str]:
     return {"key": sample.key, "id": sample.id}
 
 
-def merge_samples(work: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
+def merge_samples(work: Path) -> dict[tuple[str, str], list[JsonRow]]:
     """Merge the samples of all parts. Returns a list of samples for each pair of a stage and a rule."""
-    chosen: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for path in sorted((work / AUDIT).glob(f"*{samples_name('')}")):
+    chosen: dict[tuple[str, str], list[JsonRow]] = {}
+    for path in sorted((work / AUDIT).glob(f"*{SAMPLES_SUFFIX}")):
         for sample in read_rows(path, frozenset({"stage", "rule", "key", "id"})):
             name = (sample.pop("stage"), sample.pop("rule"))
             candidates = [*chosen.get(name, ()), sample]

@@ -13,15 +13,14 @@ The terminal and the report page show these numbers and words, so they always ag
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from crosscut.corpus.audit.flow import FlowEntry
 from crosscut.corpus.documents import INGEST
+from crosscut.corpus.execution.stages import Counts
 
-Counts = Mapping[str, Any]
 
-
-def make_totals(flow: Sequence[Counts], ingest: Counts) -> dict[str, Any]:
+def make_totals(flow: Sequence[FlowEntry], ingest: Counts) -> Counts:
     """Compute the totals from the flow of the stages and the counts of the stage `ingest`.
 
     `words` holds two phrases. `read` says how many records were found, and how many of them were unreadable or skipped.
@@ -34,7 +33,7 @@ def make_totals(flow: Sequence[Counts], ingest: Counts) -> dict[str, Any]:
     came = flow[0]["out"] if flow[0]["stage"] == INGEST else flow[0]["in"]
     kept = flow[-1]["out"]
     dropped = came["documents"] - kept["documents"]
-    totals: dict[str, Any] = {"read": came, "dropped": {"documents": dropped}, "kept": kept}
+    totals: Counts = {"read": came, "dropped": {"documents": dropped}, "kept": kept}
     words = {"kept": _listed(f"{dropped:,} dropped", *_cuts(flow))}
     if flow[0]["stage"] == INGEST:
         sources = ingest.get("sources", {}).values()
@@ -51,7 +50,7 @@ def make_totals(flow: Sequence[Counts], ingest: Counts) -> dict[str, Any]:
     return {**totals, "words": words}
 
 
-def _cuts(flow: Sequence[Counts]) -> list[str]:
+def _cuts(flow: Sequence[FlowEntry]) -> list[str]:
     """Phrases for the passages and pieces that were cut from kept documents."""
     cuts = [entry["cut"] for entry in flow if "cut" in entry]
     places, pieces = (sum(cut.get(name, 0) for cut in cuts) for name in ("places", "pieces"))

@@ -10,12 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
-from typing import Any
 
 from crosscut.config.corpora import CleaningConfig
 from crosscut.corpus.cleaning.paragraphs import JOIN_LINES_VERSION, join_lines
 from crosscut.corpus.cleaning.repair import repair
-from crosscut.corpus.documents import TEXTS, Drop, Part, count_bytes, drops_name, write_drops, write_table
+from crosscut.corpus.documents import TEXTS, Drop, Part, count_bytes, write_drops, write_table
 from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.filters.judging import count_drops
 from crosscut.corpus.sites.cutting import cut_pages
@@ -64,7 +63,7 @@ def clean_part(
             rows.append(document.row)
             texts.append(text)
     write_table(output.path(f"{part.name}.arrow"), {"row": rows, "text": texts}, TEXTS)
-    write_drops(output.path(drops_name(part.name)), drops)
+    write_drops(output, part.name, drops)
     num_bytes = sum(map(count_bytes, texts))
     return {**count_drops(documents, drops), "bytes_out": num_bytes, "changed": changed}
 
@@ -79,7 +78,7 @@ def _cleaners_of(
     return [*common, *((name, CLEANERS[name]) for name in cleaners.get(source, ()))]
 
 
-def cleaning_settings(config: CleaningConfig, cleaners: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+def cleaning_settings(config: CleaningConfig, cleaners: Mapping[str, tuple[str, ...]]) -> dict[str, object]:
     """Return the settings on which the result of `clean_part` depends, as JSON values.
 
     The version of ftfy counts only if a repair is switched on, and the version of the cleaners only if a source has

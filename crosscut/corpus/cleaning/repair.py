@@ -11,7 +11,8 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
 from crosscut.config.corpora import CleaningConfig, Normalization
 from crosscut.config.errors import DataError
@@ -60,7 +61,7 @@ def repair(text: str, config: CleaningConfig) -> str:
     return text if mended == text else mended
 
 
-def ftfy_settings(config: CleaningConfig) -> dict[str, Any]:
+def ftfy_settings(config: CleaningConfig) -> dict[str, object]:
     """Return the settings of ftfy's `TextFixerConfig` for the keys of `[cleaning]`.
 
     Two keys control more than one step of ftfy. `fix_encoding` also controls the steps for Latin-1 control characters
@@ -118,12 +119,12 @@ def _stretches(text: str) -> Iterator[_Stretch]:
         start = stop
 
 
-class _Engine:
+class _Repairer:
     """ftfy, together with the search for the lines that need ftfy."""
 
-    def __init__(self, ftfy: Any, config: CleaningConfig) -> None:
+    def __init__(self, ftfy: ModuleType, config: CleaningConfig) -> None:
         settings = ftfy_settings(config)
-        self._searches = {unescape: _Search(_certain(ftfy, config), config, unescape) for unescape in (True, False)}
+        self._searches = {unescape: _Suspects(_certain(ftfy, config), config, unescape) for unescape in (True, False)}
         self._widths = _widths(ftfy, config)
         self._finds_mojibake = config.fix_encoding
         self._composes = config.normalization == Normalization.NFC
@@ -180,7 +181,7 @@ class _Engine:
         return self._finds_mojibake and _DOUBTFUL.search(line) is not None and bool(self._is_bad(line))
 
 
-def _certain(ftfy: Any, config: CleaningConfig) -> set[int]:
+def _certain(ftfy: ModuleType, config: CleaningConfig) -> set[int]:
     """Characters that ftfy always changes."""
     certain = set(_widths(ftfy, config))  # mapped one by one
     if config.remove_control_chars:
@@ -190,11 +191,11 @@ def _certain(ftfy: Any, config: CleaningConfig) -> set[int]:
         certain.update(range(0x80, 0xA0))  # `fix_c1_controls`
         certain.update(range(0xD800, 0xE000))  # `fix_surrogates`
     if config.fix_line_breaks:
-        certain.update((0x85, 0x2028, 0x2029))  # `_Search` also finds lone carriage returns
+        certain.update((0x85, 0x2028, 0x2029))  # `_Suspects` also finds lone carriage returns
     return certain
 
 
-def _widths(ftfy: Any, config: CleaningConfig) -> dict[int, str]:
+def _widths(ftfy: ModuleType, config: CleaningConfig) -> dict[int, str]:
     """Replacements of ligatures and of full-width and half-width characters, for `str.translate`."""
     ligatures = ftfy.chardata.LIGATURES if config.fix_latin_ligatures else {}
     return {**ligatures, **(ftfy.chardata.WIDTH_MAP if config.fix_character_width else {})}
@@ -208,7 +209,7 @@ characters of `SIGNS` that are not both in `EASY`. ftfy's heuristic `is_bad` is 
 pattern."""
 
 
-class _Search:
+class _Suspects:
     """Regular expressions for text that ftfy may change.
 
     `certain` finds text that ftfy always changes. `any` also finds signs of mojibake, which ftfy's heuristic must
@@ -239,11 +240,11 @@ def _searching(first: str, rest: Sequence[str]) -> Callable[..., re.Match[str] |
 
 
 @cache
-def _engine(config: CleaningConfig) -> _Engine:
+def _engine(config: CleaningConfig) -> _Repairer:
     try:
         import ftfy
     except ImportError:
         raise DataError(
             f"`cleaning` needs the package ftfy, but ftfy is not installed. Run `{install_command('corpus')}`."
         ) from None
-    return _Engine(ftfy, config)
+    return _Repairer(ftfy, config)

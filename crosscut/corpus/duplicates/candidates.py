@@ -22,10 +22,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from crosscut.corpus.collection import Collection, Numbers
+from crosscut.corpus.collection import Collection, Numbers, begins_run
 from crosscut.corpus.documents import write_table
 from crosscut.corpus.duplicates.sketches import Sketches, Values, read_band, read_sketches
 from crosscut.corpus.execution.stages import Counts, Output
+from crosscut.corpus.words.hashes import FACTOR, GOLDEN_FACTOR, HALF
 from crosscut.corpus.words.ngrams import Hashes, Places
 
 CANDIDATES = "candidates"
@@ -50,9 +51,8 @@ MEMBERS = pa.schema([("number", pa.uint64())])
 """Column of the file with the documents of close pairs and of large groups: document numbers, distinct and
 ascending."""
 
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-_MIXER = np.uint64(0xD6E8FEB86659FD93)
-_HALF = np.uint64(32)
+PAIRS_SUFFIX, GROUPS_SUFFIX, MEMBERS_SUFFIX = ".pairs.arrow", ".groups.arrow", ".members.arrow"
+"""Suffixes of a task's files with the columns `PAIRS`, `GROUPS` and `MEMBERS`."""
 
 
 class CandidatePairs(NamedTuple):
@@ -77,21 +77,6 @@ class BandShare(NamedTuple):
     bands: tuple[int, ...]
     which: int
     of: int
-
-
-def pairs_name(task: str) -> str:
-    """Name of the file with the candidate pairs that a task found."""
-    return f"{task}.pairs.arrow"
-
-
-def groups_name(task: str) -> str:
-    """Name of the file with the large groups that a task found."""
-    return f"{task}.groups.arrow"
-
-
-def members_name(task: str) -> str:
-    """Name of the file that lists the documents in the close pairs and large groups of a task."""
-    return f"{task}.members.arrow"
 
 
 def shares(num_documents: int, num_bands: int) -> list[BandShare]:
@@ -120,10 +105,10 @@ def find_candidates(collection: Collection, share: BandShare, least_equal: int, 
         pairs = [distinct(pairs)]
     found = without_earlier(collection, distinct(pairs))
     close = are_close(collection, found, least_equal)
-    write_table(output.path(pairs_name(name)), {**found._asdict(), "close": close}, PAIRS)
-    write_table(output.path(groups_name(name)), {"members": groups}, GROUPS)
+    write_table(output.path(f"{name}{PAIRS_SUFFIX}"), {**found._asdict(), "close": close}, PAIRS)
+    write_table(output.path(f"{name}{GROUPS_SUFFIX}"), {"members": groups}, GROUPS)
     members = np.unique(np.concatenate([*found.at(close), *groups]))
-    write_table(output.path(members_name(name)), {"number": members}, MEMBERS)
+    write_table(output.path(f"{name}{MEMBERS_SUFFIX}"), {"number": members}, MEMBERS)
     return {"pairs": len(found.left), "groups": len(groups)}
 
 
@@ -157,9 +142,9 @@ def band_keys(values: Values) -> Hashes:
     keys = np.zeros(len(values), np.uint64)
     for column in values.T:
         keys ^= column
-        keys *= _FACTOR
-        keys ^= keys >> _HALF
-    return keys * _MIXER
+        keys *= GOLDEN_FACTOR
+        keys ^= keys >> HALF
+    return keys * FACTOR
 
 
 def group(keys: Hashes, numbers: Numbers) -> Iterator[tuple[Numbers, int]]:
@@ -170,7 +155,7 @@ def group(keys: Hashes, numbers: Numbers) -> Iterator[tuple[Numbers, int]]:
     """
     order = np.argsort(keys, kind="stable")
     keys, numbers = keys[order], numbers[order]
-    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])) if len(keys) else np.empty(0, np.int64)
+    starts = np.flatnonzero(begins_run(keys))
     sizes = np.diff(starts, append=len(keys))
     for size in np.unique(sizes[(sizes > 1) & (sizes <= GROUP_LIMIT)]).tolist():
         places = starts[sizes == size][:, None] + np.arange(size)
@@ -211,10 +196,8 @@ def distinct(pairs: Sequence[CandidatePairs]) -> CandidatePairs:
     left = np.concatenate([np.empty(0, np.uint64), *(some.left for some in pairs)])
     right = np.concatenate([np.empty(0, np.uint64), *(some.right for some in pairs)])
     order = np.lexsort((right, left))
-    left, right = left[order], right[order]
-    new = np.ones(len(left), dtype=bool)
-    new[1:] = (left[1:] != left[:-1]) | (right[1:] != right[:-1])
-    return CandidatePairs(left[new], right[new])
+    pairs_in_order = CandidatePairs(left[order], right[order])
+    return pairs_in_order.at(begins_run(*pairs_in_order))
 
 
 def without_earlier(collection: Collection, pairs: CandidatePairs) -> CandidatePairs:

@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from crosscut.corpus.collection import Collection, Numbers, first_number
-from crosscut.corpus.documents import Drop, Part, drops_name, read_table, write_drops, write_table
+from crosscut.corpus.collection import Collection, Numbers, begins_run, first_number
+from crosscut.corpus.documents import Drop, Part, read_table, write_drops, write_table
 from crosscut.corpus.duplicates.candidates import preference
-from crosscut.corpus.duplicates.similarity import Edges, concatenate
+from crosscut.corpus.duplicates.similarity import Edges, count_pairs, read_edges
 from crosscut.corpus.duplicates.sketches import read_lengths
 from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.filters.judging import count_rows
@@ -56,10 +56,14 @@ class Clusters(NamedTuple):
         return np.repeat(self.numbers[self.starts], self.sizes())
 
 
-def join(collection: Collection, files: Sequence[Path], output: Output) -> Counts:
-    """Run the task: form clusters from all pairs of near-duplicates, and write the documents to drop."""
-    tables = [read_table(path) for path in files]
-    edges = concatenate([Edges(*(table[name].to_numpy() for name in Edges._fields)) for table in tables])
+def join(
+    collection: Collection, files: Sequence[Path], refused: Sequence[Path], candidates: int, output: Output
+) -> Counts:
+    """Run the task: form clusters from all pairs of near-duplicates, and write the documents to drop.
+
+    `files` hold the near-duplicates, `refused` the other compared pairs. `candidates` is the number of candidate pairs.
+    """
+    edges = read_edges(files)
     clusters = find_clusters(collection, edges)
     matches = best_matches(edges, clusters)
     new = ~collection.is_earlier(matches.left)
@@ -68,6 +72,7 @@ def join(collection: Collection, files: Sequence[Path], output: Output) -> Count
     write_table(output.path("matches.arrow"), rows, MATCHES)
     sizes = Counter(clusters.sizes().tolist())
     return {
+        **count_pairs([*files, *refused], candidates=candidates),
         "clusters": len(clusters.starts),
         "sizes": {str(size): sizes[size] for size in sorted(sizes)},
         "largest": _largest(collection, clusters),
@@ -124,12 +129,11 @@ def best_matches(edges: Edges, clusters: Clusters) -> Edges:
     is_kept = kept[np.searchsorted(numbers, one)] == other
     order = np.lexsort((other, -jaccard, ~is_kept, one))
     one, other, jaccard = one[order], other[order], jaccard[order]
-    best = np.ones(len(one), dtype=bool)
-    best[1:] = one[1:] != one[:-1]
+    best = begins_run(one)
     return Edges(one[best], other[best], jaccard[best])
 
 
-def _largest(collection: Collection, clusters: Clusters) -> list[dict[str, Any]]:
+def _largest(collection: Collection, clusters: Clusters) -> list[dict[str, object]]:
     sizes = clusters.sizes()
     shown = []
     for place in np.argsort(-sizes, kind="stable")[:LARGEST].tolist():
@@ -148,5 +152,5 @@ def drop_near(part: Part, index: int, matches: Path, output: Output) -> Counts:
         Drop(row, RULE, f"{jaccard:.2f}", other)
         for row, jaccard, other in zip(rows, table["jaccard"].to_pylist(), table["other"].to_pylist(), strict=True)
     ]
-    write_drops(output.path(drops_name(part.name)), drops)
+    write_drops(output, part.name, drops)
     return count_rows(part.sizes(), drops)

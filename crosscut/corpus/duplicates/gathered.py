@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from crosscut.corpus.collection import Collection, collect
 from crosscut.corpus.documents import Lineage
@@ -47,7 +47,7 @@ def _gather(gathered: Gathered) -> Collection:
     return collect(gathered.work, gathered.earlier, gathered.lineage)
 
 
-def with_collection(gathered: Gathered, function: Callable[..., Counts], *arguments: Any) -> Counts:
+def with_collection(gathered: Gathered, function: Callable[..., Counts], *arguments: object) -> Counts:
     """Run a task: build the collection from its reference, and call `function(collection, *arguments)`."""
     return function(gathered.collection, *arguments)
 

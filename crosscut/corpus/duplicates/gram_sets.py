@@ -19,10 +19,10 @@ import pyarrow as pa
 
 from crosscut.corpus.collection import Collection, Numbers, first_number, split_by_part
 from crosscut.corpus.documents import read_table, write_table
-from crosscut.corpus.duplicates.candidates import CANDIDATES, members_name
-from crosscut.corpus.duplicates.sketches import batches
+from crosscut.corpus.duplicates.candidates import CANDIDATES, MEMBERS_SUFFIX
+from crosscut.corpus.duplicates.sketches import hash_ngrams
 from crosscut.corpus.execution.stages import Counts, Output
-from crosscut.corpus.words.ngrams import Hashed, Hashes, Places, hash_words, ngrams
+from crosscut.corpus.words.ngrams import Hashed, Hashes, Places
 
 NGRAMS = "ngrams"
 
@@ -43,7 +43,7 @@ def write_sets(collection: Collection, work: Path, ngram: int, index: int, outpu
     """Run a task: write the sets of n-grams of all documents in the part at `index` that will be compared."""
     rows = (_members(work / CANDIDATES, index) - first_number(index)).astype(np.uint32)
     texts = collection.parts[index].texts(rows) if len(rows) else []
-    sets = [as_sets(ngrams(hash_words(batch), ngram)) for batch in batches(texts)]
+    sets = list(map(as_sets, hash_ngrams(texts, ngram)))
     hashes = np.concatenate([np.empty(0, np.uint64), *(some.hashes for some in sets)])
     sizes = np.concatenate([np.zeros(1, np.int64), *(np.diff(some.starts) for some in sets)])
     lists = pa.LargeListArray.from_arrays(pa.array(np.cumsum(sizes)), pa.array(hashes))
@@ -55,7 +55,7 @@ def _members(folder: Path, index: int) -> Numbers:
     """Read the numbers of all documents in the part at `index` that will be compared, ascending."""
     bounds = np.array([first_number(index), first_number(index + 1)])
     found = [np.empty(0, np.uint64)]
-    for path in sorted(folder.glob(members_name("*"))):
+    for path in sorted(folder.glob(f"*{MEMBERS_SUFFIX}")):
         numbers = read_table(path)["number"].to_numpy()
         start, stop = np.searchsorted(numbers, bounds).tolist()
         found.append(numbers[start:stop])

@@ -21,7 +21,7 @@ from crosscut.config.corpora import DuplicatesConfig
 from crosscut.corpus.collection import Collection, first_number
 from crosscut.corpus.documents import DOCUMENTS, INGEST, Part, read_table, write_table
 from crosscut.corpus.duplicates.bands import choose_bands, least_equal
-from crosscut.corpus.duplicates.candidates import CANDIDATES, find_candidates, groups_name, shares
+from crosscut.corpus.duplicates.candidates import CANDIDATES, GROUPS_SUFFIX, find_candidates, shares
 from crosscut.corpus.duplicates.gram_sets import NGRAMS, write_sets
 from crosscut.corpus.duplicates.similarity import SIMILAR, PairCheck, check_groups, check_pairs, share_groups
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, write_sketches
@@ -153,7 +153,7 @@ def find_similar(texts: Sequence[str], config: DuplicatesConfig) -> dict[tuple[i
         write_sets(collection, work, config.ngram, 0, _output(work, NGRAMS))
         output = _output(work, SIMILAR)
         check_pairs(collection, check, work, (0, int(first_number(1))), "pairs", output)
-        groups = share_groups([work / CANDIDATES / groups_name(name) for name in names], sys.maxsize)
+        groups = share_groups([work / CANDIDATES / f"{name}{GROUPS_SUFFIX}" for name in names], sys.maxsize)
         for own in groups:
             check_groups(collection, check, work, own, "groups", output)
         found: dict[tuple[int, int], float] = {}

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from crosscut.corpus.collection import Collection, Numbers
+from crosscut.corpus.collection import Collection, Numbers, begins_run
 from crosscut.corpus.documents import read_table, write_table
-from crosscut.corpus.duplicates.candidates import CANDIDATES, CandidatePairs, distinct, pairs_name
+from crosscut.corpus.duplicates.candidates import CANDIDATES, PAIRS_SUFFIX, CandidatePairs, distinct
 from crosscut.corpus.duplicates.gram_sets import GramSets, read_sets
 from crosscut.corpus.duplicates.sketches import read_lengths, read_sketches
 from crosscut.corpus.execution.stages import Counts, Output
@@ -67,7 +67,7 @@ def check_pairs(
     The task checks the pairs whose left document number is at least `bounds[0]` and below `bounds[1]`.
     """
     found, passed = [], []
-    for path in sorted((work / CANDIDATES).glob(pairs_name("*"))):
+    for path in sorted((work / CANDIDATES).glob(f"*{PAIRS_SUFFIX}")):
         table = read_table(path)
         start, stop = np.searchsorted(table["left"].to_numpy(), np.array(bounds, np.uint64)).tolist()
         some = table.slice(start, stop - start)
@@ -134,6 +134,11 @@ def compare_group(
         both = concatenate([edges] if before is None else [before, edges])
         known[int(leader)] = both
         left = left[~np.isin(left, both.right[both.jaccard >= check.jaccard])]
+
+
+def read_edges(files: Sequence[Path]) -> Edges:
+    """Read the compared pairs from the files of several tasks."""
+    return concatenate([Edges(*(table[name].to_numpy() for name in EDGES.names)) for table in map(read_table, files)])
 
 
 def concatenate(edges: Sequence[Edges]) -> Edges:
@@ -212,12 +217,9 @@ def count_pairs(files: Sequence[Path], *, candidates: int) -> Counts:
     `candidates` is the number of candidate pairs, summed over the tasks. It counts a pair several times if several
     tasks compared the pair. The result gives the number of distinct candidate pairs.
     """
-    tables = [read_table(path) for path in files]
-    edges = concatenate([Edges(*(table[name].to_numpy() for name in Edges._fields)) for table in tables])
+    edges = read_edges(files)
     order = np.lexsort((edges.right, edges.left))
-    left, right = edges.left[order], edges.right[order]
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = (left[1:] != left[:-1]) | (right[1:] != right[:-1])
+    new = begins_run(edges.left[order], edges.right[order])
     compared = int(new.sum())
     return {
         "candidates": candidates - (len(new) - compared),

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from crosscut.corpus.batches import batches
 from crosscut.corpus.collection import Collection, Numbers, split_by_part
 from crosscut.corpus.documents import Part, Rows, read_table
 from crosscut.corpus.duplicates.bands import Bands
@@ -67,10 +68,9 @@ def write_sketches(part: Part, settings: SketchSettings, output: Output) -> Coun
     """Run a task: write the sketches of a part's documents. Documents without words are left out."""
     rows = part.rows()
     texts = part.texts(rows)
-    grams = (ngrams(hash_words(batch), settings.ngram) for batch in batches(texts))
     kept: list[npt.NDArray[np.bool_]] = [np.empty(0, np.bool_)]
     values: list[Values] = [np.empty((0, settings.shape.num_hashes), np.uint32)]
-    for some in grams:
+    for some in hash_ngrams(texts, settings.ngram):
         kept.append(np.diff(some.starts) > 0)
         values.append(minhash(some, settings))
     has_words = np.concatenate(kept)
@@ -80,16 +80,9 @@ def write_sketches(part: Part, settings: SketchSettings, output: Output) -> Coun
     return {"sketches": int(has_words.sum())}
 
 
-def batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Split texts into batches of about `BATCH_CHARACTERS` characters."""
-    start = size = 0
-    for place, text in enumerate(texts):
-        size += len(text)
-        if size >= BATCH_CHARACTERS:
-            yield texts[start : place + 1]
-            start, size = place + 1, 0
-    if start < len(texts):
-        yield texts[start:]
+def hash_ngrams(texts: Sequence[str], n: int) -> Iterator[Hashed]:
+    """Hash the n-grams of texts, in batches of about `BATCH_CHARACTERS` characters."""
+    return (ngrams(hash_words(batch), n) for batch in batches(texts, len, BATCH_CHARACTERS))
 
 
 def write_values(path: Path, settings: SketchSettings, rows: Rows, lengths: Lengths, values: Values) -> None:
@@ -179,7 +172,7 @@ def _places(collection: Collection, numbers: Numbers) -> Iterator[tuple[pa.Table
 
 
 def _read(part: Part) -> pa.Table:
-    return read_table(part.work / SKETCHES / f"{part.name}.arrow")
+    return read_table(part.file(SKETCHES))
 
 
 def _band(table: pa.Table, band: int) -> Values:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from crosscut.config.errors import DataError
 from crosscut.corpus.collection import Collection, first_number, require_finished_run
 from crosscut.corpus.documents import INGEST, Lineage, read_table
 from crosscut.corpus.duplicates.bands import choose_bands, least_equal
-from crosscut.corpus.duplicates.candidates import CANDIDATES, find_candidates, groups_name, pairs_name, shares
+from crosscut.corpus.duplicates.candidates import CANDIDATES, GROUPS_SUFFIX, PAIRS_SUFFIX, find_candidates, shares
 from crosscut.corpus.duplicates.clusters import CLUSTERS, NEAR, drop_near, join
 from crosscut.corpus.duplicates.gathered import Gathered, common_digest, with_collection
 from crosscut.corpus.duplicates.gram_sets import NGRAMS, sets_name, write_sets
@@ -36,12 +35,11 @@ from crosscut.corpus.duplicates.similarity import (
     PairCheck,
     check_groups,
     check_pairs,
-    count_pairs,
     refused_name,
     share_groups,
 )
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, read_settings, write_sketches
-from crosscut.corpus.execution.stages import Counts, Output, PlannedStage, Stage, Task, Yields, read_records
+from crosscut.corpus.execution.stages import CorpusStage, Counts, PlannedStage, StageTask, Yields, read_records
 from crosscut.corpus.finished import WORK_FOLDER
 from crosscut.corpus.occurrences import first_stages, text_key
 from crosscut.corpus.parts import PartStage, find_parts
@@ -51,7 +49,7 @@ _SAMPLED = 16
 """One of every `_SAMPLED` pairs is sampled. The sample is used to divide all pairs evenly among the tasks."""
 
 
-def duplicate_stages(config: CorpusConfig, lineage: Lineage) -> list[Stage]:
+def duplicate_stages(config: CorpusConfig, lineage: Lineage) -> list[CorpusStage]:
     """List the stages that remove duplicates. The stages process documents of the given lineage.
 
     The stages that drop documents are `exact` and, if `duplicates.jaccard` is below 1, `near`. Raises `DataError` if a
@@ -92,13 +90,13 @@ def _planned(
     lineage: Lineage,
     name: str,
     version: int,
-    plan: Callable[..., Sequence[Task]],
-    *arguments: Any,
+    plan: Callable[..., Sequence[StageTask]],
+    *arguments: object,
     yields: Yields = Yields.FILES,
-) -> Stage:
+) -> CorpusStage:
     """Make a stage whose tasks `plan` lists, from a reference to the collection and `arguments`."""
 
-    def list_tasks(work: Path) -> Sequence[Task]:
+    def list_tasks(work: Path) -> Sequence[StageTask]:
         gathered = Gathered.now(work, earlier, lineage)
         return plan(gathered, *arguments) if gathered.collection.own else []
 
@@ -141,7 +139,7 @@ def _named(settings: SketchSettings | None) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings._asdict().items())
 
 
-def _plan_candidates(gathered: Gathered, settings: SketchSettings, least_equal: int) -> Sequence[Task]:
+def _plan_candidates(gathered: Gathered, settings: SketchSettings, least_equal: int) -> Sequence[StageTask]:
     work, collection = gathered.work, gathered.collection
     num_documents = sum(
         record.counts["sketches"]
@@ -151,7 +149,7 @@ def _plan_candidates(gathered: Gathered, settings: SketchSettings, least_equal: 
     common = common_digest(work, collection, SKETCHES)
     size = _size(work)
     return [
-        Task(
+        StageTask(
             name=f"{number:05}",
             function=partial(with_collection, gathered, find_candidates, share, least_equal, f"{number:05}"),
             settings={"share": share, "least_equal": least_equal, "common": common},
@@ -161,12 +159,12 @@ def _plan_candidates(gathered: Gathered, settings: SketchSettings, least_equal: 
     ]
 
 
-def _plan_ngrams(gathered: Gathered, ngram: int) -> Sequence[Task]:
+def _plan_ngrams(gathered: Gathered, ngram: int) -> Sequence[StageTask]:
     work, collection = gathered.work, gathered.collection
     common = common_digest(work, collection, CANDIDATES)
     size = _size(work) // len(collection.parts)
     return [
-        Task(
+        StageTask(
             name=sets_name(index),
             function=partial(with_collection, gathered, write_sets, work, ngram, index),
             inputs=() if index < collection.num_earlier else part.files,  # `common` covers the earlier runs
@@ -178,32 +176,32 @@ def _plan_ngrams(gathered: Gathered, ngram: int) -> Sequence[Task]:
 
 
 def _own(collection: Collection, stage: str) -> tuple[Path, ...]:
-    return tuple(part.work / stage / f"{part.name}.arrow" for part in collection.own)
+    return tuple(part.file(stage) for part in collection.own)
 
 
 def _size(work: Path) -> int:
     return sum(size for _, size in find_parts(work))
 
 
-def _plan_similar(gathered: Gathered, check: PairCheck) -> Sequence[Task]:
+def _plan_similar(gathered: Gathered, check: PairCheck) -> Sequence[StageTask]:
     work, collection = gathered.work, gathered.collection
     names = [record.task for record in read_records(work, CANDIDATES)]
-    bounds = _bounds([work / CANDIDATES / pairs_name(name) for name in names], len(collection.parts))
-    groups = share_groups([work / CANDIDATES / groups_name(name) for name in names], PAIRS_PER_TASK)
-    calls: list[tuple[str, tuple[Any, ...], tuple[int, int]]] = [
-        *((f"pairs-{at:06}", (check_pairs, check, work, some), some) for at, some in enumerate(bounds)),
-        *((f"groups-{at:06}", (check_groups, check, work, own), (at, len(groups))) for at, own in enumerate(groups)),
+    bounds = _bounds([work / CANDIDATES / f"{name}{PAIRS_SUFFIX}" for name in names], len(collection.parts))
+    groups = share_groups([work / CANDIDATES / f"{name}{GROUPS_SUFFIX}" for name in names], PAIRS_PER_TASK)
+    calls: list[tuple[str, Callable[..., Counts], object, tuple[int, int]]] = [
+        *((f"pairs-{at:06}", check_pairs, some, some) for at, some in enumerate(bounds)),
+        *((f"groups-{at:06}", check_groups, some, (at, len(groups))) for at, some in enumerate(groups)),
     ]
     common = common_digest(work, collection, CANDIDATES, NGRAMS)
     size = _size(work) // max(1, len(calls))
     return [
-        Task(
+        StageTask(
             name=name,
-            function=partial(with_collection, gathered, *call, name),
+            function=partial(with_collection, gathered, function, check, work, some, name),
             settings={"check": check, "common": common, "own": own},
             size=size,
         )
-        for name, call, own in calls
+        for name, function, some, own in calls
     ]
 
 
@@ -215,16 +213,16 @@ def _bounds(pairs: Sequence[Path], num_parts: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
-def _plan_clusters(gathered: Gathered) -> Sequence[Task]:
+def _plan_clusters(gathered: Gathered) -> Sequence[StageTask]:
     work, collection = gathered.work, gathered.collection
     records = read_records(work, SIMILAR)
     files = tuple(work / SIMILAR / f"{record.task}.arrow" for record in records)
     refused = tuple(work / SIMILAR / refused_name(record.task) for record in records)
     candidates = sum(record.counts["candidates"] for record in records)
     return [
-        Task(
+        StageTask(
             name=CLUSTERS,
-            function=partial(_join, collection, files, refused, candidates),
+            function=partial(join, collection, files, refused, candidates),
             inputs=(*files, *refused, *_own(collection, SKETCHES), *_own(collection, INGEST)),
             settings={"earlier": collection.earlier_digests(), "candidates": candidates},
             size=_size(work),
@@ -232,18 +230,11 @@ def _plan_clusters(gathered: Gathered) -> Sequence[Task]:
     ]
 
 
-def _join(
-    collection: Collection, files: Sequence[Path], refused: Sequence[Path], candidates: int, output: Output
-) -> Counts:
-    """Run the task: form clusters from all near-duplicates, and count all pairs without repetitions."""
-    return {**count_pairs([*files, *refused], candidates=candidates), **join(collection, files, output)}
-
-
-def _plan_near(gathered: Gathered) -> Sequence[Task]:
+def _plan_near(gathered: Gathered) -> Sequence[StageTask]:
     work, collection = gathered.work, gathered.collection
     matches = work / CLUSTERS / "matches.arrow"
     return [
-        Task(
+        StageTask(
             name=part.name,
             function=partial(drop_near, part, collection.num_earlier + place, matches),
             inputs=(*part.files, matches),
@@ -254,11 +245,11 @@ def _plan_near(gathered: Gathered) -> Sequence[Task]:
     ]
 
 
-def _plan_planted(gathered: Gathered, config: CorpusConfig) -> Sequence[Task]:
+def _plan_planted(gathered: Gathered, config: CorpusConfig) -> Sequence[StageTask]:
     parts = spread_parts(gathered.collection.own)
     wanted = config.duplicates
     return [
-        Task(
+        StageTask(
             name=PLANTED,
             function=partial(measure_planted, parts, wanted, config.seed),
             inputs=tuple(path for part in parts for path in part.files),

@@ -11,6 +11,7 @@ started again loses the same records.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import resource
@@ -19,7 +20,7 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from crosscut.config.system.files import parse_json, read_small, write_whole
 from crosscut.config.system.records import from_json
@@ -43,6 +44,9 @@ SMALL = 1 << 18
 
 GRACE = 1.0
 """Seconds after which the limits of small records are set anew."""
+
+Note = ctypes.Array[ctypes.c_ubyte]
+"""Shared memory for the note."""
 
 NOTE_BYTES = 1 << 16
 """Size of the shared memory for the note. Paths on Linux have at most 4,096 bytes."""
@@ -125,7 +129,7 @@ class RecordWatch:
     record of `SMALL` bytes.
     """
 
-    def __init__(self, note: Any = None, losses: Sequence[LostRecord] = ()) -> None:
+    def __init__(self, note: Note | None = None, losses: Sequence[LostRecord] = ()) -> None:
         self._lost: Mapping[tuple[str, str], LostRecord] = {(loss.file, loss.place): loss for loss in losses}
         self._is_limited = note is not None
         self._file = ""
@@ -194,12 +198,12 @@ class RecordWatch:
                 resource.setrlimit(resource.RLIMIT_DATA, (most, self._hard))
 
 
-def clear_note(note: Any) -> None:
+def clear_note(note: Note | memoryview) -> None:
     """Note that no record is being read."""
     memoryview(note).cast("B")[: _NOTE.size] = bytes(_NOTE.size)
 
 
-def find_loss(note: Any, exit_code: int | None, *, out_of_memory: bool = False) -> LostRecord | None:
+def find_loss(note: Note, exit_code: int | None, *, out_of_memory: bool = False) -> LostRecord | None:
     """Return the loss that ended a worker with this exit code or a lack of memory. Returns None if the worker ended for
     another reason, for example because the whole machine had too little memory.
     """

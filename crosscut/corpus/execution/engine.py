@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any, NamedTuple, Protocol, Self
 
 from crosscut.config.corpora import EngineConfig
@@ -27,9 +28,8 @@ from crosscut.config.errors import CrosscutError, DataError
 from crosscut.config.system.extras import install_command
 from crosscut.config.system.files import open_own, require_regular
 from crosscut.config.system.machine import available_cores, leave_with_parent, require_room
-from crosscut.corpus.execution.budget import NOTE_BYTES, add_loss, clear_note, find_loss
-from crosscut.corpus.execution.stages import Task, TaskRecord, execute
-from crosscut.data.folders import unwritable
+from crosscut.corpus.execution.budget import NOTE_BYTES, Note, add_loss, clear_note, find_loss
+from crosscut.corpus.execution.stages import StageTask, TaskRecord, execute, writing_to
 
 WORKERS_LOCK = ".workers.lock"
 """Lock file in the work folder. Every worker process holds a shared lock on this file until the process ends."""
@@ -38,18 +38,18 @@ AHEAD = 2
 """Number of tasks that are submitted to Ray for each core, so that no core waits for its next task."""
 
 
-class Call(NamedTuple):
+class TaskCall(NamedTuple):
     """Arguments of `execute`: the folder for the result, a task, and the task's key."""
 
     folder: Path
-    task: Task
+    task: StageTask
     key: str
 
 
 class Engine(Protocol):
     """Engine that runs the tasks of a stage."""
 
-    def run(self, calls: Sequence[Call]) -> Iterator[TaskRecord]:
+    def run(self, calls: Sequence[TaskCall]) -> Iterator[TaskRecord]:
         """Run tasks and yield their records as the tasks finish, in any order. Exceptions of tasks reach the caller."""
         ...
 
@@ -116,31 +116,25 @@ class _Processes:
         for worker in self._all:
             worker.join()
 
-    def run(self, calls: Sequence[Call]) -> Iterator[TaskRecord]:
+    def run(self, calls: Sequence[TaskCall]) -> Iterator[TaskRecord]:
         waiting = deque(calls)
-        busy: dict[Any, TaskWorker] = {}  # by connection
+        busy: list[TaskWorker] = []
         while waiting or busy:
             if waiting and self._workers == 1 and not waiting[0].task.is_watched:
                 yield execute(*waiting.popleft())
                 continue
             while waiting and len(busy) < self._workers:
-                worker = self._take()
-                worker.start(waiting.popleft())
-                busy[worker.connection] = worker
-            for connection in wait(list(busy)):
-                worker = busy.pop(connection)
-                record = worker.finish(self._workers)
-                if record is None:
-                    busy[worker.connection] = worker
-                else:
+                if not self._idle:
+                    self._idle.append(TaskWorker(self._lock))
+                    self._all += self._idle
+                busy.append(self._idle.pop())
+                busy[-1].start(waiting.popleft())
+            ready = wait([worker.connection for worker in busy])
+            for worker in [worker for worker in busy if worker.connection in ready]:
+                if record := worker.finish(self._workers):
+                    busy.remove(worker)
                     self._idle.append(worker)
                     yield record
-
-    def _take(self) -> TaskWorker:
-        if self._idle:
-            return self._idle.pop()
-        self._all.append(TaskWorker(self._lock))
-        return self._all[-1]
 
 
 class DeadWorkerError(DataError):
@@ -152,7 +146,7 @@ class TaskWorker:
 
     def __init__(self, lock: Path | None) -> None:
         self._lock = lock
-        self._call: Call | None = None
+        self._call: TaskCall | None = None
         # Spawn, because a fork would copy locks that threads of libraries may hold.
         self._context = multiprocessing.get_context("spawn")
         self._note = self._context.RawArray("B", NOTE_BYTES)
@@ -165,7 +159,7 @@ class TaskWorker:
         self._process.start()
         other.close()
 
-    def start(self, call: Call) -> None:
+    def start(self, call: TaskCall) -> None:
         """Start a task. `connection` is ready when the task is done or the process has ended."""
         self._call = call
         with suppress(ConnectionError):  # if the process has ended, `finish` finds out
@@ -197,10 +191,8 @@ class TaskWorker:
             raise DeadWorkerError(
                 f"{name} died, perhaps because memory ran out. Finished tasks are kept. {remedy}, then start again."
             )
-        try:
+        with writing_to(self._call.folder):
             add_loss(self._call.folder, self._call.task.name, self._call.key, loss)
-        except OSError as error:
-            raise unwritable(self._call.folder, error, setting="folder", kept="Finished tasks are kept.") from None
         self._begin()
         self.start(self._call)
         return None
@@ -219,7 +211,7 @@ class TaskWorker:
 _held: list[IO[str]] = []  # keeps the lock file open until the process ends
 
 
-def _work(connection: Connection, note: Any, lock: Path | None) -> None:
+def _work(connection: Connection, note: Note, lock: Path | None) -> None:
     """Run tasks in a worker process until the other end of the connection closes."""
     if lock:
         file = _opened(lock)
@@ -232,12 +224,12 @@ def _work(connection: Connection, note: Any, lock: Path | None) -> None:
     leave_with_parent()
     with suppress(EOFError, ConnectionError):
         while True:
-            call: Call = connection.recv()
+            call: TaskCall = connection.recv()
             clear_note(note)
             connection.send(_answer(call, note))
 
 
-def _answer(call: Call, note: Any) -> TaskRecord | BaseException:
+def _answer(call: TaskCall, note: Note) -> TaskRecord | BaseException:
     try:
         return execute(*call, note)
     except BaseException as error:
@@ -279,12 +271,12 @@ def _own_worker() -> TaskWorker:
     return TaskWorker(None)
 
 
-def _supervise(*call: Any) -> TaskRecord:
+def _supervise(call: TaskCall) -> TaskRecord:
     """Run a task in a child of this process, which is a worker of Ray. If the child dies, this process ends, too. Ray
     then runs the task elsewhere.
     """
     worker = _own_worker()
-    worker.start(Call(*call))
+    worker.start(call)
     try:
         while not (record := worker.finish(1)):
             pass
@@ -294,22 +286,22 @@ def _supervise(*call: Any) -> TaskRecord:
 
 
 class _Cluster:
-    def __init__(self, ray: Any, at_once: int) -> None:
+    def __init__(self, ray: ModuleType, at_once: int) -> None:
         self._ray = ray
         self._at_once = at_once
         self._execute: Any = ray.remote(_supervise)
 
-    def run(self, calls: Sequence[Call]) -> Iterator[TaskRecord]:
+    def run(self, calls: Sequence[TaskCall]) -> Iterator[TaskRecord]:
         waiting = deque(calls)
-        under_way: list[Any] = []
+        under_way: list[object] = []
         while waiting or under_way:
             while waiting and len(under_way) < self._at_once:
-                under_way.append(self._execute.remote(*waiting.popleft()))
+                under_way.append(self._execute.remote(waiting.popleft()))
             done, under_way = self._ray.wait(under_way)
             for reference in done:
                 yield self._fetch(reference)
 
-    def _fetch(self, reference: Any) -> TaskRecord:
+    def _fetch(self, reference: object) -> TaskRecord:
         errors = self._ray.exceptions
         try:
             record: TaskRecord = self._ray.get(reference)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crosscut.config.system.terminal import echo
-from crosscut.corpus.execution.engine import Call, Engine
+from crosscut.corpus.execution.engine import Engine, TaskCall
 from crosscut.corpus.execution.stages import (
+    CorpusStage,
     Counts,
     Digests,
-    Stage,
     TaskRecord,
     add_counts,
     begin_folder,
@@ -45,7 +45,7 @@ class StageResult:
     """Number of tasks that ran in this run. The results of the other tasks were kept from earlier runs."""
 
 
-def run_stage(stage: Stage, work: Path, *, engine: Engine, digests: Digests, bar: ProgressBar) -> StageResult:
+def run_stage(stage: CorpusStage, work: Path, *, engine: Engine, digests: Digests, bar: ProgressBar) -> StageResult:
     """Run the tasks of a stage whose results are missing or out of date, and return the result of the whole stage.
 
     Exceptions of tasks reach the caller. Results of tasks that had finished before an exception are kept.
@@ -57,12 +57,12 @@ def run_stage(stage: Stage, work: Path, *, engine: Engine, digests: Digests, bar
     for left in remove_others(folder, tasks):
         echo(f"crosscut: {left}", err=True)
     records: dict[str, TaskRecord] = {}
-    calls: list[Call] = []
+    calls: list[TaskCall] = []
     for task in tasks:
         key = digests.key(stage, task)
         record = is_done(folder, task, key)
         if record is None:
-            calls.append(Call(folder, task, key))
+            calls.append(TaskCall(folder, task, key))
         else:
             records[task.name] = record
     phase = bar.phase(stage.name, sum(task.size for task in tasks))

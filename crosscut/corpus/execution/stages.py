@@ -16,12 +16,13 @@ import json
 import os
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from enum import Flag, auto
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from crosscut.config.system.deletion import (
     MARKER_FILE,
@@ -36,7 +37,7 @@ from crosscut.config.system.deletion import (
 )
 from crosscut.config.system.files import flush_to_disk, parse_json, read_small, write_whole
 from crosscut.config.system.records import from_json
-from crosscut.corpus.execution.budget import RecordWatch, is_list_of_losses, losses_name, read_losses
+from crosscut.corpus.execution.budget import Note, RecordWatch, is_list_of_losses, losses_name, read_losses
 from crosscut.data.folders import unwritable
 from crosscut.data.hashing import sha256
 
@@ -61,7 +62,7 @@ class Output:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class StageTask:
     """A unit of a stage's work, which one process runs as a whole."""
 
     name: str
@@ -74,7 +75,7 @@ class Task:
     inputs: tuple[Path, ...] = ()
     """Files of earlier stages that the task reads. If the contents of a file change, the task runs again."""
 
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     """All other values that the result depends on, as JSON values. If a value changes, the task runs again."""
 
     size: int = 0
@@ -98,41 +99,32 @@ class Yields(Flag):
     """New texts, for each part."""
 
 
-class Stage(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class CorpusStage(ABC):
     """One step of the pipeline."""
 
-    @property
-    def name(self) -> str:
-        """Name of the stage and of its folder."""
-        ...
+    name: str
+    """Name of the stage and of its folder."""
 
-    @property
-    def version(self) -> int:
-        """Version of the stage's code. Increase it with every code change that alters the results."""
-        ...
+    version: int
+    """Version of the stage's code. Increase it with every code change that alters the results."""
 
-    @property
-    def yields(self) -> Yields:
-        """Files that the stage yields for later stages."""
-        ...
+    yields: Yields = Yields.FILES
+    """Files that the stage yields for later stages."""
 
-    def tasks(self, work: Path) -> Sequence[Task]:
+    @abstractmethod
+    def tasks(self, work: Path) -> Sequence[StageTask]:
         """List the stage's tasks. All earlier stages must be done. Every call returns the same list."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedStage:
+class PlannedStage(CorpusStage):
     """A stage whose tasks depend on the files that earlier stages wrote."""
 
-    name: str
-    version: int
-    plan: Callable[[Path], Sequence[Task]]
+    plan: Callable[[Path], Sequence[StageTask]]
     """Function that takes the work folder and returns the tasks."""
 
-    yields: Yields = Yields.FILES
-
-    def tasks(self, work: Path) -> Sequence[Task]:
+    def tasks(self, work: Path) -> Sequence[StageTask]:
         """List the tasks, as returned by `plan`."""
         return self.plan(work)
 
@@ -147,7 +139,7 @@ class TaskRecord:
     """Seconds that the process spent on the task."""
 
     size: int
-    """Bytes of text that the task worked on (`Task.size`)."""
+    """Bytes of text that the task worked on (`StageTask.size`)."""
 
     files: dict[str, str]
     """SHA-256 of each file that the task wrote, by the file's name."""
@@ -177,7 +169,7 @@ class TaskRecord:
         return _sealed(asdict(self))
 
 
-def _sealed(fields: Mapping[str, Any]) -> str:
+def _sealed(fields: Mapping[str, object]) -> str:
     """Return fields as JSON with a hash at the end, which replaces any hash that they have."""
     plain = {name: value for name, value in fields.items() if name != "sha256"}
     return json.dumps({**plain, "sha256": hashlib.sha256(json.dumps(plain).encode()).hexdigest()})
@@ -185,8 +177,7 @@ def _sealed(fields: Mapping[str, Any]) -> str:
 
 def read_records(work: Path, stage: str) -> list[TaskRecord]:
     """Read the records of all finished tasks of a stage, ordered by the tasks' names."""
-    records = (TaskRecord.read(path) for path in sorted((work / stage).glob("*.json")))
-    return [record for record in records if record is not None]
+    return list(_records_in(work / stage))
 
 
 class Digests:
@@ -199,7 +190,7 @@ class Digests:
         """Add the hashes of the files that one task wrote into `folder`."""
         self._known.update({folder / name: digest for name, digest in record.files.items()})
 
-    def key(self, stage: Stage, task: Task) -> str:
+    def key(self, stage: CorpusStage, task: StageTask) -> str:
         """Compute the key of a task: a hash of everything on which the result depends. The hashes of all input files
         must be known.
         """
@@ -213,7 +204,7 @@ class Digests:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def is_done(folder: Path, task: Task, key: str) -> TaskRecord | None:
+def is_done(folder: Path, task: StageTask, key: str) -> TaskRecord | None:
     """Return the record of a task whose result is up to date, or None if the task must be run.
 
     The sizes of all written files are compared with the record. The hash of a file is compared only if the file was
@@ -237,7 +228,18 @@ def _is_as_written(path: Path, record: TaskRecord, written: int) -> bool:
     return now.st_mtime_ns <= written or sha256(path) == record.files[path.name]
 
 
-def execute(folder: Path, task: Task, key: str, note: Any = None) -> TaskRecord:
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Raise the `DataError` for a folder into which writing failed, in place of an error of the operating system."""
+    try:
+        yield
+    except ForeignFolderError:
+        raise
+    except OSError as error:
+        raise unwritable(folder, error, setting="folder", kept="Finished tasks are kept.") from None
+
+
+def execute(folder: Path, task: StageTask, key: str, note: Note | None = None) -> TaskRecord:
     """Run a task, move its files into `folder`, and write its record last.
 
     If there is a `note`, shared memory for the record that the task reads, the records have limits (see `budget`).
@@ -248,31 +250,28 @@ def execute(folder: Path, task: Task, key: str, note: Any = None) -> TaskRecord:
     name = f".{task.name}.{socket.gethostname()}.{owner}{_UNFINISHED}"
     started = time.monotonic()
     try:
-        remove_folder(folder, name)
-        temporary = make_folder(folder, name, durable=False)
-        watch = RecordWatch(note, read_losses(folder, task.name, key)) if task.is_watched else RecordWatch()
-        counts = task.function(Output(temporary, watch))
-        watch.stop()
-        written = sorted(path for path in temporary.iterdir() if path.name != MARKER_FILE)
-        files = {path.name: sha256(path) for path in written}
-        sizes = {path.name: path.stat().st_size for path in written}
-        _replace(folder, task, written)
-        seconds = time.monotonic() - started
-        record = TaskRecord(
-            task=task.name, key=key, seconds=seconds, size=task.size, files=files, sizes=sizes, counts=counts
-        )
-        write_whole(folder / f"{task.name}.json", record.content())
-        return record
-    except ForeignFolderError:
-        raise
-    except OSError as error:
-        raise unwritable(folder, error, setting="folder", kept="Finished tasks are kept.") from None
+        with writing_to(folder):
+            remove_folder(folder, name)
+            temporary = make_folder(folder, name, durable=False)
+            watch = RecordWatch(note, read_losses(folder, task.name, key)) if task.is_watched else RecordWatch()
+            counts = task.function(Output(temporary, watch))
+            watch.stop()
+            written = sorted(path for path in temporary.iterdir() if path.name != MARKER_FILE)
+            files = {path.name: sha256(path) for path in written}
+            sizes = {path.name: path.stat().st_size for path in written}
+            _replace(folder, task, written)
+            seconds = time.monotonic() - started
+            record = TaskRecord(
+                task=task.name, key=key, seconds=seconds, size=task.size, files=files, sizes=sizes, counts=counts
+            )
+            write_whole(folder / f"{task.name}.json", record.content())
+            return record
     finally:
         with suppress(OSError):
             remove_folder(folder, name)
 
 
-def _replace(folder: Path, task: Task, written: Sequence[Path]) -> None:
+def _replace(folder: Path, task: StageTask, written: Sequence[Path]) -> None:
     """Move the files of a task into its stage's folder, in place of the files and the record of an earlier run."""
     record_path = folder / f"{task.name}.json"
     names = {path.name for path in written}
@@ -286,7 +285,7 @@ def _replace(folder: Path, task: Task, written: Sequence[Path]) -> None:
         replace_file(path, folder / path.name)
 
 
-def remove_others(folder: Path, tasks: Sequence[Task]) -> list[str]:
+def remove_others(folder: Path, tasks: Sequence[StageTask]) -> list[str]:
     """Remove the files of tasks that the stage no longer has, and the unfinished files of killed tasks. The records of
     the tasks name the files. Files that no record names stay, because a user may have put them there.
 
@@ -326,11 +325,7 @@ def begin_work(folder: Path, work: Path) -> None:
 
 def is_work(work: Path) -> bool:
     """Whether a folder holds the folder of a stage."""
-    return work.is_dir() and any(_has_record(path) for path in work.iterdir())
-
-
-def _has_record(folder: Path) -> bool:
-    return folder.is_dir() and any(True for _ in _records_in(folder))
+    return work.is_dir() and any(any(_records_in(path)) for path in work.iterdir() if path.is_dir())
 
 
 def begin_folder(work: Path, name: str) -> Path:
@@ -356,10 +351,8 @@ def _adopt_copy(work: Path, name: str) -> None:
 
 
 def _records_in(folder: Path) -> Iterator[TaskRecord]:
-    for path in folder.glob("*.json"):
-        record = TaskRecord.read(path)
-        if record is not None:
-            yield record
+    """Yield the records of all finished tasks in a stage's folder, ordered by the tasks' names."""
+    return filter(None, (TaskRecord.read(path) for path in sorted(folder.glob("*.json"))))
 
 
 def add_counts(counts: Sequence[Counts]) -> Counts:
@@ -370,9 +363,9 @@ def add_counts(counts: Sequence[Counts]) -> Counts:
     return total
 
 
-def _add(total: Counts, one: Mapping[str, Any]) -> None:
+def _add(total: Counts, one: Counts) -> None:
     for name, value in one.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             _add(total.setdefault(name, {}), value)
         elif isinstance(value, list):
             total.setdefault(name, []).extend(value)

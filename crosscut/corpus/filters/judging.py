@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
 import pyarrow as pa
 
-from crosscut.corpus.documents import Document, Drop, Judgement, Part, drops_name, marks_name, write_drops
+from crosscut.corpus.documents import MARKS_SUFFIX, Document, Drop, Judgement, Part, write_drops, write_table
 from crosscut.corpus.execution.stages import Counts, Output
 
 Judge = Callable[[Sequence[Document]], Judgement]
@@ -16,7 +15,7 @@ Judge = Callable[[Sequence[Document]], Judgement]
 
 
 def judge_part(
-    part: Part, make: Callable[..., Judge], arguments: tuple[Any, ...], depends: str, output: Output
+    part: Part, make: Callable[..., Judge], arguments: tuple[object, ...], depends: str, output: Output
 ) -> Counts:
     """Run a filter's task: judge the documents of a part with the filter that `make(*arguments)` returns.
 
@@ -26,20 +25,17 @@ def judge_part(
     """
     documents = list(part.documents())
     judgement = _made(make, arguments, depends)(documents)
-    write_drops(output.path(drops_name(part.name)), judgement.drops)
+    write_drops(output, part.name, judgement.drops)
     if judgement.marks:
         columns = {"row": pa.array([document.row for document in documents], pa.uint32()), **judgement.marks}
-        with pa.OSFile(str(output.path(marks_name(part.name))), "wb") as sink:
-            table = pa.table(columns)
-            with pa.ipc.new_file(sink, table.schema) as writer:
-                writer.write_table(table)
+        write_table(output.path(f"{part.name}{MARKS_SUFFIX}"), columns, pa.table(columns).schema)
     return count_drops(documents, judgement.drops)
 
 
 @lru_cache(maxsize=8)
 def _made(
     make: Callable[..., Judge],
-    arguments: tuple[Any, ...],
+    arguments: tuple[object, ...],
     depends: str,  # noqa: ARG001 - part of the cache key
 ) -> Judge:
     return make(*arguments)

@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -42,7 +44,7 @@ class Detected(NamedTuple):
     """Confidence of the detector, from 0 to 1. Scores of different detectors are not comparable."""
 
 
-class LanguageDetector(NamedTuple):
+class Detector(NamedTuple):
     """A language detector."""
 
     detect: Callable[[str], Detected]
@@ -98,7 +100,7 @@ def passages(text: str) -> list[str]:
     return [text[start : start + PASSAGE] for start in (0, rest // 2, rest)]
 
 
-def _told(text: str, detector: LanguageDetector) -> Detected:
+def _told(text: str, detector: Detector) -> Detected:
     found = [detector.detect(passage) for passage in passages(text)]
     scores: dict[str, float] = {}
     for language, score in found:
@@ -108,15 +110,19 @@ def _told(text: str, detector: LanguageDetector) -> Detected:
     return Detected(language, scores[language])
 
 
-@cache
-def _eldc() -> LanguageDetector:
+def _imported(package: str, *, extra: str) -> ModuleType:
     try:
-        import eldc
+        return import_module(package)
     except ImportError:
         raise DataError(
-            '`language.detector` "eldc" needs the package eldc, but eldc is not installed. Run '
-            f"`{install_command('corpus')}`."
+            f'`language.detector` "{package}" needs the package {package}, but {package} is not installed. Run '
+            f"`{install_command(extra)}`."
         ) from None
+
+
+@cache
+def _eldc() -> Detector:
+    eldc = _imported("eldc", extra="corpus")
     eldc.init()
     detector = eldc.instance()
     detector.set_scores(1)
@@ -125,18 +131,12 @@ def _eldc() -> LanguageDetector:
         result = detector.detect_details(text.replace("\0", " "))  # a zero byte would end the text in C
         return Detected(result.language, result.scores.get(result.language, 0.0))
 
-    return LanguageDetector(detect, frozenset(eldc.LANGUAGES))
+    return Detector(detect, frozenset(eldc.LANGUAGES))
 
 
 @cache
-def _langdetect() -> LanguageDetector:
-    try:
-        import langdetect
-    except ImportError:
-        raise DataError(
-            '`language.detector` "langdetect" needs the package langdetect, but langdetect is not installed. Run '
-            f"`{install_command('langdetect')}`."
-        ) from None
+def _langdetect() -> Detector:
+    langdetect = _imported("langdetect", extra="langdetect")
     # langdetect adds up scores in the order in which it loads the profiles. Sorted files always give the same rounding.
     factory = langdetect.DetectorFactory()
     profiles = sorted(path for path in Path(langdetect.PROFILES_DIRECTORY).iterdir() if path.is_file())
@@ -152,7 +152,7 @@ def _langdetect() -> LanguageDetector:
             best = []
         return Detected(_short(best[0].lang), best[0].prob) if best else Detected(UNDETERMINED, 0.0)
 
-    return LanguageDetector(detect, frozenset(_short(code) for code in factory.get_lang_list()))
+    return Detector(detect, frozenset(_short(code) for code in factory.get_lang_list()))
 
 
 def _short(code: str) -> str:

@@ -68,8 +68,8 @@ class UrlFilter:
         """
         if not url:
             return None
-        host, path = _host_and_path(url)
-        for domain in _tails(host):
+        _, authority, path, _, _ = _split(url)
+        for domain in _tails(_host_and_port(authority)[0]):
             if domain in self._domains:
                 return "domain", domain
         for suffix in _tails(_file_name(path))[1:]:
@@ -140,11 +140,6 @@ def _ascii_host(host: str) -> str:
         return host.encode("idna").decode("ascii")
     except UnicodeError:
         return host
-
-
-def _host_and_path(url: str) -> tuple[str, str]:
-    _, authority, path, _, _ = _split(url)
-    return _host_and_port(authority)[0], path
 
 
 def _file_name(path: str) -> str:

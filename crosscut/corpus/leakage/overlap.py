@@ -10,14 +10,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from crosscut.corpus.documents import read_table
+from crosscut.corpus.documents import Part, read_table
 from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.leakage.grams import Grams, Numbers, open_grams
-from crosscut.corpus.leakage.removal import hits_name, matches_name
+from crosscut.corpus.leakage.removal import HITS_SUFFIX, LEAKAGE, MATCHES_SUFFIX
 
 MOST = 20
 """Maximum number of passages listed per test set, and maximum number of frequent n-grams listed."""
@@ -26,23 +26,22 @@ SHOWN_CHARACTERS = 500
 """Maximum number of characters of a listed passage. A longer passage is truncated."""
 
 
-def add_up(work: Path, folder: Path, n: int, stage: str, parts: Sequence[str], _output: Output) -> Counts:
+def add_up(folder: Path, n: int, parts: Sequence[Part], _output: Output) -> Counts:
     """Run the stage's task: compute the overlap of the corpus with each test set, and list the most frequent n-grams.
 
-    `folder` holds the n-grams of the test sets. `stage` is the name of the stage that searched the documents for these
-    n-grams. The results of that stage are read part by part. Memory therefore grows with the n-grams of the test sets
-    and not with the corpus.
+    `folder` holds the n-grams of the test sets. The results of the stage `leakage` are read part by part. Memory
+    therefore grows with the n-grams of the test sets and not with the corpus.
     """
     grams = open_grams(folder, n)
     documents = np.zeros(len(grams), dtype=np.int64)
     for part in parts:
-        hits = read_table(work / stage / hits_name(part))
+        hits = read_table(part.file(LEAKAGE, HITS_SUFFIX))
         documents[hits["gram"].to_numpy()] += hits["documents"].to_numpy()
     places, items = grams.items_of(np.arange(len(grams)))
     found = np.bincount(items[documents[places] > 0], minlength=len(grams.sizes))
     passages = _Passages(grams.set_names)
     for part in parts:
-        passages.add(read_table(work / stage / matches_name(part)).to_pylist())
+        passages.add(read_table(part.file(LEAKAGE, MATCHES_SUFFIX)).to_pylist())
     sets = np.zeros((len(grams.set_names), len(grams)), dtype=np.bool_)
     sets[grams.set_of_item[items], places] = True
     return {
@@ -68,7 +67,7 @@ def _shares(sizes: Numbers, found: Numbers) -> Counts:
     }
 
 
-def _frequent(grams: Grams, documents: Numbers, sets: np.ndarray[Any, np.dtype[np.bool_]]) -> list[dict[str, Any]]:
+def _frequent(grams: Grams, documents: Numbers, sets: npt.NDArray[np.bool_]) -> list[Counts]:
     most = np.argsort(-documents, kind="stable")[:MOST]
     return [
         {
@@ -88,9 +87,9 @@ class _Passages:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._counts = {name: {"documents_touched": 0, "passages": 0} for name in names}
-        self._longest: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+        self._longest: dict[str, list[Counts]] = {name: [] for name in names}
 
-    def add(self, matches: Sequence[dict[str, Any]]) -> None:
+    def add(self, matches: Sequence[Counts]) -> None:
         """Add the passages that were found in one part of the corpus."""
         for name, longest in self._longest.items():
             own = [match for match in matches if match["test_set"] == name]
@@ -103,7 +102,7 @@ class _Passages:
         return {**self._counts[name], "longest": self._longest[name]}
 
     @staticmethod
-    def _shown(matches: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    def _shown(matches: Sequence[Counts]) -> Iterator[Counts]:
         for match in heapq.nlargest(MOST, matches, key=lambda one: one["grams"]):
             text = match["passage"]
             cut = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."

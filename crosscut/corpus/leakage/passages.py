@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from crosscut.corpus.batches import batches
 from crosscut.corpus.leakage.grams import Grams, Numbers
 from crosscut.corpus.words.ngrams import Places, hash_words, ngrams
 from crosscut.corpus.words.places import WordPlaces
@@ -74,7 +75,8 @@ def search(texts: Sequence[str], grams: Grams) -> FoundGrams:
     """Find the n-grams that each text shares with the test sets. Each hit is confirmed by comparing its words."""
     shared: list[list[Shared]] = [[] for _ in texts]
     asked = by_chance = 0
-    for batch in _batches(texts, grams.n):
+    slices = (one for document, text in enumerate(texts) for one in _slices(document, text, grams.n))
+    for batch in batches(slices, lambda one: len(one.text), SLICE_CHARACTERS):
         hashed = ngrams(hash_words([one.text for one in batch]), grams.n)
         places, numbers, false_positives = grams.look_up(hashed.hashes)
         asked += len(hashed.hashes)
@@ -101,20 +103,6 @@ def _confirm(one: _TextSlice, places: Places, numbers: Numbers, grams: Grams) ->
     places, numbers = places[same], numbers[same]
     starts, ends = located.spans(places, grams.n)
     return Shared(numbers, one.first_word + places, one.offset + starts, one.offset + ends)
-
-
-def _batches(texts: Sequence[str], n: int) -> Iterator[list[_TextSlice]]:
-    batch: list[_TextSlice] = []
-    size = 0
-    for document, text in enumerate(texts):
-        for one in _slices(document, text, n):
-            if batch and size + len(one.text) > SLICE_CHARACTERS:
-                yield batch
-                batch, size = [], 0
-            batch.append(one)
-            size += len(one.text)
-    if batch:
-        yield batch
 
 
 def _slices(document: int, text: str, n: int) -> Iterator[_TextSlice]:

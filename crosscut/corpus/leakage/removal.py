@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from crosscut.config.corpora import LeakageConfig
-from crosscut.corpus.documents import Document, Drop, Part, drops_name, read_table, write_drops, write_table
+from crosscut.corpus.documents import Document, Drop, Part, count_bytes, read_table, write_drops, write_rows
 from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.filters.judging import count_drops
 from crosscut.corpus.leakage.grams import Grams, Numbers, open_grams
 from crosscut.corpus.leakage.passages import Passage, Shared, Span, passages, pieces, search, spans_to_cut
 from crosscut.corpus.words.ngrams import words
+
+LEAKAGE = "leakage"
+"""Name of the stage that this module implements."""
 
 ARTICLE_SHARE = 0.5
 """A document that contains at least this share of an article's n-grams counts as this article, even under another
@@ -46,27 +48,23 @@ MATCHES = pa.schema(
 test set, from 1, and `grams` is the number of n-grams in the passage."""
 
 
-def cuts_name(part: str) -> str:
-    """Name of the file that lists the spans to cut from the documents of the given part."""
-    return f"{part}.cuts.arrow"
+CUTS_SUFFIX, HITS_SUFFIX, MATCHES_SUFFIX = ".cuts.arrow", ".hits.arrow", ".matches.arrow"
+"""Suffixes of a part's files with the columns `CUTS`, `HITS` and `MATCHES`."""
 
 
-def hits_name(part: str) -> str:
-    """Name of the file with the n-grams of test sets that occur in the given part."""
-    return f"{part}.hits.arrow"
+def files_of_cuts(part: Part) -> list[Path]:
+    """List the file with the spans that the stage `leakage` cuts from a part, if this stage is in the lineage."""
+    return [part.file(LEAKAGE, CUTS_SUFFIX)] if LEAKAGE in part.lineage.filters else []
 
 
-def matches_name(part: str) -> str:
-    """Name of the file with the passages that the given part shares with test sets."""
-    return f"{part}.matches.arrow"
-
-
-def read_cuts(work: Path, stage: str, part: str) -> dict[int, list[Span]]:
-    """Read the spans that the given stage cuts from the documents of a part. Returns a list of spans for each row."""
+def read_cuts(part: Part) -> dict[int, list[Span]]:
+    """Read the spans that the stage `leakage` cuts from the documents of a part. Returns a list of spans for each row.
+    The result is empty if this stage is not in the lineage.
+    """
     cuts: dict[int, list[Span]] = {}
-    table = read_table(work / stage / cuts_name(part))
-    for row, start, end in zip(*(table[name].to_pylist() for name in CUTS.names), strict=True):
-        cuts.setdefault(row, []).append((start, end))
+    for table in map(read_table, files_of_cuts(part)):
+        for row, start, end in zip(*(table[name].to_pylist() for name in CUTS.names), strict=True):
+            cuts.setdefault(row, []).append((start, end))
     return cuts
 
 
@@ -74,12 +72,83 @@ def read_cuts(work: Path, stage: str, part: str) -> dict[int, list[Span]]:
 class _Removal:
     """Findings and decisions about the documents of a part."""
 
+    config: LeakageConfig
+    grams: Grams
     drops: list[Drop] = field(default_factory=list)
     cuts: list[tuple[int, int, int]] = field(default_factory=list)
-    matches: list[tuple[Any, ...]] = field(default_factory=list)
-    grams: list[Numbers] = field(default_factory=list)
+    matches: list[tuple[object, ...]] = field(default_factory=list)
+    """Rows of `MATCHES`."""
+
+    found: list[Numbers] = field(default_factory=list)
+    """The n-grams that each document shares with test sets."""
+
     cut_documents: int = 0
     cut_bytes: int = 0
+
+    def treat(self, document: Document, shared: Shared, article: int | None) -> None:
+        """Record the n-grams that a document shares with test sets, and decide whether to cut or drop the document."""
+        distinct = np.unique(shared.numbers)
+        found = list(passages(shared, self.grams))
+        self.found.append(distinct)
+        for passage in found:
+            test_set, item = self.grams.set_names[passage.test_set], int(self.grams.numbers[passage.item])
+            text = document.text[slice(*passage.span)]
+            self.matches.append((document.row, document.id, test_set, item, passage.num_grams, *passage.span, text))
+        if self.config.action == "report":
+            return
+        drop = self._article(document.row, article, distinct)
+        if drop is None and len(distinct) >= self.config.min_matches:
+            cuts = spans_to_cut(document.text, shared, margin=self.config.margin)
+            if self.config.action == "document" or len(cuts) > self.config.max_cuts:
+                drop = self._leak(document.row, len(distinct), len(cuts), found)
+            else:
+                self.cuts += [(document.row, *cut) for cut in cuts]
+                self.cut_documents += 1
+                self.cut_bytes += document.num_bytes - sum(map(count_bytes, pieces(document.text, cuts)))
+        if drop is not None:
+            self.drops.append(drop)
+
+    def _leak(self, row: int, num_grams: int, num_cuts: int, found: Sequence[Passage]) -> Drop:
+        """Make the `Drop` for a document that shares too much with test sets. The drop names the test set with the most
+        shared n-grams.
+        """
+        by_set = np.zeros(len(self.grams.set_names), dtype=np.int64)
+        for passage in found:
+            by_set[passage.test_set] += passage.num_grams
+        detail = f"{num_grams} {self.config.ngram}-gram{'' if num_grams == 1 else 's'}"
+        if self.config.action == "passage":
+            detail = f"{detail} in {num_cuts} places"
+        return Drop(row, "leakage", detail, self.grams.set_names[int(by_set.argmax())])
+
+    def _article(self, row: int, titled: int | None, distinct: Numbers) -> Drop | None:
+        """Make the `Drop` for a document that has the title of a test-set article, or enough of the article's n-grams.
+        Returns None for any other document.
+        """
+        grams, item, detail = self.grams, titled, "by its title"
+        if item is None:
+            items, counts = np.unique(grams.items_of(distinct)[1], return_counts=True)
+            shares = [
+                (count / int(grams.sizes[item]), item)
+                for item, count in zip(items.tolist(), counts.tolist(), strict=True)
+                if grams.titles[item]
+            ]
+            share, item = max(shares, default=(0.0, None))
+            if share < ARTICLE_SHARE:
+                return None
+            detail = f"{share:.0%} of its n-grams"
+        assert item is not None
+        test_set = grams.set_names[int(grams.set_of_item[item])]
+        return Drop(row, "test article", f"{grams.titles[item]}: {detail}", test_set)
+
+    def write(self, part: str, output: Output) -> None:
+        """Write the files of a part."""
+        write_drops(output, part, self.drops)
+        write_rows(output.path(f"{part}{CUTS_SUFFIX}"), self.cuts, CUTS)
+        write_rows(output.path(f"{part}{MATCHES_SUFFIX}"), self.matches, MATCHES, packed=True)
+        found = np.concatenate([np.empty(0, dtype=np.int64), *self.found])
+        numbers, documents = np.unique(found, return_counts=True)
+        hits = list(zip(numbers.tolist(), documents.tolist(), strict=True))
+        write_rows(output.path(f"{part}{HITS_SUFFIX}"), hits, HITS)
 
 
 def remove_leaks(part: Part, folder: Path, config: LeakageConfig, output: Output) -> Counts:
@@ -91,13 +160,13 @@ def remove_leaks(part: Part, folder: Path, config: LeakageConfig, output: Output
     documents = list(part.documents())
     grams = open_grams(folder, config.ngram)
     found = search([document.text for document in documents], grams)
-    outcome = _Removal()
+    outcome = _Removal(config, grams)
     titles = {_spoken(title): item for item, title in reversed(list(enumerate(grams.titles))) if _spoken(title)}
     for document, shared in zip(documents, found.documents, strict=True):
         article = titles.get(_spoken(document.title))
         if len(shared.numbers) or article is not None:
-            _treat(document, shared, article, grams, config, outcome)
-    _write(part, outcome, output)
+            outcome.treat(document, shared, article)
+    outcome.write(part.name, output)
     counts = count_drops(documents, outcome.drops)
     counts["bytes_out"] -= outcome.cut_bytes
     return {
@@ -110,88 +179,3 @@ def remove_leaks(part: Part, folder: Path, config: LeakageConfig, output: Output
 
 def _spoken(title: str) -> str:
     return " ".join(words(title))
-
-
-def _treat(
-    document: Document, shared: Shared, article: int | None, grams: Grams, config: LeakageConfig, outcome: _Removal
-) -> None:
-    """Record the n-grams that a document shares with test sets, and decide whether to cut or drop the document."""
-    distinct = np.unique(shared.numbers)
-    found = list(passages(shared, grams))
-    outcome.grams.append(distinct)
-    outcome.matches += [_match(document, passage, grams) for passage in found]
-    if config.action == "report":
-        return
-    drop = _article(document.row, article, distinct, grams)
-    if drop is None and len(distinct) >= config.min_matches:
-        cuts = spans_to_cut(document.text, shared, margin=config.margin)
-        if config.action == "document" or len(cuts) > config.max_cuts:
-            drop = _leak(document.row, len(distinct), len(cuts), found, grams, config)
-        else:
-            outcome.cuts += [(document.row, *cut) for cut in cuts]
-            outcome.cut_documents += 1
-            outcome.cut_bytes += document.num_bytes - _num_bytes(pieces(document.text, cuts))
-    if drop is not None:
-        outcome.drops.append(drop)
-
-
-def _match(document: Document, passage: Passage, grams: Grams) -> tuple[Any, ...]:
-    """Make a row of `MATCHES`."""
-    start, end = passage.span
-    test_set, item = grams.set_names[passage.test_set], int(grams.numbers[passage.item])
-    return document.row, document.id, test_set, item, passage.num_grams, start, end, document.text[start:end]
-
-
-def _leak(
-    row: int, num_grams: int, num_cuts: int, found: Sequence[Passage], grams: Grams, config: LeakageConfig
-) -> Drop:
-    """Make the `Drop` for a document that shares too much with test sets. The drop names the test set with the most
-    shared n-grams.
-    """
-    by_set = np.zeros(len(grams.set_names), dtype=np.int64)
-    for passage in found:
-        by_set[passage.test_set] += passage.num_grams
-    detail = f"{num_grams} {config.ngram}-gram{'' if num_grams == 1 else 's'}"
-    if config.action == "passage":
-        detail = f"{detail} in {num_cuts} places"
-    return Drop(row, "leakage", detail, grams.set_names[int(by_set.argmax())])
-
-
-def _article(row: int, titled: int | None, distinct: Numbers, grams: Grams) -> Drop | None:
-    """Make the `Drop` for a document that has the title of a test-set article, or enough of the article's n-grams.
-    Returns None for any other document.
-    """
-    item, detail = titled, "by its title"
-    if item is None:
-        items, counts = np.unique(grams.items_of(distinct)[1], return_counts=True)
-        shares = [
-            (count / int(grams.sizes[item]), item)
-            for item, count in zip(items.tolist(), counts.tolist(), strict=True)
-            if grams.titles[item]
-        ]
-        share, item = max(shares, default=(0.0, None))
-        if share < ARTICLE_SHARE:
-            return None
-        detail = f"{share:.0%} of its n-grams"
-    assert item is not None
-    test_set = grams.set_names[int(grams.set_of_item[item])]
-    return Drop(row, "test article", f"{grams.titles[item]}: {detail}", test_set)
-
-
-def _num_bytes(texts: Sequence[str]) -> int:
-    return sum(len(text.encode("utf-8")) for text in texts)
-
-
-def _write(part: Part, outcome: _Removal, output: Output) -> None:
-    write_drops(output.path(drops_name(part.name)), outcome.drops)
-    _write_rows(output.path(cuts_name(part.name)), outcome.cuts, CUTS)
-    _write_rows(output.path(matches_name(part.name)), outcome.matches, MATCHES, packed=True)
-    found = np.concatenate(outcome.grams) if outcome.grams else np.empty(0, dtype=np.int64)
-    numbers, documents = np.unique(found, return_counts=True)
-    columns = {"gram": numbers.tolist(), "documents": documents.tolist()}
-    write_table(output.path(hits_name(part.name)), columns, HITS)
-
-
-def _write_rows(path: Path, rows: Sequence[tuple[Any, ...]], schema: pa.Schema, *, packed: bool = False) -> None:
-    columns = dict(zip(schema.names, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(schema.names, ())
-    write_table(path, columns, schema, packed=packed)

@@ -8,20 +8,20 @@ from pathlib import Path
 
 from crosscut.config.corpora import LeakageConfig
 from crosscut.corpus.documents import Lineage
-from crosscut.corpus.execution.stages import PlannedStage, Stage, Task, Yields
+from crosscut.corpus.execution.stages import CorpusStage, PlannedStage, StageTask, Yields
 from crosscut.corpus.leakage.grams import FILES, gather
 from crosscut.corpus.leakage.overlap import add_up
-from crosscut.corpus.leakage.removal import hits_name, matches_name, remove_leaks
+from crosscut.corpus.leakage.removal import HITS_SUFFIX, LEAKAGE, MATCHES_SUFFIX, remove_leaks
 from crosscut.corpus.leakage.test_sets import read_test_set
 from crosscut.corpus.parts import PartStage, find_parts
 from crosscut.data.hashing import sha256
 from crosscut.data.text.sources import unreadable
 
-GATHERING, LEAKAGE, OVERLAP = "test-sets", "leakage", "overlap"
-"""Names of the three stages."""
+GATHERING, OVERLAP = "test-sets", "overlap"
+"""Names of the stages before and after `LEAKAGE`."""
 
 
-def leakage_stages(config: LeakageConfig, work: Path, lineage: Lineage) -> Sequence[Stage]:
+def leakage_stages(config: LeakageConfig, work: Path, lineage: Lineage) -> Sequence[CorpusStage]:
     """List the stages that search a corpus for text of test sets. Without test sets, the list is empty.
 
     The stages process documents of the given lineage. Only the stage `leakage` drops documents. Raises
@@ -56,10 +56,10 @@ def _digests(config: LeakageConfig) -> tuple[str, ...]:
         raise unreadable(str(error.filename), error) from None
 
 
-def _plan_gathering(config: LeakageConfig, digests: tuple[str, ...], _work: Path) -> Sequence[Task]:
+def _plan_gathering(config: LeakageConfig, digests: tuple[str, ...], _work: Path) -> Sequence[StageTask]:
     """Return the single task, which gathers all test sets. `digests` are the SHA-256 hashes of their files."""
     return [
-        Task(
+        StageTask(
             name=GATHERING,
             function=partial(gather, config.test_sets, config.text_key, config.ngram, config.false_positives),
             settings={
@@ -71,14 +71,14 @@ def _plan_gathering(config: LeakageConfig, digests: tuple[str, ...], _work: Path
     ]
 
 
-def _plan_overlap(config: LeakageConfig, work: Path) -> Sequence[Task]:
+def _plan_overlap(config: LeakageConfig, work: Path) -> Sequence[StageTask]:
     """Return the single task, which reads the results of the stage `leakage` for all parts."""
-    parts = [part.name for part, _ in find_parts(work)]
-    files = [work / LEAKAGE / name(part) for part in parts for name in (hits_name, matches_name)]
+    parts = [part for part, _ in find_parts(work)]
+    files = [part.file(LEAKAGE, suffix) for part in parts for suffix in (HITS_SUFFIX, MATCHES_SUFFIX)]
     return [
-        Task(
+        StageTask(
             name=OVERLAP,
-            function=partial(add_up, work, work / GATHERING, config.ngram, LEAKAGE, parts),
+            function=partial(add_up, work / GATHERING, config.ngram, parts),
             inputs=(*(work / GATHERING / name for name in FILES), *files),
             settings={"ngram": config.ngram},
             size=sum(file.stat().st_size for file in files),

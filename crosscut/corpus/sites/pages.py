@@ -86,7 +86,7 @@ class PageFinder:
     def find(self, part: Part) -> list[SitePage]:
         """Find the pages of a part, in the order of their rows. No text is read if the part has no page."""
         rows = part.rows()
-        table = read_columns(part.work / INGEST / f"{part.name}.arrow", "id", "url").take(rows)
+        table = read_columns(part.file(INGEST), "id", "url").take(rows)
         names, urls = table["id"].to_pylist(), table["url"].to_pylist()
         kinds = dict(self.formats)
         places = [place for place, name in enumerate(names) if _is_page(name, kinds)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from crosscut.corpus.collection import Numbers, first_number
 from crosscut.corpus.documents import Lineage, Part, write_table
-from crosscut.corpus.execution.stages import Counts, Output, PlannedStage, Stage, Task, read_records
+from crosscut.corpus.execution.stages import CorpusStage, Counts, Output, PlannedStage, StageTask, read_records
 from crosscut.corpus.parts import PartStage, find_parts
 from crosscut.corpus.sites.pages import PageFinder, edge_lines, hash_line
 
@@ -44,13 +44,18 @@ page's first folder."""
 LINES_OF_PAGES = np.dtype([("site", "<u8"), ("row", "<u4"), ("hash", "<u8")])
 """Element type of `PART.lines.npy`, which has an element for each distinct line at the ends of each page."""
 
+FOLDERS_SUFFIX, LINES_SUFFIX = ".folders.npy", ".lines.npy"
+"""Suffixes of a part's files with the elements `FOLDERS` and `LINES_OF_PAGES`."""
+
 SHARED = pa.schema([("key", pa.uint64())])
 """Columns of the file with the boilerplate of some sites: the key of a line in a folder (`key_of`), ascending."""
 
 Hashes = npt.NDArray[np.uint64]
+Columns = Mapping[str, npt.NDArray[np.unsignedinteger]]
+"""Arrays of equal length by name."""
 
 
-def site_stages(finder: PageFinder, lineage: Lineage) -> list[Stage]:
+def site_stages(finder: PageFinder, lineage: Lineage) -> list[CorpusStage]:
     """List the stages that find boilerplate in documents of the given lineage."""
     return [
         PartStage(
@@ -75,44 +80,36 @@ def write_lines(part: Part, finder: PageFinder, output: Output) -> Counts:
         for line in dict.fromkeys(hash_line(page.text[start:end]) for start, end in edge_lines(page.text))
         if line
     ]
-    np.save(output.path(_folders_name(part.name)), np.array(folders, FOLDERS))
-    np.save(output.path(_lines_name(part.name)), np.array(lines, LINES_OF_PAGES))
+    np.save(output.path(f"{part.name}{FOLDERS_SUFFIX}"), np.array(folders, FOLDERS))
+    np.save(output.path(f"{part.name}{LINES_SUFFIX}"), np.array(lines, LINES_OF_PAGES))
     return {"pages": len(pages), "lines": len(lines)}
 
 
-def _folders_name(part: str) -> str:
-    return f"{part}.folders.npy"
-
-
-def _lines_name(part: str) -> str:
-    return f"{part}.lines.npy"
-
-
-def _plan_boilerplate(work: Path) -> Sequence[Task]:
+def _plan_boilerplate(work: Path) -> Sequence[StageTask]:
     num_lines = sum(record.counts["lines"] for record in read_records(work, LINES))
     num_shares = -(-num_lines // LINES_PER_TASK)
-    parts = [part.name for part, _ in find_parts(work)]
+    parts = [part for part, _ in find_parts(work)]
     return [
-        Task(
+        StageTask(
             name=f"{share:05}",
-            function=partial(find_boilerplate, work / LINES, parts, share, num_shares),
-            inputs=tuple(work / LINES / name(part) for part in parts for name in (_folders_name, _lines_name)),
+            function=partial(find_boilerplate, parts, share, num_shares),
+            inputs=tuple(part.file(LINES, suffix) for part in parts for suffix in (FOLDERS_SUFFIX, LINES_SUFFIX)),
             settings={"shares": num_shares},
         )
         for share in range(num_shares)
     ]
 
 
-def find_boilerplate(folder: Path, parts: Sequence[str], share: int, num_shares: int, output: Output) -> Counts:
+def find_boilerplate(parts: Sequence[Part], share: int, num_shares: int, output: Output) -> Counts:
     """Run a task: find the boilerplate of one share of the sites, from the files of the stage `site-lines`."""
-    folders = _read([folder / _folders_name(part) for part in parts], share, num_shares)
-    lines = _read([folder / _lines_name(part) for part in parts], share, num_shares)
+    folders = _read([part.file(LINES, FOLDERS_SUFFIX) for part in parts], share, num_shares)
+    lines = _read([part.file(LINES, LINES_SUFFIX) for part in parts], share, num_shares)
     keys = shared_lines(folders, lines)
     write_table(output.path(f"{share:05}.arrow"), {"key": keys}, SHARED)
     return {"lines": len(keys)}
 
 
-def _read(files: Sequence[Path], share: int, num_shares: int) -> dict[str, npt.NDArray[Any]]:
+def _read(files: Sequence[Path], share: int, num_shares: int) -> Columns:
     """Read the elements of one share as one array per field. The array `page` has the numbers of the pages."""
     found = []
     for index, path in enumerate(files):
@@ -124,7 +121,7 @@ def _read(files: Sequence[Path], share: int, num_shares: int) -> dict[str, npt.N
     return {"page": np.concatenate([pages for pages, _ in found]), **columns}
 
 
-def shared_lines(folders: Mapping[str, npt.NDArray[Any]], lines: Mapping[str, npt.NDArray[Any]]) -> Hashes:
+def shared_lines(folders: Columns, lines: Columns) -> Hashes:
     """Find the lines that are boilerplate. `folders` has the columns `page`, `depth` and `hash`, with a row for each
     folder of each page. `lines` has the columns `page` and `hash`, with a row for each line. In both tables, page
     numbers ascend.

@@ -21,12 +21,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from crosscut.config.published.folders import TOKENIZER_CONFIG_FILE
-from crosscut.corpus.documents import Document, Drop, Lineage, Part, drops_name, write_drops, write_table
-from crosscut.corpus.execution.stages import Counts, Output, Stage, Yields
+from crosscut.corpus.batches import batches
+from crosscut.corpus.documents import Document, Drop, Lineage, Part, count_bytes, write_drops, write_rows, write_table
+from crosscut.corpus.execution.stages import CorpusStage, Counts, Output, Yields
 from crosscut.corpus.filters.judging import count_drops
 from crosscut.corpus.leakage.passages import Span, pieces
-from crosscut.corpus.leakage.removal import cuts_name, read_cuts
-from crosscut.corpus.leakage.stages import LEAKAGE
+from crosscut.corpus.leakage.removal import files_of_cuts, read_cuts
 from crosscut.corpus.parts import PartStage
 from crosscut.corpus.tokens.tokenizer import load_tokenizer
 from crosscut.data.text.sentences import sentence_rules
@@ -52,22 +52,11 @@ SENTENCES = pa.schema([("ends", pa.list_(pa.uint32()))])
 """Column of the index of sentences, with one row per text. The ends are in tokens from the start of the text."""
 
 
-def tokens_name(part: str) -> str:
-    """Name of the file with a part's token ids."""
-    return f"{part}.tokens"
+TOKENS_SUFFIX, INDEX_SUFFIX, SENTENCES_SUFFIX = ".tokens", ".index.arrow", ".sentences.arrow"
+"""Suffixes of a part's files with the token ids, and with the columns `INDEX` and `SENTENCES`."""
 
 
-def index_name(part: str) -> str:
-    """Name of the file with the index of a part's token ids."""
-    return f"{part}.index.arrow"
-
-
-def sentences_name(part: str) -> str:
-    """Name of the file with the index of a part's sentences."""
-    return f"{part}.sentences.arrow"
-
-
-def tokens_stage(*, tokenizer: Path, min_tokens: int, lineage: Lineage, sentences: bool = False) -> Stage:
+def tokens_stage(*, tokenizer: Path, min_tokens: int, lineage: Lineage, sentences: bool = False) -> CorpusStage:
     """Make the stage `tokens`. If `leakage` is in the lineage, the passages that `leakage` marked are cut out.
 
     `tokenizer` is the `tokenizer.json` that an earlier stage wrote. Pieces of a cut document with fewer than
@@ -86,9 +75,8 @@ def tokens_stage(*, tokenizer: Path, min_tokens: int, lineage: Lineage, sentence
 
 
 def _inputs_of(tokenizer: Path, part: Part) -> tuple[Path, ...]:
-    cuts = [part.work / LEAKAGE / cuts_name(part.name)] if LEAKAGE in part.lineage.filters else []
     settings = tokenizer.with_name(TOKENIZER_CONFIG_FILE)  # a trained tokenizer does not have this file
-    return (*cuts, tokenizer, *([settings] if settings.is_file() else []))
+    return (*files_of_cuts(part), tokenizer, *([settings] if settings.is_file() else []))
 
 
 class _TextPiece(NamedTuple):
@@ -107,9 +95,16 @@ class _WrittenTexts:
     rows: list[tuple[int, int, int, str, int]] = field(default_factory=list)
     short_pieces: int = 0
     num_bytes: int = 0
-    kept: set[int] = field(default_factory=set)
     tokens: dict[str, int] = field(default_factory=dict)
     sentences: list[npt.NDArray[np.uint32]] = field(default_factory=list)
+
+    def add(self, one: _TextPiece, length: int) -> None:
+        """Count a text of `length` tokens."""
+        name, _, record = one.document.id.rpartition("#")
+        source = name.partition("/")[0]
+        self.rows.append((one.document.row, one.piece, length, name, int(record)))
+        self.num_bytes += count_bytes(one.text)
+        self.tokens[source] = self.tokens.get(source, 0) + length
 
 
 def encode_part(part: Part, tokenizer: Path, min_tokens: int, sentences: bool, output: Output) -> Counts:
@@ -118,11 +113,11 @@ def encode_part(part: Part, tokenizer: Path, min_tokens: int, sentences: bool, o
     If all pieces of a document are too short, the rule `cut to pieces` drops the document.
     """
     documents = list(part.documents())
-    cuts = read_cuts(part.work, LEAKAGE, part.name) if LEAKAGE in part.lineage.filters else {}
+    cuts = read_cuts(part)
     encoder = load_tokenizer(tokenizer)
     written = _WrittenTexts()
-    with output.path(tokens_name(part.name)).open("wb") as file:
-        for batch in _batches(documents, cuts):
+    with output.path(f"{part.name}{TOKENS_SUFFIX}").open("wb") as file:
+        for batch in batches(_texts(documents, cuts), lambda one: len(one.text), BATCH_CHARACTERS):
             ids, lengths, ends = encode(encoder, [one.text for one in batch], sentences=sentences)
             end = 0
             for number, (one, length) in enumerate(zip(batch, lengths.tolist(), strict=True)):
@@ -131,18 +126,18 @@ def encode_part(part: Part, tokenizer: Path, min_tokens: int, sentences: bool, o
                     written.short_pieces += 1
                 else:
                     file.write(ids[start:end].data)
-                    _note(one, length, written)
+                    written.add(one, length)
                     written.sentences += ends[number : number + 1] if ends is not None else []
-    columns = zip(*written.rows, strict=True) if written.rows else ((),) * len(INDEX.names)
-    write_table(output.path(index_name(part.name)), dict(zip(INDEX.names, columns, strict=True)), INDEX)
+    write_rows(output.path(f"{part.name}{INDEX_SUFFIX}"), written.rows, INDEX)
     if sentences:
-        write_table(output.path(sentences_name(part.name)), {"ends": written.sentences}, SENTENCES)
+        write_table(output.path(f"{part.name}{SENTENCES_SUFFIX}"), {"ends": written.sentences}, SENTENCES)
+    kept = {row for row, *_ in written.rows}
     drops = [
-        Drop(document.row, "cut to pieces", _counted(len(cuts[document.row])))
+        Drop(document.row, "cut to pieces", f"{number} cut{'' if number == 1 else 's'}")
         for document in documents
-        if document.row not in written.kept
+        if document.row not in kept and (number := len(cuts[document.row]))
     ]
-    write_drops(output.path(drops_name(part.name)), drops)
+    write_drops(output, part.name, drops)
     return {
         **count_drops(documents, drops),
         "bytes_out": written.num_bytes,
@@ -152,29 +147,8 @@ def encode_part(part: Part, tokenizer: Path, min_tokens: int, sentences: bool, o
     }
 
 
-def _counted(num_cuts: int) -> str:
-    return f"{num_cuts} cut{'' if num_cuts == 1 else 's'}"
-
-
-def _note(one: _TextPiece, length: int, written: _WrittenTexts) -> None:
-    name, _, record = one.document.id.rpartition("#")
-    source = name.partition("/")[0]
-    written.rows.append((one.document.row, one.piece, length, name, int(record)))
-    written.kept.add(one.document.row)
-    written.num_bytes += len(one.text.encode("utf-8"))
-    written.tokens[source] = written.tokens.get(source, 0) + length
-
-
-def _batches(documents: Sequence[Document], cuts: dict[int, list[Span]]) -> Iterator[list[_TextPiece]]:
-    batch: list[_TextPiece] = []
-    size = 0
+def _texts(documents: Sequence[Document], cuts: dict[int, list[Span]]) -> Iterator[_TextPiece]:
     for document in documents:
         spans = cuts.get(document.row)
         for number, text in enumerate(pieces(document.text, spans) if spans else [document.text]):
-            batch.append(_TextPiece(document, number, text, bool(spans)))
-            size += len(text)
-            if size >= BATCH_CHARACTERS:
-                yield batch
-                batch, size = [], 0
-    if batch:
-        yield batch
+            yield _TextPiece(document, number, text, bool(spans))

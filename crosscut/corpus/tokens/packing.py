@@ -21,7 +21,7 @@ from functools import partial
 from itertools import groupby, repeat
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,13 +30,21 @@ from crosscut.config.corpora import CorpusConfig, TokensConfig
 from crosscut.config.data import Objective
 from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.config.system.deletion import MARKER_FILE, remove_file, why_kept
-from crosscut.corpus.documents import read_table
-from crosscut.corpus.execution.stages import Counts, Output, PlannedStage, Stage, Task, TaskRecord, read_records
+from crosscut.corpus.documents import Part, read_table
+from crosscut.corpus.execution.stages import (
+    CorpusStage,
+    Counts,
+    Output,
+    PlannedStage,
+    StageTask,
+    TaskRecord,
+    read_records,
+)
 from crosscut.corpus.parts import find_parts
-from crosscut.corpus.tokens.encoding import TOKENS, index_name, sentences_name, tokens_name
+from crosscut.corpus.tokens.encoding import INDEX_SUFFIX, SENTENCES_SUFFIX, TOKENS, TOKENS_SUFFIX
 from crosscut.data.folders import beside, exchange, is_taken, unwritable
 from crosscut.data.hashing import sha256, sha256_of_all, sha256_of_each
-from crosscut.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, Settings, ShardEntry, SourceEntry
+from crosscut.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, Settings, SourceEntry
 from crosscut.data.progress import Phase, ProgressBar
 from crosscut.data.shards.array_file import ArrayFile
 from crosscut.data.shards.megatron import write_index
@@ -55,25 +63,25 @@ class TooFewDocuments(DataError):  # noqa: N818 - the name says what happened
     """Error that is raised if the filters leave too few documents for training and validation."""
 
 
-def packing_stage(config: CorpusConfig, tokenizer: Path) -> Stage:
+def packing_stage(config: CorpusConfig, tokenizer: Path) -> CorpusStage:
     """Make the stage `packing`, whose single task packs all parts. `tokenizer` is the `tokenizer.json` that an earlier
     stage wrote.
     """
     return PlannedStage(name=PACKING, version=1, plan=partial(_plan, config, tokenizer))
 
 
-def _plan(config: CorpusConfig, tokenizer: Path, work: Path) -> Sequence[Task]:
-    parts = [part.name for part, _ in find_parts(work)]
-    tokens = [work / TOKENS / tokens_name(part) for part in parts]
+def _plan(config: CorpusConfig, tokenizer: Path, work: Path) -> Sequence[StageTask]:
+    parts = [part for part, _ in find_parts(work)]
+    tokens = [part.file(TOKENS, TOKENS_SUFFIX) for part in parts]
     settings = config.tokens
     return [
-        Task(
+        StageTask(
             name=PACKING,
-            function=partial(pack, work, parts, tokenizer, config),
+            function=partial(pack, parts, tokenizer, config),
             inputs=(
                 *tokens,
-                *(work / TOKENS / index_name(part) for part in parts),
-                *(work / TOKENS / sentences_name(part) for part in parts if settings.has_sentences),
+                *(part.file(TOKENS, INDEX_SUFFIX) for part in parts),
+                *(part.file(TOKENS, SENTENCES_SUFFIX) for part in parts if settings.has_sentences),
                 tokenizer,
             ),
             settings={
@@ -102,13 +110,13 @@ def _weights(config: CorpusConfig) -> dict[str, float]:
     return {source.name: source.weight for source in config.sources}
 
 
-def pack(work: Path, parts: Sequence[str], tokenizer: Path, config: CorpusConfig, output: Output) -> Counts:
+def pack(parts: Sequence[Part], tokenizer: Path, config: CorpusConfig, output: Output) -> Counts:
     """Run the stage's task: write the files of a token folder, with one document in memory at a time.
 
     Raises `TooFewDocuments` if fewer than two documents are left, and `DataError` if the weights leave no training
     document.
     """
-    _check_enough(work, parts)
+    _check_enough(parts)
     settings, weights, seed = config.tokens, _weights(config), config.seed
     folder = output.path("")
     shutil.copyfile(tokenizer, folder / TOKENIZER_NAME)
@@ -116,7 +124,7 @@ def pack(work: Path, parts: Sequence[str], tokenizer: Path, config: CorpusConfig
     dtype = token_dtype(loaded.vocab_size)
     packed = _WeightedReader(weights, seed, settings.has_sentences)
     split = split_at_random(
-        packed.read(work, parts, dtype.itemsize), train_to_validation=settings.train_to_validation, seed=seed
+        packed.read(parts, dtype.itemsize), train_to_validation=settings.train_to_validation, seed=seed
     )
     train, validation = write_shards(
         packed.blend(split), folder, num_shards=settings.num_shards, sentences=settings.has_sentences
@@ -125,7 +133,7 @@ def pack(work: Path, parts: Sequence[str], tokenizer: Path, config: CorpusConfig
         raise DataError(
             "`sources.weight` must keep some training documents, but keeps none. Set a higher weight for a source."
         )
-    manifest = Manifest(
+    Manifest(
         dtype=dtype.name,
         vocab_size=loaded.vocab_size,
         end_of_text=loaded.end_of_text,
@@ -135,22 +143,12 @@ def pack(work: Path, parts: Sequence[str], tokenizer: Path, config: CorpusConfig
         train=tuple(train),
         validation=validation,
         corpus=weights,
-    )
-    manifest.write(folder)
-    return _finished((*train, validation), packed, folder, dtype if settings.megatron else None)
-
-
-def _finished(
-    shards: Sequence[ShardEntry], packed: _WeightedReader, folder: Path, megatron_dtype: np.dtype[Any] | None
-) -> Counts:
-    """Write the indexes for Megatron-LM if they are requested, and return the counts of the task."""
-    if megatron_dtype is not None:
-        for entry in shards:
-            _index_for_megatron(folder, entry.name, megatron_dtype)
-    return {
-        "shards": {entry.name: {"documents": entry.documents, "tokens": entry.tokens} for entry in shards},
-        "sources": packed.counts,
-    }
+    ).write(folder)
+    shards = (*train, validation)
+    for entry in shards if settings.megatron else ():
+        _index_for_megatron(folder, entry.name, dtype)
+    counts = {entry.name: {"documents": entry.documents, "tokens": entry.tokens} for entry in shards}
+    return {"shards": counts, "sources": packed.counts}
 
 
 def _settings(settings: TokensConfig, seed: int, digest: str) -> Settings:
@@ -165,10 +163,10 @@ def _settings(settings: TokensConfig, seed: int, digest: str) -> Settings:
     )
 
 
-def _check_enough(work: Path, parts: Iterable[str]) -> None:
+def _check_enough(parts: Iterable[Part]) -> None:
     num_documents = 0
     for part in parts:
-        num_documents += len(np.unique(read_table(work / TOKENS / index_name(part))["row"].to_numpy()))
+        num_documents += len(np.unique(read_table(part.file(TOKENS, INDEX_SUFFIX))["row"].to_numpy()))
         if num_documents > 1:
             return
     raise TooFewDocuments(
@@ -177,7 +175,7 @@ def _check_enough(work: Path, parts: Iterable[str]) -> None:
     )
 
 
-def _index_for_megatron(folder: Path, shard: str, dtype: np.dtype[Any]) -> None:
+def _index_for_megatron(folder: Path, shard: str, dtype: np.dtype[np.uint16 | np.uint32]) -> None:
     ends = np.fromfile(folder / f"{shard}.index", dtype=INDEX_DTYPE)["end"]
     sizes = np.diff(ends, prepend=np.uint64(0))
     # The format has no unsigned four-byte type. Token ids are far below the maximum of the signed type.
@@ -209,13 +207,14 @@ class _WeightedReader:
     counts: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     """Numbers of written documents and tokens, including copies, by source, and then by `train` or `validation`."""
 
-    def read(self, work: Path, parts: Iterable[str], width: int) -> Iterator[_PackedDocument]:
+    def read(self, parts: Iterable[Part], width: int) -> Iterator[_PackedDocument]:
         """Read the documents of the parts, in order. A token id has `width` bytes."""
         for part in parts:
-            table = read_table(work / TOKENS / index_name(part))
-            data = _bytes(work / TOKENS / tokens_name(part))
+            table = read_table(part.file(TOKENS, INDEX_SUFFIX))
+            path = part.file(TOKENS, TOKENS_SUFFIX)
+            data = ArrayFile(path, np.uint8, path.stat().st_size)
             columns = (table[name].to_pylist() for name in ("row", "tokens", "file", "record"))
-            rows = zip(*columns, self._sentences(work, part, len(table)), strict=True)
+            rows = zip(*columns, self._sentences(part, len(table)), strict=True)
             end = 0
             for _, pieces in groupby(rows, key=itemgetter(0)):
                 texts = []
@@ -225,13 +224,13 @@ class _WeightedReader:
                     texts.append(TokenDocument(data[start:end].data, num_tokens, source, record, sentences))
                 yield _PackedDocument(file.partition("/")[0], f"{file}#{record}", texts)
 
-    def _sentences(self, work: Path, part: str, num_texts: int) -> Iterator[npt.NDArray[np.uint32] | None]:
+    def _sentences(self, part: Part, num_texts: int) -> Iterator[npt.NDArray[np.uint32] | None]:
         """Yield the ends of the sentences of each text of a part, or None for each text if there is no index of
         sentences.
         """
         if not self.sentences:
             return repeat(None, num_texts)
-        ends = read_table(work / TOKENS / sentences_name(part))["ends"]
+        ends = read_table(part.file(TOKENS, SENTENCES_SUFFIX))["ends"]
         return (row.values.to_numpy() for row in ends)
 
     def blend(self, split: Iterable[tuple[bool, _PackedDocument]]) -> Iterator[tuple[bool, TokenDocument]]:
@@ -256,10 +255,6 @@ class _WeightedReader:
             return int(whole)
         digest = hashlib.blake2b(f"{self.seed} {document.id}".encode("utf-8", "surrogatepass"), digest_size=8)
         return int(whole) + (int.from_bytes(digest.digest(), "little") < part * 2**64)
-
-
-def _bytes(path: Path) -> ArrayFile:
-    return ArrayFile(path, np.uint8, path.stat().st_size)
 
 
 def publish(work: Path, target: Path, bar: ProgressBar) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 
 from crosscut.config.corpora import TokensConfig
 from crosscut.config.published.folders import TOKENIZER_CONFIG_FILE
+from crosscut.corpus.batches import batches
 from crosscut.corpus.documents import Part
 from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.data.tokenization.encoding import BATCH_CHARACTERS
@@ -64,14 +64,7 @@ def _kept(path: Path, modified: int, size: int) -> Tokenizer:  # noqa: ARG001 - 
 
 def count_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
     """Count the tokens of each text without the end-of-text token. Texts are encoded in batches, to bound memory."""
-    cuts = [0]
-    size = 0
-    for number, text in enumerate(texts, start=1):
-        size += len(text)
-        if size >= BATCH_CHARACTERS or number == len(texts):
-            cuts.append(number)
-            size = 0
     lengths: list[int] = []
-    for start, stop in pairwise(cuts):
-        lengths += (tokenizer.documents.encode(texts[start:stop])[1] - 1).tolist()
+    for batch in batches(texts, len, BATCH_CHARACTERS):
+        lengths += (tokenizer.documents.encode(batch)[1] - 1).tolist()
     return lengths

@@ -17,6 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 FACTOR = np.uint64(0xD6E8FEB86659FD93)
+GOLDEN_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+HALF = np.uint64(32)
+"""Factors and the shift that mix the bits of hashes. The second factor is 2**64 divided by the golden ratio."""
+
 Hashes = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
 
@@ -104,13 +108,12 @@ def _fold(encoded: bytes, edges: Places) -> Hashes:
     while len(longer):
         following = eights[starts[longer] + done] & _MASKS[np.minimum(lengths[longer] - done, 8)]
         folded = hashes[longer]
-        hashes[longer] = (folded ^ folded >> _HALF) * FACTOR + following
+        hashes[longer] = (folded ^ folded >> HALF) * FACTOR + following
         done += 8
         longer = longer[lengths[longer] > done]
     return hashes
 
 
-_HALF = np.uint64(32)
 _MASKS = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
 """Mask i keeps the first i of eight bytes."""
 

@@ -12,15 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from crosscut.corpus.words.hashes import fold_words
+from crosscut.corpus.words.hashes import FACTOR, GOLDEN_FACTOR, HALF, fold_words
 
 Hashes = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
 
 _BETWEEN_WORDS = re.compile(r"[\W_]+")
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-_MIXER = np.uint64(0xD6E8FEB86659FD93)
-_HALF = np.uint64(32)
 
 
 class Hashed(NamedTuple):
@@ -60,7 +57,7 @@ def ngrams(hashed: Hashed, n: int) -> Hashed:
     total = max(len(hashed.hashes) - n + 1, 0)
     rolled = hashed.hashes[:total].copy()
     for place in range(1, n if total else 0):
-        rolled *= _FACTOR
+        rolled *= GOLDEN_FACTOR
         rolled += hashed.hashes[place : place + total]
     # Windows that reach into the next document are removed. Documents shorter than a window are handled below.
     inside = np.ones(total, dtype=bool)
@@ -75,7 +72,7 @@ def ngrams(hashed: Hashed, n: int) -> Hashed:
 def _combine(hashes: Sequence[np.uint64] | Hashes) -> np.uint64:
     combined = 0
     for value in hashes:
-        combined = (combined * int(_FACTOR) + int(value)) & 0xFFFFFFFFFFFFFFFF
+        combined = (combined * int(GOLDEN_FACTOR) + int(value)) & 0xFFFFFFFFFFFFFFFF
     return np.uint64(combined)
 
 
@@ -84,10 +81,10 @@ def _mixed(values: Hashes, *, rounds: int) -> Hashes:
 
     Without mixing, the low bits of a hash would depend only on the low bits of the numbers from which it is computed.
     """
-    shifted = values >> _HALF
+    shifted = values >> HALF
     for _ in range(rounds):
         values ^= shifted
-        values *= _MIXER
-        np.right_shift(values, _HALF, out=shifted)
+        values *= FACTOR
+        np.right_shift(values, HALF, out=shifted)
     values ^= shifted
     return values

@@ -8,7 +8,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import combinations, islice, pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 import zstandard
 
-from crosscut.config.corpora import CorpusConfig, EngineConfig, LeakageConfig, SourceConfig
+from crosscut.config.corpora import CorpusConfig, EngineConfig, LeakageConfig
 from crosscut.corpus.audit.samples import audit_stage
 from crosscut.corpus.documents import (
     TEXTS,
@@ -27,19 +27,17 @@ from crosscut.corpus.documents import (
     Judgement,
     Lineage,
     Part,
-    drops_name,
     write_drops,
     write_table,
 )
-from crosscut.corpus.execution.engine import start_engine
-from crosscut.corpus.execution.running import StageResult, run_stage
-from crosscut.corpus.execution.stages import Counts, Digests, Output, Stage, Task
+from crosscut.corpus.execution.running import StageResult
+from crosscut.corpus.execution.stages import CorpusStage, Counts, Output, PlannedStage, StageTask
 from crosscut.corpus.filters.judging import count_drops, judge_part
 from crosscut.corpus.origins import Skipped, SkippedWriter, files_name, skipped_name, write_files
 from crosscut.corpus.parts import PartStage, find_parts
-from crosscut.data.progress import ProgressBar
 from crosscut.data.text.sources import BUILTIN_CORPORA
-from tests.corpus.ingested import write_documents
+from tests.corpus.ingested import run as run_stages
+from tests.corpus.ingested import source, write_documents
 
 HOSTILE = '</script><script>document.title = "taken"</script><img src=x onerror="document.title = 1"> &amp; <!-- '
 """Text that a page must show and never run."""
@@ -88,13 +86,9 @@ def read(task: str, source: str, numbers: range, per_part: int, output: Output) 
         write_documents(output.path(f"{name}.arrow"), ids, own, urls=urls, packed=True)
         parts[name] = sum(len(text.encode()) for text in own)
     reject = {
-        "source": source,
-        "name": f"{source}/some.jsonl",
-        "file": "data/some.jsonl",
-        "place": "line 999",
-        "rule": "not JSON",
-        "reason": "Expecting",
-    }
+        "source": source, "name": f"{source}/some.jsonl", "file": "data/some.jsonl", "place": "line 999",
+        "rule": "not JSON", "reason": "Expecting",
+    }  # fmt: skip
     line = json.dumps({**reject, "excerpt": f'{{"text": "{HOSTILE}'})
     output.path(f"{task}.rejects.jsonl").write_text(f"{line}\n", encoding="utf-8")
     write_files(output.path(files_name(task)), [(f"{source}/some.jsonl", f"/data/{source}/some.jsonl")])
@@ -108,18 +102,13 @@ def read(task: str, source: str, numbers: range, per_part: int, output: Output) 
     }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Some:
-    """Stage with a fixed list of tasks."""
+def given(name: str, calls: Callable[[Path], dict[str, Callable[[Output], Counts]]]) -> PlannedStage:
+    """Stage whose tasks call these functions."""
 
-    name: str
-    calls: Callable[[Path], dict[str, Callable[[Output], Counts]]]
-    settings: dict[str, Any] = field(default_factory=dict)
-    version: int = 1
+    def plan(work: Path) -> list[StageTask]:
+        return [StageTask(name=task, function=call, size=1) for task, call in calls(work).items()]
 
-    def tasks(self, work: Path) -> list[Task]:
-        calls = self.calls(work)
-        return [Task(name=name, function=call, settings=self.settings, size=1) for name, call in calls.items()]
+    return PlannedStage(name=name, version=1, plan=plan)
 
 
 def by_url() -> Callable[[Sequence[Document]], Judgement]:
@@ -130,7 +119,7 @@ def mend(part: Part, output: Output) -> Counts:
     documents = list(part.documents())
     mended = [one.text.replace("\u00e2\u20ac\u2122", "'") for one in documents]
     write_table(output.path(f"{part.name}.arrow"), {"row": [one.row for one in documents], "text": mended}, TEXTS)
-    write_drops(output.path(drops_name(part.name)), [])
+    write_drops(output, part.name, [])
     changed = sum(text != one.text for text, one in zip(mended, documents, strict=True))
     bytes_out = sum(len(text.encode()) for text in mended)
     return {**count_drops(documents, []), "bytes_out": bytes_out, "changed": {"unicode": changed, "join_lines": 0}}
@@ -178,7 +167,7 @@ def near(part: Part, work: Path, output: Output) -> Counts:
         for document in documents
         if document.id in goes
     ]
-    write_drops(output.path(drops_name(part.name)), drops)
+    write_drops(output, part.name, drops)
     return count_drops(documents, drops)
 
 
@@ -207,7 +196,7 @@ def leaks(part: Part, output: Output) -> Counts:
     """Cut out the sentence of the test set."""
     documents = list(part.documents())
     found = [(one, one.text.index(LEAKED)) for one in documents if LEAKED in one.text]
-    write_drops(output.path(drops_name(part.name)), [])
+    write_drops(output, part.name, [])
     rows = [one.row for one, _ in found]
     spans = {"row": rows, "start": [at for _, at in found], "end": [at + len(LEAKED) for _, at in found]}
     write_table(output.path(f"{part.name}.cuts.arrow"), spans, SPANS)
@@ -231,7 +220,7 @@ def overlap(_output: Output) -> Counts:
     }
 
 
-def stages(per_part: int) -> list[Stage]:
+def stages(per_part: int) -> list[CorpusStage]:
     """Stages of the corpus. The results must not depend on `per_part`, the number of documents in a part."""
     middle = len(texts()) // 2
 
@@ -247,17 +236,17 @@ def stages(per_part: int) -> list[Stage]:
         return PartStage(name=name, version=1, function=judge_part, arguments=(make, (), ""), lineage=before)
 
     return [
-        Some("ingest", ingestion, {"per_part": per_part}),
+        given("ingest", ingestion),
         judged("urls", by_url, cleaned=False),
         PartStage(name="cleaning", version=1, function=mend, lineage=Lineage(FILTERS[:1])),
         judged("language", by_language),
         judged("length", by_length),
-        Some("clusters", lambda work: {"all": partial(clusters, work)}),
-        Some("near", lambda work: {
+        given("clusters", lambda work: {"all": partial(clusters, work)}),
+        given("near", lambda work: {
             part.name: partial(near, part, work) for part, _ in find_parts(work, Lineage(FILTERS[:4], cleaned=True))
         }),
         PartStage(name="leakage", version=1, function=leaks, lineage=Lineage(FILTERS[:5], cleaned=True)),
-        Some("overlap", lambda _work: {"all": overlap}),
+        given("overlap", lambda _work: {"all": overlap}),
         audit_stage(Lineage(FILTERS, cleaned=True), seed=1234),
     ]  # fmt: skip
 
@@ -276,13 +265,11 @@ def run(folder: Path, per_part: int = 40) -> Audited:
     work = folder / "work"
     config = CorpusConfig(
         folder=str(folder),
-        sources=(SourceConfig(name="speeches", files=("a",)), SourceConfig(name="web", files=("b",), weight=0.5)),
+        sources=(source("speeches", "a"), source("web", "b", weight=0.5)),
         leakage=LeakageConfig(test_sets=("made.txt",)),
         engine=EngineConfig(workers=1),
     )
-    digests = Digests()
-    with start_engine(config.engine, work) as engine, ProgressBar(shown=False) as bar:
-        results = [run_stage(stage, work, engine=engine, digests=digests, bar=bar) for stage in stages(per_part)]
+    results = list(run_stages(work, stages(per_part)).values())
     return Audited(config, work, results)
 
 

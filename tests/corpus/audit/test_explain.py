@@ -3,16 +3,16 @@
 import re
 from pathlib import Path
 
-import pytest
-
 from crosscut.config.errors import DataError
 from crosscut.corpus.audit.explain import explain
 from crosscut.corpus.audit.lookup import Runs, find_documents, latest_texts
 from crosscut.corpus.collection import earlier_id
-from crosscut.corpus.documents import Drop, Lineage, drops_name, write_drops
+from crosscut.corpus.documents import Drop, Lineage, write_drops
+from crosscut.corpus.execution.stages import Output
 from crosscut.corpus.finished import mark_finished, mark_unfinished
 from tests.corpus.audit.conftest import FILTERS, FOREIGN, HOSTILE, LEAKED, Audited, texts
 from tests.corpus.ingested import write_documents
+from tests.refusals import refusal
 
 MIDDLE = len(texts()) // 2
 
@@ -25,9 +25,13 @@ def number_of(beginning: str) -> int:
     return next(number for number, text in enumerate(texts()) if text.startswith(beginning))
 
 
+def story_of(audited: Audited, document_id: str) -> str:
+    return explain(Runs(audited.work, Lineage(FILTERS, cleaned=True)), document_id)
+
+
 def told(audited: Audited, number: int) -> dict[str, str]:
     """The story by its labels."""
-    first, blank, *lines = explain(Runs(audited.work, Lineage(FILTERS, cleaned=True)), id_of(number)).split("\n")
+    first, blank, *lines = story_of(audited, id_of(number)).split("\n")
     assert (first, blank) == (id_of(number), "")
     story: dict[str, str] = {}
     label = ""
@@ -84,7 +88,7 @@ def test_leaks_and_cuts_are_shown(audited):
 def matched(folder: Path, number: int, other: str) -> str:
     """Says that a document of a corpus goes for another, as the stage `near` does; how this is told."""
     (folder / "near").mkdir(exist_ok=True)
-    write_drops(folder / "near" / drops_name("000000-0000"), [Drop(number, "near-duplicate", "0.80", other)])
+    write_drops(Output(folder / "near"), "000000-0000", [Drop(number, "near-duplicate", "0.80", other)])
     return explain(Runs(folder, Lineage(("near",)), (str(folder.parent.parent / "old"),)), id_of(number))
 
 
@@ -124,32 +128,22 @@ def test_texts_are_those_of_the_stages_that_the_run_has(audited):
 
 
 def test_a_record_that_could_not_be_read_is_explained(audited):
-    story = explain(Runs(audited.work, Lineage(FILTERS, cleaned=True)), "web/some.jsonl#999")
-    assert "not read        data/some.jsonl, line 999: Expecting" in story
+    for place in ("999", "line 999"):  # the id of a document would be, and the id of its sample
+        assert "not read        data/some.jsonl, line 999: Expecting" in story_of(audited, f"web/some.jsonl#{place}")
     for other in ("web/e.jsonl#999", "web/jsonl#999", "web/data/some.jsonl#999", "web#999", "#999"):
         # A reject of a file whose name ends alike does not count.
-        with pytest.raises(DataError, match=rf"but this corpus has no document `{other}`"):
-            explain(Runs(audited.work, Lineage(FILTERS, cleaned=True)), other)
-
-
-def test_a_reject_has_the_id_of_its_sample(audited):
-    for place in ("999", "line 999"):
-        story = explain(Runs(audited.work, Lineage(FILTERS, cleaned=True)), f"web/some.jsonl#{place}")
-        assert "not read        data/some.jsonl, line 999: Expecting" in story
+        assert f"but this corpus has no document `{other}`" in refusal(DataError, story_of, audited, other)
 
 
 def test_a_skipped_record_is_explained(audited):
-    story = explain(Runs(audited.work, Lineage(FILTERS, cleaned=True)), "web/some.jsonl#900")
-    assert story == ("web/some.jsonl#900\n\nskipped         /data/web/some.jsonl, record 900: blank, no text is left")
+    story = story_of(audited, "web/some.jsonl#900")
+    assert story == "web/some.jsonl#900\n\nskipped         /data/web/some.jsonl, record 900: blank, no text is left"
 
 
 def test_an_unknown_id_is_refused_with_near_ones(audited):
-    with pytest.raises(
-        DataError,
-        match=r"`--explain` must be the id of a document, .* but this corpus has no document `web/some.jsonl#998`\.",
-    ):
-        explain(Runs(audited.work, Lineage(FILTERS, cleaned=True)), "web/some.jsonl#998")
-    with pytest.raises(DataError, match=rf"Similar ids are `{id_of(len(texts()) - 1)}`, `{id_of(len(texts()) - 2)}`"):
-        explain(Runs(audited.work, Lineage(FILTERS, cleaned=True)), "web/some.jsonl#998")
-    with pytest.raises(DataError, match=r"Similar ids are `speeches/some.jsonl#1"):
-        explain(Runs(audited.work, Lineage(FILTERS, cleaned=True)), "speches/some.jsonl#1")
+    last = len(texts()) - 1
+    assert refusal(DataError, story_of, audited, "web/some.jsonl#998").startswith(
+        "`--explain` must be the id of a document, in the form `source/file#record`, but this corpus has no document "
+        f"`web/some.jsonl#998`. Similar ids are `{id_of(last)}`, `{id_of(last - 1)}`"
+    )
+    assert "Similar ids are `speeches/some.jsonl#1" in refusal(DataError, story_of, audited, "speches/some.jsonl#1")

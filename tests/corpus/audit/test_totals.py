@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from crosscut.config.corpora import CorpusConfig, EngineConfig, IngestConfig, LeakageConfig, SourceConfig, TokensConfig
+from crosscut.config.corpora import CorpusConfig, IngestConfig, LanguageConfig, LeakageConfig, LengthConfig
 from crosscut.corpus import explain_document, prepare_corpus, print_summary
 from crosscut.corpus.audit.totals import cut_words, make_totals
 from tests.corpus.audit.conftest import check_sums, texts
+from tests.corpus.ingested import small_corpus, source
 
 LEAKED = "we hold that nobody has ever said these very words to a congress of any country at all"
 
@@ -54,21 +55,15 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[CorpusConfig, dict
     folder = tmp_path_factory.mktemp("mixed")
     write_sources(folder)
 
-    def source(name: str, *files: str, **more: Any) -> SourceConfig:
-        return SourceConfig(name=name, files=tuple(str(folder / file) for file in files), **more)
-
-    config = CorpusConfig(
-        folder=str(folder / "corpus"),
-        sources=(
-            source("pages", "book/*.html", "reference/*.html", format="html"),
-            source("rows", "rows.jsonl", "damaged.jsonl.gz"),
-            source("notes", "notes"),
-            source("mail", "*.eml"),
-        ),
+    paths = {"pages": ("book/*.html", "reference/*.html"), "rows": ("rows.jsonl", "damaged.jsonl.gz")}
+    paths |= {"notes": ("notes",), "mail": ("*.eml",)}
+    config = small_corpus(
+        folder / "corpus",
+        *(source(name, *map(folder.joinpath, own)) for name, own in paths.items()),
         ingest=IngestConfig(max_rejects=0.9, max_damaged_files=1),
         leakage=LeakageConfig(test_sets=(str(folder / "test.txt"),), margin=0),
-        tokens=TokensConfig(vocab_size=300, num_shards=1),
-        engine=EngineConfig(workers=1),
+        language=LanguageConfig(),
+        length=LengthConfig(),
     )
     return config, prepare_corpus(config, progress=False).report
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from crosscut.config.corpora import Cleaner, CleaningConfig
 from crosscut.corpus.cleaning.parts import CLEANERS, clean_part, cleaning_settings
-from crosscut.corpus.documents import CLEANING, Drop, Lineage, Part, drops_name, read_drops, read_table, write_drops
+from crosscut.corpus.documents import CLEANING, Drop, Lineage, Part, read_drops, read_table, write_drops
 from crosscut.corpus.execution.stages import Output
 
 STORY = (
@@ -96,7 +96,7 @@ def test_every_setting_that_changes_a_text_counts() -> None:
 def test_only_documents_that_are_left_are_cleaned(make_part: Callable[..., Part]) -> None:
     part = make_part(["a", "b", "c"])
     (part.work / "urls").mkdir()
-    write_drops(part.work / "urls" / drops_name(part.name), [Drop(1, "domain")])
+    write_drops(Output(part.work / "urls"), part.name, [Drop(1, "domain")])
     cleaned, counts = clean(Part(part.work, part.name, Lineage(("urls",))))
     assert [one.row for one in cleaned.documents()] == [0, 2]
     assert (counts["documents_in"], counts["documents_out"]) == (2, 2)

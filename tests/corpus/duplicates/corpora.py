@@ -9,7 +9,7 @@ from crosscut.corpus.collection import Collection, collect
 from crosscut.corpus.documents import INGEST, READ, Part, read_drops
 from crosscut.corpus.duplicates.candidates import preference
 from crosscut.corpus.duplicates.planted import exact_jaccard
-from crosscut.corpus.execution.stages import Output, Task, execute
+from crosscut.corpus.execution.stages import Output, StageTask, execute
 from crosscut.corpus.parts import find_parts
 from tests.corpus.ingested import write_documents
 
@@ -26,7 +26,7 @@ def ingest(work: Path, parts: Sequence[Sequence[str]], urls: Sequence[Sequence[s
             write_documents(path, ids, texts, urls=urls[number] if urls else ())
         return {"parts": {f"000000-{number:04}": sum(map(len, texts)) for number, texts in enumerate(parts)}}
 
-    execute(work / INGEST, Task(name="000000", function=write), "key")
+    execute(work / INGEST, StageTask(name="000000", function=write), "key")
     return work
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from crosscut.corpus.collection import collect
 from crosscut.corpus.documents import READ, read_table, write_table
 from crosscut.corpus.duplicates import sketches
-from crosscut.corpus.duplicates.candidates import CANDIDATES, MEMBERS, members_name
+from crosscut.corpus.duplicates.candidates import CANDIDATES, MEMBERS, MEMBERS_SUFFIX
 from crosscut.corpus.duplicates.gram_sets import NGRAMS, as_sets, read_sets, sets_name, write_sets
 from crosscut.corpus.execution.stages import Output
 from crosscut.corpus.finished import mark_finished
@@ -39,7 +39,7 @@ def test_sets_of_the_compared_documents_are_written_and_read(tmp_path, monkeypat
     for stage in (CANDIDATES, NGRAMS):
         (work / stage).mkdir()
     for name, some in (("00000", numbers[[0, 1, 3]]), ("00001", numbers[[1, 2, 3, 4]])):
-        write_table(work / CANDIDATES / members_name(name), {"number": some}, MEMBERS)
+        write_table(work / CANDIDATES / f"{name}{MEMBERS_SUFFIX}", {"number": some}, MEMBERS)
     counts = [write_sets(collection, work, 3, index, Output(work / NGRAMS)) for index in range(3)]
     assert [count["documents"] for count in counts] == [2, 1, 2]
     expected = [set(ngrams(hash_words([texts[at]]), 3).hashes.tolist()) for at in (1, 4, 6, 10, 11)]

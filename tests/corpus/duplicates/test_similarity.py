@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from crosscut.corpus.collection import Collection
 from crosscut.corpus.documents import Part, write_table
 from crosscut.corpus.duplicates import similarity
-from crosscut.corpus.duplicates.candidates import CANDIDATES, GROUPS, MEMBERS, CandidatePairs, members_name
+from crosscut.corpus.duplicates.candidates import CANDIDATES, GROUPS, MEMBERS, MEMBERS_SUFFIX, CandidatePairs
 from crosscut.corpus.duplicates.gram_sets import NGRAMS, write_sets
 from crosscut.corpus.duplicates.planted import exact_jaccard
 from crosscut.corpus.duplicates.similarity import (
@@ -45,7 +45,7 @@ def compared(work, texts) -> Collection:
     for stage in (SKETCHES, CANDIDATES, NGRAMS):
         (work / stage).mkdir()
     write_sketches(collection.parts[0], SETTINGS, Output(work / SKETCHES))
-    write_table(work / CANDIDATES / members_name("x"), {"number": range(len(texts))}, MEMBERS)
+    write_table(work / CANDIDATES / f"x{MEMBERS_SUFFIX}", {"number": range(len(texts))}, MEMBERS)
     write_sets(collection, work, SETTINGS.ngram, 0, Output(work / NGRAMS))
     return collection
 

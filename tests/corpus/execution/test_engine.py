@@ -9,8 +9,8 @@ import pytest
 
 from crosscut.config.corpora import EngineConfig
 from crosscut.config.errors import DataError
-from crosscut.corpus.execution.engine import WORKERS_LOCK, Call, start_engine
-from crosscut.corpus.execution.stages import Counts, Output, Task
+from crosscut.corpus.execution.engine import WORKERS_LOCK, TaskCall, start_engine
+from crosscut.corpus.execution.stages import Counts, Output, StageTask
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def look_around(output: Output) -> Counts:
 def test_task_runs_in_a_process_that_this_one_has_started(tmp_path: Path) -> None:
     (tmp_path / "stage").mkdir()
     with start_engine(EngineConfig(workers=2), tmp_path) as engine:
-        (record,) = engine.run([Call(tmp_path / "stage", Task(name="a", function=look_around), "key")])
+        (record,) = engine.run([TaskCall(tmp_path / "stage", StageTask(name="a", function=look_around), "key")])
     assert record.counts == {"parent": os.getpid(), "ignores_interrupts": True}
 
 

@@ -5,19 +5,16 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from crosscut.config.corpora import EngineConfig
 from crosscut.config.errors import DataError
 from crosscut.config.system.deletion import make_folder
-from crosscut.corpus.execution.engine import start_engine
-from crosscut.corpus.execution.running import StageResult, run_stage
-from crosscut.corpus.execution.stages import Counts, Digests, Output, Task, TaskRecord, add_counts
-from crosscut.data.progress import ProgressBar
+from crosscut.corpus.execution.running import StageResult
+from crosscut.corpus.execution.stages import Counts, Output, PlannedStage, StageTask, TaskRecord, add_counts
+from tests.corpus.ingested import run
 from tests.endless import ENDLESS
 from tests.memory import at_most
 from tests.refusals import refusal
@@ -48,99 +45,80 @@ def die(output: Output) -> Counts:
     return {}
 
 
-@dataclass
-class Given:
-    """A stage of given tasks."""
-
-    given: list[Task]
-    name: str = "first"
-    version: int = 1
-    settings: dict = field(default_factory=dict)
-
-    def tasks(self, work: Path) -> list[Task]:
-        return self.given
+def start(work: Path, *tasks: StageTask, version: int = 1, workers: int = 1) -> StageResult:
+    """Start the command, which runs a stage of these tasks."""
+    return run(work, [PlannedStage(name="first", version=version, plan=lambda _: tasks)], workers)["first"]
 
 
-class Runner:
-    """Runs stages in a folder; a new one is a new start of the command."""
-
-    def __init__(self, work: Path, workers: int = 1) -> None:
-        self.work = work
-        self.digests = Digests()
-        self.config = EngineConfig(workers=workers)
-
-    def __call__(self, stage: Given) -> StageResult:
-        with start_engine(self.config, self.work) as engine, ProgressBar(shown=False) as bar:
-            return run_stage(stage, self.work, engine=engine, digests=self.digests, bar=bar)
+def writing(text: str, name: str = "a") -> StageTask:
+    return StageTask(name=name, function=partial(write, text, f"{name}.txt"), settings={"text": text}, size=len(text))
 
 
-def writing(text: str, name: str = "a") -> Task:
-    return Task(name=name, function=partial(write, text, f"{name}.txt"), settings={"text": text}, size=len(text))
-
-
-def shouting(work: Path) -> Given:
+def start_both(work: Path, task: StageTask) -> StageResult:
+    """Start the command, which runs the stage of this task and then one that reads its file. Returns the result of the
+    second stage.
+    """
     source = work / "first" / "a.txt"
-    return Given([Task(name="a", function=partial(shout, source), inputs=(source,))], name="second")
+    shouting = StageTask(name="a", function=partial(shout, source), inputs=(source,))
+    plans = {"first": task, "second": shouting}
+    stages = [PlannedStage(name=name, version=1, plan=lambda _, task=task: [task]) for name, task in plans.items()]
+    return run(work, stages)["second"]
 
 
 def test_what_is_done_is_not_done_again(tmp_path):
-    first = Runner(tmp_path)(Given([writing("one"), writing("three", "b")]))
-    again = Runner(tmp_path)(Given([writing("one"), writing("three", "b")]))
+    first = start(tmp_path, writing("one"), writing("three", "b"))
+    again = start(tmp_path, writing("one"), writing("three", "b"))
     assert (first.num_tasks, first.num_run, again.num_run) == (2, 2, 0)
     assert first.counts == again.counts == {"characters": 8, "names": ["a.txt", "b.txt"]}
     assert first.size == again.size == 8
 
 
 def test_a_changed_setting_redoes_its_task_alone(tmp_path):
-    Runner(tmp_path)(Given([writing("one"), writing("two", "b")]))
-    assert Runner(tmp_path)(Given([writing("one"), writing("four", "b")])).num_run == 1
+    start(tmp_path, writing("one"), writing("two", "b"))
+    assert start(tmp_path, writing("one"), writing("four", "b")).num_run == 1
     assert (tmp_path / "first" / "b.txt").read_text() == "four"
 
 
 def test_a_new_version_redoes_all(tmp_path):
-    Runner(tmp_path)(Given([writing("one"), writing("two", "b")]))
-    assert Runner(tmp_path)(Given([writing("one"), writing("two", "b")], version=2)).num_run == 2
+    start(tmp_path, writing("one"), writing("two", "b"))
+    assert start(tmp_path, writing("one"), writing("two", "b"), version=2).num_run == 2
 
 
 @pytest.mark.parametrize(("text", "runs"), [("one", 0), ("two", 1)])
 def test_a_later_stage_is_redone_only_where_what_it_reads_has_changed(tmp_path, text, runs):
-    for first in (writing("one"), writing(text)):
-        runner = Runner(tmp_path)
-        runner(Given([first]))
-        result = runner(shouting(tmp_path))
-    assert result.num_run == runs
+    start_both(tmp_path, writing("one"))
+    assert start_both(tmp_path, writing(text)).num_run == runs
     assert (tmp_path / "second" / "loud.txt").read_text() == text.upper()
 
 
 def test_the_same_content_from_other_settings_redoes_nothing_behind_it(tmp_path):
     for settings in ({"by": "hand"}, {"by": "machine"}):
-        runner = Runner(tmp_path)
-        runner(Given([Task(name="a", function=partial(write, "one", "a.txt"), settings=settings)]))
-        result = runner(shouting(tmp_path))
+        task = StageTask(name="a", function=partial(write, "one", "a.txt"), settings=settings)
+        result = start_both(tmp_path, task)
     assert result.num_run == 0
 
 
 @pytest.mark.parametrize("missing", ["a.txt", "a.json"])
 def test_a_task_that_has_lost_a_file_is_redone(tmp_path, missing):
-    Runner(tmp_path)(Given([writing("one")]))
+    start(tmp_path, writing("one"))
     (tmp_path / "first" / missing).unlink()
-    assert Runner(tmp_path)(Given([writing("one")])).num_run == 1
+    assert start(tmp_path, writing("one")).num_run == 1
     assert (tmp_path / "first" / "a.txt").read_text() == "one"
 
 
 def test_a_record_that_was_cut_short_counts_as_none(tmp_path):
-    Runner(tmp_path)(Given([writing("one")]))
+    start(tmp_path, writing("one"))
     record = tmp_path / "first" / "a.json"
     record.write_text(record.read_text()[:20])
-    assert Runner(tmp_path)(Given([writing("one")])).num_run == 1
+    assert start(tmp_path, writing("one")).num_run == 1
 
 
 @pytest.mark.parametrize(("content", "runs"), [("One", 1), ("\0\0\0", 1), ("one", 0)])
 def test_a_task_whose_file_was_edited_is_redone(tmp_path, content, runs):
-    Runner(tmp_path)(Given([writing("one")]))
+    start(tmp_path, writing("one"))
     time.sleep(0.01)  # the clock of files is coarse
     (tmp_path / "first" / "a.txt").write_text(content)
-    assert Runner(tmp_path)(Given([writing("one")])).num_run == runs
+    assert start(tmp_path, writing("one")).num_run == runs
     assert (tmp_path / "first" / "a.txt").read_text() == "one"
 
 
@@ -193,21 +171,21 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_record_that_is_not_as_it_was_written_is_not_believed(tmp_path, kind):
-    first = Runner(tmp_path)(Given([writing("one")]))
+    first = start(tmp_path, writing("one"))
     record = tmp_path / "first" / "a.json"
     content = record.read_text()
     DAMAGE[kind](record)
     with at_most(1 << 26):
-        again = Runner(tmp_path)(Given([writing("one")]))
+        again = start(tmp_path, writing("one"))
     assert (again.num_run, again.counts) == (1, first.counts)
     assert json.loads(record.read_text())["files"] == json.loads(content)["files"]
-    assert Runner(tmp_path)(Given([writing("one")])).num_run == 0
+    assert start(tmp_path, writing("one")).num_run == 0
 
 
 def test_files_of_tasks_that_are_no_more_go(tmp_path):
-    Runner(tmp_path)(Given([writing("one"), writing("two", "b")]))
+    start(tmp_path, writing("one"), writing("two", "b"))
     (tmp_path / "first" / ".c.unfinished").mkdir()
-    Runner(tmp_path)(Given([writing("one")]))
+    start(tmp_path, writing("one"))
     assert {path.name for path in (tmp_path / "first").iterdir()} == {".crosscut", "a.txt", "a.json"}
 
 
@@ -215,30 +193,30 @@ def test_files_of_tasks_that_are_no_more_go(tmp_path):
 def test_record_cannot_name_a_file_elsewhere(tmp_path, name):
     """The record of a downloaded corpus, whose hash fits. The files of tasks that are no more are removed."""
     work = tmp_path / "corpus" / "work"
-    Runner(work)(Given([writing("one")]))
+    start(work, writing("one"))
     mine = make_folder(tmp_path, "other") / "a.txt"
     mine.write_text("mine")
     forged = TaskRecord(task="z", key="", seconds=0, size=0, files={name.format(tmp_path): ""}, sizes={}, counts={})
     (work / "first" / "z.json").write_text(forged.content())
-    Runner(work)(Given([writing("one")]))
+    start(work, writing("one"))
     assert mine.read_text() == "mine"
 
 
 def test_files_of_the_user_in_a_stage_stay(tmp_path):
-    Runner(tmp_path)(Given([writing("one"), writing("two", "b")]))
+    start(tmp_path, writing("one"), writing("two", "b"))
     (tmp_path / "first" / "notes.txt").write_text("mine")
     (tmp_path / "first" / ".mine.unfinished").mkdir()
     (tmp_path / "first" / ".mine.unfinished" / "a").write_text("mine")
-    Runner(tmp_path)(Given([writing("three")]))
+    start(tmp_path, writing("three"))
     assert not (tmp_path / "first" / "b.txt").exists()
     assert (tmp_path / "first" / "notes.txt").read_text() == "mine"
     assert (tmp_path / "first" / ".mine.unfinished" / "a").read_text() == "mine"
 
 
 def test_task_that_writes_fewer_files_leaves_none_of_its_earlier_ones(tmp_path):
-    Runner(tmp_path)(Given([writing("one")]))
-    other = Task(name="a", function=partial(write, "one", "other.txt"))
-    Runner(tmp_path)(Given([other]))
+    start(tmp_path, writing("one"))
+    other = StageTask(name="a", function=partial(write, "one", "other.txt"))
+    start(tmp_path, other)
     assert {path.name for path in (tmp_path / "first").iterdir()} == {".crosscut", "a.json", "other.txt"}
 
 
@@ -250,18 +228,18 @@ def test_task_that_writes_fewer_files_leaves_none_of_its_earlier_ones(tmp_path):
     ],
 )  # fmt: skip
 def test_a_task_that_fails_leaves_nothing_and_keeps_what_is_done(tmp_path, function, message):
-    assert message in refusal(DataError, Runner(tmp_path), Given([writing("one"), Task(name="b", function=function)]))
+    assert message in refusal(DataError, start, tmp_path, writing("one"), StageTask(name="b", function=function))
     assert {path.name for path in (tmp_path / "first").iterdir()} == {".crosscut", "a.txt", "a.json"}
 
 
 def test_processes_give_what_one_gives_and_a_dead_one_is_told(tmp_path):
     tasks = [writing(f"text {number}", f"task-{number}") for number in range(9)]
-    alone = Runner(tmp_path / "alone")(Given(tasks))
-    together = Runner(tmp_path / "together", workers=2)(Given(tasks))
+    alone = start(tmp_path / "alone", *tasks)
+    together = start(tmp_path / "together", *tasks, workers=2)
     assert alone.counts == together.counts
     with pytest.raises(DataError, match="One of the 2 worker processes died, perhaps because memory ran out"):
-        Runner(tmp_path / "together", workers=2)(Given([*tasks, Task(name="worst", function=die)]))
-    assert Runner(tmp_path / "together", workers=2)(Given(tasks)).num_run == 0
+        start(tmp_path / "together", *tasks, StageTask(name="worst", function=die), workers=2)
+    assert start(tmp_path / "together", *tasks, workers=2).num_run == 0
 
 
 def test_counts_add_up():

@@ -79,10 +79,10 @@ def test_missing_library_is_told_before_anything_starts(tmp_path: Path, monkeypa
     for extraction in Extraction:
         config = CorpusConfig(sources=(source,), folder="out", html=HtmlConfig(extraction=extraction))
         if extraction is Extraction.FAST:
-            assert len(IngestStage(config).tasks(tmp_path)) == 1
+            assert len(IngestStage(config=config).tasks(tmp_path)) == 1
             continue
         with pytest.raises(DataError) as raised:
-            IngestStage(config).tasks(tmp_path)
+            IngestStage(config=config).tasks(tmp_path)
     assert str(raised.value) == (
         '`html.extraction` "careful" needs the package trafilatura, but trafilatura is not installed. Run '
         f"`{install_command('careful')}`."

@@ -1,5 +1,6 @@
 """Languages: who stays, what is measured, and on what part of a text."""
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from crosscut.config.corpora import LanguageConfig
 from crosscut.corpus.documents import Judgement
 from crosscut.corpus.filters.language import PASSAGE, LanguageFilter, passages
 from tests.corpus.conftest import documents
+from tests.refusals import refusal
 
 ENGLISH = "The house stands at the end of the street, and nobody has lived there since the old man went away."
 GERMAN = "Das Haus steht am Ende der Strasse, und niemand wohnt dort, seit der alte Mann fortgegangen ist."
@@ -90,10 +92,8 @@ def test_a_text_is_told_the_same_language_each_time(detector: str) -> None:
 
 
 def test_a_language_that_the_detector_does_not_know_is_told() -> None:
-    with pytest.raises(
-        ConfigError, match=r"`language\.keep` must hold codes of languages that eldc knows \(am, .*\), but has"
-    ):
-        LanguageFilter(LanguageConfig(keep=("en", "eng")))
+    told = refusal(ConfigError, LanguageFilter, LanguageConfig(keep=("en", "eng")))
+    assert re.match(r"`language\.keep` must hold codes of languages that eldc knows \(am, .*\), but has", told)
 
 
 @pytest.mark.slow

@@ -113,15 +113,11 @@ def test_settings_follow_the_contents_of_the_lists(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "content", "message"),
     [
-        (
-            "domains",
-            None,
-            "`urls.domains` must name readable files, but `{file}` cannot be read: No such file or directory.",
-        ),
+        ("domains", None, "`urls.domains` must name readable files, but `{file}` cannot be read: No such file or"),
         (
             "types",
             b"\xff",
-            "`urls.types` must name readable files, but `{file}` cannot be read: the file is not UTF-8.",
+            "`urls.types` must name readable files, but `{file}` cannot be read: the file is not UTF-8",
         ),
         ("domains", b"a.org\nhttp://b.org/\n", "`{file}`, line 2, must be a domain such as `example.com`, but is"),
         ("types", b"image/jpeg", "`{file}`, line 1, must be a file type such as `jpg`, but is `image/jpeg`."),
@@ -135,10 +131,8 @@ def test_lists_that_are_none_are_told(tmp_path: Path, field: str, content: bytes
 
 
 def test_unknown_builtin_list_is_told() -> None:
-    with pytest.raises(
-        DataError, match=r"built-in lists \(`builtin:domains` and `builtin:types`\), but names `builtin:x`"
-    ):
-        UrlFilter(UrlsConfig(domains=("builtin:x",)))
+    told = refusal(DataError, UrlFilter, UrlsConfig(domains=("builtin:x",)))
+    assert "built-in lists (`builtin:domains` and `builtin:types`), but names `builtin:x`" in told
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The published test sets: WikiText's two forms have the same n-grams, and a real passage copied by hand is found."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +13,8 @@ from crosscut.data import read_documents
 
 
 @pytest.fixture(scope="module")
-def data() -> Path:
-    if "CROSSCUT_SHARED" not in os.environ:
-        pytest.skip("CROSSCUT_SHARED names no folder with published files")
-    return Path(os.environ["CROSSCUT_SHARED"]) / "data"
+def data(shared: Path) -> Path:
+    return shared / "data"
 
 
 @pytest.fixture(scope="module")

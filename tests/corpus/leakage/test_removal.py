@@ -9,8 +9,8 @@ import pytest
 
 from crosscut.config import DataError
 from crosscut.config.corpora import LeakageConfig
-from crosscut.corpus.documents import Lineage, read_drops, read_table
-from crosscut.corpus.leakage.removal import matches_name, read_cuts
+from crosscut.corpus.documents import Lineage, Part, read_drops, read_table
+from crosscut.corpus.leakage.removal import MATCHES_SUFFIX, read_cuts
 from crosscut.corpus.leakage.stages import leakage_stages
 from crosscut.data import read_documents
 from tests.corpus.ingested import run, write_part
@@ -56,13 +56,13 @@ def test_a_passage_copied_by_hand_is_found_and_cut(tmp_path: Path, config: Leaka
     copied = "which of the nine LIGHTHOUSES, on the northern coast,\nwas built by an order of monks in the year 1483"
     texts = [*speeches[:3], planted(speeches[3], copied, at=2000), *speeches[4:]]
     counts = leak(tmp_path / "work", config, texts)
-    cuts = read_cuts(tmp_path / "work", "leakage", NAME)
+    cuts = read_cuts(Part(tmp_path / "work", NAME, Lineage(("leakage",))))
     assert list(cuts) == [3]
     ((start, end),) = cuts[3]
     assert copied in texts[3][start:end]
     assert len(copied) + 400 <= end - start <= len(copied) + 430  # the margin, moved outward to blanks
     assert texts[3][start - 1 : start + 1].split() and texts[3][end] == " "
-    (match,) = read_table(tmp_path / "work" / "leakage" / matches_name(NAME)).to_pylist()
+    (match,) = read_table(tmp_path / "work" / "leakage" / f"{NAME}{MATCHES_SUFFIX}").to_pylist()
     assert match == {
         "row": 3, "id": "made/texts.jsonl#4", "test_set": "questions.jsonl", "item": 1, "grams": 13,
         "start": texts[3].index(copied), "end": texts[3].index(copied) + len(copied), "passage": copied,
@@ -110,7 +110,7 @@ def test_a_report_changes_nothing(tmp_path, config, speeches):
     counts = leak(tmp_path / "work", replace(config, action="report"), texts, titles=["", "Lighthouse (tower)"])
     assert counts["leakage"]["documents_out"] == 2
     assert counts["leakage"]["bytes_out"] == counts["leakage"]["bytes_in"]
-    assert read_cuts(tmp_path / "work", "leakage", NAME) == {}
+    assert read_cuts(Part(tmp_path / "work", NAME, Lineage(("leakage",)))) == {}
     assert counts["overlap"]["test_sets"]["questions.jsonl"]["grams_found"] == 13
 
 
@@ -122,13 +122,13 @@ def test_a_document_with_too_many_cuts_is_dropped(tmp_path, config, speeches):
     assert read_drops(tmp_path / "work", "leakage", NAME).to_pylist() == [
         {"row": 0, "rule": "leakage", "detail": "13 8-grams in 3 places", "other": "questions.jsonl"}
     ]
-    assert read_cuts(tmp_path / "work", "leakage", NAME) == {}
+    assert read_cuts(Part(tmp_path / "work", NAME, Lineage(("leakage",)))) == {}
 
 
 def test_fewer_matches_than_asked_for_change_nothing(tmp_path, config, speeches):
     texts = [planted(speeches[0], QUESTION, at=500), planted(speeches[1], f"{TITLE_PAGE}.", at=500)]
     leak(tmp_path / "work", replace(config, min_matches=13), texts)
-    assert list(read_cuts(tmp_path / "work", "leakage", NAME)) == [0]
+    assert list(read_cuts(Part(tmp_path / "work", NAME, Lineage(("leakage",))))) == [0]
 
 
 def test_articles_of_a_test_set_go_by_title_or_by_their_words(tmp_path, config, speeches):
@@ -144,7 +144,7 @@ def test_articles_of_a_test_set_go_by_title_or_by_their_words(tmp_path, config, 
             "other": "wiki.test.tokens",
         },
     ]  # fmt: skip
-    assert list(read_cuts(tmp_path / "work", "leakage", NAME)) == [3]
+    assert list(read_cuts(Part(tmp_path / "work", NAME, Lineage(("leakage",))))) == [3]
 
 
 def test_stages_depend_on_what_the_test_sets_hold_and_on_what_is_asked_for(tmp_path, config, speeches):
@@ -162,7 +162,7 @@ def test_stages_depend_on_what_the_test_sets_hold_and_on_what_is_asked_for(tmp_p
     with Path(config.test_sets[0]).open("a", encoding="utf-8") as file:
         file.write(json.dumps({"text": " ".join(speeches[2].split()[200:220])}) + "\n")
     assert ran(replace(config, margin=100, ngram=7)) == ["test-sets", "leakage", "overlap"]
-    assert list(read_cuts(work, "leakage", NAME)) == [2]
+    assert list(read_cuts(Part(work, NAME, Lineage(("leakage",))))) == [2]
 
 
 def test_no_test_sets_no_stages(tmp_path):

@@ -1,13 +1,13 @@
 """Test sets of every form come out as the texts that were meant."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
 from crosscut.config import DataError
 from crosscut.corpus.leakage.test_sets import read_test_set, set_names
+from tests.refusals import refusal
 
 LINES = (
     "", "= Robert Boulter =", "", "Robert Boulter is an actor .", "", "= = Career = =", "",
@@ -64,18 +64,10 @@ def test_names_tell_test_sets_apart() -> None:
         ("set.txt", b"\n \n", r"set\.txt` must contain texts of a test set, but contains none"),
         ("set.txt", b"good \xff", r"set\.txt` must be UTF-8 text, but byte 5 is not valid UTF-8"),
         ("set.jsonl", b'{"text": "a"}\n{"text"', r"set\.jsonl`, line 2, must be valid JSON"),
-        (
-            "set.jsonl",
-            b'{"txt": "a"}',
-            r"line 1, must hold a string under `text`, but its keys are: txt\. Set `leakage\.text_key` to",
-        ),
+        ("set.jsonl", b'{"txt": "a"}', r"string under `text`, but its keys are: txt\. Set `leakage\.text_key` to"),
         ("set.jsonl", b'{"text": 5}', r"line 1, must hold a string under `text`, but holds 5\. Set"),
         ("set.jsonl", b'{"n": ' + b"9" * 10_000 + b"}", r"line 1, must be valid JSON, but is not: an integer has more"),
-        (
-            "set.jsonl",
-            b"[" * 100_000,
-            r"must be valid JSON, but is not: nested too deeply\. Correct or remove the line",
-        ),
+        ("set.jsonl", b"[" * 100_000, r"valid JSON, but is not: nested too deeply\. Correct or remove the line"),
         ("set.jsonl", b'{"text": "\\ud800"}', r"line 1, must hold text that is valid in UTF-8, but has a lone"),
         ("set.jsonl", b"[5]", r"line 1, must be a JSON object with the text under `text`, but is a list"),
     ],
@@ -87,7 +79,5 @@ def test_mistakes_are_named(tmp_path: Path, name: str, data: bytes, message: str
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=re.escape(f"`{tmp_path / 'no.txt'}` must be a readable file, but is not: No such")
-    ):
-        read_test_set(tmp_path / "no.txt", text_key="text")
+    told = refusal(DataError, read_test_set, tmp_path / "no.txt", text_key="text")
+    assert told.startswith(f"`{tmp_path / 'no.txt'}` must be a readable file, but is not: No such")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from crosscut.config import CorpusConfig
-from crosscut.config.corpora import EngineConfig, HtmlConfig, LanguageConfig, LengthConfig, SourceConfig, TokensConfig
+from crosscut.config.corpora import HtmlConfig, LengthConfig
 from crosscut.corpus import CorpusResult, explain_document, prepare_corpus
 from crosscut.corpus.documents import CLEANING, INGEST, read_table
+from tests.corpus.ingested import small_corpus, source
 
 NOTICES = {
     "first": "Keyboard shortcuts: press left or right to navigate between chapters",
@@ -28,19 +28,9 @@ def write_site(folder: Path, name: str, number: int, notice: str) -> None:
 
 
 def prepare(folder: Path, **html: bool) -> CorpusResult:
-    config = CorpusConfig(
-        folder=str(folder / "out"),
-        sources=(
-            SourceConfig(name="web", files=(str(folder / "pages"),), format="html"),
-            SourceConfig(name="notes", files=(str(folder / "notes.txt"),)),
-        ),
-        language=LanguageConfig(keep=()),
-        length=LengthConfig(min_tokens=0),
-        tokens=TokensConfig(vocab_size=300, num_shards=1),
-        engine=EngineConfig(workers=1),
-        html=HtmlConfig(**html),
-    )
-    return prepare_corpus(config, progress=False)
+    sources = (source("web", folder / "pages", format="html"), source("notes", folder / "notes.txt"))
+    sections = {"length": LengthConfig(min_tokens=0), "html": HtmlConfig(**html)}
+    return prepare_corpus(small_corpus(folder / "out", *sources, **sections), progress=False)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from crosscut.config.corpora import SourceFormat
 from crosscut.corpus.documents import INGEST, Part, read_table
 from crosscut.corpus.execution.stages import Output
 from crosscut.corpus.sites.pages import PageFinder, folders_of, hash_line
-from crosscut.corpus.sites.stages import MIN_PAGES, find_boilerplate, key_of, write_lines
+from crosscut.corpus.sites.stages import LINES, MIN_PAGES, find_boilerplate, key_of, write_lines
 from tests.corpus.ingested import write_documents
 
 FINDER = PageFinder((("s", SourceFormat.HTML),))
@@ -18,18 +18,18 @@ FINDER = PageFinder((("s", SourceFormat.HTML),))
 
 def find(folder: Path, pages: Sequence[tuple[str, str]], *, parts: int = 1, shares: int = 1) -> set[int]:
     """Keys of the boilerplate in pages of the given URLs and texts."""
-    (folder / INGEST).mkdir(parents=True)
-    names = []
-    for number in range(parts):
+    for stage in (INGEST, LINES):
+        (folder / stage).mkdir(parents=True)
+    all_of = [Part(folder, f"{number:06}-0000") for number in range(parts)]
+    for number, part in enumerate(all_of):
         own = pages[number::parts]
-        names.append(f"{number:06}-0000")
         urls, texts = [url for url, _ in own], [text for _, text in own]
         ids = [f"s/f#{place}" for place in range(len(own))]
-        write_documents(folder / INGEST / f"{names[-1]}.arrow", ids, texts, urls=urls)
-        write_lines(Part(folder, names[-1]), FINDER, Output(folder))
+        write_documents(part.file(INGEST), ids, texts, urls=urls)
+        write_lines(part, FINDER, Output(folder / LINES))
     found: set[int] = set()
     for share in range(shares):
-        find_boilerplate(folder, names, share, shares, Output(folder))
+        find_boilerplate(all_of, share, shares, Output(folder))
         table = read_table(folder / f"{share:05}.arrow")
         keys = table["key"].to_pylist()
         assert keys == sorted(keys)

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crosscut.corpus.documents import Drop, Lineage, Part, drops_name, read_drops, read_table, write_drops, write_table
+from crosscut.corpus.documents import Drop, Lineage, Part, read_drops, read_table, write_drops, write_table
 from crosscut.corpus.execution.stages import Counts, Output
-from crosscut.corpus.leakage.removal import CUTS, cuts_name
+from crosscut.corpus.leakage.removal import CUTS, CUTS_SUFFIX
 from crosscut.corpus.tokens import encoding as tokens_module
-from crosscut.corpus.tokens.encoding import encode_part, index_name, tokens_name, tokens_stage
+from crosscut.corpus.tokens.encoding import INDEX_SUFFIX, TOKENS_SUFFIX, encode_part, tokens_stage
 from crosscut.data import Tokenizer
 from crosscut.data.text.sentences import sentence_rules
 from tests.corpus.ingested import write_part
@@ -36,14 +36,14 @@ def part(tmp_path: Path) -> Part:
     part = write_part(tmp_path / "work", TEXTS, filters=("length", "leakage"))
     for stage, drops in (("length", [Drop(3, "too short")]), ("leakage", [])):
         (part.work / stage).mkdir()
-        write_drops(part.work / stage / drops_name(NAME), drops)
+        write_drops(Output(part.work / stage), NAME, drops)
     write_cuts(part)
     return part
 
 
 def write_cuts(part: Part, *cuts: tuple[int, int, int]) -> None:
     columns = dict(zip(CUTS.names, zip(*cuts, strict=True), strict=True)) if cuts else dict.fromkeys(CUTS.names, ())
-    write_table(part.work / "leakage" / cuts_name(NAME), columns, CUTS)
+    write_table(part.work / "leakage" / f"{NAME}{CUTS_SUFFIX}", columns, CUTS)
 
 
 def encode(part: Part, tokenizer: Path, *, min_tokens: int = 0) -> tuple[list[str], list[dict], Counts]:
@@ -51,8 +51,8 @@ def encode(part: Part, tokenizer: Path, *, min_tokens: int = 0) -> tuple[list[st
     folder = part.work / "tokens"
     folder.mkdir(exist_ok=True)
     counts = encode_part(part, tokenizer, min_tokens, False, Output(folder))
-    index = read_table(folder / index_name(NAME)).to_pylist()
-    ids = np.fromfile(folder / tokens_name(NAME), dtype="<u2")
+    index = read_table(folder / f"{NAME}{INDEX_SUFFIX}").to_pylist()
+    ids = np.fromfile(folder / f"{NAME}{TOKENS_SUFFIX}", dtype="<u2")
     ends = np.cumsum([row["tokens"] for row in index])
     assert ends[-1] == len(ids)
     loaded = Tokenizer.load(tokenizer)
@@ -108,11 +108,11 @@ def test_document_that_is_cut_whole_is_dropped(part: Part, tokenizer_file: Path)
 
 
 def test_part_without_documents_has_no_ids(part: Part, tokenizer_file: Path) -> None:
-    write_drops(part.work / "length" / drops_name(NAME), [Drop(row, "too short") for row in range(5)])
+    write_drops(Output(part.work / "length"), NAME, [Drop(row, "too short") for row in range(5)])
     folder = part.work / "tokens"
     folder.mkdir()
     assert encode_part(part, tokenizer_file, 0, False, Output(folder))["tokens"] == {}
-    assert (folder / tokens_name(NAME)).stat().st_size == 0
+    assert (folder / f"{NAME}{TOKENS_SUFFIX}").stat().st_size == 0
 
 
 def test_other_rules_for_sentences_encode_a_part_anew(part: Part, tokenizer_file: Path) -> None:

@@ -16,8 +16,8 @@ import pytest
 
 from crosscut.config import DataConfig, DataError
 from crosscut.config.corpora import CorpusConfig, SourceConfig, TokensConfig
-from crosscut.corpus.documents import Lineage, read_table, write_table
-from crosscut.corpus.execution.stages import Output, Task, execute
+from crosscut.corpus.documents import Lineage, Part, read_table, write_table
+from crosscut.corpus.execution.stages import Output, StageTask, execute
 from crosscut.corpus.tokens import packing as packing_module
 from crosscut.corpus.tokens.encoding import tokens_stage
 from crosscut.corpus.tokens.packing import packing_stage, publish
@@ -27,6 +27,7 @@ from crosscut.data.shards.megatron import IndexedTokens
 from crosscut.data.shards.writing import INDEX_DTYPE
 from tests.cli.conftest import TINY
 from tests.corpus.ingested import run, write_part
+from tests.refusals import refusal
 
 COUNT = 150
 
@@ -88,7 +89,7 @@ def write_tokenizer(work: Path, file: Path) -> Path:
         shutil.copyfile(file, output.path("tokenizer.json"))
         return {}
 
-    execute(work / "tokenizer", Task(name="making", function=copy), "copied")
+    execute(work / "tokenizer", StageTask(name="making", function=copy), "copied")
     return work / "tokenizer" / "tokenizer.json"
 
 
@@ -176,7 +177,7 @@ def test_pieces_of_a_document_stay_on_one_side(corpus: Corpus) -> None:
         seed=1,
         tokens=TokensConfig(num_shards=2, train_to_validation=3),
     )
-    packing_module.pack(corpus.work, ["000000-0000"], corpus.tokenizer, config, output)
+    packing_module.pack([Part(corpus.work, "000000-0000")], corpus.tokenizer, config, output)
     validation = np.fromfile(corpus.work / "packing" / "validation.index", dtype=INDEX_DTYPE)
     documents = Counter(((validation["record"] - 1) // 5).tolist())
     assert len(documents) == 8 and set(documents.values()) == {5}
@@ -224,10 +225,8 @@ def test_other_things_are_not_replaced(corpus: Corpus, before: str) -> None:
         corpus.pack()
     mine.parent.mkdir(exist_ok=True)
     mine.write_text("mine")
-    with pytest.raises(
-        DataError, match=r"tokens` must not exist, or must hold only token shards .* but holds other files"
-    ):
-        corpus.pack(seed=6)
+    told = refusal(DataError, corpus.pack, seed=6)
+    assert "tokens` must not exist, or must hold only token shards of a corpus, but holds other files" in told
     assert mine.read_text() == "mine"
 
 

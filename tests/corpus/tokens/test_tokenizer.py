@@ -7,7 +7,7 @@ import pytest
 
 from crosscut.config import DataError
 from crosscut.config.corpora import TokensConfig
-from crosscut.corpus.documents import Drop, Lineage, Part, drops_name, write_drops
+from crosscut.corpus.documents import Drop, Lineage, Part, write_drops
 from crosscut.corpus.execution.stages import Output
 from crosscut.corpus.tokens.tokenizer import FILE, check_tokenizer, make_tokenizer
 from crosscut.data import Tokenizer
@@ -38,8 +38,8 @@ def test_one_is_trained_on_the_documents_that_are_left(tmp_path: Path, make_part
     first = make_part([WORDS * 50, "zq" * 500, WORDS * 10])
     second = make_part([WORDS * 20], name="000000-0001")
     (tmp_path / "urls").mkdir()
-    write_drops(tmp_path / "urls" / drops_name(first.name), [Drop(1, "domain")])
-    write_drops(tmp_path / "urls" / drops_name(second.name), [])
+    write_drops(Output(tmp_path / "urls"), first.name, [Drop(1, "domain")])
+    write_drops(Output(tmp_path / "urls"), second.name, [])
     parts = [Part(part.work, part.name, Lineage(("urls",))) for part in (first, second)]
     counts = make_tokenizer(parts, TokensConfig(vocab_size=270), Output(tmp_path))
     assert counts == {"vocab_size": 270, "trained_on": {"documents": 3, "characters": 80 * len(WORDS)}}
