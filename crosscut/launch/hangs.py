@@ -201,6 +201,8 @@ class Watch:
                     self._end()
             last = now
             RECORD[Word.THREAD] = time.thread_time_ns()
+        if told and RECORD[Word.PROGRESS] != done:  # the run went on, and ended before the next check
+            self._moved(told)
 
     def _tell_stragglers(self) -> None:
         """Print the ranks that have been slower than the others since the last call."""

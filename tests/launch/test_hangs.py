@@ -54,9 +54,10 @@ def train_with_a_stop(folder: Path, stopped: bool) -> dict[str, Any]:
     mesh = make_mesh(Layout(tensor=2), CPU)
     others = [0, 0]
     dist.all_gather_object(others, os.getpid())
-    told: dict[str, Any] = {}
+    told: dict[str, Any] = {"printed": []}
     helper = threading.Thread(target=continue_after_report, args=(folder, others[1], told))
-    with Watch(folder, CPU, least_bound=BOUND):
+    printed = patch("crosscut.launch.hangs.echo", lambda text, **_: told["printed"].append(text))
+    with printed, Watch(folder, CPU, least_bound=BOUND):
         for step in range(3):
             RECORD.phase(Phase.FORWARD, step)
             if step == 2 and mesh.tensor.rank == 0:
@@ -90,6 +91,7 @@ def test_a_hang_is_explained_by_a_rank_that_waits_and_by_the_doctor(ranks: RankP
         assert not has_recorder or ("\n    rank 1: does not answer\n" in text) == stopped
         assert "PYTHON STACK of rank 0, main thread:" in text
     assert ("PYTHON STACK of rank 1, main thread:" in report) == (not stopped)
+    assert first["printed"][-1] == "The run continues: all ranks are making progress again."  # though it ends at once
     assert first["seconds"] < BOUND + 5
     assert first["left"] == second["left"] == ["hang-3.txt", "metrics.jsonl"]
     assert '"hang_rank": 1' in (folder / "metrics.jsonl").read_text()
