@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 
 from crosscut.config.system.terminal import new_console
-from crosscut.rehearsal.comparison import Row, compare, rehearsed_forecast
+from crosscut.rehearsal.comparison import ComparedFigure, compare, rehearsed_forecast
 from crosscut.rehearsal.rehearse import Rehearsal
 
 CATEGORIES = ("weights", "master_weights", "gradients", "optimizer", "activations", "logits", "buffers")
@@ -62,7 +62,7 @@ def _gigabytes(size: int, largest: int) -> str:
     return f"{size / 1e9:,.{_decimals(largest / 1e9)}f}"
 
 
-def _in_units(row: Row) -> tuple[str, str]:
+def _in_units(row: ComparedFigure) -> tuple[str, str]:
     """Format the counted and the planned value of a row with four significant digits. Bytes are in GB, and FLOPs have a
     unit prefix.
     """

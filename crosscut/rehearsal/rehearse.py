@@ -32,7 +32,7 @@ from crosscut.rehearsal.ledger import Ledger, Peak
 from crosscut.rehearsal.pretence import Device, WithoutMemory, as_on
 from crosscut.training.optimization.optimizer import STATE
 from crosscut.training.step import Trainer
-from crosscut.training.watching.memory_account import resizing_told_to
+from crosscut.training.watching.storages import resizing_told_to
 
 _MOST_RANKS = 1 << 17
 """Largest world of a dry run. PyTorch's process groups hold a list of all ranks."""
