@@ -5,28 +5,16 @@ each place directly. For the backward pass, the output of a part gets a hook: wh
 backward pass of the part begins.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from crosscut.flight.record import RECORD, Part
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _LAYER = 8
 """Number of bits for the part in the integer that stands for a place. The higher bits hold the layer."""
-
-
-class _HasGradient(Protocol):
-    """Tensor that may require a gradient."""
-
-    @property
-    def requires_grad(self) -> bool:
-        """Whether a gradient is computed for the tensor."""
-
-    def register_hook(self, hook: Callable[..., Any]) -> Any:
-        """Call `hook` when the gradient arrives."""
-
-
-_T = TypeVar("_T", bound=_HasGradient)
 
 
 def place_of(part: Part, layer: int = 0) -> int:
@@ -40,7 +28,7 @@ def enter(part: Part, layer: int = 0) -> None:
         RECORD.at(place_of(part, layer))
 
 
-def leave(x: _T, part: Part, layer: int) -> _T:
+def leave(x: "Tensor", part: Part, layer: int) -> "Tensor":
     """Return `x`, the output of a part of the model, with a hook that records the place when the part's backward pass
     begins.
     """
@@ -55,7 +43,7 @@ def enter_part(part: Part) -> None:
         enter(part, RECORD.place >> _LAYER)
 
 
-def leave_part(x: _T, part: Part) -> _T:
+def leave_part(x: "Tensor", part: Part) -> "Tensor":
     """Return `x`, the output of a part of the current layer, with a hook that records the place when the part's
     backward pass begins.
     """

@@ -1,19 +1,20 @@
 """Read the records of all ranks of a run. The readers are the watching thread of each rank and `crosscut doctor`."""
 
 import json
-import operator
 import os
 import shutil
 import struct
 import subprocess
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from crosscut.config.system.files import parse_json, read_small, too_large, write_whole
 from crosscut.config.system.machine import machine_identity, process_start
+from crosscut.config.system.records import from_json
 from crosscut.flight.record import (
     DONE,
     GROUPS,
@@ -28,6 +29,7 @@ from crosscut.flight.record import (
     Kind,
     Part,
     Phase,
+    RecordTable,
     Word,
 )
 from crosscut.flight.traces import Trace, parse_traces
@@ -109,6 +111,17 @@ class RankRecord:
         return (now - self.words[word]) / 1e9
 
 
+@dataclass(frozen=True)
+class RankStatus:
+    """Status that a rank writes during a hang."""
+
+    stacks: Mapping[str, str]
+    """Python stacks of the rank's threads, keyed by the name of the thread."""
+    seconds: float
+    """Time without progress, in seconds."""
+    rank: int
+
+
 class Process(Enum):
     """State of a rank's process."""
 
@@ -157,27 +170,24 @@ def parse_record(content: bytes) -> RankRecord:
     words = struct.unpack(f"{TABLE}q", content[:_LEAST])
     if words[Word.MAGIC] != MAGIC:
         raise ValueError("not a record")
-    table: Any = parse_json(content[_LEAST : _LEAST + words[Word.TABLE_BYTES]])
-    if not isinstance(table, dict) or not isinstance(table.get("groups"), list) or len(table["groups"]) > NUM_GROUPS:
-        raise ValueError("no table")
+    table = from_json(RecordTable, parse_json(content[_LEAST : _LEAST + words[Word.TABLE_BYTES]]))
+    if len(table.groups) > NUM_GROUPS:
+        raise ValueError("too many groups")
     world_size = words[Word.WORLD_SIZE]
     if not 0 <= words[Word.RANK] < world_size <= _MOST_WORLD:
         raise ValueError("no rank of a world")
-    try:
-        groups = [
-            Group(str(group["name"]), str(group["axis"]), _ranks(group["ranks"], world_size), words[GROUPS + number])
-            for number, group in enumerate(table["groups"])
-        ]
-    except (KeyError, TypeError) as error:
-        raise ValueError("no table") from error
+    groups = [
+        Group(group.name, group.axis, _ranks(group.ranks, world_size), words[GROUPS + number])
+        for number, group in enumerate(table.groups)
+    ]
     messages = {message.number: message for row in range(NUM_MESSAGES) if (message := _message(words, row, groups))}
     return RankRecord(
         rank=words[Word.RANK],
         world_size=world_size,
         pid=words[Word.PID],
-        host=str(table.get("host")),
-        machine=str(table.get("machine")),
-        process_start=str(table.get("process_start")),
+        host=table.host,
+        machine=table.machine,
+        process_start=table.process_start,
         step=words[Word.STEP],
         phase=Phase(words[Word.PHASE]),
         place=words[Word.PLACE],
@@ -202,15 +212,15 @@ def _message(words: tuple[int, ...], row: int, groups: list[Group]) -> Message |
 
 
 def _ranks(ranks: list[int], world_size: int) -> range | frozenset[int]:
-    """Ranks of a group, from their form in the table (`record._shortened`). Raises `ValueError` or `TypeError` unless
-    they are ranks of the world.
+    """Ranks of a group, from their form in the table (`record._shortened`). Raises `ValueError` unless they are ranks
+    of the world.
     """
     found: range | frozenset[int]
     if len(ranks) == 4 and ranks[3] == -1:
         evenly = range(*ranks[:3])
         found, ends = evenly, [evenly[0], evenly[-1]] if evenly else []
     else:
-        found = frozenset(map(operator.index, ranks))
+        found = frozenset(ranks)
         ends = [min(found), max(found)] if found else []
     if any(not 0 <= end < world_size for end in ends):
         raise ValueError("no ranks of the world")
@@ -247,20 +257,19 @@ def process_of(record: RankRecord) -> Process:
     return states.get(stat.rpartition(")")[2].split()[0], Process.RUNS)
 
 
-def read_statuses(folder: Path) -> dict[int, dict[str, Any]]:
+def read_statuses(folder: Path) -> dict[int, RankStatus]:
     """Read the statuses that ranks have written during a hang, keyed by rank."""
-    found: dict[int, dict[str, Any]] = {}
+    found = {}
     for path in folder.glob("status-*.json"):
         with suppress(OSError, ValueError):
-            status = _read_json(path)
-            if isinstance(status, dict) and type(status.get("rank")) is int:
-                found[status["rank"]] = status
+            status = from_json(RankStatus, _read_json(path))
+            found[status.rank] = status
     return found
 
 
-def write_status(folder: Path, rank: int, status: dict[str, Any]) -> None:
+def write_status(folder: Path, status: RankStatus) -> None:
     """Write the status of a rank atomically."""
-    write_whole(status_path(folder, rank), json.dumps({**status, "rank": rank}))
+    write_whole(status_path(folder, status.rank), json.dumps(asdict(status)))
 
 
 def read_traces(folder: Path) -> dict[int, list[Trace]]:
@@ -280,7 +289,7 @@ def write_traces(folder: Path, rank: int, traces: list[Trace]) -> None:
     write_whole(trace_path(folder, rank), json.dumps(traces))
 
 
-def _read_json(path: Path) -> Any:
+def _read_json(path: Path) -> object:
     if path.stat().st_size > _MOST_BYTES:
         raise too_large(str(path), _MOST_BYTES)
     return parse_json(read_small(path))
@@ -299,9 +308,9 @@ def outside_stack(record: RankRecord) -> str:
     return ""
 
 
-def _content(path: Path) -> bytes:
-    """Content of a regular file. A link or a device is not read."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+def _content(path: Path, flags: int = os.O_NOFOLLOW) -> bytes:
+    """Content of a record's file. By default, a link is not read."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags)
     try:
         return os.read(descriptor, SIZE)
     finally:
@@ -315,15 +324,6 @@ def _memory(record: RankRecord) -> bytes:
     descriptor = record.words[Word.DESCRIPTOR]
     if descriptor < 0 or process_of(record) is Process.GONE or not is_here(record):
         return b""
-    try:
-        return _content_of_descriptor(record.pid, descriptor)
-    except OSError:
-        return b""
-
-
-def _content_of_descriptor(pid: int, number: int) -> bytes:
-    descriptor = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        return os.pread(descriptor, SIZE, 0)
-    finally:
-        os.close(descriptor)
+    with suppress(OSError):
+        return _content(Path(f"/proc/{record.pid}/fd/{descriptor}"), flags=0)
+    return b""

@@ -26,10 +26,11 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from time import monotonic_ns, time_ns
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from crosscut.config.system.files import open_descriptor
 from crosscut.config.system.machine import machine_identity, process_start
@@ -150,6 +151,25 @@ _RECENT = 64
 """Number of recent steps (or other pieces of work) whose times determine when a run counts as hanging."""
 
 
+@dataclass
+class TableGroup:
+    """Process group in the table of a record. `ranks` are as `_shortened` returns them."""
+
+    name: str
+    axis: str
+    ranks: list[int]
+
+
+@dataclass
+class RecordTable:
+    """Table of a record, which is stored as JSON."""
+
+    host: str = ""
+    machine: str = ""
+    process_start: str = ""
+    groups: list[TableGroup] = field(default_factory=list)
+
+
 class Record:
     """Record of this process. All methods return at once, and do nothing before `open` and after `close`."""
 
@@ -158,7 +178,7 @@ class Record:
         self._memory: mmap.mmap | None = None
         self._words = memoryview(bytearray(SIZE)).cast("q")
         self._groups: dict[str, int] = {}
-        self._table: dict[str, Any] = {}
+        self._table = RecordTable()
         self._awaited: dict[int, int] = {}
         self.recent: deque[int] = deque(maxlen=_RECENT)
         """Times between the most recent calls of `progress`, in nanoseconds."""
@@ -188,12 +208,7 @@ class Record:
         }
         for word, value in first.items():
             self._words[word] = value
-        self._table = {
-            "host": socket.gethostname(),
-            "machine": machine_identity(),
-            "process_start": process_start(pid) or "",
-            "groups": [],
-        }
+        self._table = RecordTable(socket.gethostname(), machine_identity(), process_start(pid) or "")
         self._write_table()
         self.beat()
         self.is_open = True
@@ -227,7 +242,7 @@ class Record:
         """
         number = self._groups[name] = min(len(self._groups), NUM_GROUPS - 1)
         if number < NUM_GROUPS - 1:
-            self._table["groups"].append({"name": name, "axis": axis, "ranks": _shortened(ranks)})
+            self._table.groups.append(TableGroup(name, axis, _shortened(ranks)))
             self._write_table()
         return number
 
@@ -329,11 +344,9 @@ class Record:
             os.close(descriptor)
 
     def _write_table(self) -> None:
-        text = json.dumps(self._table).encode()
-        while len(text) > TABLE_BYTES:  # with irregular groups of very many ranks
-            longest = max(self._table["groups"], key=lambda group: len(group["ranks"]))
-            longest["ranks"] = []
-            text = json.dumps(self._table).encode()
+        while len(text := json.dumps(asdict(self._table)).encode()) > TABLE_BYTES:
+            # with irregular groups of very many ranks
+            max(self._table.groups, key=lambda group: len(group.ranks)).ranks = []
         memoryview(self._words).cast("B")[TABLE * 8 : TABLE * 8 + len(text)] = text
         self._words[Word.TABLE_BYTES] = len(text)
 

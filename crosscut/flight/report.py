@@ -4,10 +4,18 @@ state of the other ranks.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from crosscut.flight.analysis import Disagreement, Finding, Missing, find_causes
-from crosscut.flight.reading import Message, Process, RankRecord, is_here, outside_stack, place_name, process_of
+from crosscut.flight.reading import (
+    Message,
+    Process,
+    RankRecord,
+    RankStatus,
+    is_here,
+    outside_stack,
+    place_name,
+    process_of,
+)
 from crosscut.flight.record import Kind, Phase, Word
 from crosscut.flight.traces import (
     Traces,
@@ -70,8 +78,8 @@ class Hang:
     bound: float
     """Time without progress after which a run counts as hanging, in seconds. 0 if the run makes progress."""
     records: Mapping[int, RankRecord]
-    statuses: Mapping[int, Mapping[str, Any]]
-    """Statuses of the ranks that answer, keyed by rank. A status holds the `stacks` of the rank's threads."""
+    statuses: Mapping[int, RankStatus]
+    """Statuses of the ranks that answer, keyed by rank."""
     silent: Mapping[int, Process]
     """State of the process of each rank that does not answer, keyed by rank."""
     finding: Finding
@@ -93,7 +101,7 @@ class Hang:
 
 def examine(
     records: Mapping[int, RankRecord],
-    statuses: Mapping[int, Mapping[str, Any]],
+    statuses: Mapping[int, RankStatus],
     traces: Traces | None = None,
     *,
     seconds: float,
@@ -171,9 +179,7 @@ def _cause(hang: Hang, rank: int) -> list[str]:
 
 
 def _missing(found: Missing) -> str:
-    message = found.message
-    ranks = _listed(found.waiting)
-    return f"{_message(message)}; waiting: {ranks}"
+    return f"{_message(found.message)}; waiting: {_listed(found.waiting)}"
 
 
 def _message(message: Message) -> str:
@@ -251,13 +257,14 @@ def _stacks(hang: Hang) -> list[str]:
     ranks = [*hang.finding.causes[:_MOST_RANKS], *hang.finding.waiting[:1]]
     lines: list[str] = []
     for rank in ranks:
-        if rank in hang.silent:
-            stacks: object = {"by py-spy": stack} if (stack := hang.outside.get(rank)) else {}
-        else:
-            stacks = hang.statuses.get(rank, {}).get("stacks")
-        for thread, stack in stacks.items() if isinstance(stacks, dict) else ():
+        stacks: Mapping[str, str] = {}
+        if rank not in hang.silent and rank in hang.statuses:
+            stacks = hang.statuses[rank].stacks
+        elif rank in hang.silent and (stack := hang.outside.get(rank)):
+            stacks = {"by py-spy": stack}
+        for thread, stack in stacks.items():
             lines += ["", f"PYTHON STACK of rank {rank}, {thread}:"]
-            lines += [f"  {line}" for line in str(stack).splitlines()]
+            lines += [f"  {line}" for line in stack.splitlines()]
     return lines
 
 

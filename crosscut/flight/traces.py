@@ -9,18 +9,29 @@ started a collective that another rank waits for.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from math import prod
 from typing import Any, NamedTuple
 
 from crosscut.config.system.files import parse_json
+from crosscut.config.system.records import from_json
 
-SCHEDULED, STARTED, COMPLETED = "scheduled", "started", "completed"
-_STATES = (SCHEDULED, STARTED, COMPLETED)
 _BEFORE, _AFTER = 4, 12
 """Numbers of collectives that a summary keeps: before the first collective that is not completed, and from that
 collective on."""
 _ALIKE = ("all_reduce", "allreduce", "reduce", "all_gather", "allgather", "broadcast")
 """Prefixes of the names of collectives in which all members send the same number of elements."""
+
+
+class CollectiveState(StrEnum):
+    """State of a collective in PyTorch's recorder."""
+
+    SCHEDULED = "scheduled"
+    STARTED = "started"
+    COMPLETED = "completed"
+
+
+SCHEDULED, STARTED, COMPLETED = CollectiveState
 
 Sizes = tuple[tuple[int, ...], ...]
 
@@ -36,8 +47,7 @@ class Collective(NamedTuple):
     outputs: Sizes
     types: tuple[str, ...]
     """Element type of each input, or of each output if there are no inputs."""
-    state: str
-    """`SCHEDULED`, `STARTED` or `COMPLETED`."""
+    state: CollectiveState
 
     @property
     def tensors(self) -> Sizes:
@@ -114,7 +124,7 @@ def _collective(entry: Mapping[str, Any], name: str) -> Collective:
     """
     inputs, outputs = (tuple(map(tuple, entry[f"{end}_sizes"])) for end in ("input", "output"))
     types = tuple(entry["input_dtypes"] or entry["output_dtypes"])
-    state = COMPLETED if entry["retired"] else entry["state"]
+    state = COMPLETED if entry["retired"] else CollectiveState(entry["state"])
     return Collective(entry["collective_seq_id"], name, inputs, outputs, types, state)
 
 
@@ -128,24 +138,10 @@ def _shortened(collectives: list[Collective]) -> tuple[Collective, ...]:
 
 def parse_traces(value: object) -> list[Trace]:
     """Read the traces of another rank from JSON. Raises `ValueError` if the value has another form."""
-    try:
-        return [_trace(*row) for row in value]  # type: ignore[attr-defined]
-    except (TypeError, OverflowError) as error:
-        raise ValueError("no traces") from error
-
-
-def _trace(group: object, description: object, backend: object, ranks: Any, collectives: Any) -> Trace:
-    parsed = tuple(
-        Collective(int(number), str(name), _sizes(inputs), _sizes(outputs), tuple(map(str, types)), str(state))
-        for number, name, inputs, outputs, types, state in collectives
-    )
-    if not parsed or any(one.state not in _STATES for one in parsed):
-        raise ValueError("no collectives")
-    return Trace(str(group), str(description), str(backend), tuple(map(int, ranks)), parsed)
-
-
-def _sizes(value: Any) -> Sizes:
-    return tuple(tuple(map(int, sizes)) for sizes in value)
+    traces = from_json(list[Trace], value)
+    if not all(trace.collectives for trace in traces):
+        raise ValueError("a trace has no collectives")
+    return traces
 
 
 def by_group(traces: Traces) -> list[dict[int, Trace]]:

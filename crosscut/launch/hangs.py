@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 import torch
@@ -37,6 +37,7 @@ from crosscut.flight import RECORD, Phase
 from crosscut.flight.reading import (
     FOLDER,
     RankRecord,
+    RankStatus,
     is_here,
     read_records,
     read_statuses,
@@ -140,9 +141,7 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._thread.is_alive():
             return
         self._ended.set()
@@ -268,7 +267,7 @@ class Watch:
         self._has_status = True
         with suppress(OSError):
             open_own(self.folder / _ASKED, "ab").close()
-            write_status(self.folder, self.rank, {"stacks": self._stacks(), "seconds": stalled})
+            write_status(self.folder, RankStatus(_stacks(self._main), stalled, self.rank))
             write_traces(self.folder, self.rank, own_traces(self._since))
         deadline = time.monotonic() + min(_GRACE, self._least)
         while self._awaits_others() and time.monotonic() < deadline:
@@ -305,16 +304,17 @@ class Watch:
             file.write(json.dumps(row) + "\n")
         echo(f"This report is also in `{path}`.", err=True)
 
-    def _stacks(self) -> dict[str, str]:
-        """Return the Python stacks of the main thread and, if the rank is reading batches or writing a checkpoint, of
-        the threads that do this work.
-        """
-        names = {self._main: "main thread"}
-        if RECORD[Word.PHASE] in (Phase.CHECKPOINT, Phase.DATA):
-            others = {t.ident: t.name for t in threading.enumerate() if t.name.startswith(_THREADS)}
-            names.update({ident: f"thread {name}" for ident, name in others.items() if ident is not None})
-        frames = sys._current_frames()
-        return {name: _shown(frames[ident]) for ident, name in names.items() if ident in frames}
+
+def _stacks(main: int) -> dict[str, str]:
+    """Return the Python stacks of the main thread `main` and, if the rank is reading batches or writing a checkpoint,
+    of the threads that do this work.
+    """
+    names = {main: "main thread"}
+    if RECORD[Word.PHASE] in (Phase.CHECKPOINT, Phase.DATA):
+        others = {t.ident: t.name for t in threading.enumerate() if t.name.startswith(_THREADS)}
+        names.update({ident: f"thread {name}" for ident, name in others.items() if ident is not None})
+    frames = sys._current_frames()
+    return {name: _shown(frames[ident]) for ident, name in names.items() if ident in frames}
 
 
 def _shown(frame: FrameType) -> str:

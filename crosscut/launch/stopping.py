@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from types import TracebackType
 from typing import Self, TypeVar
 
 import torch
@@ -117,9 +116,7 @@ class StopRequest:
         self._signals.take()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._signals.give_back(finished=error is None, ignored=error is None and self._agreed)
         if self._group is not None and error is None:  # after an error, the other ranks may never get here
             self._read_vote()

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -259,9 +258,7 @@ class BatchesAhead:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._next = None
         self._thread.shutdown(cancel_futures=True)
 

@@ -21,7 +21,7 @@ from crosscut.flight.reading import (
     status_path,
     trace_path,
 )
-from crosscut.flight.record import DONE, NUM_MESSAGES, STARTED, STARTING, Kind, Part, Phase, Record, Word
+from crosscut.flight.record import DONE, NUM_MESSAGES, STARTED, STARTING, Kind, Part, Phase, Record, TableGroup, Word
 from crosscut.flight.report import describe, examine
 from tests.nursery import forked
 
@@ -107,7 +107,7 @@ def write_record(path: Path, groups: list[list[object]], **words: int) -> None:
     made = Record()
     made.open(rank=0, world_size=1)
     for ranks in groups:
-        made._table["groups"].append({"name": f"{len(made._table['groups'])}", "axis": "data", "ranks": ranks})
+        made._table.groups.append(TableGroup(f"{len(made._table.groups)}", "data", ranks))
     made._write_table()
     made.started(made.start(Kind.ALL_REDUCE, 0, 8))
     made.wait(0)
@@ -161,7 +161,7 @@ def test_traces_with_impossible_numbers_are_left_out(tmp_path, number):
 
 def test_a_status_without_bounds_is_left_out(tmp_path):
     with status_path(tmp_path, 0).open("wb") as file:
-        file.write(b'{"rank": 0, "stacks": {}}')
+        file.write(b'{"rank": 0, "stacks": {}, "seconds": 1}')
         file.truncate(100 << 20)
     assert read_statuses(tmp_path) == {}
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from crosscut.flight.reading import read_traces, write_traces
+from crosscut.flight.reading import RankStatus, read_traces, write_traces
 from crosscut.flight.report import describe, examine
 from crosscut.flight.traces import (
     COMPLETED,
@@ -177,7 +177,7 @@ def test_ranks_with_another_collective_or_size_under_the_same_number_differ(
 def test_a_report_names_ranks_that_have_started_different_collectives() -> None:
     records = by_rank(*(record(rank, {}, world_size=2) for rank in range(2)))
     traces = {0: [trace((3, "broadcast", SCHEDULED, 4))], 1: [trace((3, "reduce", SCHEDULED, 8))]}
-    hang = examine(records, {rank: {"stacks": {}} for rank in records}, traces, seconds=9.0, bound=5.0)
+    hang = examine(records, {rank: RankStatus({}, 9.0, rank) for rank in records}, traces, seconds=9.0, bound=5.0)
     assert (hang.finding.causes, hang.silent) == ((0, 1), {})
     text = describe(hang)
     assert (

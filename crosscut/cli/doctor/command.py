@@ -30,7 +30,15 @@ def doctor(run: Path) -> None:
     waiting for them (docs/hangs.md). The command does not disturb the run, and also works while a rank is stopped. The
     state of ranks on other machines may be up to five seconds old.
     """
-    from crosscut.flight.reading import FOLDER, is_here, outside_stack, read_records, read_statuses, read_traces
+    from crosscut.flight.reading import (
+        FOLDER,
+        RankStatus,
+        is_here,
+        outside_stack,
+        read_records,
+        read_statuses,
+        read_traces,
+    )
     from crosscut.flight.record import Word
     from crosscut.flight.report import describe, examine, seconds_without_progress
 
@@ -43,7 +51,7 @@ def doctor(run: Path) -> None:
         )
     now = time.monotonic_ns()
     answering = {
-        rank: {"stacks": {"by py-spy": stack} if (stack := outside_stack(record)) else {}}
+        rank: RankStatus({"by py-spy": stack} if (stack := outside_stack(record)) else {}, 0.0, rank)
         for rank, record in records.items()
         if not is_here(record) or record.since(Word.BEAT, now) < _LATE
     }

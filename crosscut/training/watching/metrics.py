@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 from rich.progress import BarColumn, Progress, TextColumn
@@ -71,9 +70,7 @@ class Metrics:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.active:
             self._display.close()
             with self._disk_errors_told(_ROWS):
