@@ -133,10 +133,7 @@ def _roots(
 
 
 def _missing(
-    cause: int,
-    awaited: Mapping[int, Message],
-    blockers: Mapping[int, set[int]],
-    records: Mapping[int, RankRecord],
+    cause: int, awaited: Mapping[int, Message], blockers: Mapping[int, set[int]], records: Mapping[int, RankRecord]
 ) -> Missing | None:
     """Find the first message that other ranks wait for because `cause` has not started it. A cause without a record
     blocks all ranks that wait in one of its groups.

@@ -108,12 +108,7 @@ class Watch:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        device: torch.device,
-        *,
-        least_bound: float = LEAST_BOUND,
-        reaction: Reaction | None = None,
+        self, folder: Path, device: torch.device, *, least_bound: float = LEAST_BOUND, reaction: Reaction | None = None
     ) -> None:
         self._reaction, self._asked = reaction or Reaction(), _never
         self.run_folder, self.folder, self._device = folder, folder / FOLDER, device

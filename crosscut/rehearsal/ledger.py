@@ -91,11 +91,15 @@ class Ledger(OperatorMode):
 
     def watch(self, model: nn.Module) -> None:
         """Track the forward passes and gradients of `model` and its modules, for the model's lifetime."""
+
+        def leave(*_: object) -> None:
+            self._running.pop()
+
         for name, module in model.named_modules():
             module.register_forward_pre_hook(lambda _m, _x, name=name: self._running.append(name))
-            module.register_forward_hook(lambda _m, _x, _y: self._left(), always_call=True)
+            module.register_forward_hook(leave, always_call=True)
         for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
-            parameter.register_post_accumulate_grad_hook(self._became_gradient)
+            parameter.register_post_accumulate_grad_hook(self.name_gradient)
 
     def enter(self, category: str, tensors: Mapping[str, Tensor]) -> None:
         """Record tensors that exist before the step, and assign them to `category`. `tensors` maps parameter names to
@@ -117,11 +121,6 @@ class Ledger(OperatorMode):
         step.
         """
         self._elsewhere.update(local_part(tensor).untyped_storage()._cdata for tensor in tensors)
-
-    def name_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Assign the category `gradients` to the gradients of these parameters."""
-        for parameter in parameters:
-            self._became_gradient(parameter)
 
     def peak(self) -> Peak:
         """Return the peak of the memory held during the step, in total and by category and module."""
@@ -201,10 +200,8 @@ class Ledger(OperatorMode):
             return f"forward, {module}"
         return {_LOSS: "loss", **dict.fromkeys(_REDUCTION, "reduction")}.get(_maker()[0], "step")
 
-    def _left(self) -> None:
-        self._running.pop()
-
-    def _became_gradient(self, parameter: Tensor) -> None:
+    def name_gradient(self, parameter: Tensor) -> None:
+        """Assign the category `gradients` to the gradient of a parameter, if it has one."""
         if parameter.grad is None:
             return
         piece = self._known.get(local_part(parameter.grad).untyped_storage()._cdata)

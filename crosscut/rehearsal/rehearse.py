@@ -141,7 +141,8 @@ def _count(run: ResolvedRun, mesh: ParallelMesh, tell: Callable[[int, int], None
     recorder = CollectiveRecorder(mesh)
     with recorder, ledger, resizing_told_to(ledger.resized), equal_parts_once(ledger, recorder):
         loss = trainer.accumulate(0, batches)
-        ledger.name_gradients(trainer.parameters)
+        for parameter in trainer.parameters:
+            ledger.name_gradient(parameter)
         trainer.update(0, loss)
         trainer.optimizer.zero_grad()
     return ledger, recorder

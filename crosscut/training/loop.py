@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from crosscut.checkpoint import Folder
 from crosscut.config import TrainingError
@@ -97,7 +96,7 @@ class Loop:
         trainer: Trainer,
         batches: BatchSource,
         *,
-        identity: Mapping[str, Any] | None = None,
+        identity: Mapping[str, object] | None = None,
         profiler: Profiler | None = None,
         evaluations: ModelScores | None = None,
         lock: FolderLock | None = None,

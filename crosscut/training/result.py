@@ -101,7 +101,8 @@ class StepResult:
         self.learning_rate = rate
         self._scaled = loss_scale is not None
         scale = loss_scale.scale if loss_scale is not None else torch.ones_like(figures.held)
-        self._arriving = _to_host(torch.stack([figure.double() for figure in (*figures, scale)]))
+        numbers = torch.stack([figure.double() for figure in (*figures, scale)])
+        self._arriving = numbers.to("cpu", non_blocking=True) if numbers.is_cuda else numbers  # in pinned memory
         self.end = Moment(scale.device)
         """Moment at which the device has finished the step."""
         self._figures: _StepFigures | None = None
@@ -163,8 +164,3 @@ class StepResult:
             )
             raise NonFiniteError(self.step, figures, exhausted)
         return figures
-
-
-def _to_host(numbers: Tensor) -> Tensor:
-    """Queue a copy of the numbers to host memory, without waiting for it."""
-    return numbers.to("cpu", non_blocking=True) if numbers.is_cuda else numbers  # the host tensor is in pinned memory

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from crosscut.checkpoint import Folder, Progress, Saver, folder_at, holds_average, load_checkpoint, read_manifest
 from crosscut.config import write_toml
@@ -20,7 +19,7 @@ class RunCheckpoints:
     """Checkpoints of one run. Every rank calls the same methods in the same order, inside the context `completed`."""
 
     def __init__(
-        self, trainer: Trainer, batches: BatchSource, *, identity: Mapping[str, Any], lock: FolderLock | None
+        self, trainer: Trainer, batches: BatchSource, *, identity: Mapping[str, object], lock: FolderLock | None
     ) -> None:
         """`identity` describes the run in its checkpoints (`checkpoint.Progress`). `lock` is the lock of the run's
         folders, on the first rank.

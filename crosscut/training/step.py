@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -44,6 +44,14 @@ def in_turn(micro_batches: Sequence[Batch]) -> Iterable[tuple[int, Batch]]:
     replaces this function, because it runs equal micro-batches once.
     """
     return enumerate(micro_batches)
+
+
+class _LossFactors(TypedDict):
+    """Arguments of the loss that are the same for all micro-batches of a step."""
+
+    scale: Tensor
+    order_scale: Tensor
+    z_loss: float
 
 
 class Trainer:
@@ -102,11 +110,7 @@ class Trainer:
         loss_runner = PLAIN_LOSS if self.compiler is None else compiled_loss()
         runners = Runners(
             layer=make_runners(
-                run.training,
-                streams=self.streams,
-                device=mesh.device,
-                compiler=self.compiler,
-                deferral=self.deferral,
+                run.training, streams=self.streams, device=mesh.device, compiler=self.compiler, deferral=self.deferral
             ),
             loss=replace(loss_runner, chunk_tokens=loss_chunk_tokens),
             context_attention=run.config.context_attention.way,
@@ -116,10 +120,7 @@ class Trainer:
         model = GPT(run.model, mesh=mesh, streams=self.streams, runners=runners, **dtypes)
         shard_model(model, mesh, units=model.blocks, compute_dtype=dtypes["compute_dtype"], always_used=True)
         initialize(
-            model,
-            run.training.seed,
-            spread=run.training.initial_spread,
-            zero_outputs=run.training.zero_initial_outputs,
+            model, run.training.seed, spread=run.training.initial_spread, zero_outputs=run.training.zero_initial_outputs
         )
         return model
 
@@ -199,7 +200,7 @@ class Trainer:
         """
         RECORD.phase(Phase.FORWARD, step)
         scale, order_scale = self._scales(micro_batches)
-        factors: dict[str, Any] = {"scale": scale, "order_scale": order_scale, "z_loss": self.run.training.z_loss}
+        factors = _LossFactors(scale=scale, order_scale=order_scale, z_loss=self.run.training.z_loss)
         self.reducer.begin()
         passes = self._pass_all if self.mesh.pipeline is None else self._pass_stages
         total = passes(step, micro_batches, factors)
@@ -220,7 +221,7 @@ class Trainer:
             part = all_reduce(part, axis)
         return all_reduce(part, self.mesh.tokens)
 
-    def _pass_all(self, step: int, micro_batches: Sequence[Batch], factors: dict[str, Any]) -> Tensor:
+    def _pass_all(self, step: int, micro_batches: Sequence[Batch], factors: _LossFactors) -> Tensor:
         """Run the forward and backward pass of each micro-batch in turn. Return the sum of this rank's losses."""
         total = torch.zeros((), dtype=torch.float32, device=self.mesh.device)
         for index, batch in in_turn(micro_batches):
@@ -234,7 +235,7 @@ class Trainer:
             total = total + loss.detach()
         return total
 
-    def _pass_stages(self, step: int, micro_batches: Sequence[Batch], factors: dict[str, Any]) -> Tensor:
+    def _pass_stages(self, step: int, micro_batches: Sequence[Batch], factors: _LossFactors) -> Tensor:
         """Run the forward and backward passes of all micro-batches through this rank's stages. Return the sum of the
         losses on the last stage, and zero on the other stages.
         """

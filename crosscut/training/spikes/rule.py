@@ -85,7 +85,7 @@ class Judged:
 
 
 @dataclass
-class Figure:
+class FigureSeries:
     """Series of the loss or of the gradient norm."""
 
     name: str
@@ -126,7 +126,7 @@ class SpikeRule:
     def __init__(self) -> None:
         self._steps: list[int] = []
         self._suspicious: list[bool] = []
-        self.loss, self.norm = Figure("loss", LOSS), Figure("gradient norm", NORM)
+        self.loss, self.norm = FigureSeries("loss", LOSS), FigureSeries("gradient norm", NORM)
 
     def observe(self, step: int, loss: float, norm: float) -> Alarm | None:
         """Add the figures of step `step`, which must be later than all steps so far. Returns an alarm if this step
