@@ -5,6 +5,8 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,6 @@ from crosscut.parallel import make_mesh, make_reducer
 from crosscut.parallel.collectives import all_reduce
 from tests.model.twins import batch, build
 from tests.parallel.twins import CPU
-from tests.ranks import RankPool
 
 BOUND = 1.0
 has_recorder = hasattr(c10d, "_dump_fr_trace_json")
@@ -49,15 +50,25 @@ def continue_after_report(folder: Path, pid: int, told: dict[str, Any]) -> None:
     os.kill(pid, signal.SIGCONT)
 
 
+@contextmanager
+def continued(folder: Path, told: dict[str, Any]) -> Iterator[threading.Thread]:
+    """Watch two ranks. A thread, once it is started, lets rank 1 continue after the report."""
+    others = [0, 0]
+    dist.all_gather_object(others, os.getpid())
+    helper = threading.Thread(target=continue_after_report, args=(folder, others[1], told))
+    with Watch(folder, CPU, least_bound=BOUND):
+        yield helper
+    if helper.ident is not None:
+        helper.join()
+    dist.barrier()
+
+
 def train_with_a_stop(folder: Path, stopped: bool) -> dict[str, Any]:
     """Three steps on two ranks. In the last step, rank 1 is stopped before its all-reduce, or sleeps there."""
     mesh = make_mesh(Layout(tensor=2), CPU)
-    others = [0, 0]
-    dist.all_gather_object(others, os.getpid())
     told: dict[str, Any] = {"printed": []}
-    helper = threading.Thread(target=continue_after_report, args=(folder, others[1], told))
     printed = patch("crosscut.launch.hangs.echo", lambda text, **_: told["printed"].append(text))
-    with printed, Watch(folder, CPU, least_bound=BOUND):
+    with printed, continued(folder, told) as helper:
         for step in range(3):
             RECORD.phase(Phase.FORWARD, step)
             if step == 2 and mesh.tensor.rank == 0:
@@ -70,15 +81,12 @@ def train_with_a_stop(folder: Path, stopped: bool) -> dict[str, Any]:
                     wait_for(folder.parent, "told")
             all_reduce(torch.ones(6), mesh.tensor)
             RECORD.progress(is_step=True)
-    if helper.ident is not None:
-        helper.join()
-    dist.barrier()
     return {**told, "left": sorted(path.name for path in folder.glob("[!.]*"))}
 
 
 # A stopped rank is also reported in the test of a sharded run.
 @pytest.mark.parametrize("stopped", [pytest.param(True, marks=pytest.mark.slow), False], ids=["stopped", "reads data"])
-def test_a_hang_is_explained_by_a_rank_that_waits_and_by_the_doctor(ranks: RankPool, tmp_path: Path, stopped: bool):
+def test_a_hang_is_explained_by_a_rank_that_waits_and_by_the_doctor(ranks, tmp_path, stopped):
     folder = tmp_path / "run"
     first, second = ranks.run(2, train_with_a_stop, folder, stopped)
     report = (folder / "hang-3.txt").read_text()
@@ -102,10 +110,7 @@ def train_sharded_with_a_stop(folder: Path, phase: Phase) -> None:
     the forward or in the backward pass.
     """
     model = build(Layout(data=2, sharding="zero3"))
-    mesh, others, told = model.mesh, [0, 0], dict[str, Any]()
-    reducer = make_reducer(model, mesh)
-    dist.all_gather_object(others, os.getpid())
-    helper = threading.Thread(target=continue_after_report, args=(folder, others[1], told))
+    mesh, reducer = model.mesh, make_reducer(model, model.mesh)
 
     def stop(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -116,7 +121,7 @@ def train_sharded_with_a_stop(folder: Path, phase: Phase) -> None:
         else:
             output.register_hook(stop)
 
-    with Watch(folder, CPU, least_bound=BOUND), patch("crosscut.launch.hangs._GRACE", 0.5):
+    with patch("crosscut.launch.hangs._GRACE", 0.5), continued(folder, {}) as helper:
         for step in range(3):
             if step == 2 and mesh.data.rank == 0:
                 helper.start()
@@ -130,9 +135,6 @@ def train_sharded_with_a_stop(folder: Path, phase: Phase) -> None:
             loss.backward()
             reducer.finish()
             RECORD.progress(is_step=True)
-    if helper.ident is not None:
-        helper.join()
-    dist.barrier()
 
 
 @pytest.mark.parametrize(
@@ -147,9 +149,7 @@ def train_sharded_with_a_stop(folder: Path, phase: Phase) -> None:
     ],
     ids=["forward", "backward"],
 )
-def test_a_stop_of_a_sharded_run_names_the_message_of_fully_shard(
-    ranks: RankPool, tmp_path: Path, phase: Phase, missing: str
-) -> None:
+def test_a_stop_of_a_sharded_run_names_the_message_of_fully_shard(ranks, tmp_path, phase, missing):
     folder = tmp_path / "run"
     ranks.run(2, train_sharded_with_a_stop, folder, phase)
     report = (folder / "hang-3.txt").read_text()
@@ -184,7 +184,7 @@ recorded = pytest.mark.skipif(not has_recorder, reason="this torch has no Flight
 
 
 @recorded
-def test_a_late_rank_is_named_by_pytorchs_flight_recorder(ranks: RankPool, tmp_path: Path):
+def test_a_late_rank_is_named_by_pytorchs_flight_recorder(ranks, tmp_path):
     ranks.run(2, hang_outside, tmp_path, False)
     report = (tmp_path / "hang-2.txt").read_text()
     assert "DID NOT ARRIVE: rank 1 (" in report
@@ -202,7 +202,7 @@ def test_a_late_rank_is_named_by_pytorchs_flight_recorder(ranks: RankPool, tmp_p
 
 @pytest.mark.slow  # until the collectives time out; tests/flight/test_traces.py has the report
 @recorded
-def test_different_collectives_are_named_by_pytorchs_flight_recorder(ranks: RankPool, tmp_path: Path):
+def test_different_collectives_are_named_by_pytorchs_flight_recorder(ranks, tmp_path):
     ranks.run(2, hang_outside, tmp_path, True)
     report = (tmp_path / "hang-2.txt").read_text()
     assert re.search(
@@ -224,7 +224,7 @@ def work_without_hang(folder: Path) -> list[str]:
     return [path.name for path in folder.glob("hang-*")]  # the other rank may still have its record
 
 
-def test_slow_steps_are_no_hang(ranks: RankPool, tmp_path: Path):
+def test_slow_steps_are_no_hang(ranks, tmp_path):
     assert ranks.run(2, work_without_hang, tmp_path)[0] == []
 
 
@@ -242,7 +242,7 @@ def hang_in_a_checkpoint(folder: Path) -> float:
         return watch.bound
 
 
-def test_a_hang_does_not_raise_the_bound_of_the_next_one(ranks: RankPool, tmp_path: Path):
+def test_a_hang_does_not_raise_the_bound_of_the_next_one(ranks, tmp_path):
     assert ranks.run(1, hang_in_a_checkpoint, tmp_path) == [BOUND / 2]
 
 
@@ -257,11 +257,11 @@ def report_twice_and_again(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("hang-*"))
 
 
-def test_a_hang_has_one_report_though_it_is_told_again(ranks: RankPool, tmp_path: Path):
+def test_a_hang_has_one_report_though_it_is_told_again(ranks, tmp_path):
     assert len(ranks.run(1, report_twice_and_again, tmp_path)[0]) == 2
 
 
-def test_the_doctor_needs_records(tmp_path: Path):
+def test_the_doctor_needs_records(tmp_path):
     error = CliRunner().invoke(doctor, ["--attach", str(tmp_path)]).exception
     assert str(error) == (
         f"`--attach` must name the folder of a run that is training, but `{tmp_path}` has no records of ranks (in "
