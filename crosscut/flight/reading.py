@@ -26,11 +26,11 @@ from crosscut.flight.record import (
     SIZE,
     STARTING,
     TABLE,
-    Kind,
-    Part,
-    Phase,
+    MessageKind,
+    ModelPart,
     RecordTable,
-    Word,
+    RecordWord,
+    RunPhase,
 )
 from crosscut.flight.traces import Trace, parse_traces
 
@@ -54,7 +54,7 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True, order=True)
-class Message:
+class RankMessage:
     """Message (a collective, a send or a receive) in the record of one rank."""
 
     number: int
@@ -64,10 +64,10 @@ class Message:
     count: int
     """Number of the message among the rank's messages in the group, from 1. The members of a group must start the same
     messages in the same order."""
-    kind: Kind
+    kind: MessageKind
     elements: int
     step: int
-    phase: Phase
+    phase: RunPhase
     place: int
     state: int
     """`STARTING`, `STARTED` or `DONE`."""
@@ -85,12 +85,12 @@ class RankRecord:
     process_start: str
     step: int
     """Step that the rank is running, counted from 0."""
-    phase: Phase
+    phase: RunPhase
     place: int
     groups: dict[str, Group]
-    messages: dict[int, Message]
+    messages: dict[int, RankMessage]
     """Most recent messages, keyed by number."""
-    awaited: Message | None = None
+    awaited: RankMessage | None = None
     """Message that the process waits for."""
     waits_for_device: bool = False
     """Whether collectives run on a GPU. The GPU then waits for them. `awaited` is then None, except while the process
@@ -98,13 +98,13 @@ class RankRecord:
     words: tuple[int, ...] = ()
     """Integers of the header (`record.Word`)."""
 
-    def message(self, group: str, count: int) -> Message | None:
+    def message(self, group: str, count: int) -> RankMessage | None:
         """Return the message with the number `count` in a group, or None if the rank has not started it or the record
         has already overwritten it.
         """
         return next((m for m in self.messages.values() if m.group == group and m.count == count), None)
 
-    def since(self, word: Word, now: int) -> float:
+    def since(self, word: RecordWord, now: int) -> float:
         """Return the seconds from the time stored in `word` to `now`. `now` is in nanoseconds on the monotonic clock of
         the rank's machine.
         """
@@ -159,7 +159,7 @@ def read_records(folder: Path) -> dict[int, RankRecord]:
         with suppress(OSError, ValueError):
             record = parse_record(_content(path))
             found[record.rank] = parse_record(live) if (live := _memory(record)) else record
-    newest = max(found.values(), key=lambda record: record.words[Word.BEAT_WALL], default=None)
+    newest = max(found.values(), key=lambda record: record.words[RecordWord.BEAT_WALL], default=None)
     return {rank: record for rank, record in found.items() if newest is not None and rank < newest.world_size}
 
 
@@ -168,13 +168,13 @@ def parse_record(content: bytes) -> RankRecord:
     if len(content) < _LEAST:
         raise ValueError("too short")
     words = struct.unpack(f"{TABLE}q", content[:_LEAST])
-    if words[Word.MAGIC] != MAGIC:
+    if words[RecordWord.MAGIC] != MAGIC:
         raise ValueError("not a record")
-    table = from_json(RecordTable, parse_json(content[_LEAST : _LEAST + words[Word.TABLE_BYTES]]))
+    table = from_json(RecordTable, parse_json(content[_LEAST : _LEAST + words[RecordWord.TABLE_BYTES]]))
     if len(table.groups) > NUM_GROUPS:
         raise ValueError("too many groups")
-    world_size = words[Word.WORLD_SIZE]
-    if not 0 <= words[Word.RANK] < world_size <= _MOST_WORLD:
+    world_size = words[RecordWord.WORLD_SIZE]
+    if not 0 <= words[RecordWord.RANK] < world_size <= _MOST_WORLD:
         raise ValueError("no rank of a world")
     groups = [
         Group(group.name, group.axis, _ranks(group.ranks, world_size), words[GROUPS + number])
@@ -182,24 +182,24 @@ def parse_record(content: bytes) -> RankRecord:
     ]
     messages = {message.number: message for row in range(NUM_MESSAGES) if (message := _message(words, row, groups))}
     return RankRecord(
-        rank=words[Word.RANK],
+        rank=words[RecordWord.RANK],
         world_size=world_size,
-        pid=words[Word.PID],
+        pid=words[RecordWord.PID],
         host=table.host,
         machine=table.machine,
         process_start=table.process_start,
-        step=words[Word.STEP],
-        phase=Phase(words[Word.PHASE]),
-        place=words[Word.PLACE],
+        step=words[RecordWord.STEP],
+        phase=RunPhase(words[RecordWord.PHASE]),
+        place=words[RecordWord.PLACE],
         groups={group.name: group for group in groups},
         messages=messages,
-        awaited=messages.get(words[Word.WAITING]),
-        waits_for_device=bool(words[Word.ON_DEVICE]),
+        awaited=messages.get(words[RecordWord.WAITING]),
+        waits_for_device=bool(words[RecordWord.ON_DEVICE]),
         words=words[:GROUPS],
     )
 
 
-def _message(words: tuple[int, ...], row: int, groups: list[Group]) -> Message | None:
+def _message(words: tuple[int, ...], row: int, groups: list[Group]) -> RankMessage | None:
     """Read the message in a row of the ring. Returns None if the row is empty, or if the message's group is not in the
     table.
     """
@@ -208,7 +208,9 @@ def _message(words: tuple[int, ...], row: int, groups: list[Group]) -> Message |
     if not number or not 0 <= group < len(groups) or not STARTING <= state <= DONE:
         return None
     name, axis, *_ = groups[group]
-    return Message(number, name, axis, count, Kind(kind), elements, step, Phase(place & 255), place >> 8, state)
+    return RankMessage(
+        number, name, axis, count, MessageKind(kind), elements, step, RunPhase(place & 255), place >> 8, state
+    )
 
 
 def _ranks(ranks: list[int], world_size: int) -> range | frozenset[int]:
@@ -229,11 +231,15 @@ def _ranks(ranks: list[int], world_size: int) -> range | frozenset[int]:
 
 def place_name(place: int) -> str:
     """Name of a place in the model, such as "layer 3, attention". Empty if the place is outside the model."""
-    part, layer = Part(place & 255), place >> 8
-    if part in (Part.LAYER, Part.ATTENTION, Part.MLP):
-        names = {Part.LAYER: "", Part.ATTENTION: ", attention", Part.MLP: ", MLP"}
+    part, layer = ModelPart(place & 255), place >> 8
+    if part in (ModelPart.LAYER, ModelPart.ATTENTION, ModelPart.MLP):
+        names = {ModelPart.LAYER: "", ModelPart.ATTENTION: ", attention", ModelPart.MLP: ", MLP"}
         return f"layer {layer}{names[part]}"
-    names = {Part.EMBEDDING: "embedding", Part.HEAD: "output layer and loss", Part.ROOT: "embedding and output layer"}
+    names = {
+        ModelPart.EMBEDDING: "embedding",
+        ModelPart.HEAD: "output layer and loss",
+        ModelPart.ROOT: "embedding and output layer",
+    }
     return names.get(part, "")
 
 
@@ -321,7 +327,7 @@ def _memory(record: RankRecord) -> bytes:
     """Read the record of a rank on this machine from the rank's memory. Returns no bytes if the memory cannot be
     read.
     """
-    descriptor = record.words[Word.DESCRIPTOR]
+    descriptor = record.words[RecordWord.DESCRIPTOR]
     if descriptor < 0 or process_of(record) is Process.GONE or not is_here(record):
         return b""
     with suppress(OSError):

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from crosscut.flight.analysis import Disagreement, Finding, Missing, find_causes
 from crosscut.flight.reading import (
-    Message,
     Process,
+    RankMessage,
     RankRecord,
     RankStatus,
     is_here,
@@ -16,7 +16,7 @@ from crosscut.flight.reading import (
     place_name,
     process_of,
 )
-from crosscut.flight.record import Kind, Phase, Word
+from crosscut.flight.record import MessageKind, RecordWord, RunPhase
 from crosscut.flight.traces import (
     Traces,
     by_group,
@@ -28,31 +28,31 @@ from crosscut.flight.traces import (
 )
 
 _KINDS = {
-    Kind.ALL_REDUCE: "all-reduce",
-    Kind.REDUCE_SCATTER: "reduce-scatter",
-    Kind.ALL_GATHER: "all-gather",
-    Kind.ALL_TO_ALL: "all-to-all",
-    Kind.SHIFT: "shift to the next rank",
-    Kind.SEND: "message to the next stage",
-    Kind.RECEIVE: "message from another stage",
-    Kind.VOTE: "vote on stopping",
-    Kind.OBJECTS: "exchange of Python values",
-    Kind.BARRIER: "barrier",
+    MessageKind.ALL_REDUCE: "all-reduce",
+    MessageKind.REDUCE_SCATTER: "reduce-scatter",
+    MessageKind.ALL_GATHER: "all-gather",
+    MessageKind.ALL_TO_ALL: "all-to-all",
+    MessageKind.SHIFT: "shift to the next rank",
+    MessageKind.SEND: "message to the next stage",
+    MessageKind.RECEIVE: "message from another stage",
+    MessageKind.VOTE: "vote on stopping",
+    MessageKind.OBJECTS: "exchange of Python values",
+    MessageKind.BARRIER: "barrier",
 }
 
 PHASES = {
-    Phase.START: "start of the run",
-    Phase.DATA: "reading of a batch",
-    Phase.FORWARD: "forward pass",
-    Phase.BACKWARD: "backward pass",
-    Phase.REDUCTION: "gradient reduction",
-    Phase.OPTIMIZER: "optimizer step",
-    Phase.RESULT: "wait for the result of a step",
-    Phase.VALIDATION: "validation",
-    Phase.EVALUATION: "evaluation",
-    Phase.COMPARISON: "comparison of replicas",
-    Phase.CHECKPOINT: "checkpoint",
-    Phase.END: "end of the run",
+    RunPhase.START: "start of the run",
+    RunPhase.DATA: "reading of a batch",
+    RunPhase.FORWARD: "forward pass",
+    RunPhase.BACKWARD: "backward pass",
+    RunPhase.REDUCTION: "gradient reduction",
+    RunPhase.OPTIMIZER: "optimizer step",
+    RunPhase.RESULT: "wait for the result of a step",
+    RunPhase.VALIDATION: "validation",
+    RunPhase.EVALUATION: "evaluation",
+    RunPhase.COMPARISON: "comparison of replicas",
+    RunPhase.CHECKPOINT: "checkpoint",
+    RunPhase.END: "end of the run",
 }
 
 _STATES = {
@@ -159,7 +159,7 @@ def _who(record: RankRecord) -> str:
     return f"rank {record.rank} (host {record.host}, process {record.pid})"
 
 
-def _where(phase: Phase, place: int, step: int) -> str:
+def _where(phase: RunPhase, place: int, step: int) -> str:
     name = place_name(place)
     return f"{PHASES[phase]}{f' of {name}' if name else ''}, step {step + 1}"
 
@@ -182,7 +182,7 @@ def _missing(found: Missing) -> str:
     return f"{_message(found.message)}; waiting: {_listed(found.waiting)}"
 
 
-def _message(message: Message) -> str:
+def _message(message: RankMessage) -> str:
     """Describe a message."""
     size = f" of {message.elements:,} elements" if message.elements else ""
     place = f" ({_where(message.phase, message.place, message.step)})"
@@ -284,5 +284,5 @@ def seconds_without_progress(records: Mapping[int, RankRecord], now: int) -> flo
     """Return the seconds since any rank on this machine last made progress, or 0 if no rank is on this machine. `now`
     is a time in nanoseconds on the monotonic clock.
     """
-    times = [record.since(Word.PROGRESS_AT, now) for record in records.values() if is_here(record)]
+    times = [record.since(RecordWord.PROGRESS_AT, now) for record in records.values() if is_here(record)]
     return min(times, default=0.0)

@@ -33,7 +33,7 @@ import torch.distributed as dist
 from crosscut.config.system.deletion import make_folder, remove_file, remove_if_empty
 from crosscut.config.system.files import open_own, write_whole
 from crosscut.config.system.terminal import echo
-from crosscut.flight import RECORD, Phase
+from crosscut.flight import RECORD, RunPhase
 from crosscut.flight.reading import (
     FOLDER,
     RankRecord,
@@ -48,7 +48,7 @@ from crosscut.flight.reading import (
     write_status,
     write_traces,
 )
-from crosscut.flight.record import Word
+from crosscut.flight.record import RecordWord
 from crosscut.flight.report import Hang, describe, examine
 from crosscut.flight.stragglers import find_stragglers
 from crosscut.launch.flight_recorder import own_traces
@@ -157,7 +157,7 @@ class Watch:
     def bound(self) -> float:
         """Time without progress after which the run counts as hanging, in seconds."""
         recent = list(RECORD.recent)
-        if RECORD[Word.STEPS] < 2:
+        if RECORD[RecordWord.STEPS] < 2:
             return max(self._least, _FIRST_BOUND if self._least >= LEAST_BOUND else 0.0)
         return max(self._least, _FACTOR * max(recent, default=0) / 1e9)
 
@@ -169,15 +169,15 @@ class Watch:
         while not self._ended.wait(min(_POLL, self._least / 4)):
             now = time.monotonic()
             RECORD.beat()
-            RECORD[Word.BOUND] = int(self.bound * 1e9)
+            RECORD[RecordWord.BOUND] = int(self.bound * 1e9)
             if now >= next_copy:
                 next_copy = now + _COPY_EVERY
                 self._copy()
             if self.rank == 0 and now >= self._next_window:
                 self._next_window = now + _WINDOW
                 self._tell_stragglers()
-            moved = has_progress = RECORD[Word.PROGRESS] != done
-            if RECORD[Word.PHASE] == Phase.CHECKPOINT:
+            moved = has_progress = RECORD[RecordWord.PROGRESS] != done
+            if RECORD[RecordWord.PHASE] == RunPhase.CHECKPOINT:
                 before, written = written, _bytes_written()
                 moved = moved or written - before > _WRITING
             # After a pause of this process, only the time in which the thread ran counts.
@@ -188,14 +188,14 @@ class Watch:
                     RECORD.recent.clear()
                     was_long = False
                 self._moved(told)
-                told, done = 0.0, RECORD[Word.PROGRESS]
+                told, done = 0.0, RECORD[RecordWord.PROGRESS]
             elif self._is_due(stalled, told) and self._explain(stalled):
                 told = stalled
                 if self._reaction.ends or self._asked():
                     self._end()
             last = now
-            RECORD[Word.THREAD] = time.thread_time_ns()
-        if told and RECORD[Word.PROGRESS] != done:  # the run went on, and ended before the next check
+            RECORD[RecordWord.THREAD] = time.thread_time_ns()
+        if told and RECORD[RecordWord.PROGRESS] != done:  # the run went on, and ended before the next check
             self._moved(told)
 
     def _tell_stragglers(self) -> None:
@@ -231,7 +231,7 @@ class Watch:
 
     def _moved(self, told: float) -> None:
         """Record that the rank makes progress. After a report, also remove the rank's files about the hang."""
-        RECORD[Word.MOVED_AT] = time.time_ns()
+        RECORD[RecordWord.MOVED_AT] = time.time_ns()
         self._path = None
         if told or self._has_status:
             self._has_status = False
@@ -273,7 +273,7 @@ class Watch:
             return True
         records = read_records(self.folder)
         limit = time.time_ns() - self.bound * 0.5e9
-        if any(record.words[Word.MOVED_AT] > limit for record in records.values()):
+        if any(record.words[RecordWord.MOVED_AT] > limit for record in records.values()):
             return False
         with suppress(OSError):
             (self.folder / _REPORTED).open("x").close()
@@ -305,7 +305,7 @@ def _stacks(main: int) -> dict[str, str]:
     of the threads that do this work.
     """
     names = {main: "main thread"}
-    if RECORD[Word.PHASE] in (Phase.CHECKPOINT, Phase.DATA):
+    if RECORD[RecordWord.PHASE] in (RunPhase.CHECKPOINT, RunPhase.DATA):
         others = {t.ident: t.name for t in threading.enumerate() if t.name.startswith(_THREADS)}
         names.update({ident: f"thread {name}" for ident, name in others.items() if ident is not None})
     frames = sys._current_frames()

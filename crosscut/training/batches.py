@@ -25,7 +25,7 @@ from crosscut.data import (
 )
 from crosscut.data.sampler import Samples
 from crosscut.data.validation import ValidationSamples
-from crosscut.flight import RECORD, Phase
+from crosscut.flight import RECORD, RunPhase
 from crosscut.model import Batch
 from crosscut.parallel import ParallelMesh
 from crosscut.training.spikes.order import SampleOrder
@@ -266,7 +266,7 @@ class BatchesAhead:
         """Return `Batches.micro_batches(step)` and start fetching the batch of the next step. Raises any error of the
         fetch.
         """
-        RECORD.phase(Phase.DATA, step)
+        RECORD.phase(RunPhase.DATA, step)
         expected, future = self._next or (step, self._thread.submit(self._fetch, step))
         if expected != step:
             future = self._thread.submit(self._fetch, step)

@@ -9,7 +9,7 @@ from crosscut.checkpoint import Folder, Progress, Saver, folder_at, holds_averag
 from crosscut.config import write_toml
 from crosscut.config.conventions import CONFIG_FILE
 from crosscut.config.system.folder_lock import FolderLock
-from crosscut.flight import RECORD, Phase
+from crosscut.flight import RECORD, RunPhase
 from crosscut.training.batches import BatchSource
 from crosscut.training.spikes.record import skips_of
 from crosscut.training.step import Trainer
@@ -63,7 +63,7 @@ class RunCheckpoints:
         Raises `CheckpointError` if the previous checkpoint could not be written and `checkpoint.on_failure` is `stop`.
         With `final`, the checkpoint is written even in this case.
         """
-        RECORD.phase(Phase.CHECKPOINT)
+        RECORD.phase(RunPhase.CHECKPOINT)
         self.require_folder()
         config = Path(self.run.output.folder) / CONFIG_FILE
         self.saver.save(self._progress(step), written=lambda: write_toml(self.run, config), final=final)
@@ -90,7 +90,7 @@ class RunCheckpoints:
         """Wait until all started checkpoints are complete. Raises `CheckpointError` if the last checkpoint could not be
         written and `checkpoint.on_failure` is `stop`.
         """
-        RECORD.phase(Phase.CHECKPOINT)
+        RECORD.phase(RunPhase.CHECKPOINT)
         for saver in self.savers:
             saver.finish()
 

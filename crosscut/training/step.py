@@ -11,7 +11,7 @@ from crosscut.architecture.pipeline import Stage, stages_of_rank
 from crosscut.checkpoint import AVERAGE
 from crosscut.config import ResolvedRun
 from crosscut.config.layout import PipelineSchedule
-from crosscut.flight import RECORD, Phase
+from crosscut.flight import RECORD, RunPhase
 from crosscut.kernels.deferral import Deferral
 from crosscut.model import GPT, Batch, initialize
 from crosscut.model.running import PLAIN_LOSS, Runners
@@ -161,7 +161,7 @@ class Trainer:
         The weights stay unchanged on all ranks if the loss or a gradient of at least one rank is not finite. The
         all-reduce of the loss also tells all ranks whether every rank's gradients are finite.
         """
-        RECORD.phase(Phase.OPTIMIZER)
+        RECORD.phase(RunPhase.OPTIMIZER)
         copies = [copy.grad for copy in self.model.tied_copies if copy.grad is not None]
         counted = self.model.counted_once(self.parameters)
         measured = measure_gradients(counted, self.mesh.owners, also=[loss, *copies])
@@ -198,13 +198,13 @@ class Trainer:
         depend on how the batch is split. If the model predicts the order of segments, the mean over all pairs of
         segments is added to the loss. In a pipeline, only the last stage has a part that is not zero.
         """
-        RECORD.phase(Phase.FORWARD, step)
+        RECORD.phase(RunPhase.FORWARD, step)
         scale, order_scale = self._scales(micro_batches)
         factors = _LossFactors(scale=scale, order_scale=order_scale, z_loss=self.run.training.z_loss)
         self.reducer.begin()
         passes = self._pass_all if self.mesh.pipeline is None else self._pass_stages
         total = passes(step, micro_batches, factors)
-        RECORD.phase(Phase.REDUCTION)
+        RECORD.phase(RunPhase.REDUCTION)
         self.reducer.finish()
         if self.mesh.ends is not None and self.model.is_tied_over_stages:  # both ranks hold the tied embedding
             sum_copies(self.model.token_weight, self.mesh.ends)
@@ -228,9 +228,9 @@ class Trainer:
             self.streams.restart(step=step, micro_batch=index)
             if index == len(micro_batches) - 1:
                 self.reducer.arm()
-            RECORD.phase(Phase.FORWARD)
+            RECORD.phase(RunPhase.FORWARD)
             loss = self.model.loss(*batch.with_context(), **factors)
-            RECORD.phase(Phase.BACKWARD)
+            RECORD.phase(RunPhase.BACKWARD)
             loss.backward()
             total = total + loss.detach()
         return total

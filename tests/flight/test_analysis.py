@@ -6,8 +6,8 @@ from types import MappingProxyType
 import pytest
 
 from crosscut.flight.analysis import Finding, find_causes
-from crosscut.flight.reading import Group, Message, Process, RankRecord
-from crosscut.flight.record import STARTED, Kind, Phase
+from crosscut.flight.reading import Group, Process, RankMessage, RankRecord
+from crosscut.flight.record import STARTED, MessageKind, RunPhase
 
 GROUPS = {
     "tensor 0": ("tensor", (0, 1)),
@@ -20,7 +20,7 @@ GROUPS = {
     "1 to 2": ("pipeline", (1, 2)),
 }
 
-Call = tuple[str, int, Kind, int]
+Call = tuple[str, int, MessageKind, int]
 """Group, count, kind and number of elements of a message."""
 
 
@@ -36,7 +36,7 @@ def record(
     """Record of a rank that has started `started` messages in its groups, and waits for one of these messages."""
     calls = [*others, *([awaits] if awaits else [])]
     messages = {
-        number: Message(number, group, GROUPS[group][0], count, kind, elements, 7, Phase.FORWARD, 0, STARTED)
+        number: RankMessage(number, group, GROUPS[group][0], count, kind, elements, 7, RunPhase.FORWARD, 0, STARTED)
         for number, (group, count, kind, elements) in enumerate(calls, 1)
     }
     groups = {
@@ -46,7 +46,7 @@ def record(
     }
     return RankRecord(
         rank=rank, world_size=world_size, pid=1, host="here", machine="", process_start="", step=7,
-        phase=Phase.FORWARD, place=0, groups=groups, messages=messages,
+        phase=RunPhase.FORWARD, place=0, groups=groups, messages=messages,
         awaited=None if on_device or not awaits else messages[len(calls)], waits_for_device=on_device,
     )  # fmt: skip
 
@@ -60,7 +60,7 @@ def find(*records: RankRecord, silent: Mapping[int, Process] = MappingProxyType(
 
 
 def sum_of(group: str, count: int, elements: int = 8) -> Call:
-    return group, count, Kind.ALL_REDUCE, elements
+    return group, count, MessageKind.ALL_REDUCE, elements
 
 
 def test_a_late_rank_is_the_cause_and_its_message_is_missing():
@@ -123,22 +123,24 @@ def test_a_rank_without_a_record_is_the_cause():
 def test_a_pipeline_is_followed_to_the_stage_that_does_not_send():
     found = find(
         record(0, {"0 to 1": 2}, world_size=3),
-        record(1, {"0 to 1": 3, "1 to 2": 2}, ("0 to 1", 3, Kind.RECEIVE, 64), world_size=3),
-        record(2, {"1 to 2": 3}, ("1 to 2", 3, Kind.RECEIVE, 64), world_size=3),
+        record(1, {"0 to 1": 3, "1 to 2": 2}, ("0 to 1", 3, MessageKind.RECEIVE, 64), world_size=3),
+        record(2, {"1 to 2": 3}, ("1 to 2", 3, MessageKind.RECEIVE, 64), world_size=3),
     )
     assert (found.causes, found.waiting) == ((0,), (1, 2))
 
 
 def test_a_send_and_its_receive_agree():
     found = find(
-        record(0, {"0 to 1": 1}, ("0 to 1", 1, Kind.SEND, 64), world_size=2),
-        record(1, {"0 to 1": 1}, ("0 to 1", 1, Kind.RECEIVE, 64), world_size=2),
+        record(0, {"0 to 1": 1}, ("0 to 1", 1, MessageKind.SEND, 64), world_size=2),
+        record(1, {"0 to 1": 1}, ("0 to 1", 1, MessageKind.RECEIVE, 64), world_size=2),
     )
     assert found.disagreements == ()
 
 
 @pytest.mark.parametrize(
-    "theirs", [("tensor 0", 5, Kind.ALL_GATHER, 8), ("tensor 0", 5, Kind.ALL_REDUCE, 16)], ids=["kind", "elements"]
+    "theirs",
+    [("tensor 0", 5, MessageKind.ALL_GATHER, 8), ("tensor 0", 5, MessageKind.ALL_REDUCE, 16)],
+    ids=["kind", "elements"],
 )
 def test_ranks_with_different_calls_disagree(theirs):
     mine = sum_of("tensor 0", 5)

@@ -14,7 +14,7 @@ from crosscut.flight.traces import (
     COMPLETED,
     SCHEDULED,
     STARTED,
-    Collective,
+    RecordedCollective,
     Trace,
     describe_trace,
     find_behind,
@@ -43,7 +43,7 @@ def read(*entries: dict[str, Any], since: int = 0) -> list[Trace]:
 
 def trace(*collectives: tuple[int, str, str, int], group: str = "1", ranks: tuple[int, ...] = (0, 1, 2)) -> Trace:
     made = (
-        Collective(number, name, ((elements,),), ((elements,),), ("Float",), state)
+        RecordedCollective(number, name, ((elements,),), ((elements,),), ("Float",), state)
         for number, name, state, elements in collectives
     )
     return Trace(group, "", "nccl", ranks, tuple(made))

@@ -20,7 +20,7 @@ from torch._C import _distributed_c10d as c10d
 
 from crosscut.cli.doctor.command import doctor
 from crosscut.config import Layout
-from crosscut.flight import RECORD, Phase
+from crosscut.flight import RECORD, RunPhase
 from crosscut.flight.reading import read_records
 from crosscut.flight.report import examine
 from crosscut.launch.hangs import Watch
@@ -70,11 +70,11 @@ def train_with_a_stop(folder: Path, stopped: bool) -> dict[str, Any]:
     printed = patch("crosscut.launch.hangs.echo", lambda text, **_: told["printed"].append(text))
     with printed, continued(folder, told) as helper:
         for step in range(3):
-            RECORD.phase(Phase.FORWARD, step)
+            RECORD.phase(RunPhase.FORWARD, step)
             if step == 2 and mesh.tensor.rank == 0:
                 helper.start()
             if step == 2 and mesh.tensor.rank == 1:
-                RECORD.phase(Phase.DATA)
+                RECORD.phase(RunPhase.DATA)
                 if stopped:
                     os.kill(os.getpid(), signal.SIGSTOP)
                 else:
@@ -105,7 +105,7 @@ def test_a_hang_is_explained_by_a_rank_that_waits_and_by_the_doctor(ranks, tmp_p
     assert '"hang_rank": 1' in (folder / "metrics.jsonl").read_text()
 
 
-def train_sharded_with_a_stop(folder: Path, phase: Phase) -> None:
+def train_sharded_with_a_stop(folder: Path, phase: RunPhase) -> None:
     """Three steps of a model that two data ranks shard. In the last step, rank 1 is stopped inside the first layer, in
     the forward or in the backward pass.
     """
@@ -116,7 +116,7 @@ def train_sharded_with_a_stop(folder: Path, phase: Phase) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def stop_here(module: object, inputs: object, output: torch.Tensor) -> None:
-        if phase is Phase.FORWARD:
+        if phase is RunPhase.FORWARD:
             stop()
         else:
             output.register_hook(stop)
@@ -127,10 +127,10 @@ def train_sharded_with_a_stop(folder: Path, phase: Phase) -> None:
                 helper.start()
             elif step == 2:
                 model.blocks[0].mlp.register_forward_hook(stop_here)
-            RECORD.phase(Phase.FORWARD, step)
+            RECORD.phase(RunPhase.FORWARD, step)
             tokens, targets = (x.chunk(2)[mesh.data.rank] for x in batch(step))
             loss = model.loss(tokens, targets, scale=1.0)
-            RECORD.phase(Phase.BACKWARD)
+            RECORD.phase(RunPhase.BACKWARD)
             reducer.arm()
             loss.backward()
             reducer.finish()
@@ -141,11 +141,11 @@ def train_sharded_with_a_stop(folder: Path, phase: Phase) -> None:
     ("phase", "missing"),
     [
         pytest.param(  # the same hook of PyTorch, in the other pass
-            Phase.FORWARD,
+            RunPhase.FORWARD,
             r"all-gather of [\d,]+ elements over the axis `data` \(forward pass of layer 1",
             marks=pytest.mark.slow,
         ),
-        (Phase.BACKWARD, r"reduce-scatter of [\d,]+ elements over the axis `data` \(backward pass of layer 0"),
+        (RunPhase.BACKWARD, r"reduce-scatter of [\d,]+ elements over the axis `data` \(backward pass of layer 0"),
     ],
     ids=["forward", "backward"],
 )
@@ -166,7 +166,7 @@ def hang_outside(folder: Path, differ: bool) -> None:
     group = dist.new_group([0, 1], timeout=timedelta(seconds=5 if differ else 8), group_desc="outside")
     with Watch(folder, CPU, least_bound=BOUND):
         for step in range(2):
-            RECORD.phase(Phase.FORWARD, step)
+            RECORD.phase(RunPhase.FORWARD, step)
             dist.all_reduce(torch.ones(4), group=group)
             RECORD.progress(is_step=True)
         first = dist.get_rank() == 0
@@ -233,7 +233,7 @@ def hang_in_a_checkpoint(folder: Path) -> float:
     with Watch(folder, CPU, least_bound=BOUND / 2) as watch:
         for _ in range(2):
             RECORD.progress(is_step=True)
-        RECORD.phase(Phase.CHECKPOINT)
+        RECORD.phase(RunPhase.CHECKPOINT)
         wait_for(folder)
         (folder / "bytes").write_bytes(bytes(1 << 18))
         time.sleep(BOUND / 2)

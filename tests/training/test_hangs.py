@@ -15,7 +15,7 @@ import torch
 from crosscut.checkpoint import list_checkpoints
 from crosscut.config import RunConfig, RunStopped
 from crosscut.flight.reading import FOLDER, read_records
-from crosscut.flight.record import Word
+from crosscut.flight.record import RecordWord
 from crosscut.training import job
 from crosscut.training.driving import driver
 from crosscut.training.loop import Loop
@@ -36,7 +36,7 @@ def stop_rank_once(folder: Path, *, after: int, ask: int) -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         records = read_records(folder / FOLDER)
-        if 1 in records and records[1].words[Word.STEPS] >= after and list_checkpoints(folder / "checkpoints"):
+        if 1 in records and records[1].words[RecordWord.STEPS] >= after and list_checkpoints(folder / "checkpoints"):
             os.kill(records[1].pid, signal.SIGSTOP)
             break
         time.sleep(0.02)

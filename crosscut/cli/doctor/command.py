@@ -39,7 +39,7 @@ def doctor(run: Path) -> None:
         read_statuses,
         read_traces,
     )
-    from crosscut.flight.record import Word
+    from crosscut.flight.record import RecordWord
     from crosscut.flight.report import describe, examine, seconds_without_progress
 
     folder = run / FOLDER
@@ -53,10 +53,10 @@ def doctor(run: Path) -> None:
     answering = {
         rank: RankStatus({"by py-spy": stack} if (stack := outside_stack(record)) else {}, 0.0, rank)
         for rank, record in records.items()
-        if not is_here(record) or record.since(Word.BEAT, now) < _LATE
+        if not is_here(record) or record.since(RecordWord.BEAT, now) < _LATE
     }
     seconds = seconds_without_progress(records, now)
-    bound = max(record.words[Word.BOUND] for record in records.values()) / 1e9
+    bound = max(record.words[RecordWord.BOUND] for record in records.values()) / 1e9
     statuses = {**answering, **read_statuses(folder)}
     hang = examine(records, statuses, read_traces(folder), seconds=seconds, bound=bound if seconds > bound else 0.0)
     echo(describe(hang), nl=False)

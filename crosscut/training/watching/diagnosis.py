@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from crosscut.config import TrainingError
-from crosscut.flight import RECORD, Phase
+from crosscut.flight import RECORD, RunPhase
 from crosscut.model import GPT
 from crosscut.model.stages import forward_loss
 from crosscut.parallel import ParallelMesh, find_drift, global_gradient_norm
@@ -42,7 +42,7 @@ def require_equal_replicas(trainer: Trainer, step: int) -> None:
     """Raise `TrainingError` on all ranks if replicas of a parameter, or of its average, differ after `step` steps."""
     average = {} if trainer.average is None else trainer.average.tensors
     averages = {f"average of {name}": tensor for name, tensor in average.items()}
-    RECORD.phase(Phase.COMPARISON)
+    RECORD.phase(RunPhase.COMPARISON)
     drift = find_drift({**dict(trainer.model.named_parameters()), **averages}, trainer.mesh)
     if drift is None:
         return
