@@ -231,16 +231,16 @@ def _ranks(ranks: list[int], world_size: int) -> range | frozenset[int]:
 
 def place_name(place: int) -> str:
     """Name of a place in the model, such as "layer 3, attention". Empty if the place is outside the model."""
-    part, layer = ModelPart(place & 255), place >> 8
-    if part in (ModelPart.LAYER, ModelPart.ATTENTION, ModelPart.MLP):
-        names = {ModelPart.LAYER: "", ModelPart.ATTENTION: ", attention", ModelPart.MLP: ", MLP"}
-        return f"layer {layer}{names[part]}"
+    layer = f"layer {place >> 8}"
     names = {
         ModelPart.EMBEDDING: "embedding",
+        ModelPart.LAYER: layer,
+        ModelPart.ATTENTION: f"{layer}, attention",
+        ModelPart.MLP: f"{layer}, MLP",
         ModelPart.HEAD: "output layer and loss",
         ModelPart.ROOT: "embedding and output layer",
     }
-    return names.get(part, "")
+    return names.get(ModelPart(place & 255), "")
 
 
 def is_here(record: RankRecord) -> bool:
