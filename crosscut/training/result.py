@@ -21,18 +21,13 @@ class Moment:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._time = time.perf_counter()
+        self.on_host = time.perf_counter()
+        """Time on the host's clock at which the object was created, in seconds. The processes of one machine share the
+        clock."""
         self._event: torch.cuda.Event | None = None
         if device.type == "cuda":
             self._event = torch.cuda.Event(enable_timing=True)
             self._event.record(torch.cuda.current_stream(device))
-
-    @property
-    def on_host(self) -> float:
-        """Time on the host's clock at which the object was created, in seconds. The processes of one machine share the
-        clock.
-        """
-        return self._time
 
     def wait(self) -> None:
         """Wait until the device has finished all work that was queued before the `Moment` was created."""
@@ -42,7 +37,7 @@ class Moment:
     def seconds_to(self, later: "Moment") -> float:
         """Seconds between this moment and `later` on the device. The device must have reached both moments."""
         if self._event is None or later._event is None:
-            return later._time - self._time
+            return later.on_host - self.on_host
         milliseconds: float = self._event.elapsed_time(later._event)
         return milliseconds / 1000.0
 

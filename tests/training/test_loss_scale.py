@@ -8,9 +8,8 @@ import torch
 
 from crosscut.checkpoint import list_checkpoints
 from crosscut.training.loss_scale import FIRST, GROWTH_INTERVAL, LossScale
-from tests.training.jobs import are_equal, error_of, losses_of, parts, weights_of
+from tests.training.jobs import CPU, are_equal, error_of, losses_of, parts, weights_of
 
-CPU = torch.device("cpu")
 FP16 = ("training.precision=float16", "model.dropout=0.0")
 LAYOUTS = {
     "zero3": ("layout.data=2", 'layout.sharding="zero3"'),

@@ -30,7 +30,6 @@ from torch.autograd.profiler_util import FunctionEvent
 from crosscut.config import ConfigError, write_whole
 from crosscut.config.system.deletion import enter_folder, replace_file
 from crosscut.config.system.terminal import new_console
-from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.planner.stages import schedule_of_run
 from crosscut.training.step import Trainer
@@ -112,7 +111,9 @@ class Profiler:
         if self.mesh.is_first_rank and self._recorder is None:
             # Only one cycle is recorded; `acc_events` stops PyTorch 2.11 from warning that it drops earlier cycles.
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise, PyTorch's recorder would print lines
-            self._recorder = torch.profiler.profile(activities=_activities(self.mesh), acc_events=True)
+            kinds = torch.profiler.ProfilerActivity
+            activities = [kinds.CPU, kinds.CUDA] if self.mesh.device.type == "cuda" else [kinds.CPU]
+            self._recorder = torch.profiler.profile(activities=activities, acc_events=True)
             self._recorder.start()
         with self._passes_recorded() if self.mesh.pipeline else nullcontext():
             synchronize(self.mesh.device)
@@ -221,11 +222,6 @@ def require_steps(num_left: int) -> None:
             f"`training.steps` must leave at least {needed} steps for --profile, but leaves {num_left}. Train for more "
             "steps, or remove --profile."
         )
-
-
-def _activities(mesh: ParallelMesh) -> list[torch.profiler.ProfilerActivity]:
-    kinds = torch.profiler.ProfilerActivity
-    return [kinds.CPU, kinds.CUDA] if mesh.device.type == "cuda" else [kinds.CPU]
 
 
 def _operators(events: Iterable[FunctionEvent]) -> list[OperatorTime]:

@@ -7,8 +7,7 @@ import torch
 
 from crosscut.training.result import DeviceFigures, NonFiniteError, StepResult
 from crosscut.training.watching.following import Follower
-
-CPU = torch.device("cpu")
+from tests.training.jobs import CPU
 
 
 def result_of(step: int, *, held: float = 0.0, seconds: float = 0.0) -> StepResult:
