@@ -96,7 +96,7 @@ class RankRecord:
     """Whether collectives run on a GPU. The GPU then waits for them. `awaited` is then None, except while the process
     itself waits, for example for the ranks' vote on stopping."""
     words: tuple[int, ...] = ()
-    """Integers of the header (`record.Word`)."""
+    """Integers of the header (`record.RecordWord`)."""
 
     def message(self, group: str, count: int) -> RankMessage | None:
         """Return the message with the number `count` in a group, or None if the rank has not started it or the record
