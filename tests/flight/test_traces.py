@@ -1,6 +1,7 @@
 """Collectives of PyTorch's Flight Recorder are read from its JSON, sent to other ranks, and compared."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -54,8 +55,13 @@ def send_and_read() -> list[Trace]:
     for elements in (4, 6):
         dist.all_reduce(torch.ones(elements), group=group)
     dist.barrier(group)
-    found = read_dump(c10d._dump_fr_trace_json(), lambda _: dist.get_process_group_ranks(group))
-    return [trace for trace in found if trace.description == "tests"]
+    deadline = time.monotonic() + 10
+    while True:  # a thread of PyTorch retires the collectives
+        found = read_dump(c10d._dump_fr_trace_json(), lambda _: dist.get_process_group_ranks(group))
+        (own,) = (trace for trace in found if trace.description == "tests")
+        if own.collectives[-2].state == COMPLETED or time.monotonic() > deadline:
+            return [own]
+        time.sleep(0.02)
 
 
 @recorded

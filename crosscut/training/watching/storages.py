@@ -6,8 +6,8 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType
-from typing import NamedTuple, TypeVar
+from types import FrameType, ModuleType
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -90,16 +90,15 @@ def frames() -> Iterator[FrameType]:
 
 
 @contextmanager
-def replaced(owner: object, **values: object) -> Iterator[None]:
-    """Context in which attributes of a module or class have other values."""
-    before = {name: getattr(owner, name) for name in values}
+def replaced(module: ModuleType, **values: object) -> Iterator[None]:
+    """Context in which names of a module have other values."""
+    names = vars(module)
+    before = {name: names[name] for name in values}
+    names.update(values)
     try:
-        for name, value in values.items():
-            setattr(owner, name, value)
         yield
     finally:
-        for name, value in before.items():
-            setattr(owner, name, value)
+        names.update(before)
 
 
 @contextmanager
@@ -109,12 +108,16 @@ def resizing_told_to(tell: Callable[[torch.UntypedStorage], None]) -> Iterator[N
     Sharding resizes the storage of gathered parameters without calling an operator, so a dispatch mode does not see the
     change.
     """
-    plain = torch.UntypedStorage.resize_
+    storages: Any = torch.UntypedStorage
+    plain = storages.resize_
 
     def resize_(storage: torch.UntypedStorage, size: int) -> object:
         result = plain(storage, size)
         tell(storage)
         return result
 
-    with replaced(torch.UntypedStorage, resize_=resize_):
+    storages.resize_ = resize_
+    try:
         yield
+    finally:
+        storages.resize_ = plain
