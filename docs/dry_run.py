@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from crosscut.rehearsal import Row, compare, rehearse  # noqa: E402 - the tests are no package
+from crosscut.rehearsal import ComparedFigure, compare, rehearse  # noqa: E402 - the tests are no package
 from tests.rehearsal.cases import LARGE, SMALL, Case  # noqa: E402
 
 PAGE = ROOT / "docs" / "tables" / "dry-run.md"
@@ -44,7 +44,7 @@ def row(case: Case) -> str:
     )
 
 
-def told(sent: list[Row]) -> str:
+def told(sent: list[ComparedFigure]) -> str:
     """Whether the same is sent along every axis."""
     if not sent:
         return "nothing"

@@ -121,7 +121,7 @@ class RankPool:
     def _start(self) -> None:
         import torch.distributed as dist
 
-        from crosscut.launch.server import Stream
+        from crosscut.launch.server import PassedStream
         from tests.nursery import forked
 
         atexit.register(self.close)  # before `multiprocessing` waits for all processes
@@ -131,7 +131,7 @@ class RankPool:
         for _ in range(self.size):
             ours, theirs = context.Pipe()
             printed = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the rank
-            with Stream(printed.fileno()) as output:
+            with PassedStream(printed.fileno()) as output:
                 told = {"START": (theirs, self._store.port, environment, output)}
                 process = context.Process(target=runpy.run_path, args=(__file__, told, "__main__"))
                 process.start()

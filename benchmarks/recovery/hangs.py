@@ -34,9 +34,16 @@ from benchmarks.commands import command_line, markdown
 from benchmarks.machine import print_machine
 from benchmarks.processes import free_port, join_ranks, told_in, wait_until
 from crosscut.flight.reading import FOLDER, RankRecord, read_records
-from crosscut.flight.record import Kind, Part, Phase, Record, Word
+from crosscut.flight.record import MessageKind, ModelPart, Record, RecordWord, RunPhase
 
-STOPPED = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.REDUCTION, Phase.CHECKPOINT, Phase.VALIDATION)
+STOPPED = (
+    RunPhase.DATA,
+    RunPhase.FORWARD,
+    RunPhase.BACKWARD,
+    RunPhase.REDUCTION,
+    RunPhase.CHECKPOINT,
+    RunPhase.VALIDATION,
+)
 TINY = (
     "model.preset=laptop-tiny", "data.text=[\"builtin:state-of-the-union\"]", "data.vocab_size=1000",
     "training.batch_size=8", "training.sequence_length=64", "training.steps=1000000", "training.validate_every=6",
@@ -52,7 +59,7 @@ class Stop(NamedTuple):
     """One stop of a rank."""
 
     rank: int
-    phase: Phase
+    phase: RunPhase
     named: tuple[int, ...]
     """Ranks that the report names; empty without a report."""
     message: str
@@ -93,7 +100,7 @@ def wait_for_steps(folder: Path, num_ranks: int, steps: int) -> dict[int, RankRe
 
     def are_there() -> bool:
         records = read_records(folder / FOLDER).values()
-        return len(records) == num_ranks and all(record.words[Word.STEPS] >= steps for record in records)
+        return len(records) == num_ranks and all(record.words[RecordWord.STEPS] >= steps for record in records)
 
     if not wait_until(are_there, 300, every=0.05):
         sys.exit(f"The run in {folder} did not start:\n{told_in(folder.parent / f'{folder.name}.log')}")
@@ -104,17 +111,17 @@ def stop_once(folder: Path, records: dict[int, RankRecord], choice: random.Rando
     """Stop a rank in a phase, both chosen at random, until the hang is reported."""
     known = set(folder.glob("hang-*.txt"))
     rank, phase = choice.choice(sorted(records)), choice.choice(STOPPED)
-    pid, descriptor = records[rank].pid, records[rank].words[Word.DESCRIPTOR]
+    pid, descriptor = records[rank].pid, records[rank].words[RecordWord.DESCRIPTOR]
     time.sleep(choice.random())
     with Path(f"/proc/{pid}/fd/{descriptor}").open("rb", buffering=0) as memory:
         give_up = time.monotonic() + 20
         while time.monotonic() < give_up:
-            now = int.from_bytes(os.pread(memory.fileno(), 8, Word.PHASE * 8), "little")
+            now = int.from_bytes(os.pread(memory.fileno(), 8, RecordWord.PHASE * 8), "little")
             if now == phase:
                 break
         os.kill(pid, signal.SIGSTOP)
         begin = time.time()
-        stopped_in = Phase(int.from_bytes(os.pread(memory.fileno(), 8, Word.PHASE * 8), "little"))
+        stopped_in = RunPhase(int.from_bytes(os.pread(memory.fileno(), 8, RecordWord.PHASE * 8), "little"))
     named, message, beyond = (), "", float("inf")
     while time.time() < begin + 20 * LIMIT:
         new = [path for path in set(folder.glob("hang-*.txt")) - known if path.read_text()]
@@ -127,7 +134,9 @@ def stop_once(folder: Path, records: dict[int, RankRecord], choice: random.Rando
             break
         time.sleep(0.05)
     os.kill(pid, signal.SIGCONT)
-    wait_for_steps(folder, len(records), max(r.words[Word.STEPS] for r in read_records(folder / FOLDER).values()) + 2)
+    wait_for_steps(
+        folder, len(records), max(r.words[RecordWord.STEPS] for r in read_records(folder / FOLDER).values()) + 2
+    )
     return Stop(rank, stopped_in, named, message, beyond)
 
 
@@ -177,16 +186,19 @@ def measure_alarms(minutes: float) -> None:
             for process in busy:
                 process.kill()
                 process.wait()
-        print(f"{minutes:g} minutes, {records[0].words[Word.STEPS]} steps: {len(list(folder.glob('hang-*')))} reports")
+        print(
+            f"{minutes:g} minutes, {records[0].words[RecordWord.STEPS]} steps: "
+            f"{len(list(folder.glob('hang-*')))} reports"
+        )
 
 
 def seconds_of(record: Record, calls: int = 200_000) -> tuple[float, float, float]:
     """Processor time of the record of one message, of a phase, and of a place with its hook, in seconds."""
     import torch
 
-    group, kind = record.add_group("group", "tensor", [0, 1]), int(Kind.ALL_REDUCE)
+    group, kind = record.add_group("group", "tensor", [0, 1]), int(MessageKind.ALL_REDUCE)
     x = torch.ones(1, requires_grad=True)
-    names = {"record": record, "group": group, "kind": kind, "x": x, "forward": Phase.FORWARD, "mlp": Part.MLP}
+    names = {"record": record, "group": group, "kind": kind, "x": x, "forward": RunPhase.FORWARD, "mlp": ModelPart.MLP}
     message = "record.started(record.start(kind, group, 64), 0); record.waited(record.wait(0))"
     place = "record.at(mlp); x.register_hook(record.at)"
     numbers = {message: calls, "record.phase(forward)": calls, place: calls // 100}
@@ -204,9 +216,9 @@ def measure_cost(settings: tuple[str, ...]) -> None:
         begin = time.monotonic()
         time.sleep(60)
         last, seconds = read_records(Path(root) / "run" / FOLDER)[0].words, time.monotonic() - begin
-    steps = last[Word.STEPS] - first[Word.STEPS]
-    messages = (last[Word.MESSAGES] - first[Word.MESSAGES]) / steps
-    thread = (last[Word.THREAD] - first[Word.THREAD]) / 1e9 / steps
+    steps = last[RecordWord.STEPS] - first[RecordWord.STEPS]
+    messages = (last[RecordWord.MESSAGES] - first[RecordWord.MESSAGES]) / steps
+    thread = (last[RecordWord.THREAD] - first[RecordWord.THREAD]) / 1e9 / steps
     places, phases = 2 + 3 * 4, 8  # parts of the demo's four layers, and phases of a step
     recording = messages * message + phases * phase + places * place
     step = seconds / steps

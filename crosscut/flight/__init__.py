@@ -6,6 +6,6 @@ others, `traces` has the collectives of PyTorch's own Flight Recorder, and `repo
 package imports only the standard library, so `crosscut doctor` starts at once.
 """
 
-from crosscut.flight.record import RECORD, Kind, Part, Phase
+from crosscut.flight.record import RECORD, MessageKind, ModelPart, RunPhase
 
-__all__ = ["RECORD", "Kind", "Part", "Phase"]
+__all__ = ["RECORD", "MessageKind", "ModelPart", "RunPhase"]

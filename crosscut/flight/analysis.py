@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from crosscut.flight.reading import Message, Process, RankRecord
-from crosscut.flight.record import STARTING, Kind
+from crosscut.flight.reading import Process, RankMessage, RankRecord
+from crosscut.flight.record import STARTING, MessageKind
 
 MOST_CAUSES = 64
 """Maximum number of causes whose missing messages are looked for."""
@@ -21,7 +21,7 @@ class Missing(NamedTuple):
     """Message that `rank` has not started, although other ranks wait for it."""
 
     rank: int
-    message: Message
+    message: RankMessage
     """The message as recorded by a waiting rank."""
     waiting: tuple[int, ...]
     """Ranks that wait for `rank` to start the message."""
@@ -31,9 +31,9 @@ class Disagreement(NamedTuple):
     """Two ranks that wait for each other, each in a different message."""
 
     first: int
-    first_message: Message
+    first_message: RankMessage
     second: int
-    second_message: Message
+    second_message: RankMessage
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def find_causes(records: Mapping[int, RankRecord], silent: Mapping[int, Process]
     )
 
 
-def _awaited(record: RankRecord, records: Mapping[int, RankRecord]) -> Message | None:
+def _awaited(record: RankRecord, records: Mapping[int, RankRecord]) -> RankMessage | None:
     """Return the message that a rank waits for, or None.
 
     A process with a GPU rarely waits for a message itself, because the GPU waits. The function then returns the rank's
@@ -91,7 +91,7 @@ def _awaited(record: RankRecord, records: Mapping[int, RankRecord]) -> Message |
     return None
 
 
-def _others(record: RankRecord, message: Message, records: Mapping[int, RankRecord]) -> list[int]:
+def _others(record: RankRecord, message: RankMessage, records: Mapping[int, RankRecord]) -> list[int]:
     """Return the other members of a message's group that have a record. A group may have many more members than there
     are records, so the function runs through the shorter of the two.
     """
@@ -107,7 +107,7 @@ def _started(record: RankRecord, group: str) -> int:
 
 
 def _blockers(
-    rank: int, message: Message, records: Mapping[int, RankRecord], silent: Mapping[int, Process]
+    rank: int, message: RankMessage, records: Mapping[int, RankRecord], silent: Mapping[int, Process]
 ) -> set[int]:
     """Find the ranks with a record that `rank` waits for: members of the message's group that have not started the
     message. If all members have a record and have started it, the silent members count, because a member may have
@@ -121,7 +121,7 @@ def _blockers(
 
 
 def _roots(
-    blockers: Mapping[int, set[int]], records: Mapping[int, RankRecord], awaited: Mapping[int, Message]
+    blockers: Mapping[int, set[int]], records: Mapping[int, RankRecord], awaited: Mapping[int, RankMessage]
 ) -> set[int]:
     """Find the ranks at the ends of the chains: ranks that block another rank but do not wait for any rank. If no rank
     waits, every rank is a cause.
@@ -133,10 +133,7 @@ def _roots(
 
 
 def _missing(
-    cause: int,
-    awaited: Mapping[int, Message],
-    blockers: Mapping[int, set[int]],
-    records: Mapping[int, RankRecord],
+    cause: int, awaited: Mapping[int, RankMessage], blockers: Mapping[int, set[int]], records: Mapping[int, RankRecord]
 ) -> Missing | None:
     """Find the first message that other ranks wait for because `cause` has not started it. A cause without a record
     blocks all ranks that wait in one of its groups.
@@ -152,7 +149,7 @@ def _missing(
     return Missing(cause, first, tuple(sorted(r for r, m in blocked.items() if (m.group, m.count) == alike)))
 
 
-def _different_calls(awaited: Mapping[int, Message], records: Mapping[int, RankRecord]) -> tuple[Disagreement, ...]:
+def _different_calls(awaited: Mapping[int, RankMessage], records: Mapping[int, RankRecord]) -> tuple[Disagreement, ...]:
     """Find pairs of ranks whose n-th message of the same group has different kinds or different numbers of elements."""
     found: list[Disagreement] = []
     for rank, mine in awaited.items():
@@ -165,14 +162,14 @@ def _different_calls(awaited: Mapping[int, Message], records: Mapping[int, RankR
     return tuple(found)
 
 
-def _agree(first: Message, second: Message) -> bool:
+def _agree(first: RankMessage, second: RankMessage) -> bool:
     kinds = {first.kind, second.kind}
-    if first.kind is Kind.OBJECTS:  # pickled values may have different lengths
-        return second.kind is Kind.OBJECTS
-    return first.elements == second.elements and (len(kinds) == 1 or kinds == {Kind.SEND, Kind.RECEIVE})
+    if first.kind is MessageKind.OBJECTS:  # pickled values may have different lengths
+        return second.kind is MessageKind.OBJECTS
+    return first.elements == second.elements and (len(kinds) == 1 or kinds == {MessageKind.SEND, MessageKind.RECEIVE})
 
 
-def _circle(blockers: Mapping[int, set[int]], awaited: Mapping[int, Message]) -> tuple[Disagreement, ...]:
+def _circle(blockers: Mapping[int, set[int]], awaited: Mapping[int, RankMessage]) -> tuple[Disagreement, ...]:
     """Find a circle of ranks that block each other, and return its first two ranks as a disagreement. The result is
     empty if there is no circle.
     """

@@ -5,42 +5,30 @@ each place directly. For the backward pass, the output of a part gets a hook: wh
 backward pass of the part begins.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
-from crosscut.flight.record import RECORD, Part
+from crosscut.flight.record import RECORD, ModelPart
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LAYER = 8
 """Number of bits for the part in the integer that stands for a place. The higher bits hold the layer."""
 
 
-class _HasGradient(Protocol):
-    """Tensor that may require a gradient."""
-
-    @property
-    def requires_grad(self) -> bool:
-        """Whether a gradient is computed for the tensor."""
-
-    def register_hook(self, hook: Callable[..., Any]) -> Any:
-        """Call `hook` when the gradient arrives."""
-
-
-_T = TypeVar("_T", bound=_HasGradient)
-
-
-def place_of(part: Part, layer: int = 0) -> int:
+def place_of(part: ModelPart, layer: int = 0) -> int:
     """Return the integer that stands for a part of the model and its layer in the record."""
     return part | layer << _LAYER
 
 
-def enter(part: Part, layer: int = 0) -> None:
+def enter(part: ModelPart, layer: int = 0) -> None:
     """Record that the forward pass enters a part of the model."""
     if RECORD.is_open:
         RECORD.at(place_of(part, layer))
 
 
-def leave(x: _T, part: Part, layer: int) -> _T:
+def leave(x: "Tensor", part: ModelPart, layer: int) -> "Tensor":
     """Return `x`, the output of a part of the model, with a hook that records the place when the part's backward pass
     begins.
     """
@@ -49,13 +37,13 @@ def leave(x: _T, part: Part, layer: int) -> _T:
     return x
 
 
-def enter_part(part: Part) -> None:
+def enter_part(part: ModelPart) -> None:
     """Record that the forward pass enters a part of the current layer."""
     if RECORD.is_open:
         enter(part, RECORD.place >> _LAYER)
 
 
-def leave_part(x: _T, part: Part) -> _T:
+def leave_part(x: "Tensor", part: ModelPart) -> "Tensor":
     """Return `x`, the output of a part of the current layer, with a hook that records the place when the part's
     backward pass begins.
     """

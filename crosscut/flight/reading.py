@@ -1,19 +1,20 @@
 """Read the records of all ranks of a run. The readers are the watching thread of each rank and `crosscut doctor`."""
 
 import json
-import operator
 import os
 import shutil
 import struct
 import subprocess
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from crosscut.config.system.files import parse_json, read_small, too_large, write_whole
 from crosscut.config.system.machine import machine_identity, process_start
+from crosscut.config.system.records import from_json
 from crosscut.flight.record import (
     DONE,
     GROUPS,
@@ -25,10 +26,11 @@ from crosscut.flight.record import (
     SIZE,
     STARTING,
     TABLE,
-    Kind,
-    Part,
-    Phase,
-    Word,
+    MessageKind,
+    ModelPart,
+    RecordTable,
+    RecordWord,
+    RunPhase,
 )
 from crosscut.flight.traces import Trace, parse_traces
 
@@ -52,7 +54,7 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True, order=True)
-class Message:
+class RankMessage:
     """Message (a collective, a send or a receive) in the record of one rank."""
 
     number: int
@@ -62,10 +64,10 @@ class Message:
     count: int
     """Number of the message among the rank's messages in the group, from 1. The members of a group must start the same
     messages in the same order."""
-    kind: Kind
+    kind: MessageKind
     elements: int
     step: int
-    phase: Phase
+    phase: RunPhase
     place: int
     state: int
     """`STARTING`, `STARTED` or `DONE`."""
@@ -83,30 +85,41 @@ class RankRecord:
     process_start: str
     step: int
     """Step that the rank is running, counted from 0."""
-    phase: Phase
+    phase: RunPhase
     place: int
     groups: dict[str, Group]
-    messages: dict[int, Message]
+    messages: dict[int, RankMessage]
     """Most recent messages, keyed by number."""
-    awaited: Message | None = None
+    awaited: RankMessage | None = None
     """Message that the process waits for."""
     waits_for_device: bool = False
     """Whether collectives run on a GPU. The GPU then waits for them. `awaited` is then None, except while the process
     itself waits, for example for the ranks' vote on stopping."""
     words: tuple[int, ...] = ()
-    """Integers of the header (`record.Word`)."""
+    """Integers of the header (`record.RecordWord`)."""
 
-    def message(self, group: str, count: int) -> Message | None:
+    def message(self, group: str, count: int) -> RankMessage | None:
         """Return the message with the number `count` in a group, or None if the rank has not started it or the record
         has already overwritten it.
         """
         return next((m for m in self.messages.values() if m.group == group and m.count == count), None)
 
-    def since(self, word: Word, now: int) -> float:
+    def since(self, word: RecordWord, now: int) -> float:
         """Return the seconds from the time stored in `word` to `now`. `now` is in nanoseconds on the monotonic clock of
         the rank's machine.
         """
         return (now - self.words[word]) / 1e9
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """Status that a rank writes during a hang."""
+
+    stacks: Mapping[str, str]
+    """Python stacks of the rank's threads, keyed by the name of the thread."""
+    seconds: float
+    """Time without progress, in seconds."""
+    rank: int
 
 
 class Process(Enum):
@@ -146,7 +159,7 @@ def read_records(folder: Path) -> dict[int, RankRecord]:
         with suppress(OSError, ValueError):
             record = parse_record(_content(path))
             found[record.rank] = parse_record(live) if (live := _memory(record)) else record
-    newest = max(found.values(), key=lambda record: record.words[Word.BEAT_WALL], default=None)
+    newest = max(found.values(), key=lambda record: record.words[RecordWord.BEAT_WALL], default=None)
     return {rank: record for rank, record in found.items() if newest is not None and rank < newest.world_size}
 
 
@@ -155,41 +168,38 @@ def parse_record(content: bytes) -> RankRecord:
     if len(content) < _LEAST:
         raise ValueError("too short")
     words = struct.unpack(f"{TABLE}q", content[:_LEAST])
-    if words[Word.MAGIC] != MAGIC:
+    if words[RecordWord.MAGIC] != MAGIC:
         raise ValueError("not a record")
-    table: Any = parse_json(content[_LEAST : _LEAST + words[Word.TABLE_BYTES]])
-    if not isinstance(table, dict) or not isinstance(table.get("groups"), list) or len(table["groups"]) > NUM_GROUPS:
-        raise ValueError("no table")
-    world_size = words[Word.WORLD_SIZE]
-    if not 0 <= words[Word.RANK] < world_size <= _MOST_WORLD:
+    table = from_json(RecordTable, parse_json(content[_LEAST : _LEAST + words[RecordWord.TABLE_BYTES]]))
+    if len(table.groups) > NUM_GROUPS:
+        raise ValueError("too many groups")
+    world_size = words[RecordWord.WORLD_SIZE]
+    if not 0 <= words[RecordWord.RANK] < world_size <= _MOST_WORLD:
         raise ValueError("no rank of a world")
-    try:
-        groups = [
-            Group(str(group["name"]), str(group["axis"]), _ranks(group["ranks"], world_size), words[GROUPS + number])
-            for number, group in enumerate(table["groups"])
-        ]
-    except (KeyError, TypeError) as error:
-        raise ValueError("no table") from error
+    groups = [
+        Group(group.name, group.axis, _ranks(group.ranks, world_size), words[GROUPS + number])
+        for number, group in enumerate(table.groups)
+    ]
     messages = {message.number: message for row in range(NUM_MESSAGES) if (message := _message(words, row, groups))}
     return RankRecord(
-        rank=words[Word.RANK],
+        rank=words[RecordWord.RANK],
         world_size=world_size,
-        pid=words[Word.PID],
-        host=str(table.get("host")),
-        machine=str(table.get("machine")),
-        process_start=str(table.get("process_start")),
-        step=words[Word.STEP],
-        phase=Phase(words[Word.PHASE]),
-        place=words[Word.PLACE],
+        pid=words[RecordWord.PID],
+        host=table.host,
+        machine=table.machine,
+        process_start=table.process_start,
+        step=words[RecordWord.STEP],
+        phase=RunPhase(words[RecordWord.PHASE]),
+        place=words[RecordWord.PLACE],
         groups={group.name: group for group in groups},
         messages=messages,
-        awaited=messages.get(words[Word.WAITING]),
-        waits_for_device=bool(words[Word.ON_DEVICE]),
+        awaited=messages.get(words[RecordWord.WAITING]),
+        waits_for_device=bool(words[RecordWord.ON_DEVICE]),
         words=words[:GROUPS],
     )
 
 
-def _message(words: tuple[int, ...], row: int, groups: list[Group]) -> Message | None:
+def _message(words: tuple[int, ...], row: int, groups: list[Group]) -> RankMessage | None:
     """Read the message in a row of the ring. Returns None if the row is empty, or if the message's group is not in the
     table.
     """
@@ -198,19 +208,21 @@ def _message(words: tuple[int, ...], row: int, groups: list[Group]) -> Message |
     if not number or not 0 <= group < len(groups) or not STARTING <= state <= DONE:
         return None
     name, axis, *_ = groups[group]
-    return Message(number, name, axis, count, Kind(kind), elements, step, Phase(place & 255), place >> 8, state)
+    return RankMessage(
+        number, name, axis, count, MessageKind(kind), elements, step, RunPhase(place & 255), place >> 8, state
+    )
 
 
 def _ranks(ranks: list[int], world_size: int) -> range | frozenset[int]:
-    """Ranks of a group, from their form in the table (`record._shortened`). Raises `ValueError` or `TypeError` unless
-    they are ranks of the world.
+    """Ranks of a group, from their form in the table (`record._shortened`). Raises `ValueError` unless they are ranks
+    of the world.
     """
     found: range | frozenset[int]
     if len(ranks) == 4 and ranks[3] == -1:
         evenly = range(*ranks[:3])
         found, ends = evenly, [evenly[0], evenly[-1]] if evenly else []
     else:
-        found = frozenset(map(operator.index, ranks))
+        found = frozenset(ranks)
         ends = [min(found), max(found)] if found else []
     if any(not 0 <= end < world_size for end in ends):
         raise ValueError("no ranks of the world")
@@ -219,12 +231,16 @@ def _ranks(ranks: list[int], world_size: int) -> range | frozenset[int]:
 
 def place_name(place: int) -> str:
     """Name of a place in the model, such as "layer 3, attention". Empty if the place is outside the model."""
-    part, layer = Part(place & 255), place >> 8
-    if part in (Part.LAYER, Part.ATTENTION, Part.MLP):
-        names = {Part.LAYER: "", Part.ATTENTION: ", attention", Part.MLP: ", MLP"}
-        return f"layer {layer}{names[part]}"
-    names = {Part.EMBEDDING: "embedding", Part.HEAD: "output layer and loss", Part.ROOT: "embedding and output layer"}
-    return names.get(part, "")
+    layer = f"layer {place >> 8}"
+    names = {
+        ModelPart.EMBEDDING: "embedding",
+        ModelPart.LAYER: layer,
+        ModelPart.ATTENTION: f"{layer}, attention",
+        ModelPart.MLP: f"{layer}, MLP",
+        ModelPart.HEAD: "output layer and loss",
+        ModelPart.ROOT: "embedding and output layer",
+    }
+    return names.get(ModelPart(place & 255), "")
 
 
 def is_here(record: RankRecord) -> bool:
@@ -247,20 +263,19 @@ def process_of(record: RankRecord) -> Process:
     return states.get(stat.rpartition(")")[2].split()[0], Process.RUNS)
 
 
-def read_statuses(folder: Path) -> dict[int, dict[str, Any]]:
+def read_statuses(folder: Path) -> dict[int, RankStatus]:
     """Read the statuses that ranks have written during a hang, keyed by rank."""
-    found: dict[int, dict[str, Any]] = {}
+    found = {}
     for path in folder.glob("status-*.json"):
         with suppress(OSError, ValueError):
-            status = _read_json(path)
-            if isinstance(status, dict) and type(status.get("rank")) is int:
-                found[status["rank"]] = status
+            status = from_json(RankStatus, _read_json(path))
+            found[status.rank] = status
     return found
 
 
-def write_status(folder: Path, rank: int, status: dict[str, Any]) -> None:
+def write_status(folder: Path, status: RankStatus) -> None:
     """Write the status of a rank atomically."""
-    write_whole(status_path(folder, rank), json.dumps({**status, "rank": rank}))
+    write_whole(status_path(folder, status.rank), json.dumps(asdict(status)))
 
 
 def read_traces(folder: Path) -> dict[int, list[Trace]]:
@@ -280,7 +295,7 @@ def write_traces(folder: Path, rank: int, traces: list[Trace]) -> None:
     write_whole(trace_path(folder, rank), json.dumps(traces))
 
 
-def _read_json(path: Path) -> Any:
+def _read_json(path: Path) -> object:
     if path.stat().st_size > _MOST_BYTES:
         raise too_large(str(path), _MOST_BYTES)
     return parse_json(read_small(path))
@@ -299,9 +314,9 @@ def outside_stack(record: RankRecord) -> str:
     return ""
 
 
-def _content(path: Path) -> bytes:
-    """Content of a regular file. A link or a device is not read."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+def _content(path: Path, flags: int = os.O_NOFOLLOW) -> bytes:
+    """Content of a record's file. By default, a link is not read."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags)
     try:
         return os.read(descriptor, SIZE)
     finally:
@@ -312,18 +327,9 @@ def _memory(record: RankRecord) -> bytes:
     """Read the record of a rank on this machine from the rank's memory. Returns no bytes if the memory cannot be
     read.
     """
-    descriptor = record.words[Word.DESCRIPTOR]
+    descriptor = record.words[RecordWord.DESCRIPTOR]
     if descriptor < 0 or process_of(record) is Process.GONE or not is_here(record):
         return b""
-    try:
-        return _content_of_descriptor(record.pid, descriptor)
-    except OSError:
-        return b""
-
-
-def _content_of_descriptor(pid: int, number: int) -> bytes:
-    descriptor = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        return os.pread(descriptor, SIZE, 0)
-    finally:
-        os.close(descriptor)
+    with suppress(OSError):
+        return _content(Path(f"/proc/{record.pid}/fd/{descriptor}"), flags=0)
+    return b""

@@ -4,7 +4,7 @@ The record is a block of 64-bit integers in shared memory:
 
 | offset, in integers | content                                                                             |
 |---------------------|-------------------------------------------------------------------------------------|
-| 0                   | header (`Word`): process, step, phase, place in the model, awaited message, times   |
+| 0                   | header (`RecordWord`): process, step, phase, place, awaited message, times          |
 | 64                  | number of started messages of each process group                                    |
 | 128                 | ring of the last 256 messages, with 8 integers for each message                     |
 | 2176                | table in JSON: host, process groups with their axes and ranks                       |
@@ -26,10 +26,11 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from time import monotonic_ns, time_ns
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from crosscut.config.system.files import open_descriptor
 from crosscut.config.system.machine import machine_identity, process_start
@@ -44,7 +45,7 @@ SIZE = TABLE * 8 + TABLE_BYTES
 """Size of a record, in bytes."""
 
 
-class Word(IntEnum):
+class RecordWord(IntEnum):
     """Positions of the header's integers. Times are in nanoseconds of the machine's monotonic clock, unless an
     attribute says otherwise.
     """
@@ -89,10 +90,10 @@ class Word(IntEnum):
     SENDING_SINCE = 25
     SPENT = 32
     """Total time that the rank has spent in the first phase. The times of the other phases follow, in the order of
-    `Phase`."""
+    `RunPhase`."""
 
 
-class Phase(IntEnum):
+class RunPhase(IntEnum):
     """Phase of the program that a rank is in."""
 
     START = 0
@@ -109,7 +110,7 @@ class Phase(IntEnum):
     END = 11
 
 
-class Part(IntEnum):
+class ModelPart(IntEnum):
     """Part of the model that a rank is running."""
 
     NONE = 0
@@ -122,7 +123,7 @@ class Part(IntEnum):
     """The group of all parameters outside the layers (see `parallel.state.sharding`)."""
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """Kind of a message."""
 
     ALL_REDUCE = 1
@@ -141,13 +142,32 @@ STARTING, STARTED, DONE = 0, 1, 2
 """States of a message."""
 
 _MESSAGE = struct.Struct("8q")
-_WAITING, _WAITING_SINCE, _WAITED = int(Word.WAITING), int(Word.WAITING_SINCE), int(Word.WAITED)
-_MESSAGES, _SENDING, _PHASE, _SINCE = int(Word.MESSAGES), int(Word.SENDING), int(Word.PHASE), int(Word.PHASE_SINCE)
-_SENDING_SINCE, _RESULT = int(Word.SENDING_SINCE), int(Phase.RESULT)
-_PLACE, _STEP, _SPENT = int(Word.PLACE), int(Word.STEP), int(Word.SPENT)
+_WAITING, _WAITING_SINCE, _WAITED = int(RecordWord.WAITING), int(RecordWord.WAITING_SINCE), int(RecordWord.WAITED)
+_MESSAGES, _SENDING, _PHASE = int(RecordWord.MESSAGES), int(RecordWord.SENDING), int(RecordWord.PHASE)
+_SENDING_SINCE, _SINCE, _RESULT = int(RecordWord.SENDING_SINCE), int(RecordWord.PHASE_SINCE), int(RunPhase.RESULT)
+_PLACE, _STEP, _SPENT = int(RecordWord.PLACE), int(RecordWord.STEP), int(RecordWord.SPENT)
 _T = TypeVar("_T")
 _RECENT = 64
 """Number of recent steps (or other pieces of work) whose times determine when a run counts as hanging."""
+
+
+@dataclass
+class TableGroup:
+    """Process group in the table of a record. `ranks` are as `_shortened` returns them."""
+
+    name: str
+    axis: str
+    ranks: list[int]
+
+
+@dataclass
+class RecordTable:
+    """Table of a record, which is stored as JSON."""
+
+    host: str = ""
+    machine: str = ""
+    process_start: str = ""
+    groups: list[TableGroup] = field(default_factory=list)
 
 
 class Record:
@@ -158,7 +178,7 @@ class Record:
         self._memory: mmap.mmap | None = None
         self._words = memoryview(bytearray(SIZE)).cast("q")
         self._groups: dict[str, int] = {}
-        self._table: dict[str, Any] = {}
+        self._table = RecordTable()
         self._awaited: dict[int, int] = {}
         self.recent: deque[int] = deque(maxlen=_RECENT)
         """Times between the most recent calls of `progress`, in nanoseconds."""
@@ -176,24 +196,19 @@ class Record:
         self.recent.clear()
         now, pid = monotonic_ns(), os.getpid()
         first = {
-            Word.RANK: rank,
-            Word.WORLD_SIZE: world_size,
-            Word.PID: pid,
-            Word.DESCRIPTOR: descriptor,
-            Word.ON_DEVICE: int(on_device),
-            Word.OPENED_AT: now,
-            Word.PHASE_SINCE: now,
-            Word.PROGRESS_AT: now,
-            Word.MAGIC: MAGIC,
+            RecordWord.RANK: rank,
+            RecordWord.WORLD_SIZE: world_size,
+            RecordWord.PID: pid,
+            RecordWord.DESCRIPTOR: descriptor,
+            RecordWord.ON_DEVICE: int(on_device),
+            RecordWord.OPENED_AT: now,
+            RecordWord.PHASE_SINCE: now,
+            RecordWord.PROGRESS_AT: now,
+            RecordWord.MAGIC: MAGIC,
         }
         for word, value in first.items():
             self._words[word] = value
-        self._table = {
-            "host": socket.gethostname(),
-            "machine": machine_identity(),
-            "process_start": process_start(pid) or "",
-            "groups": [],
-        }
+        self._table = RecordTable(socket.gethostname(), machine_identity(), process_start(pid) or "")
         self._write_table()
         self.beat()
         self.is_open = True
@@ -203,7 +218,7 @@ class Record:
         self.is_open = False
         if self._memory is None:
             return
-        descriptor, words = self._words[Word.DESCRIPTOR], self._words
+        descriptor, words = self._words[RecordWord.DESCRIPTOR], self._words
         self._words = memoryview(bytearray(SIZE)).cast("q")
         words.release()
         self._memory.close()
@@ -211,10 +226,10 @@ class Record:
         if descriptor >= 0:
             os.close(descriptor)
 
-    def __getitem__(self, word: Word) -> int:
+    def __getitem__(self, word: RecordWord) -> int:
         return self._words[word]
 
-    def __setitem__(self, word: Word, value: int) -> None:
+    def __setitem__(self, word: RecordWord, value: int) -> None:
         self._words[word] = value
 
     def group(self, name: str) -> int:
@@ -227,7 +242,7 @@ class Record:
         """
         number = self._groups[name] = min(len(self._groups), NUM_GROUPS - 1)
         if number < NUM_GROUPS - 1:
-            self._table["groups"].append({"name": name, "axis": axis, "ranks": _shortened(ranks)})
+            self._table.groups.append(TableGroup(name, axis, _shortened(ranks)))
             self._write_table()
         return number
 
@@ -275,8 +290,8 @@ class Record:
             words[number % NUM_MESSAGES * MESSAGE_WORDS + RING + 7] = DONE
 
     def at(self, place: int, *_: object) -> None:
-        """Record the place in the model that the rank is running: a `Part` plus 256 times the number of the layer. The
-        method can also serve as a gradient hook, and ignores the gradient.
+        """Record the place in the model that the rank is running: a `ModelPart` plus 256 times the number of the layer.
+        The method can also serve as a gradient hook, and ignores the gradient.
         """
         self._words[_PLACE] = place
 
@@ -300,10 +315,10 @@ class Record:
         if not self.is_open:
             return
         words, now = self._words, monotonic_ns()
-        self.recent.append(now - words[Word.PROGRESS_AT])
-        words[Word.PROGRESS_AT] = now
-        words[Word.PROGRESS] += 1
-        words[Word.STEPS] += is_step
+        self.recent.append(now - words[RecordWord.PROGRESS_AT])
+        words[RecordWord.PROGRESS_AT] = now
+        words[RecordWord.PROGRESS] += 1
+        words[RecordWord.STEPS] += is_step
 
     def counted(self, items: Iterable[_T]) -> Iterator[_T]:
         """Yield the items, and record progress before each item."""
@@ -313,13 +328,13 @@ class Record:
 
     def beat(self) -> None:
         """Record that the watching thread is running."""
-        self._words[Word.BEAT], self._words[Word.BEAT_WALL] = monotonic_ns(), time_ns()
+        self._words[RecordWord.BEAT], self._words[RecordWord.BEAT_WALL] = monotonic_ns(), time_ns()
 
     def copy_to(self, path: Path) -> None:
         """Write a copy of the record to `path`. Raises `OSError` if the copy cannot be written, or if `path` is a
         link.
         """
-        content = bytes(memoryview(self._words).cast("B")[: TABLE * 8 + self._words[Word.TABLE_BYTES]])
+        content = bytes(memoryview(self._words).cast("B")[: TABLE * 8 + self._words[RecordWord.TABLE_BYTES]])
         descriptor = open_descriptor(path, os.O_WRONLY | os.O_CREAT)
         try:
             if os.pwrite(descriptor, content, 0) < len(content):
@@ -329,13 +344,11 @@ class Record:
             os.close(descriptor)
 
     def _write_table(self) -> None:
-        text = json.dumps(self._table).encode()
-        while len(text) > TABLE_BYTES:  # with irregular groups of very many ranks
-            longest = max(self._table["groups"], key=lambda group: len(group["ranks"]))
-            longest["ranks"] = []
-            text = json.dumps(self._table).encode()
+        while len(text := json.dumps(asdict(self._table)).encode()) > TABLE_BYTES:
+            # with irregular groups of very many ranks
+            max(self._table.groups, key=lambda group: len(group.ranks)).ranks = []
         memoryview(self._words).cast("B")[TABLE * 8 : TABLE * 8 + len(text)] = text
-        self._words[Word.TABLE_BYTES] = len(text)
+        self._words[RecordWord.TABLE_BYTES] = len(text)
 
 
 def _shortened(ranks: Sequence[int]) -> list[int]:

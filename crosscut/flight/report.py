@@ -4,11 +4,19 @@ state of the other ranks.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from crosscut.flight.analysis import Disagreement, Finding, Missing, find_causes
-from crosscut.flight.reading import Message, Process, RankRecord, is_here, outside_stack, place_name, process_of
-from crosscut.flight.record import Kind, Phase, Word
+from crosscut.flight.reading import (
+    Process,
+    RankMessage,
+    RankRecord,
+    RankStatus,
+    is_here,
+    outside_stack,
+    place_name,
+    process_of,
+)
+from crosscut.flight.record import MessageKind, RecordWord, RunPhase
 from crosscut.flight.traces import (
     Traces,
     by_group,
@@ -20,31 +28,31 @@ from crosscut.flight.traces import (
 )
 
 _KINDS = {
-    Kind.ALL_REDUCE: "all-reduce",
-    Kind.REDUCE_SCATTER: "reduce-scatter",
-    Kind.ALL_GATHER: "all-gather",
-    Kind.ALL_TO_ALL: "all-to-all",
-    Kind.SHIFT: "shift to the next rank",
-    Kind.SEND: "message to the next stage",
-    Kind.RECEIVE: "message from another stage",
-    Kind.VOTE: "vote on stopping",
-    Kind.OBJECTS: "exchange of Python values",
-    Kind.BARRIER: "barrier",
+    MessageKind.ALL_REDUCE: "all-reduce",
+    MessageKind.REDUCE_SCATTER: "reduce-scatter",
+    MessageKind.ALL_GATHER: "all-gather",
+    MessageKind.ALL_TO_ALL: "all-to-all",
+    MessageKind.SHIFT: "shift to the next rank",
+    MessageKind.SEND: "message to the next stage",
+    MessageKind.RECEIVE: "message from another stage",
+    MessageKind.VOTE: "vote on stopping",
+    MessageKind.OBJECTS: "exchange of Python values",
+    MessageKind.BARRIER: "barrier",
 }
 
 PHASES = {
-    Phase.START: "start of the run",
-    Phase.DATA: "reading of a batch",
-    Phase.FORWARD: "forward pass",
-    Phase.BACKWARD: "backward pass",
-    Phase.REDUCTION: "gradient reduction",
-    Phase.OPTIMIZER: "optimizer step",
-    Phase.RESULT: "wait for the result of a step",
-    Phase.VALIDATION: "validation",
-    Phase.EVALUATION: "evaluation",
-    Phase.COMPARISON: "comparison of replicas",
-    Phase.CHECKPOINT: "checkpoint",
-    Phase.END: "end of the run",
+    RunPhase.START: "start of the run",
+    RunPhase.DATA: "reading of a batch",
+    RunPhase.FORWARD: "forward pass",
+    RunPhase.BACKWARD: "backward pass",
+    RunPhase.REDUCTION: "gradient reduction",
+    RunPhase.OPTIMIZER: "optimizer step",
+    RunPhase.RESULT: "wait for the result of a step",
+    RunPhase.VALIDATION: "validation",
+    RunPhase.EVALUATION: "evaluation",
+    RunPhase.COMPARISON: "comparison of replicas",
+    RunPhase.CHECKPOINT: "checkpoint",
+    RunPhase.END: "end of the run",
 }
 
 _STATES = {
@@ -70,8 +78,8 @@ class Hang:
     bound: float
     """Time without progress after which a run counts as hanging, in seconds. 0 if the run makes progress."""
     records: Mapping[int, RankRecord]
-    statuses: Mapping[int, Mapping[str, Any]]
-    """Statuses of the ranks that answer, keyed by rank. A status holds the `stacks` of the rank's threads."""
+    statuses: Mapping[int, RankStatus]
+    """Statuses of the ranks that answer, keyed by rank."""
     silent: Mapping[int, Process]
     """State of the process of each rank that does not answer, keyed by rank."""
     finding: Finding
@@ -93,7 +101,7 @@ class Hang:
 
 def examine(
     records: Mapping[int, RankRecord],
-    statuses: Mapping[int, Mapping[str, Any]],
+    statuses: Mapping[int, RankStatus],
     traces: Traces | None = None,
     *,
     seconds: float,
@@ -151,7 +159,7 @@ def _who(record: RankRecord) -> str:
     return f"rank {record.rank} (host {record.host}, process {record.pid})"
 
 
-def _where(phase: Phase, place: int, step: int) -> str:
+def _where(phase: RunPhase, place: int, step: int) -> str:
     name = place_name(place)
     return f"{PHASES[phase]}{f' of {name}' if name else ''}, step {step + 1}"
 
@@ -171,12 +179,10 @@ def _cause(hang: Hang, rank: int) -> list[str]:
 
 
 def _missing(found: Missing) -> str:
-    message = found.message
-    ranks = _listed(found.waiting)
-    return f"{_message(message)}; waiting: {ranks}"
+    return f"{_message(found.message)}; waiting: {_listed(found.waiting)}"
 
 
-def _message(message: Message) -> str:
+def _message(message: RankMessage) -> str:
     """Describe a message."""
     size = f" of {message.elements:,} elements" if message.elements else ""
     place = f" ({_where(message.phase, message.place, message.step)})"
@@ -251,13 +257,14 @@ def _stacks(hang: Hang) -> list[str]:
     ranks = [*hang.finding.causes[:_MOST_RANKS], *hang.finding.waiting[:1]]
     lines: list[str] = []
     for rank in ranks:
-        if rank in hang.silent:
-            stacks: object = {"by py-spy": stack} if (stack := hang.outside.get(rank)) else {}
-        else:
-            stacks = hang.statuses.get(rank, {}).get("stacks")
-        for thread, stack in stacks.items() if isinstance(stacks, dict) else ():
+        stacks: Mapping[str, str] = {}
+        if rank not in hang.silent and rank in hang.statuses:
+            stacks = hang.statuses[rank].stacks
+        elif rank in hang.silent and (stack := hang.outside.get(rank)):
+            stacks = {"by py-spy": stack}
+        for thread, stack in stacks.items():
             lines += ["", f"PYTHON STACK of rank {rank}, {thread}:"]
-            lines += [f"  {line}" for line in str(stack).splitlines()]
+            lines += [f"  {line}" for line in stack.splitlines()]
     return lines
 
 
@@ -277,5 +284,5 @@ def seconds_without_progress(records: Mapping[int, RankRecord], now: int) -> flo
     """Return the seconds since any rank on this machine last made progress, or 0 if no rank is on this machine. `now`
     is a time in nanoseconds on the monotonic clock.
     """
-    times = [record.since(Word.PROGRESS_AT, now) for record in records.values() if is_here(record)]
+    times = [record.since(RecordWord.PROGRESS_AT, now) for record in records.values() if is_here(record)]
     return min(times, default=0.0)

@@ -9,7 +9,7 @@ from statistics import median
 from typing import NamedTuple
 
 from crosscut.flight.reading import RankRecord
-from crosscut.flight.record import Phase, Word
+from crosscut.flight.record import RecordWord, RunPhase
 
 SLOW = 1.3
 """Minimum own time of a straggler, as a multiple of the median own time of all ranks."""
@@ -65,9 +65,9 @@ def _shares(before: RankRecord, after: RankRecord) -> Straggler | None:
     def spent(word: int) -> float:
         return (after.words[word] - before.words[word]) / 1e9 / steps
 
-    steps = after.words[Word.STEPS] - before.words[Word.STEPS]
+    steps = after.words[RecordWord.STEPS] - before.words[RecordWord.STEPS]
     if steps < _LEAST_STEPS:
         return None
-    data, *rest = (spent(Word.SPENT + phase) for phase in Phase if Phase.DATA <= phase <= Phase.RESULT)
-    waiting, sending = spent(Word.WAITED), spent(Word.SENDING)
+    data, *rest = (spent(RecordWord.SPENT + phase) for phase in RunPhase if RunPhase.DATA <= phase <= RunPhase.RESULT)
+    waiting, sending = spent(RecordWord.WAITED), spent(RecordWord.SENDING)
     return Straggler(after.rank, after.host, 1.0, max(0.0, sum(rest) - waiting - sending), data, sending, waiting)

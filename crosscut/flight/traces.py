@@ -9,23 +9,34 @@ started a collective that another rank waits for.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from math import prod
 from typing import Any, NamedTuple
 
 from crosscut.config.system.files import parse_json
+from crosscut.config.system.records import from_json
 
-SCHEDULED, STARTED, COMPLETED = "scheduled", "started", "completed"
-_STATES = (SCHEDULED, STARTED, COMPLETED)
 _BEFORE, _AFTER = 4, 12
 """Numbers of collectives that a summary keeps: before the first collective that is not completed, and from that
 collective on."""
 _ALIKE = ("all_reduce", "allreduce", "reduce", "all_gather", "allgather", "broadcast")
 """Prefixes of the names of collectives in which all members send the same number of elements."""
 
+
+class CollectiveState(StrEnum):
+    """State of a collective in PyTorch's recorder."""
+
+    SCHEDULED = "scheduled"
+    STARTED = "started"
+    COMPLETED = "completed"
+
+
+SCHEDULED, STARTED, COMPLETED = CollectiveState
+
 Sizes = tuple[tuple[int, ...], ...]
 
 
-class Collective(NamedTuple):
+class RecordedCollective(NamedTuple):
     """Collective that one rank has scheduled."""
 
     number: int
@@ -36,8 +47,7 @@ class Collective(NamedTuple):
     outputs: Sizes
     types: tuple[str, ...]
     """Element type of each input, or of each output if there are no inputs."""
-    state: str
-    """`SCHEDULED`, `STARTED` or `COMPLETED`."""
+    state: CollectiveState
 
     @property
     def tensors(self) -> Sizes:
@@ -53,10 +63,10 @@ class Trace(NamedTuple):
     backend: str
     ranks: tuple[int, ...]
     """Members of the group. Empty if they are unknown."""
-    collectives: tuple[Collective, ...]
+    collectives: tuple[RecordedCollective, ...]
 
     @property
-    def open(self) -> Collective | None:
+    def open(self) -> RecordedCollective | None:
         """First collective that is not completed."""
         return next((one for one in self.collectives if one.state != COMPLETED), None)
 
@@ -82,9 +92,9 @@ class Difference(NamedTuple):
 
     trace: Trace
     first: int
-    first_collective: Collective
+    first_collective: RecordedCollective
     second: int
-    second_collective: Collective
+    second_collective: RecordedCollective
 
 
 def read_dump(dump: str | bytes, ranks_of: Callable[[str], Sequence[int]], since: int = 0) -> list[Trace]:
@@ -92,7 +102,7 @@ def read_dump(dump: str | bytes, ranks_of: Callable[[str], Sequence[int]], since
     receives are left out. Collectives from before `since`, a time in nanoseconds since 1970, are left out too, because
     they may belong to an earlier group with the same name. Raises `ValueError` if the dump has another form.
     """
-    found: dict[tuple[str, str, str], dict[int, Collective]] = {}
+    found: dict[tuple[str, str, str], dict[int, RecordedCollective]] = {}
     try:
         for entry in parse_json(dump).get("entries", []):
             if not entry["is_p2p"] and entry["time_created_ns"] >= since:
@@ -108,17 +118,17 @@ def read_dump(dump: str | bytes, ranks_of: Callable[[str], Sequence[int]], since
     ]
 
 
-def _collective(entry: Mapping[str, Any], name: str) -> Collective:
+def _collective(entry: Mapping[str, Any], name: str) -> RecordedCollective:
     """Read the collective of an entry. A retired entry counts as completed, because Gloo never reports a collective as
     completed.
     """
     inputs, outputs = (tuple(map(tuple, entry[f"{end}_sizes"])) for end in ("input", "output"))
     types = tuple(entry["input_dtypes"] or entry["output_dtypes"])
-    state = COMPLETED if entry["retired"] else entry["state"]
-    return Collective(entry["collective_seq_id"], name, inputs, outputs, types, state)
+    state = COMPLETED if entry["retired"] else CollectiveState(entry["state"])
+    return RecordedCollective(entry["collective_seq_id"], name, inputs, outputs, types, state)
 
 
-def _shortened(collectives: list[Collective]) -> tuple[Collective, ...]:
+def _shortened(collectives: list[RecordedCollective]) -> tuple[RecordedCollective, ...]:
     """Keep only the collectives around the first one that is not completed, and the last collective."""
     places = (place for place, one in enumerate(collectives) if one.state != COMPLETED)
     first = next(places, len(collectives))
@@ -128,24 +138,10 @@ def _shortened(collectives: list[Collective]) -> tuple[Collective, ...]:
 
 def parse_traces(value: object) -> list[Trace]:
     """Read the traces of another rank from JSON. Raises `ValueError` if the value has another form."""
-    try:
-        return [_trace(*row) for row in value]  # type: ignore[attr-defined]
-    except (TypeError, OverflowError) as error:
-        raise ValueError("no traces") from error
-
-
-def _trace(group: object, description: object, backend: object, ranks: Any, collectives: Any) -> Trace:
-    parsed = tuple(
-        Collective(int(number), str(name), _sizes(inputs), _sizes(outputs), tuple(map(str, types)), str(state))
-        for number, name, inputs, outputs, types, state in collectives
-    )
-    if not parsed or any(one.state not in _STATES for one in parsed):
-        raise ValueError("no collectives")
-    return Trace(str(group), str(description), str(backend), tuple(map(int, ranks)), parsed)
-
-
-def _sizes(value: Any) -> Sizes:
-    return tuple(tuple(map(int, sizes)) for sizes in value)
+    traces = from_json(list[Trace], value)
+    if not all(trace.collectives for trace in traces):
+        raise ValueError("a trace has no collectives")
+    return traces
 
 
 def by_group(traces: Traces) -> list[dict[int, Trace]]:
@@ -167,7 +163,7 @@ def find_differences(traces: Traces) -> list[Difference]:
 
 def _differences(members: Mapping[int, Trace]) -> Iterator[Difference]:
     """Yield, in order, each collective of a rank that differs from the first rank's collective with the same number."""
-    numbered: dict[int, list[tuple[int, Collective]]] = {}
+    numbered: dict[int, list[tuple[int, RecordedCollective]]] = {}
     for rank, trace in members.items():
         for one in trace.collectives:
             numbered.setdefault(one.number, []).append((rank, one))
@@ -178,7 +174,7 @@ def _differences(members: Mapping[int, Trace]) -> Iterator[Difference]:
                 yield Difference(members[first], first, mine, second, theirs)
 
 
-def _agree(first: Collective, second: Collective) -> bool:
+def _agree(first: RecordedCollective, second: RecordedCollective) -> bool:
     if first.name != second.name:
         return False
     if not first.name.lstrip("_").startswith(_ALIKE) or not (first.inputs and second.inputs):
@@ -222,7 +218,7 @@ def describe_trace(trace: Trace, awaited: int) -> str:
     return "; ".join(texts)
 
 
-def describe_collective(collective: Collective) -> str:
+def describe_collective(collective: RecordedCollective) -> str:
     """Describe a collective by number, name, element types and sizes, such as "10 (all_reduce, Float [4, 8])"."""
     pairs = list(zip(collective.types, collective.tensors, strict=False))
     tensors = [f"{kind} {list(sizes)}" for kind, sizes in pairs[:2]]

@@ -60,7 +60,4 @@ def cause_of(kind: str, text: str) -> tuple[str, str] | None:
     message.
     """
     told = f"{kind}: {text}"
-    for signs, cause, remedy in _CAUSES:
-        if any(sign in told for sign in signs):
-            return cause, remedy
-    return None
+    return next(((cause, remedy) for signs, cause, remedy in _CAUSES if any(sign in told for sign in signs)), None)

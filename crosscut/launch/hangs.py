@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 import torch
@@ -33,10 +33,11 @@ import torch.distributed as dist
 from crosscut.config.system.deletion import make_folder, remove_file, remove_if_empty
 from crosscut.config.system.files import open_own, write_whole
 from crosscut.config.system.terminal import echo
-from crosscut.flight import RECORD, Phase
+from crosscut.flight import RECORD, RunPhase
 from crosscut.flight.reading import (
     FOLDER,
     RankRecord,
+    RankStatus,
     is_here,
     read_records,
     read_statuses,
@@ -47,7 +48,7 @@ from crosscut.flight.reading import (
     write_status,
     write_traces,
 )
-from crosscut.flight.record import Word
+from crosscut.flight.record import RecordWord
 from crosscut.flight.report import Hang, describe, examine
 from crosscut.flight.stragglers import find_stragglers
 from crosscut.launch.flight_recorder import own_traces
@@ -107,12 +108,7 @@ class Watch:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        device: torch.device,
-        *,
-        least_bound: float = LEAST_BOUND,
-        reaction: Reaction | None = None,
+        self, folder: Path, device: torch.device, *, least_bound: float = LEAST_BOUND, reaction: Reaction | None = None
     ) -> None:
         self._reaction, self._asked = reaction or Reaction(), _never
         self.run_folder, self.folder, self._device = folder, folder / FOLDER, device
@@ -140,9 +136,7 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._thread.is_alive():
             return
         self._ended.set()
@@ -163,7 +157,7 @@ class Watch:
     def bound(self) -> float:
         """Time without progress after which the run counts as hanging, in seconds."""
         recent = list(RECORD.recent)
-        if RECORD[Word.STEPS] < 2:
+        if RECORD[RecordWord.STEPS] < 2:
             return max(self._least, _FIRST_BOUND if self._least >= LEAST_BOUND else 0.0)
         return max(self._least, _FACTOR * max(recent, default=0) / 1e9)
 
@@ -175,15 +169,15 @@ class Watch:
         while not self._ended.wait(min(_POLL, self._least / 4)):
             now = time.monotonic()
             RECORD.beat()
-            RECORD[Word.BOUND] = int(self.bound * 1e9)
+            RECORD[RecordWord.BOUND] = int(self.bound * 1e9)
             if now >= next_copy:
                 next_copy = now + _COPY_EVERY
                 self._copy()
             if self.rank == 0 and now >= self._next_window:
                 self._next_window = now + _WINDOW
                 self._tell_stragglers()
-            moved = has_progress = RECORD[Word.PROGRESS] != done
-            if RECORD[Word.PHASE] == Phase.CHECKPOINT:
+            moved = has_progress = RECORD[RecordWord.PROGRESS] != done
+            if RECORD[RecordWord.PHASE] == RunPhase.CHECKPOINT:
                 before, written = written, _bytes_written()
                 moved = moved or written - before > _WRITING
             # After a pause of this process, only the time in which the thread ran counts.
@@ -194,13 +188,15 @@ class Watch:
                     RECORD.recent.clear()
                     was_long = False
                 self._moved(told)
-                told, done = 0.0, RECORD[Word.PROGRESS]
+                told, done = 0.0, RECORD[RecordWord.PROGRESS]
             elif self._is_due(stalled, told) and self._explain(stalled):
                 told = stalled
                 if self._reaction.ends or self._asked():
                     self._end()
             last = now
-            RECORD[Word.THREAD] = time.thread_time_ns()
+            RECORD[RecordWord.THREAD] = time.thread_time_ns()
+        if told and RECORD[RecordWord.PROGRESS] != done:  # the run went on, and ended before the next check
+            self._moved(told)
 
     def _tell_stragglers(self) -> None:
         """Print the ranks that have been slower than the others since the last call."""
@@ -235,7 +231,7 @@ class Watch:
 
     def _moved(self, told: float) -> None:
         """Record that the rank makes progress. After a report, also remove the rank's files about the hang."""
-        RECORD[Word.MOVED_AT] = time.time_ns()
+        RECORD[RecordWord.MOVED_AT] = time.time_ns()
         self._path = None
         if told or self._has_status:
             self._has_status = False
@@ -266,7 +262,7 @@ class Watch:
         self._has_status = True
         with suppress(OSError):
             open_own(self.folder / _ASKED, "ab").close()
-            write_status(self.folder, self.rank, {"stacks": self._stacks(), "seconds": stalled})
+            write_status(self.folder, RankStatus(_stacks(self._main), stalled, self.rank))
             write_traces(self.folder, self.rank, own_traces(self._since))
         deadline = time.monotonic() + min(_GRACE, self._least)
         while self._awaits_others() and time.monotonic() < deadline:
@@ -277,7 +273,7 @@ class Watch:
             return True
         records = read_records(self.folder)
         limit = time.time_ns() - self.bound * 0.5e9
-        if any(record.words[Word.MOVED_AT] > limit for record in records.values()):
+        if any(record.words[RecordWord.MOVED_AT] > limit for record in records.values()):
             return False
         with suppress(OSError):
             (self.folder / _REPORTED).open("x").close()
@@ -303,16 +299,17 @@ class Watch:
             file.write(json.dumps(row) + "\n")
         echo(f"This report is also in `{path}`.", err=True)
 
-    def _stacks(self) -> dict[str, str]:
-        """Return the Python stacks of the main thread and, if the rank is reading batches or writing a checkpoint, of
-        the threads that do this work.
-        """
-        names = {self._main: "main thread"}
-        if RECORD[Word.PHASE] in (Phase.CHECKPOINT, Phase.DATA):
-            others = {t.ident: t.name for t in threading.enumerate() if t.name.startswith(_THREADS)}
-            names.update({ident: f"thread {name}" for ident, name in others.items() if ident is not None})
-        frames = sys._current_frames()
-        return {name: _shown(frames[ident]) for ident, name in names.items() if ident in frames}
+
+def _stacks(main: int) -> dict[str, str]:
+    """Return the Python stacks of the main thread `main` and, if the rank is reading batches or writing a checkpoint,
+    of the threads that do this work.
+    """
+    names = {main: "main thread"}
+    if RECORD[RecordWord.PHASE] in (RunPhase.CHECKPOINT, RunPhase.DATA):
+        others = {t.ident: t.name for t in threading.enumerate() if t.name.startswith(_THREADS)}
+        names.update({ident: f"thread {name}" for ident, name in others.items() if ident is not None})
+    frames = sys._current_frames()
+    return {name: _shown(frames[ident]) for ident, name in names.items() if ident in frames}
 
 
 def _shown(frame: FrameType) -> str:

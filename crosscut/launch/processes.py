@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -179,7 +179,7 @@ def _take_as_many_threads() -> None:
 
 
 def launch(
-    function: Callable[..., _T], arguments: tuple[Any, ...], *, num_ranks: int, signals: tuple[int, ...] = REQUESTS
+    function: Callable[..., _T], arguments: tuple[object, ...], *, num_ranks: int, signals: tuple[int, ...] = REQUESTS
 ) -> _T:
     """Run `function(*arguments)` in `num_ranks` processes on this machine and return the first rank's result.
 
@@ -213,7 +213,7 @@ def launch(
 
 
 def _run_ranks(
-    function: Callable[..., object], arguments: tuple[Any, ...], num_ranks: int, signals: tuple[int, ...]
+    function: Callable[..., object], arguments: tuple[object, ...], num_ranks: int, signals: tuple[int, ...]
 ) -> tuple[RunProcsResult, "_PassedOn"]:
     """Start the ranks and wait until all of them have ended. No rank is left running, even if an error or a signal ends
     the wait.
@@ -287,7 +287,7 @@ def _signals_and_logs_restored() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _run_rank(function: Callable[..., _T], arguments: tuple[Any, ...]) -> _T:
+def _run_rank(function: Callable[..., _T], arguments: tuple[object, ...]) -> _T:
     """Run `function` in a rank's process and record its error.
 
     If the error is only a lost connection, this rank waits. Meanwhile, the launcher finds the rank that failed first,

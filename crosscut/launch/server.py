@@ -15,8 +15,10 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from multiprocessing import forkserver, reduction
-from typing import Any, Self
+from multiprocessing.resource_sharer import DupFd
+from typing import Self
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
 
@@ -54,34 +56,29 @@ def start_server(modules: Iterable[str] = ()) -> None:
 
 
 def start_ranks(
-    entry: Callable[..., Any], arguments: tuple[Any, ...], environments: Mapping[int, Mapping[str, str]], logs: str
+    entry: Callable[..., object],
+    arguments: tuple[object, ...],
+    environments: Mapping[int, Mapping[str, str]],
+    logs: str,
 ) -> PContext:
     """Start one process for each rank in `environments`, which maps each rank to its additional environment variables.
     Each process calls `entry(*arguments)`. `logs` is an existing folder for PyTorch's files.
     """
-    options: dict[str, Any] = {"name": "crosscut", "logs_specs": DefaultLogsSpecs(log_dir=logs)}
+    start = partial(start_processes, "crosscut", logs_specs=DefaultLogsSpecs(log_dir=logs))
     if not FORKS:
-        return start_processes(
-            entrypoint=entry,
-            args=dict.fromkeys(environments, arguments),
-            envs={rank: dict(more) for rank, more in environments.items()},
-            start_method="spawn",
-            **options,
-        )
+        envs = {rank: dict(more) for rank, more in environments.items()}
+        return start(entry, dict.fromkeys(environments, arguments), envs, start_method="spawn")
     start_server([entry.__module__])
     envs = {rank: {**os.environ, **more} for rank, more in environments.items()}
     with ExitStack() as outputs:
-        streams = tuple(outputs.enter_context(Stream(number)) for number in (1, 2))
-        return start_processes(
-            entrypoint=_in_fork,
-            args={rank: (entry, arguments, set(envs[rank]), streams) for rank in envs},
-            envs=envs,
-            start_method="forkserver",
-            **options,
-        )
+        streams = tuple(outputs.enter_context(PassedStream(number)) for number in (1, 2))
+        own = {rank: (entry, arguments, set(envs[rank]), streams) for rank in envs}
+        return start(_in_fork, own, envs, start_method="forkserver")
 
 
-def _in_fork(entry: Callable[..., Any], arguments: tuple[Any, ...], names: set[str], streams: tuple[int, ...]) -> Any:
+def _in_fork(
+    entry: Callable[..., object], arguments: tuple[object, ...], names: set[str], streams: tuple[int, ...]
+) -> object:
     """Call `entry` in a fork in which `start_processes` has set the caller's environment variables (`names`).
 
     Before the call, remove all other variables, which the fork has from the server, and redirect the output to
@@ -96,7 +93,7 @@ def _in_fork(entry: Callable[..., Any], arguments: tuple[Any, ...], names: set[s
     return entry(*arguments)
 
 
-class Stream:
+class PassedStream:
     """Copy of an open file descriptor that can be passed to a process of the fork server. The process receives the
     number of its own descriptor.
     """
@@ -113,26 +110,19 @@ class Stream:
         """Close the copy in this process."""
         os.close(self._number)
 
-    def __reduce__(self) -> tuple[Callable[[Any], int], tuple[Any]]:
+    def __reduce__(self) -> tuple[Callable[..., int], tuple[object]]:
         return _number_here, (reduction.DupFd(self._number),)
 
 
-def _number_here(duplicate: Any) -> int:
-    number: int = duplicate.detach()
-    return number
+def _number_here(duplicate: DupFd) -> int:
+    return duplicate.detach()
 
 
-def _ignore_endings() -> None:
-    """Ignore the signals `_ENDING` in the server, and give them their default actions again in each fork."""
+def _set_endings(action: signal.Handlers) -> None:
     for number in _ENDING:
-        signal.signal(number, signal.SIG_IGN)
-    os.register_at_fork(after_in_child=_take_endings)
-
-
-def _take_endings() -> None:
-    for number in _ENDING:
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, action)
 
 
 if os.environ.pop(_MARK, ""):
-    _ignore_endings()
+    _set_endings(signal.SIG_IGN)
+    os.register_at_fork(after_in_child=partial(_set_endings, signal.SIG_DFL))

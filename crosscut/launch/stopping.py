@@ -18,14 +18,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from types import TracebackType
 from typing import Self, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from crosscut.config.system.terminal import show_cursor
-from crosscut.flight import RECORD, Kind
+from crosscut.flight import RECORD, MessageKind
 from crosscut.parallel.collectives import recorded_message
 
 REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
@@ -117,9 +116,7 @@ class StopRequest:
         self._signals.take()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._signals.give_back(finished=error is None, ignored=error is None and self._agreed)
         if self._group is not None and error is None:  # after an error, the other ranks may never get here
             self._read_vote()
@@ -164,7 +161,7 @@ class StopRequest:
     def meet(self) -> None:
         """Wait until every rank has called `meet`, so that no rank ends while another rank is still writing."""
         if self._group is not None:
-            with recorded_message(Kind.BARRIER, self._group, _ALL_RANKS, 0):
+            with recorded_message(MessageKind.BARRIER, self._group, _ALL_RANKS, 0):
                 dist.barrier(self._group)
 
     def _record(self) -> int:
@@ -177,7 +174,7 @@ class StopRequest:
         group = RECORD.group(name)
         if group < 0:
             group = RECORD.add_group(name, _ALL_RANKS, range(dist.get_world_size()))
-        return RECORD.start(Kind.VOTE, group, 1)
+        return RECORD.start(MessageKind.VOTE, group, 1)
 
     def _read_vote(self) -> bool:
         if self._vote is None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from crosscut import architecture
 from crosscut.config.model import NormPosition
-from crosscut.flight import Part
+from crosscut.flight import ModelPart
 from crosscut.flight.places import enter_part, leave_part
 from crosscut.model.attention import SelfAttention
 from crosscut.model.building import Builder
@@ -71,9 +71,9 @@ class Block(nn.Module):
         if self.runner.compiler is not None:  # compiled code records nothing
             attended = self.attention(x, rotation, cache, mask)
             return attended
-        enter_part(Part.ATTENTION)
+        enter_part(ModelPart.ATTENTION)
         attended = self.attention(x, rotation, cache, mask)
-        return leave_part(attended, Part.ATTENTION)
+        return leave_part(attended, ModelPart.ATTENTION)
 
     def _feed(self, x: Tensor) -> Tensor:
         """Apply the feed-forward part, and note in the flight recorder that this part of the layer runs."""
@@ -81,9 +81,9 @@ class Block(nn.Module):
         if self.runner.compiler is not None:
             fed = self.mlp(x)
             return fed
-        enter_part(Part.MLP)
+        enter_part(ModelPart.MLP)
         fed = self.mlp(x)
-        return leave_part(fed, Part.MLP)
+        return leave_part(fed, ModelPart.MLP)
 
 
 MODULES: dict[type, Callable[[Any, Builder], nn.Module]] = {

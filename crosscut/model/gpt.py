@@ -23,7 +23,7 @@ from crosscut.architecture.sublayers.norm import Norm
 from crosscut.config import ConfigError, ModelConfig
 from crosscut.config.checks import divisors, listed
 from crosscut.config.model import HeadKind
-from crosscut.flight import Part
+from crosscut.flight import ModelPart
 from crosscut.flight.places import enter, leave
 from crosscut.kernels.products import ORDINARY
 from crosscut.kernels.soft_cap import soft_cap
@@ -210,8 +210,8 @@ class GPT(nn.Module):
         for place, (i, block) in enumerate(zip(stage.layers, self._blocks_of(stage), strict=True)):
             if draws:
                 self.streams.enter_layer(i)
-            enter(Part.LAYER, i)
-            x = leave(block(x, rotation, None if reading is None else reading.layer(place), mask), Part.LAYER, i)
+            enter(ModelPart.LAYER, i)
+            x = leave(block(x, rotation, None if reading is None else reading.layer(place), mask), ModelPart.LAYER, i)
         y: Tensor = self.final_norm(x) if stage.is_last and self.final_norm is not None else x
         return y if tied is None else (y, tied)
 
@@ -228,7 +228,7 @@ class GPT(nn.Module):
         embedding.
         """
         assert self.tokens is not None, "the stage has no embedding"
-        enter(Part.EMBEDDING)
+        enter(ModelPart.EMBEDDING)
         x, tied = self.tokens(tokens, with_weight=True) if with_weight else (self.tokens(tokens), None)
         if self.positions is not None:
             length = tokens.shape[1]
@@ -332,7 +332,7 @@ class GPT(nn.Module):
         """Return the loss of a model that predicts tokens, and possibly the order of segments. `factors` are the scales
         of these two losses and the coefficient of the z-loss.
         """
-        enter(Part.HEAD)
+        enter(ModelPart.HEAD)
         scale, order_scale, z_loss = factors
         settings = replace(self._loss_settings, scale=scale, z_loss=z_loss)
         entered = enter_tensor_parallel(hidden, self.mesh)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from crosscut.architecture.pipeline import Action, Message, Pass, Schedule, interleaved
-from crosscut.flight import RECORD, Phase
+from crosscut.flight import RECORD, RunPhase
 from crosscut.kernels.deferral import Deferral, Deferred
 from crosscut.model.batch import Batch
 from crosscut.model.documents import NO_CONTEXT, Context
@@ -109,7 +109,7 @@ class _Step:
     def _perform(self, action: Action, received: Tensor | None) -> None:
         """Compute the result of an action, and start to send the result to the stage that needs it."""
         result, weight_gradients, observer = None, 0, self.step.observer
-        RECORD.phase(Phase.FORWARD if action.kind is Pass.FORWARD else Phase.BACKWARD)
+        RECORD.phase(RunPhase.FORWARD if action.kind is Pass.FORWARD else RunPhase.BACKWARD)
         if observer is not None:
             observer.start(action)
         if action.kind is Pass.FORWARD:

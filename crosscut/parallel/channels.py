@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from crosscut.architecture.pipeline import Channel, Message, Pass
-from crosscut.flight import RECORD, Kind
+from crosscut.flight import RECORD, MessageKind
 
 
 class Arriving:
@@ -59,7 +59,7 @@ class Channels:
         self.release([message])
         x = x.contiguous()
         channel = message.channel
-        number = self._begin(Kind.SEND, channel, x)
+        number = self._begin(MessageKind.SEND, channel, x)
         work = dist.isend(x, self._ranks[channel.receiver], group=self._groups[channel])
         assert work is not None, "this rank is in the group"
         if number:
@@ -72,7 +72,7 @@ class Channels:
         """
         buffer = torch.empty(tuple(shape), dtype=dtype, device=self.device)
         channel = message.channel
-        number = self._begin(Kind.RECEIVE, channel, buffer)
+        number = self._begin(MessageKind.RECEIVE, channel, buffer)
         work = dist.irecv(buffer, self._ranks[channel.sender], group=self._groups[channel])
         assert work is not None, "this rank is in the group"
         if number:
@@ -92,7 +92,7 @@ class Channels:
         """Wait until all sent tensors may be changed or freed."""
         self.release(list(self._leaving))
 
-    def _begin(self, kind: Kind, channel: Channel, x: Tensor) -> int:
+    def _begin(self, kind: MessageKind, channel: Channel, x: Tensor) -> int:
         """Record that this rank is about to start a message. Return the number of the message, or 0 if no record is
         open.
         """

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from crosscut.config import LayoutError
-from crosscut.flight import RECORD, Kind
+from crosscut.flight import RECORD, MessageKind
 from crosscut.parallel.mesh import Axis, ParallelMesh
 
 _T = TypeVar("_T")
@@ -37,7 +37,7 @@ def start_all_reduce(x: Tensor, axis: Axis, operation: str = "sum") -> Tensor:
     """
     if axis.size == 1:
         return x
-    number = _begin(Kind.ALL_REDUCE, x, axis)
+    number = _begin(MessageKind.ALL_REDUCE, x, axis)
     reduced: Tensor = _ops.all_reduce(x.contiguous(), operation, axis.group_name)
     return _begun(number, reduced)
 
@@ -49,7 +49,7 @@ def start_all_reduce_owned(x: Tensor, axis: Axis) -> Tensor:
     """
     if axis.size == 1 or torch.compiler.is_compiling():  # in compiled code, the compiler decides which memory is reused
         return start_all_reduce(x, axis)
-    number = _begin(Kind.ALL_REDUCE, x, axis)
+    number = _begin(MessageKind.ALL_REDUCE, x, axis)
     reduced: Tensor = _ops.all_reduce_(x.contiguous(), "sum", axis.group_name)
     return _begun(number, reduced)
 
@@ -69,7 +69,7 @@ def start_reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
         x = x.reshape(axis.size, *x.shape[1:dim], x.shape[dim] // axis.size, *x.shape[dim + 1 :])
     elif dim:
         x = torch.cat(x.chunk(axis.size, dim))
-    number = _begin(Kind.REDUCE_SCATTER, x, axis)
+    number = _begin(MessageKind.REDUCE_SCATTER, x, axis)
     scattered: Tensor = _ops.reduce_scatter_tensor(x.contiguous(), "sum", axis.size, axis.group_name)
     return _begun(number, scattered)
 
@@ -78,7 +78,7 @@ def start_all_gather(x: Tensor, axis: Axis) -> Tensor:
     """Start an all-gather of `x` over the axis. Pass the returned tensor to `wait_and_join` to get the result."""
     if axis.size == 1:
         return x
-    number = _begin(Kind.ALL_GATHER, x, axis)
+    number = _begin(MessageKind.ALL_GATHER, x, axis)
     gathered: Tensor = _ops.all_gather_into_tensor(x.contiguous(), axis.size, axis.group_name)
     return _begun(number, gathered)
 
@@ -94,7 +94,7 @@ def start_all_to_all(x: Tensor, axis: Axis) -> Tensor:
         return x
     _require_divisible(x, axis, 0)
     rows = [x.shape[0] // axis.size] * axis.size
-    number = _begin(Kind.ALL_TO_ALL, x, axis)
+    number = _begin(MessageKind.ALL_TO_ALL, x, axis)
     exchanged: Tensor = _ops.all_to_all_single(x.contiguous(), rows, rows, axis.group_name)
     return _begun(number, exchanged)
 
@@ -107,7 +107,7 @@ def start_shift(x: Tensor, axis: Axis) -> Tensor:
         return x
     to, from_ = [0] * axis.size, [0] * axis.size
     to[(axis.rank + 1) % axis.size] = from_[(axis.rank - 1) % axis.size] = x.shape[0]
-    number = _begin(Kind.SHIFT, x, axis)
+    number = _begin(MessageKind.SHIFT, x, axis)
     shifted: Tensor = _ops.all_to_all_single(x.contiguous(), from_, to, axis.group_name)
     return _begun(number, shifted)
 
@@ -141,7 +141,7 @@ def wait(x: Tensor, axis: Axis) -> Tensor:
     return waited
 
 
-def _begin(kind: Kind, x: Tensor, axis: Axis) -> int:
+def _begin(kind: MessageKind, x: Tensor, axis: Axis) -> int:
     """Record that this rank is about to start a message. Return the number of the message, or 0 if no record is open.
     In compiled code, nothing is recorded, because compiled code runs no Python code.
     """
@@ -167,7 +167,9 @@ def ranks_of(group_name: str) -> list[int]:
     return dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(group_name))  # type: ignore[arg-type]
 
 
-def begin_blocking(kind: Kind, group: dist.ProcessGroup | None, axis: str, elements: int, place: int = -1) -> int:
+def begin_blocking(
+    kind: MessageKind, group: dist.ProcessGroup | None, axis: str, elements: int, place: int = -1
+) -> int:
     """Record that this rank starts a message and waits for its end. Return the number of the message for
     `RECORD.waited`, or 0 if no record is open.
 
@@ -185,7 +187,7 @@ def begin_blocking(kind: Kind, group: dist.ProcessGroup | None, axis: str, eleme
 
 
 @contextmanager
-def recorded_message(kind: Kind, group: dist.ProcessGroup | None, axis: str, elements: int) -> Iterator[None]:
+def recorded_message(kind: MessageKind, group: dist.ProcessGroup | None, axis: str, elements: int) -> Iterator[None]:
     """Context in which the caller sends a message and waits for its end. The context only records the message and the
     wait.
     """
@@ -253,7 +255,7 @@ def all_gather_objects(value: object, axis: Axis) -> list[Any]:
         return [value]
     gathered: list[Any] = [None] * axis.size
     group = axis.device_mesh.get_group()
-    with recorded_message(Kind.OBJECTS, group, axis.name, 0):
+    with recorded_message(MessageKind.OBJECTS, group, axis.name, 0):
         dist.all_gather_object(gathered, value, group=group)
     return gathered
 

@@ -9,7 +9,7 @@ Without this, a thousand chunks of a loss or hundreds of micro-batches take near
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from crosscut.model import Batch
 from crosscut.parallel import CollectiveRecorder, cross_entropy
 from crosscut.rehearsal.ledger import Ledger
 from crosscut.training import step
+from crosscut.training.watching.storages import replaced
 
 _T = TypeVar("_T")
 
@@ -52,14 +53,8 @@ def equal_parts_once(ledger: Ledger, recorder: CollectiveRecorder) -> Iterator[N
                     _enter_like(ledger, skipped, micro_batches[0])
             yield index, batch
 
-    losses: Any = cross_entropy
-    steps: Any = step
-    whole = losses.starts_of_chunks, steps.in_turn
-    losses.starts_of_chunks, steps.in_turn = starts, turns
-    try:
+    with replaced(cross_entropy, starts_of_chunks=starts), replaced(step, in_turn=turns):
         yield
-    finally:
-        losses.starts_of_chunks, steps.in_turn = whole
 
 
 def _enter_like(ledger: Ledger, batch: Batch, other: Batch) -> None:

@@ -11,7 +11,7 @@ from crosscut.planner.stages import stage_sizes
 from crosscut.rehearsal.rehearse import Rehearsal
 
 
-class Row(NamedTuple):
+class ComparedFigure(NamedTuple):
     """One figure of a rank's step: the value from the planner's formula, and the value counted in the program."""
 
     name: str
@@ -27,7 +27,7 @@ class Row(NamedTuple):
         return self.planned / self.counted - 1 if self.counted else float(self.planned != 0)
 
 
-def compare(rehearsal: Rehearsal) -> list[Row]:
+def compare(rehearsal: Rehearsal) -> list[ComparedFigure]:
     """Compare peak bytes (without the allowance for fragmentation), FLOPs and message bytes with the planner's figures.
 
     FLOPs include the padding of the vocabulary, which the planner's model FLOPs leave out. For each axis, the total
@@ -48,9 +48,12 @@ def compare(rehearsal: Rehearsal) -> list[Row]:
     if run.layout.pipeline > 1:  # with the padding, the layers would be cut differently
         padded = replace(padded, layout=replace(run.layout, stages=stage_sizes(run)))
     return [
-        Row("peak bytes", held.total - held.allowance, rehearsal.peak.total),
-        Row("FLOPs", hardware_flops_per_rank(padded), rehearsal.flops),
-        *(Row(f"bytes of messages, {axis}", planned[axis], counted[axis]) for axis in {**planned, **counted}),
+        ComparedFigure("peak bytes", held.total - held.allowance, rehearsal.peak.total),
+        ComparedFigure("FLOPs", hardware_flops_per_rank(padded), rehearsal.flops),
+        *(
+            ComparedFigure(f"bytes of messages, {axis}", planned[axis], counted[axis])
+            for axis in {**planned, **counted}
+        ),
     ]
 
 

@@ -18,32 +18,28 @@ module of the operator's first input that existed before the backward pass.
 """
 
 import re
-import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
 from crosscut.kernels import onednn
 from crosscut.parallel.pretended import is_collective
-from crosscut.parallel.recorder import comes_again
 from crosscut.parallel.state.parameters import local_part
+from crosscut.training.watching.storages import OperatorCall, OperatorMode, frames, peak_of, storages_of
 
 _OURS = f"{Path(__file__).resolve().parents[1]}/"
 _LOSS = f"{_OURS}parallel/cross_entropy.py"
 _REDUCTION = (f"{_OURS}parallel/state/gradients.py", f"{_OURS}parallel/state/gradient_norm.py")
 _MUON = f"{_OURS}training/optimization/muon.py"
 _HOST = f"{_OURS}training/memory/host_activations.py"
-_FOR_OTHERS = (f"{_OURS}rehearsal/", f"{_OURS}kernels/")
+_FOR_OTHERS = (f"{_OURS}rehearsal/", f"{_OURS}kernels/", f"{_OURS}training/watching/storages.py")
 """Files whose functions make tensors for their callers. The caller counts as the maker of such a tensor."""
 _SHARDING = "torch/distributed/fsdp/"
 _SHAPES = "torch/distributed/tensor/_sharding_prop.py"
@@ -52,14 +48,15 @@ aten = torch.ops.aten
 
 
 @dataclass(slots=True, eq=False)
-class Piece:
-    """Memory of one tensor storage: its bytes, its category, and the module that it belongs to."""
+class StoragePiece:
+    """Memory of one tensor storage: its category, and the module that it belongs to."""
 
-    size: int
     category: str
     module: str
     is_kept: bool
     """Whether the storage was made outside of a backward pass."""
+    instant: str
+    """Pass or phase during which the storage was made."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ class Peak:
     """Pass or phase during which the peak occurred."""
 
 
-class Ledger(TorchDispatchMode):
+class Ledger(OperatorMode):
     """Context manager that records the memory and the FLOPs of the code inside.
 
     `vocabulary` is the width of the logits on a rank. `shapes` are the shapes of the parameters on the rank. With
@@ -87,18 +84,22 @@ class Ledger(TorchDispatchMode):
         super().__init__()
         self.flops = 0
         self._vocabulary, self._shapes, self._host_apart = vocabulary, {tuple(shape) for shape in shapes}, host_apart
-        self._known: dict[int, Piece] = {}
+        self._known: dict[int, StoragePiece] = {}
         self._elsewhere: set[int] = set()
-        self._events: list[tuple[Piece, bool, str]] = []
+        self._events: list[tuple[int, int, StoragePiece | None]] = []
         self._running: list[str] = []
 
     def watch(self, model: nn.Module) -> None:
         """Track the forward passes and gradients of `model` and its modules, for the model's lifetime."""
+
+        def leave(*_: object) -> None:
+            self._running.pop()
+
         for name, module in model.named_modules():
             module.register_forward_pre_hook(lambda _m, _x, name=name: self._running.append(name))
-            module.register_forward_hook(lambda _m, _x, _y: self._left(), always_call=True)
+            module.register_forward_hook(leave, always_call=True)
         for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
-            parameter.register_post_accumulate_grad_hook(self._became_gradient)
+            parameter.register_post_accumulate_grad_hook(self.name_gradient)
 
     def enter(self, category: str, tensors: Mapping[str, Tensor]) -> None:
         """Record tensors that exist before the step, and assign them to `category`. `tensors` maps parameter names to
@@ -121,103 +122,75 @@ class Ledger(TorchDispatchMode):
         """
         self._elsewhere.update(local_part(tensor).untyped_storage()._cdata for tensor in tensors)
 
-    def name_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Assign the category `gradients` to the gradients of these parameters."""
-        for parameter in parameters:
-            self._became_gradient(parameter)
-
     def peak(self) -> Peak:
         """Return the peak of the memory held during the step, in total and by category and module."""
-        total = most = until = 0
-        for index, (piece, comes, _) in enumerate(self._events):
-            total += piece.size if comes else -piece.size
-            if total > most:
-                most, until = total, index + 1
-        live: dict[Piece, None] = {}
-        for piece, comes, _ in self._events[:until]:
-            if comes:
-                live[piece] = None
-            else:
-                live.pop(piece)
+        most, live = peak_of(self._events)
         categories: dict[str, int] = defaultdict(int)
         modules: dict[str, int] = defaultdict(int)
         parts: dict[tuple[str, str], int] = defaultdict(int)
-        for piece in live:
+        for size, piece in live:
             module = re.sub(r"\d+", "*", piece.module)
-            categories[piece.category] += piece.size
-            modules[module] += piece.size
-            parts[piece.category, module] += piece.size
+            categories[piece.category] += size
+            modules[module] += size
+            parts[piece.category, module] += size
         ordered = dict(sorted(modules.items(), key=lambda item: -item[1]))
-        return Peak(most, dict(parts), dict(categories), ordered, self._events[until - 1][2] if until else "")
+        return Peak(most, dict(parts), dict(categories), ordered, live[-1][1].instant if live else "")
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Run the operator, count its FLOPs and record the storages of its results."""
-        if comes_again(types):
-            return NotImplemented
-        result = func(*args, **(kwargs or {}))
-        packet = getattr(func, "_overloadpacket", None)
+    def note(self, call: OperatorCall) -> None:
+        """Count the FLOPs of an operator, and record the storages of its results."""
+        packet = getattr(call.operator, "_overloadpacket", None)
         if (count := _COUNTS.get(packet) or flop_registry.get(packet)) is not None:
-            self.flops += count(*args, **(kwargs or {}), out_val=result)
-        sources: list[Piece] | None = None
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and type(tensor).__name__ != "DTensor":
-                storage = tensor.untyped_storage()
-                if storage.nbytes() and storage._cdata not in self._known and storage._cdata not in self._elsewhere:
-                    sources = self._sources(args) if sources is None else sources
-                    self._made(func, tensor, storage, sources)
-        return result
+            self.flops += count(*call.args, **call.kwargs, out_val=call.result)
+        sources: list[StoragePiece] | None = None
+        for tensor, storage in storages_of(call.result):
+            if storage._cdata not in self._known and storage._cdata not in self._elsewhere:
+                sources = self._sources(call.args) if sources is None else sources
+                self._made(call.operator, tensor, storage, sources)
 
-    def _sources(self, args: tuple[Any, ...]) -> list[Piece]:
+    def _sources(self, args: tuple[object, ...]) -> list[StoragePiece]:
         """Return the recorded pieces of an operator's tensor arguments. Tensors inside lists are ignored."""
         known = (self._known.get(x.untyped_storage()._cdata) for x in args if isinstance(x, Tensor))
         return [piece for piece in known if piece is not None]
 
-    def _made(self, func: Any, tensor: Tensor, storage: torch.UntypedStorage, sources: list[Piece]) -> None:
-        category = self._category(func, tensor, sources)
-        if category is None:
-            return
-        of = sorted(sources, key=lambda piece: not piece.is_kept)
-        module = self._running[-1] if self._running else of[0].module if of else ""
-        self._take(storage, category, module, instant=self._instant(module))
+    def _made(
+        self, operator: OpOverload, tensor: Tensor, storage: torch.UntypedStorage, sources: list[StoragePiece]
+    ) -> None:
+        if category := self._category(operator, tensor, sources):
+            of = sorted(sources, key=lambda piece: not piece.is_kept)
+            module = self._running[-1] if self._running else of[0].module if of else ""
+            self._take(storage, category, module, instant=self._instant(module))
 
-    def _category(self, func: Any, tensor: Tensor, sources: list[Piece]) -> str | None:
+    def _category(self, operator: OpOverload, tensor: Tensor, sources: list[StoragePiece]) -> str | None:
         """Return the category of a new tensor. None for a tensor that would not exist on a real device."""
         file, function = _maker()
         if _SHAPES in file:
             return None
         if self._host_apart and file == _HOST and function == "_put":
             return None
-        if is_collective(func) or file in (*_REDUCTION, _MUON) or _SHARDING in file:
+        if is_collective(operator) or file in (*_REDUCTION, _MUON) or _SHARDING in file:
             return "buffers"
         if file == _LOSS and tensor.shape[-1:] == (self._vocabulary,):
             return "logits"
-        if func is aten._to_copy.default and sources and sources[0].category in ("weights", "master_weights"):
+        if operator is aten._to_copy.default and sources and sources[0].category in ("weights", "master_weights"):
             return "weights"
         if tuple(tensor.shape) in self._shapes and (_is_backward() or file == _LOSS):
             return "gradients"
         return "activations"
 
     def _take(self, storage: torch.UntypedStorage, category: str, module: str, *, instant: str) -> None:
-        piece = self._known[storage._cdata] = Piece(storage.nbytes(), category, module, not _is_backward())
-        self._events.append((piece, True, instant))
+        piece = self._known[storage._cdata] = StoragePiece(category, module, not _is_backward(), instant)
+        self._events.append((storage._cdata, storage.nbytes(), piece))
         weakref.finalize(storage, self._gone, storage._cdata)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Record that a storage has been resized."""
-        if (piece := self._known.get(storage._cdata)) is None:
-            return
-        self._events.append((piece, False, ""))
-        again = self._known[storage._cdata] = Piece(storage.nbytes(), piece.category, piece.module, piece.is_kept)
-        self._events.append((again, True, self._instant(piece.module)))
+        if (piece := self._known.get(storage._cdata)) is not None:
+            piece = self._known[storage._cdata] = replace(piece, instant=self._instant(piece.module))
+            self._events.append((storage._cdata, storage.nbytes(), piece))
 
     def _gone(self, key: int) -> None:
-        self._events.append((self._known.pop(key), False, ""))
+        del self._known[key]
+        self._events.append((key, 0, None))
 
     def _instant(self, module: str) -> str:
         """Return the name of the running work: a module's forward or backward pass, the loss, or a later phase."""
@@ -227,10 +200,8 @@ class Ledger(TorchDispatchMode):
             return f"forward, {module}"
         return {_LOSS: "loss", **dict.fromkeys(_REDUCTION, "reduction")}.get(_maker()[0], "step")
 
-    def _left(self) -> None:
-        self._running.pop()
-
-    def _became_gradient(self, parameter: Tensor) -> None:
+    def name_gradient(self, parameter: Tensor) -> None:
+        """Assign the category `gradients` to the gradient of a parameter, if it has one."""
         if parameter.grad is None:
             return
         piece = self._known.get(local_part(parameter.grad).untyped_storage()._cdata)
@@ -247,13 +218,11 @@ def _maker() -> tuple[str, str]:
 
     This is the innermost function on the stack that is in this package or in PyTorch's code for sharding.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in frames():
         file = frame.f_code.co_filename
         ours = file.startswith(_OURS) and not file.startswith(_FOR_OTHERS)
         if ours or _SHARDING in file or _SHAPES in file:
             return file, frame.f_code.co_name
-        frame = frame.f_back
     return "", ""
 
 
@@ -265,23 +234,23 @@ def _scores_and_values(query: Tensor, key: Tensor) -> int:
     return 4 * batch * heads * length * key.shape[-2] * width
 
 
-def _forward(query: Tensor, key: Tensor, *_: Any, **__: Any) -> int:
+def _forward(query: Tensor, key: Tensor, *_: object, **__: object) -> int:
     return _scores_and_values(query, key)
 
 
-def _backward(_grad: Tensor, query: Tensor, key: Tensor, *_: Any, **__: Any) -> int:
+def _backward(_grad: Tensor, query: Tensor, key: Tensor, *_: object, **__: object) -> int:
     return 2 * _scores_and_values(query, key)
 
 
-def _added(_total: Tensor, a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
+def _added(_total: Tensor, a: Tensor, b: Tensor, *_: object, **__: object) -> int:
     return 2 * a.shape[0] * a.shape[1] * b.shape[1]
 
 
-def _linear(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
+def _linear(x: Tensor, weight: Tensor, *_: object, **__: object) -> int:
     return 2 * x.numel() * weight.shape[0]
 
 
-_COUNTS: dict[Any, Callable[..., int]] = {
+_COUNTS: dict[object, Callable[..., int]] = {
     aten.addmm_: _added,
     **({torch.ops.mkldnn._linear_pointwise: _linear} if onednn.IS_THERE else {}),
     aten._scaled_dot_product_flash_attention: _forward,

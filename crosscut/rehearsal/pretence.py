@@ -18,11 +18,12 @@ For a dry run of CPUs, PyTorch makes these choices as it does on this machine.
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
@@ -31,6 +32,7 @@ from crosscut.kernels import gelu, onednn
 from crosscut.model import attention
 from crosscut.parallel.pretended import is_wait
 from crosscut.parallel.state import gradient_norm
+from crosscut.training.watching.storages import replaced
 
 Device = Literal["cpu", "cuda"]
 
@@ -44,11 +46,11 @@ class WithoutMemory(FakeTensorMode):
 
     def __torch_dispatch__(
         self,
-        func: Any,
-        types: Sequence[Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+        func: OpOverload,
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         """Run the operator if all its input tensors have memory. Otherwise return a fake result."""
         if is_wait(func):
             return args[0]  # a real wait returns the same tensor, but PyTorch's fake wait would copy it
@@ -67,26 +69,14 @@ def as_on(device: Device) -> Iterator[None]:
     if device == "cpu":
         yield
         return
-    functions: Any = F
-    products: Any = onednn
-    heads: Any = attention
-    plain = functions.scaled_dot_product_attention, functions.dropout
-    processor = products.IS_THERE, products.is_faster
-    own_gelu: Any = gelu
-    norm: Any = gradient_norm
-    piece, norm.NORM_PIECE = norm.NORM_PIECE, sys.maxsize
-    most_elements, own_gelu.MOST_ELEMENTS = own_gelu.MOST_ELEMENTS, 0
-    functions.scaled_dot_product_attention, functions.dropout = _fused_attention, _dropout
-    products.IS_THERE, products.is_faster = False, lambda: False
-    capability_of, heads.capability_of = heads.capability_of, lambda _: AMPERE
-    try:
+    with (
+        replaced(F, scaled_dot_product_attention=_fused_attention, dropout=_dropout),
+        replaced(onednn, IS_THERE=False, is_faster=lambda: False),
+        replaced(attention, capability_of=lambda _: AMPERE),
+        replaced(gelu, MOST_ELEMENTS=0),
+        replaced(gradient_norm, NORM_PIECE=sys.maxsize),
+    ):
         yield
-    finally:
-        functions.scaled_dot_product_attention, functions.dropout = plain
-        products.IS_THERE, products.is_faster = processor
-        own_gelu.MOST_ELEMENTS = most_elements
-        norm.NORM_PIECE = piece
-        heads.capability_of = capability_of
 
 
 def _fused_attention(

@@ -1,22 +1,21 @@
 """Report of a dry run, as tables or as JSON."""
 
 import math
-from typing import Any
-
-from rich import box
-from rich.table import Table
+from functools import partial
 
 from crosscut.config.system.terminal import new_console
-from crosscut.rehearsal.comparison import Row, compare, rehearsed_forecast
+from crosscut.rehearsal.comparison import ComparedFigure, compare, rehearsed_forecast
 from crosscut.rehearsal.rehearse import Rehearsal
+from crosscut.training.watching.profiling import figures_table
 
 CATEGORIES = ("weights", "master_weights", "gradients", "optimizer", "activations", "logits", "buffers")
 """Categories of memory, with the planner's names (`planner.memory.MemoryForecast`)."""
 
+_figures_table = partial(figures_table, overflow="ellipsis")
 _PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
-def to_json(rehearsal: Rehearsal) -> dict[str, Any]:
+def to_json(rehearsal: Rehearsal) -> dict[str, object]:
     """Return the figures of a dry run by name, as values for JSON."""
     return {
         "layout": str(rehearsal.run.layout),
@@ -41,17 +40,17 @@ def print_rehearsal(rehearsal: Rehearsal) -> None:
         highlight=False,
     )
     forecast = rehearsed_forecast(rehearsal)
-    held = _table("held at the peak", "counted GB", "planned GB")
+    held = _figures_table("held at the peak", "counted GB", "planned GB")
     for name in CATEGORIES:
         counted, planned = peak.categories.get(name, 0), getattr(forecast, name)
         if counted or planned:
             held.add_row(name.replace("_", " "), _gigabytes(counted, peak.total), _gigabytes(planned, peak.total))
     console.print(held)
-    modules = _table("held for module", "GB", "share")
+    modules = _figures_table("held for module", "GB", "share")
     for name, size in peak.modules.items():
         modules.add_row(name or "root", _gigabytes(size, peak.total), f"{size / peak.total:.1%}")
     console.print(modules)
-    rows = _table("per step", "counted", "planned", "difference")
+    rows = _figures_table("per step", "counted", "planned", "difference")
     for row in compare(rehearsal):
         rows.add_row(row.name.replace("bytes", "GB"), *_in_units(row), f"{row.error:+.2%}")
     console.print(rows)
@@ -62,7 +61,7 @@ def _gigabytes(size: int, largest: int) -> str:
     return f"{size / 1e9:,.{_decimals(largest / 1e9)}f}"
 
 
-def _in_units(row: Row) -> tuple[str, str]:
+def _in_units(row: ComparedFigure) -> tuple[str, str]:
     """Format the counted and the planned value of a row with four significant digits. Bytes are in GB, and FLOPs have a
     unit prefix.
     """
@@ -78,11 +77,3 @@ def _in_units(row: Row) -> tuple[str, str]:
 def _decimals(number: float) -> int:
     """Return the number of decimals with which `number` shows four significant digits."""
     return max(0, 3 - math.floor(math.log10(number))) if number > 0 else 0
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column(first)
-    for name in others:
-        table.add_column(name, justify="right")
-    return table

@@ -32,7 +32,7 @@ from crosscut.rehearsal.ledger import Ledger, Peak
 from crosscut.rehearsal.pretence import Device, WithoutMemory, as_on
 from crosscut.training.optimization.optimizer import STATE
 from crosscut.training.step import Trainer
-from crosscut.training.watching.memory_account import resizing_told_to
+from crosscut.training.watching.storages import resizing_told_to
 
 _MOST_RANKS = 1 << 17
 """Largest world of a dry run. PyTorch's process groups hold a list of all ranks."""
@@ -141,7 +141,8 @@ def _count(run: ResolvedRun, mesh: ParallelMesh, tell: Callable[[int, int], None
     recorder = CollectiveRecorder(mesh)
     with recorder, ledger, resizing_told_to(ledger.resized), equal_parts_once(ledger, recorder):
         loss = trainer.accumulate(0, batches)
-        ledger.name_gradients(trainer.parameters)
+        for parameter in trainer.parameters:
+            ledger.name_gradient(parameter)
         trainer.update(0, loss)
         trainer.optimizer.zero_grad()
     return ledger, recorder

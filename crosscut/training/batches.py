@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -26,7 +25,7 @@ from crosscut.data import (
 )
 from crosscut.data.sampler import Samples
 from crosscut.data.validation import ValidationSamples
-from crosscut.flight import RECORD, Phase
+from crosscut.flight import RECORD, RunPhase
 from crosscut.model import Batch
 from crosscut.parallel import ParallelMesh
 from crosscut.training.spikes.order import SampleOrder
@@ -259,9 +258,7 @@ class BatchesAhead:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._next = None
         self._thread.shutdown(cancel_futures=True)
 
@@ -269,7 +266,7 @@ class BatchesAhead:
         """Return `Batches.micro_batches(step)` and start fetching the batch of the next step. Raises any error of the
         fetch.
         """
-        RECORD.phase(Phase.DATA, step)
+        RECORD.phase(RunPhase.DATA, step)
         expected, future = self._next or (step, self._thread.submit(self._fetch, step))
         if expected != step:
             future = self._thread.submit(self._fetch, step)

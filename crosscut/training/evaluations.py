@@ -3,7 +3,7 @@ the last step.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from crosscut.config import RunConfig
 from crosscut.config.model import HeadKind
@@ -79,9 +79,9 @@ class Evaluations:
         return {f"{result.task}_{name}": value for result in results for name, value in result.found.figures.items()}
 
 
-def last_figures(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def last_figures(rows: Iterable[Mapping[str, object]]) -> dict[str, object]:
     """Return the figures of the last evaluation in the rows of `metrics.jsonl`. Empty if there was no evaluation."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for row in rows:
         found = {name: value for name, value in row.items() if name.startswith(_PREFIXES)} or found
     return found

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from crosscut.checkpoint import Folder
 from crosscut.config import TrainingError
 from crosscut.config.system.folder_lock import FolderLock
 from crosscut.config.training import OnHang
 from crosscut.evaluation import Score, evaluate_loss
-from crosscut.flight import RECORD, Phase
+from crosscut.flight import RECORD, RunPhase
 from crosscut.launch import Stopped, StopRequest
 from crosscut.launch.hangs import LEAST_BOUND, Reaction, Watch
 from crosscut.launch.stopping import INTERRUPTIBLE
@@ -97,7 +96,7 @@ class Loop:
         trainer: Trainer,
         batches: BatchSource,
         *,
-        identity: Mapping[str, Any] | None = None,
+        identity: Mapping[str, object] | None = None,
         profiler: Profiler | None = None,
         evaluations: ModelScores | None = None,
         lock: FolderLock | None = None,
@@ -141,7 +140,7 @@ class Loop:
                     except SpikeFound as spike:
                         self._return(course, spike)
                 self.checkpoints.finish()
-                RECORD.phase(Phase.END)
+                RECORD.phase(RunPhase.END)
                 if course.stopped:
                     request.meet()  # a rank that exited earlier would kill the rank that is still writing
         return RunOutcome(
@@ -211,7 +210,7 @@ class Loop:
 
     def _evaluate(self, course: _Course) -> None:
         assert self.evaluations is not None
-        RECORD.phase(Phase.EVALUATION)
+        RECORD.phase(RunPhase.EVALUATION)
         with course.until_stopped():
             with course.metrics.aside(), self.evaluated_weights():
                 figures = self.evaluations.figures(self.trainer.model, course.request, step=course.done)
@@ -225,7 +224,7 @@ class Loop:
 
         Raises `TrainingError` on all ranks if the loss is not finite.
         """
-        RECORD.phase(Phase.VALIDATION, step)
+        RECORD.phase(RunPhase.VALIDATION, step)
         batches = self.batches.validation_batches()
         with self.evaluated_weights():
             score = evaluate_loss(

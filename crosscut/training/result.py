@@ -21,18 +21,13 @@ class Moment:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._time = time.perf_counter()
+        self.on_host = time.perf_counter()
+        """Time on the host's clock at which the object was created, in seconds. The processes of one machine share the
+        clock."""
         self._event: torch.cuda.Event | None = None
         if device.type == "cuda":
             self._event = torch.cuda.Event(enable_timing=True)
             self._event.record(torch.cuda.current_stream(device))
-
-    @property
-    def on_host(self) -> float:
-        """Time on the host's clock at which the object was created, in seconds. The processes of one machine share the
-        clock.
-        """
-        return self._time
 
     def wait(self) -> None:
         """Wait until the device has finished all work that was queued before the `Moment` was created."""
@@ -42,7 +37,7 @@ class Moment:
     def seconds_to(self, later: "Moment") -> float:
         """Seconds between this moment and `later` on the device. The device must have reached both moments."""
         if self._event is None or later._event is None:
-            return later._time - self._time
+            return later.on_host - self.on_host
         milliseconds: float = self._event.elapsed_time(later._event)
         return milliseconds / 1000.0
 
@@ -101,7 +96,8 @@ class StepResult:
         self.learning_rate = rate
         self._scaled = loss_scale is not None
         scale = loss_scale.scale if loss_scale is not None else torch.ones_like(figures.held)
-        self._arriving = _to_host(torch.stack([figure.double() for figure in (*figures, scale)]))
+        numbers = torch.stack([figure.double() for figure in (*figures, scale)])
+        self._arriving = numbers.to("cpu", non_blocking=True) if numbers.is_cuda else numbers  # in pinned memory
         self.end = Moment(scale.device)
         """Moment at which the device has finished the step."""
         self._figures: _StepFigures | None = None
@@ -163,8 +159,3 @@ class StepResult:
             )
             raise NonFiniteError(self.step, figures, exhausted)
         return figures
-
-
-def _to_host(numbers: Tensor) -> Tensor:
-    """Queue a copy of the numbers to host memory, without waiting for it."""
-    return numbers.to("cpu", non_blocking=True) if numbers.is_cuda else numbers  # the host tensor is in pinned memory

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from crosscut.checkpoint import (
     Folder,
@@ -21,13 +21,7 @@ from crosscut.checkpoint import (
     require_identity,
 )
 from crosscut.checkpoint.storage import LocalFolder
-from crosscut.config import (
-    ConfigError,
-    CrosscutError,
-    RankFailure,
-    RunConfig,
-    load_run,
-)
+from crosscut.config import ConfigError, CrosscutError, RankFailure, RunConfig, load_run
 from crosscut.config.data import Objective
 from crosscut.config.system.terminal import echo
 from crosscut.data import Tokens, folders_of
@@ -51,7 +45,7 @@ _MASKED = ("pairs", "mask_fraction", "mask_words")
 """Settings of `[data]` that determine the samples of a masked language model."""
 
 
-def identity_of(run: RunConfig, tokens: Tokens) -> dict[str, Any]:
+def identity_of(run: RunConfig, tokens: Tokens) -> dict[str, object]:
     """Return the values in which the run and a checkpoint must agree for the run to resume from the checkpoint. They
     are the model's settings except dropout, the settings that determine the batches, the optimizer for matrices, a hash
     of the tokens, a hash of the sentences if the samples are pairs of segments, and each token folder's share of a
@@ -60,7 +54,7 @@ def identity_of(run: RunConfig, tokens: Tokens) -> dict[str, Any]:
     folders = folders_of(tokens)
     manifests = [folder.manifest for folder in folders]
     files = [entry.tokens_sha256 for made in manifests for entry in (*made.train, made.validation)]
-    data: dict[str, Any] = {"data.tokens": hashlib.sha256("".join(files).encode()).hexdigest()[:16]}
+    data: dict[str, object] = {"data.tokens": hashlib.sha256("".join(files).encode()).hexdigest()[:16]}
     if run.data.objective is Objective.MASKED and run.data.pairs:
         ends = [entry.sentences_sha256 for made in manifests for entry in (*made.train, made.validation)]
         data["data.sentences"] = hashlib.sha256("".join(ends).encode()).hexdigest()[:16]
@@ -68,7 +62,7 @@ def identity_of(run: RunConfig, tokens: Tokens) -> dict[str, Any]:
     return {**identity_of_settings(run), **data}
 
 
-def identity_of_settings(run: RunConfig) -> dict[str, Any]:
+def identity_of_settings(run: RunConfig) -> dict[str, object]:
     """Return the part of `identity_of` that does not depend on the data."""
     model = {f"model.{name}": value for name, value in dataclasses.asdict(run.model).items() if name != "dropout"}
     batches = {f"training.{name}": getattr(run.training, name) for name in _BATCHES}
@@ -108,7 +102,9 @@ def choose_checkpoint(
     return latest_good_checkpoint(run.checkpoints_folder)
 
 
-def require_resumable(run: RunConfig, checkpoint: Folder, identity: Mapping[str, Any], *, may_be_all: bool) -> Progress:
+def require_resumable(
+    run: RunConfig, checkpoint: Folder, identity: Mapping[str, object], *, may_be_all: bool
+) -> Progress:
     """Return the progress of a checkpoint from which the run resumes. With `may_be_all`, the checkpoint may be the one
     of the last step.
 

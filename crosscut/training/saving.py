@@ -4,13 +4,12 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from crosscut.checkpoint import Folder, Progress, Saver, folder_at, holds_average, load_checkpoint, read_manifest
 from crosscut.config import write_toml
 from crosscut.config.conventions import CONFIG_FILE
 from crosscut.config.system.folder_lock import FolderLock
-from crosscut.flight import RECORD, Phase
+from crosscut.flight import RECORD, RunPhase
 from crosscut.training.batches import BatchSource
 from crosscut.training.spikes.record import skips_of
 from crosscut.training.step import Trainer
@@ -20,7 +19,7 @@ class RunCheckpoints:
     """Checkpoints of one run. Every rank calls the same methods in the same order, inside the context `completed`."""
 
     def __init__(
-        self, trainer: Trainer, batches: BatchSource, *, identity: Mapping[str, Any], lock: FolderLock | None
+        self, trainer: Trainer, batches: BatchSource, *, identity: Mapping[str, object], lock: FolderLock | None
     ) -> None:
         """`identity` describes the run in its checkpoints (`checkpoint.Progress`). `lock` is the lock of the run's
         folders, on the first rank.
@@ -64,7 +63,7 @@ class RunCheckpoints:
         Raises `CheckpointError` if the previous checkpoint could not be written and `checkpoint.on_failure` is `stop`.
         With `final`, the checkpoint is written even in this case.
         """
-        RECORD.phase(Phase.CHECKPOINT)
+        RECORD.phase(RunPhase.CHECKPOINT)
         self.require_folder()
         config = Path(self.run.output.folder) / CONFIG_FILE
         self.saver.save(self._progress(step), written=lambda: write_toml(self.run, config), final=final)
@@ -91,7 +90,7 @@ class RunCheckpoints:
         """Wait until all started checkpoints are complete. Raises `CheckpointError` if the last checkpoint could not be
         written and `checkpoint.on_failure` is `stop`.
         """
-        RECORD.phase(Phase.CHECKPOINT)
+        RECORD.phase(RunPhase.CHECKPOINT)
         for saver in self.savers:
             saver.finish()
 

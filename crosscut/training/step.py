@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from crosscut.architecture.pipeline import Stage, stages_of_rank
 from crosscut.checkpoint import AVERAGE
 from crosscut.config import ResolvedRun
 from crosscut.config.layout import PipelineSchedule
-from crosscut.flight import RECORD, Phase
+from crosscut.flight import RECORD, RunPhase
 from crosscut.kernels.deferral import Deferral
 from crosscut.model import GPT, Batch, initialize
 from crosscut.model.running import PLAIN_LOSS, Runners
@@ -44,6 +44,14 @@ def in_turn(micro_batches: Sequence[Batch]) -> Iterable[tuple[int, Batch]]:
     replaces this function, because it runs equal micro-batches once.
     """
     return enumerate(micro_batches)
+
+
+class _LossFactors(TypedDict):
+    """Arguments of the loss that are the same for all micro-batches of a step."""
+
+    scale: Tensor
+    order_scale: Tensor
+    z_loss: float
 
 
 class Trainer:
@@ -102,11 +110,7 @@ class Trainer:
         loss_runner = PLAIN_LOSS if self.compiler is None else compiled_loss()
         runners = Runners(
             layer=make_runners(
-                run.training,
-                streams=self.streams,
-                device=mesh.device,
-                compiler=self.compiler,
-                deferral=self.deferral,
+                run.training, streams=self.streams, device=mesh.device, compiler=self.compiler, deferral=self.deferral
             ),
             loss=replace(loss_runner, chunk_tokens=loss_chunk_tokens),
             context_attention=run.config.context_attention.way,
@@ -116,10 +120,7 @@ class Trainer:
         model = GPT(run.model, mesh=mesh, streams=self.streams, runners=runners, **dtypes)
         shard_model(model, mesh, units=model.blocks, compute_dtype=dtypes["compute_dtype"], always_used=True)
         initialize(
-            model,
-            run.training.seed,
-            spread=run.training.initial_spread,
-            zero_outputs=run.training.zero_initial_outputs,
+            model, run.training.seed, spread=run.training.initial_spread, zero_outputs=run.training.zero_initial_outputs
         )
         return model
 
@@ -160,7 +161,7 @@ class Trainer:
         The weights stay unchanged on all ranks if the loss or a gradient of at least one rank is not finite. The
         all-reduce of the loss also tells all ranks whether every rank's gradients are finite.
         """
-        RECORD.phase(Phase.OPTIMIZER)
+        RECORD.phase(RunPhase.OPTIMIZER)
         copies = [copy.grad for copy in self.model.tied_copies if copy.grad is not None]
         counted = self.model.counted_once(self.parameters)
         measured = measure_gradients(counted, self.mesh.owners, also=[loss, *copies])
@@ -197,13 +198,13 @@ class Trainer:
         depend on how the batch is split. If the model predicts the order of segments, the mean over all pairs of
         segments is added to the loss. In a pipeline, only the last stage has a part that is not zero.
         """
-        RECORD.phase(Phase.FORWARD, step)
+        RECORD.phase(RunPhase.FORWARD, step)
         scale, order_scale = self._scales(micro_batches)
-        factors: dict[str, Any] = {"scale": scale, "order_scale": order_scale, "z_loss": self.run.training.z_loss}
+        factors = _LossFactors(scale=scale, order_scale=order_scale, z_loss=self.run.training.z_loss)
         self.reducer.begin()
         passes = self._pass_all if self.mesh.pipeline is None else self._pass_stages
         total = passes(step, micro_batches, factors)
-        RECORD.phase(Phase.REDUCTION)
+        RECORD.phase(RunPhase.REDUCTION)
         self.reducer.finish()
         if self.mesh.ends is not None and self.model.is_tied_over_stages:  # both ranks hold the tied embedding
             sum_copies(self.model.token_weight, self.mesh.ends)
@@ -220,21 +221,21 @@ class Trainer:
             part = all_reduce(part, axis)
         return all_reduce(part, self.mesh.tokens)
 
-    def _pass_all(self, step: int, micro_batches: Sequence[Batch], factors: dict[str, Any]) -> Tensor:
+    def _pass_all(self, step: int, micro_batches: Sequence[Batch], factors: _LossFactors) -> Tensor:
         """Run the forward and backward pass of each micro-batch in turn. Return the sum of this rank's losses."""
         total = torch.zeros((), dtype=torch.float32, device=self.mesh.device)
         for index, batch in in_turn(micro_batches):
             self.streams.restart(step=step, micro_batch=index)
             if index == len(micro_batches) - 1:
                 self.reducer.arm()
-            RECORD.phase(Phase.FORWARD)
+            RECORD.phase(RunPhase.FORWARD)
             loss = self.model.loss(*batch.with_context(), **factors)
-            RECORD.phase(Phase.BACKWARD)
+            RECORD.phase(RunPhase.BACKWARD)
             loss.backward()
             total = total + loss.detach()
         return total
 
-    def _pass_stages(self, step: int, micro_batches: Sequence[Batch], factors: dict[str, Any]) -> Tensor:
+    def _pass_stages(self, step: int, micro_batches: Sequence[Batch], factors: _LossFactors) -> Tensor:
         """Run the forward and backward passes of all micro-batches through this rank's stages. Return the sum of the
         losses on the last stage, and zero on the other stages.
         """

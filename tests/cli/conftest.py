@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from crosscut.data import read_documents
-from crosscut.launch.server import Stream
+from crosscut.launch.server import PassedStream
 from tests.nursery import forked
 
 TINY = (
@@ -98,7 +98,7 @@ class Forked:
         self._files = (folder / "stdout", folder / "stderr")
         with ExitStack() as opened:
             files = [opened.enter_context(file.open("wb")) for file in self._files]
-            streams = [opened.enter_context(Stream(file.fileno())) for file in files]
+            streams = [opened.enter_context(PassedStream(file.fileno())) for file in files]
             self.process: BaseProcess = forked().Process(target=_run_in_fork, args=(arguments, streams))
             self.process.start()
 

@@ -21,7 +21,18 @@ from crosscut.flight.reading import (
     status_path,
     trace_path,
 )
-from crosscut.flight.record import DONE, NUM_MESSAGES, STARTED, STARTING, Kind, Part, Phase, Record, Word
+from crosscut.flight.record import (
+    DONE,
+    NUM_MESSAGES,
+    STARTED,
+    STARTING,
+    MessageKind,
+    ModelPart,
+    Record,
+    RecordWord,
+    RunPhase,
+    TableGroup,
+)
 from crosscut.flight.report import describe, examine
 from tests.nursery import forked
 
@@ -40,33 +51,33 @@ def read(record: Record, path: Path):
 
 
 def test_position_and_groups_are_read_as_written(record, tmp_path):
-    record[Word.WORLD_SIZE] = 5000
-    record.phase(Phase.BACKWARD, 41)
-    record.at(Part.MLP | 2 << 8)
+    record[RecordWord.WORLD_SIZE] = 5000
+    record.phase(RunPhase.BACKWARD, 41)
+    record.at(ModelPart.MLP | 2 << 8)
     record.add_group("7", "tensor", range(0, 4096, 2))
     record.add_group("8", "data", [1, 3, 4])
     found = read(record, tmp_path / "copy")
     assert (found.rank, found.world_size, found.pid) == (3, 5000, os.getpid())
-    assert (found.step, found.phase, place_name(found.place)) == (41, Phase.BACKWARD, "layer 2, MLP")
+    assert (found.step, found.phase, place_name(found.place)) == (41, RunPhase.BACKWARD, "layer 2, MLP")
     assert found.groups["7"].ranks == range(0, 4096, 2)
     assert found.groups["8"].ranks == {1, 3, 4}
 
 
 def test_a_message_counts_as_started_only_after_its_start(record, tmp_path):
     group = record.add_group("7", "tensor", [0, 3])
-    number = record.start(Kind.ALL_GATHER, group, 640)
+    number = record.start(MessageKind.ALL_GATHER, group, 640)
     assert read(record, tmp_path / "copy").groups["7"].started == 0
     record.started(number, key=1)
     found = read(record, tmp_path / "copy")
     assert found.groups["7"].started == 1
     assert found.messages[number].state == STARTED
-    assert (found.messages[number].kind, found.messages[number].elements) == (Kind.ALL_GATHER, 640)
+    assert (found.messages[number].kind, found.messages[number].elements) == (MessageKind.ALL_GATHER, 640)
 
 
 def test_the_awaited_message_is_the_one_with_the_key_and_not_the_last_one(record, tmp_path):
     group = record.add_group("7", "tensor", [0, 3])
     for key in (10, 20):
-        record.started(record.start(Kind.ALL_REDUCE, group, key), key)
+        record.started(record.start(MessageKind.ALL_REDUCE, group, key), key)
     waiting = record.wait(10)
     found = read(record, tmp_path / "copy")
     assert found.awaited is not None
@@ -80,8 +91,8 @@ def test_the_awaited_message_is_the_one_with_the_key_and_not_the_last_one(record
 def test_the_ring_keeps_the_last_messages(record, tmp_path):
     group = record.add_group("7", "tensor", [0, 3])
     for elements in range(NUM_MESSAGES + 5):
-        record.started(record.start(Kind.ALL_REDUCE, group, elements))
-    record.start(Kind.ALL_REDUCE, group, 1)
+        record.started(record.start(MessageKind.ALL_REDUCE, group, elements))
+    record.start(MessageKind.ALL_REDUCE, group, 1)
     found = read(record, tmp_path / "copy")
     assert sorted(found.messages) == list(range(7, NUM_MESSAGES + 7))
     assert found.messages[NUM_MESSAGES + 6].state == STARTING
@@ -90,9 +101,9 @@ def test_the_ring_keeps_the_last_messages(record, tmp_path):
 
 def test_a_closed_record_takes_no_notes():
     closed = Record()
-    closed.phase(Phase.DATA, 3)
+    closed.phase(RunPhase.DATA, 3)
     closed.progress()
-    assert closed[Word.PROGRESS] == closed[Word.STEP] == 0
+    assert closed[RecordWord.PROGRESS] == closed[RecordWord.STEP] == 0
 
 
 def test_files_that_are_no_records_are_left_out(tmp_path):
@@ -107,13 +118,13 @@ def write_record(path: Path, groups: list[list[object]], **words: int) -> None:
     made = Record()
     made.open(rank=0, world_size=1)
     for ranks in groups:
-        made._table["groups"].append({"name": f"{len(made._table['groups'])}", "axis": "data", "ranks": ranks})
+        made._table.groups.append(TableGroup(f"{len(made._table.groups)}", "data", ranks))
     made._write_table()
-    made.started(made.start(Kind.ALL_REDUCE, 0, 8))
+    made.started(made.start(MessageKind.ALL_REDUCE, 0, 8))
     made.wait(0)
     for word, value in words.items():
-        made[Word[word]] = value
-    made[Word.DESCRIPTOR] = -1
+        made[RecordWord[word]] = value
+    made[RecordWord.DESCRIPTOR] = -1
     made.copy_to(path)
     made.close()
 
@@ -161,7 +172,7 @@ def test_traces_with_impossible_numbers_are_left_out(tmp_path, number):
 
 def test_a_status_without_bounds_is_left_out(tmp_path):
     with status_path(tmp_path, 0).open("wb") as file:
-        file.write(b'{"rank": 0, "stacks": {}}')
+        file.write(b'{"rank": 0, "stacks": {}, "seconds": 1}')
         file.truncate(100 << 20)
     assert read_statuses(tmp_path) == {}
 
@@ -171,9 +182,9 @@ def test_gradients_record_the_place_of_the_backward_pass(monkeypatch, record):
 
     monkeypatch.setattr("crosscut.flight.places.RECORD", record)
     x = torch.ones(2, requires_grad=True)
-    enter(Part.LAYER, 5)
-    y = leave(x * 2, Part.LAYER, 5)
-    enter(Part.HEAD)
+    enter(ModelPart.LAYER, 5)
+    y = leave(x * 2, ModelPart.LAYER, 5)
+    enter(ModelPart.HEAD)
     assert place_name(record.place) == "output layer and loss"
     y.sum().backward()
     assert place_name(record.place) == "layer 5"
@@ -183,7 +194,7 @@ def keep_a_record(folder: str, connection: Connection) -> None:
     record = Record()
     record.open(rank=0, world_size=1)
     record.copy_to(record_path(Path(folder), 0))
-    record.phase(Phase.CHECKPOINT, 12)
+    record.phase(RunPhase.CHECKPOINT, 12)
     connection.send(None)
     connection.recv()
 
@@ -198,12 +209,12 @@ def test_memory_is_read_while_the_process_is_stopped_and_the_copy_after_its_end(
         deadline = time.monotonic() + 5
         while process_of(found := read_records(tmp_path)[0]) is Process.RUNS and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert (found.step, found.phase, process_of(found)) == (12, Phase.CHECKPOINT, Process.STOPPED)
+        assert (found.step, found.phase, process_of(found)) == (12, RunPhase.CHECKPOINT, Process.STOPPED)
     finally:
         process.kill()
         process.join()
     found = read_records(tmp_path)[0]
-    assert (found.step, found.phase, process_of(found)) == (0, Phase.START, Process.GONE)
+    assert (found.step, found.phase, process_of(found)) == (0, RunPhase.START, Process.GONE)
 
 
 def test_ranks_of_an_earlier_start_with_more_ranks_are_left_out(tmp_path):

@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from crosscut.flight.reading import RankRecord, parse_record
-from crosscut.flight.record import Phase, Record, Word
+from crosscut.flight.record import Record, RecordWord, RunPhase
 from crosscut.flight.stragglers import find_stragglers
 
 STEP = 1_000_000_000
@@ -16,16 +16,16 @@ def reading(rank: int, steps: int, *, own: float, data: float = 0.0) -> RankReco
     record = Record()
     record.open(rank=rank, world_size=4)
     words = {
-        Word.STEPS: steps,
-        Word.SPENT + Phase.FORWARD: int(steps * STEP * (1 - data)),
-        Word.SPENT + Phase.DATA: int(steps * STEP * data),
-        Word.WAITED: int(steps * STEP * (1 - own - data)),
+        RecordWord.STEPS: steps,
+        RecordWord.SPENT + RunPhase.FORWARD: int(steps * STEP * (1 - data)),
+        RecordWord.SPENT + RunPhase.DATA: int(steps * STEP * data),
+        RecordWord.WAITED: int(steps * STEP * (1 - own - data)),
     }
     for word, value in words.items():
         record._words[word] = value
     content = bytes(memoryview(record._words).cast("B"))
     record.close()
-    assert struct.unpack_from("q", content, Word.STEPS * 8)[0] == steps
+    assert struct.unpack_from("q", content, RecordWord.STEPS * 8)[0] == steps
     return parse_record(content)
 
 

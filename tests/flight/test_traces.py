@@ -1,6 +1,7 @@
 """Collectives of PyTorch's Flight Recorder are read from its JSON, sent to other ranks, and compared."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -8,13 +9,13 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from crosscut.flight.reading import read_traces, write_traces
+from crosscut.flight.reading import RankStatus, read_traces, write_traces
 from crosscut.flight.report import describe, examine
 from crosscut.flight.traces import (
     COMPLETED,
     SCHEDULED,
     STARTED,
-    Collective,
+    RecordedCollective,
     Trace,
     describe_trace,
     find_behind,
@@ -23,7 +24,6 @@ from crosscut.flight.traces import (
     read_dump,
 )
 from tests.flight.test_analysis import by_rank, record
-from tests.ranks import RankPool
 
 recorded = pytest.mark.skipif(
     not hasattr(c10d, "_dump_fr_trace_json"), reason="this torch has no Flight Recorder for gloo"
@@ -44,7 +44,7 @@ def read(*entries: dict[str, Any], since: int = 0) -> list[Trace]:
 
 def trace(*collectives: tuple[int, str, str, int], group: str = "1", ranks: tuple[int, ...] = (0, 1, 2)) -> Trace:
     made = (
-        Collective(number, name, ((elements,),), ((elements,),), ("Float",), state)
+        RecordedCollective(number, name, ((elements,),), ((elements,),), ("Float",), state)
         for number, name, state, elements in collectives
     )
     return Trace(group, "", "nccl", ranks, tuple(made))
@@ -55,12 +55,17 @@ def send_and_read() -> list[Trace]:
     for elements in (4, 6):
         dist.all_reduce(torch.ones(elements), group=group)
     dist.barrier(group)
-    found = read_dump(c10d._dump_fr_trace_json(), lambda _: dist.get_process_group_ranks(group))
-    return [trace for trace in found if trace.description == "tests"]
+    deadline = time.monotonic() + 10
+    while True:  # a thread of PyTorch retires the collectives
+        found = read_dump(c10d._dump_fr_trace_json(), lambda _: dist.get_process_group_ranks(group))
+        (own,) = (trace for trace in found if trace.description == "tests")
+        if own.collectives[-2].state == COMPLETED or time.monotonic() > deadline:
+            return [own]
+        time.sleep(0.02)
 
 
 @recorded
-def test_what_the_recorder_of_this_torch_returns_is_read(ranks: RankPool) -> None:
+def test_what_the_recorder_of_this_torch_returns_is_read(ranks):
     for (found,) in ranks.run(2, send_and_read):
         assert (found.backend, found.ranks) == ("gloo", (0, 1))
         assert [one.number for one in found.collectives] == list(range(1, len(found.collectives) + 1))
@@ -72,7 +77,7 @@ def test_what_the_recorder_of_this_torch_returns_is_read(ranks: RankPool) -> Non
         assert found.collectives[-1].name == "barrier"
 
 
-def test_states_and_groups_are_read_and_sends_and_older_entries_are_left_out() -> None:
+def test_states_and_groups_are_read_and_sends_and_older_entries_are_left_out():
     found = read(
         entry(7, time_created_ns=99),
         entry(8, state=COMPLETED),
@@ -98,7 +103,7 @@ def test_states_and_groups_are_read_and_sends_and_older_entries_are_left_out() -
     )
 
 
-def test_only_collectives_around_the_first_open_one_are_kept() -> None:
+def test_only_collectives_around_the_first_open_one_are_kept():
     (found,) = read(*(entry(i, state=COMPLETED if i < 50 else SCHEDULED) for i in range(100)))
     assert [one.number for one in found.collectives] == [*range(46, 62), 99]
     assert describe_trace(found, 50) == (
@@ -114,12 +119,12 @@ def test_only_collectives_around_the_first_open_one_are_kept() -> None:
     ["", "[]", '{"entries": 3}', '{"entries": [3]}', '{"entries": [{}]}', '{"entries": {"a": 1}}',
      json.dumps({"entries": [entry(1, process_group="1")]}), json.dumps({"entries": [entry(1, input_sizes=3)]})],
 )  # fmt: skip
-def test_a_dump_of_another_form_is_refused(dump: str) -> None:
+def test_a_dump_of_another_form_is_refused(dump):
     with pytest.raises(ValueError):
         read_dump(dump, lambda _: [])
 
 
-def test_traces_pass_from_rank_to_rank(tmp_path: Any) -> None:
+def test_traces_pass_from_rank_to_rank(tmp_path):
     found = read(entry(8, state=COMPLETED), entry(9))
     write_traces(tmp_path, 3, found)
     write_traces(tmp_path, 4, [])
@@ -132,12 +137,12 @@ def test_traces_pass_from_rank_to_rank(tmp_path: Any) -> None:
     [3, [3], [[]], [["1", "", "nccl", [0], []]], [["1", "", "nccl", [0], [[1, "a", [], [], [], "unknown"]]]],
      [["1", "", "nccl", [0], [["x", "a", [], [], [], SCHEDULED]]]]],
 )  # fmt: skip
-def test_traces_of_another_form_are_refused(value: object) -> None:
+def test_traces_of_another_form_are_refused(value):
     with pytest.raises(ValueError):
         parse_traces(value)
 
 
-def test_a_rank_that_has_not_scheduled_what_others_wait_for_is_behind() -> None:
+def test_a_rank_that_has_not_scheduled_what_others_wait_for_is_behind():
     on_time = trace((4, "all_reduce", COMPLETED, 8), (5, "all_reduce", SCHEDULED, 8))
     late = trace((4, "all_reduce", COMPLETED, 8))
     assert find_behind({0: [on_time], 1: [late], 2: [on_time]}) == ((1,), (0, 2))
@@ -146,7 +151,7 @@ def test_a_rank_that_has_not_scheduled_what_others_wait_for_is_behind() -> None:
     assert find_behind({0: [on_time], 2: [on_time]}) == ((), ())  # rank 1 has not answered
 
 
-def test_a_chain_of_two_groups_ends_at_the_rank_that_waits_for_none() -> None:
+def test_a_chain_of_two_groups_ends_at_the_rank_that_waits_for_none():
     waits = trace((5, "all_reduce", SCHEDULED, 8), ranks=(0, 1))
     done = trace((4, "all_reduce", COMPLETED, 8), ranks=(0, 1))
     blocked = trace((3, "all_gather", STARTED, 8), group="2", ranks=(1, 2))
@@ -165,19 +170,17 @@ def test_a_chain_of_two_groups_ends_at_the_rank_that_waits_for_none() -> None:
         (("gather", 8), ("gather", 16), False),
     ],
 )
-def test_ranks_with_another_collective_or_size_under_the_same_number_differ(
-    first: tuple[str, int], second: tuple[str, int], differ: bool
-) -> None:
+def test_ranks_with_another_collective_or_size_under_the_same_number_differ(first, second, differ):
     same = (4, "all_reduce", COMPLETED, 8)
     mine, theirs = (trace(same, (5, name, SCHEDULED, elements)) for name, elements in (first, second))
     found = find_differences({0: [mine], 1: [mine], 2: [theirs]})
     assert [(one.first, one.second, one.first_collective.number) for one in found] == ([(0, 2, 5)] if differ else [])
 
 
-def test_a_report_names_ranks_that_have_started_different_collectives() -> None:
+def test_a_report_names_ranks_that_have_started_different_collectives():
     records = by_rank(*(record(rank, {}, world_size=2) for rank in range(2)))
     traces = {0: [trace((3, "broadcast", SCHEDULED, 4))], 1: [trace((3, "reduce", SCHEDULED, 8))]}
-    hang = examine(records, {rank: {"stacks": {}} for rank in records}, traces, seconds=9.0, bound=5.0)
+    hang = examine(records, {rank: RankStatus({}, 9.0, rank) for rank in records}, traces, seconds=9.0, bound=5.0)
     assert (hang.finding.causes, hang.silent) == ((0, 1), {})
     text = describe(hang)
     assert (

@@ -16,7 +16,6 @@ from crosscut.config import ConfigError, Layout, LayoutError
 from crosscut.launch import Done, Ranks, in_ranks
 from crosscut.launch.door import stay_in_ranks
 from tests.parallel.twins import CPU
-from tests.ranks import RankPool
 
 MESSAGE = "`training.steps` must be at least 1, but is 0."
 
@@ -45,7 +44,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_one_rank_works_in_this_process_inside_a_group_of_its_own() -> None:
+def test_one_rank_works_in_this_process_inside_a_group_of_its_own():
     threads, calls = torch.get_num_threads(), []
 
     def prepare() -> str:
@@ -63,7 +62,7 @@ def test_one_rank_works_in_this_process_inside_a_group_of_its_own() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_started_ranks_get_what_this_process_prepares_and_the_first_one_s_result_comes_back() -> None:
+def test_started_ranks_get_what_this_process_prepares_and_the_first_one_s_result_comes_back():
     pid = os.getpid()
     two = Ranks(layout=Layout(tensor=2), device="cpu")
     seen = in_ranks(two, partial(look, " of them"), prepare=lambda: f"prepared by {os.getpid()}")
@@ -71,7 +70,7 @@ def test_started_ranks_get_what_this_process_prepares_and_the_first_one_s_result
 
 
 @pytest.mark.usefixtures("alone", "no_launch")
-def test_no_rank_starts_where_preparing_fails_or_nothing_is_left_to_do() -> None:
+def test_no_rank_starts_where_preparing_fails_or_nothing_is_left_to_do():
     two = Ranks(layout=Layout(tensor=2), device="cpu")
     with pytest.raises(ConfigError) as error:
         in_ranks(two, partial(look, ""), prepare=refuse)
@@ -81,7 +80,7 @@ def test_no_rank_starts_where_preparing_fails_or_nothing_is_left_to_do() -> None
 
 @pytest.mark.usefixtures("alone", "no_launch")
 @pytest.mark.parametrize("sizes", [{"data": 100_000}, {"tensor": 4096, "data": 4096}, {"data": 2, "tensor": 33}])
-def test_more_ranks_than_this_machine_can_hold_are_refused(monkeypatch: pytest.MonkeyPatch, sizes) -> None:
+def test_more_ranks_than_this_machine_can_hold_are_refused(monkeypatch, sizes):
     monkeypatch.setattr("crosscut.config.system.machine.available_cores", lambda: 2)
     monkeypatch.setattr("crosscut.config.system.machine.available_memory", lambda: 16 * 10**9)
     with pytest.raises(LayoutError) as error:
@@ -95,7 +94,7 @@ def test_more_ranks_than_this_machine_can_hold_are_refused(monkeypatch: pytest.M
     assert Ranks(layout=Layout(data=64), device="cpu")
 
 
-def test_ranks_that_torchrun_has_started_are_as_many_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_torchrun_has_started_are_as_many_as_they_are(monkeypatch):
     monkeypatch.setattr("crosscut.config.system.machine.available_cores", lambda: 1)
     for name, value in {"RANK": "0", "WORLD_SIZE": "512", "LOCAL_WORLD_SIZE": "64"}.items():
         monkeypatch.setenv(name, value)
@@ -137,16 +136,16 @@ def joined(what: str, folder: Path) -> object:
         ("mistake in json", [f"error, to tell: {MESSAGE}", f"error, told elsewhere: {MESSAGE}"]),
     ],
 )
-def test_joined_ranks_share_what_the_first_one_prepares(ranks: RankPool, tmp_path: Path, what: str, told: list) -> None:
+def test_joined_ranks_share_what_the_first_one_prepares(ranks, tmp_path, what, told):
     assert ranks.run(2, joined, what, tmp_path) == told
     assert [path.name for path in tmp_path.iterdir()] == ["prepared on 0"]
 
 
-def test_ranks_that_are_kept_share_what_the_first_one_prepares(ranks: RankPool, tmp_path: Path) -> None:
+def test_ranks_that_are_kept_share_what_the_first_one_prepares(ranks, tmp_path):
     assert ranks.run(2, joined, "kept in json", tmp_path) == [("value of 0", CPU)] * 2
 
 
-def test_ranks_must_be_as_many_as_were_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_must_be_as_many_as_were_started(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
@@ -161,7 +160,7 @@ def test_ranks_must_be_as_many_as_were_started(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("alone")
-def test_ranks_must_have_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_must_have_devices(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match="This machine has no GPU, so the device must be cpu, but is cuda"):
         Ranks(device="cuda")
@@ -183,7 +182,7 @@ def test_ranks_must_have_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_under_torchrun_a_mistake_that_the_first_rank_finds_is_told_once(tmp_path: Path) -> None:
+def test_under_torchrun_a_mistake_that_the_first_rank_finds_is_told_once(tmp_path):
     place = tmp_path / "nowhere"
     place.mkdir()
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "crosscut", "generate"]

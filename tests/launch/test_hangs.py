@@ -5,6 +5,8 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from torch._C import _distributed_c10d as c10d
 
 from crosscut.cli.doctor.command import doctor
 from crosscut.config import Layout
-from crosscut.flight import RECORD, Phase
+from crosscut.flight import RECORD, RunPhase
 from crosscut.flight.reading import read_records
 from crosscut.flight.report import examine
 from crosscut.launch.hangs import Watch
@@ -26,7 +28,6 @@ from crosscut.parallel import make_mesh, make_reducer
 from crosscut.parallel.collectives import all_reduce
 from tests.model.twins import batch, build
 from tests.parallel.twins import CPU
-from tests.ranks import RankPool
 
 BOUND = 1.0
 has_recorder = hasattr(c10d, "_dump_fr_trace_json")
@@ -49,35 +50,43 @@ def continue_after_report(folder: Path, pid: int, told: dict[str, Any]) -> None:
     os.kill(pid, signal.SIGCONT)
 
 
+@contextmanager
+def continued(folder: Path, told: dict[str, Any]) -> Iterator[threading.Thread]:
+    """Watch two ranks. A thread, once it is started, lets rank 1 continue after the report."""
+    others = [0, 0]
+    dist.all_gather_object(others, os.getpid())
+    helper = threading.Thread(target=continue_after_report, args=(folder, others[1], told))
+    with Watch(folder, CPU, least_bound=BOUND):
+        yield helper
+    if helper.ident is not None:
+        helper.join()
+    dist.barrier()
+
+
 def train_with_a_stop(folder: Path, stopped: bool) -> dict[str, Any]:
     """Three steps on two ranks. In the last step, rank 1 is stopped before its all-reduce, or sleeps there."""
     mesh = make_mesh(Layout(tensor=2), CPU)
-    others = [0, 0]
-    dist.all_gather_object(others, os.getpid())
-    told: dict[str, Any] = {}
-    helper = threading.Thread(target=continue_after_report, args=(folder, others[1], told))
-    with Watch(folder, CPU, least_bound=BOUND):
+    told: dict[str, Any] = {"printed": []}
+    printed = patch("crosscut.launch.hangs.echo", lambda text, **_: told["printed"].append(text))
+    with printed, continued(folder, told) as helper:
         for step in range(3):
-            RECORD.phase(Phase.FORWARD, step)
+            RECORD.phase(RunPhase.FORWARD, step)
             if step == 2 and mesh.tensor.rank == 0:
                 helper.start()
             if step == 2 and mesh.tensor.rank == 1:
-                RECORD.phase(Phase.DATA)
+                RECORD.phase(RunPhase.DATA)
                 if stopped:
                     os.kill(os.getpid(), signal.SIGSTOP)
                 else:
                     wait_for(folder.parent, "told")
             all_reduce(torch.ones(6), mesh.tensor)
             RECORD.progress(is_step=True)
-    if helper.ident is not None:
-        helper.join()
-    dist.barrier()
     return {**told, "left": sorted(path.name for path in folder.glob("[!.]*"))}
 
 
 # A stopped rank is also reported in the test of a sharded run.
 @pytest.mark.parametrize("stopped", [pytest.param(True, marks=pytest.mark.slow), False], ids=["stopped", "reads data"])
-def test_a_hang_is_explained_by_a_rank_that_waits_and_by_the_doctor(ranks: RankPool, tmp_path: Path, stopped: bool):
+def test_a_hang_is_explained_by_a_rank_that_waits_and_by_the_doctor(ranks, tmp_path, stopped):
     folder = tmp_path / "run"
     first, second = ranks.run(2, train_with_a_stop, folder, stopped)
     report = (folder / "hang-3.txt").read_text()
@@ -90,64 +99,57 @@ def test_a_hang_is_explained_by_a_rank_that_waits_and_by_the_doctor(ranks: RankP
         assert not has_recorder or ("\n    rank 1: does not answer\n" in text) == stopped
         assert "PYTHON STACK of rank 0, main thread:" in text
     assert ("PYTHON STACK of rank 1, main thread:" in report) == (not stopped)
+    assert first["printed"][-1] == "The run continues: all ranks are making progress again."  # though it ends at once
     assert first["seconds"] < BOUND + 5
     assert first["left"] == second["left"] == ["hang-3.txt", "metrics.jsonl"]
     assert '"hang_rank": 1' in (folder / "metrics.jsonl").read_text()
 
 
-def train_sharded_with_a_stop(folder: Path, phase: Phase) -> None:
+def train_sharded_with_a_stop(folder: Path, phase: RunPhase) -> None:
     """Three steps of a model that two data ranks shard. In the last step, rank 1 is stopped inside the first layer, in
     the forward or in the backward pass.
     """
     model = build(Layout(data=2, sharding="zero3"))
-    mesh, others, told = model.mesh, [0, 0], dict[str, Any]()
-    reducer = make_reducer(model, mesh)
-    dist.all_gather_object(others, os.getpid())
-    helper = threading.Thread(target=continue_after_report, args=(folder, others[1], told))
+    mesh, reducer = model.mesh, make_reducer(model, model.mesh)
 
     def stop(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def stop_here(module: object, inputs: object, output: torch.Tensor) -> None:
-        if phase is Phase.FORWARD:
+        if phase is RunPhase.FORWARD:
             stop()
         else:
             output.register_hook(stop)
 
-    with Watch(folder, CPU, least_bound=BOUND), patch("crosscut.launch.hangs._GRACE", 0.5):
+    with patch("crosscut.launch.hangs._GRACE", 0.5), continued(folder, {}) as helper:
         for step in range(3):
             if step == 2 and mesh.data.rank == 0:
                 helper.start()
             elif step == 2:
                 model.blocks[0].mlp.register_forward_hook(stop_here)
-            RECORD.phase(Phase.FORWARD, step)
+            RECORD.phase(RunPhase.FORWARD, step)
             tokens, targets = (x.chunk(2)[mesh.data.rank] for x in batch(step))
             loss = model.loss(tokens, targets, scale=1.0)
-            RECORD.phase(Phase.BACKWARD)
+            RECORD.phase(RunPhase.BACKWARD)
             reducer.arm()
             loss.backward()
             reducer.finish()
             RECORD.progress(is_step=True)
-    if helper.ident is not None:
-        helper.join()
-    dist.barrier()
 
 
 @pytest.mark.parametrize(
     ("phase", "missing"),
     [
         pytest.param(  # the same hook of PyTorch, in the other pass
-            Phase.FORWARD,
+            RunPhase.FORWARD,
             r"all-gather of [\d,]+ elements over the axis `data` \(forward pass of layer 1",
             marks=pytest.mark.slow,
         ),
-        (Phase.BACKWARD, r"reduce-scatter of [\d,]+ elements over the axis `data` \(backward pass of layer 0"),
+        (RunPhase.BACKWARD, r"reduce-scatter of [\d,]+ elements over the axis `data` \(backward pass of layer 0"),
     ],
     ids=["forward", "backward"],
 )
-def test_a_stop_of_a_sharded_run_names_the_message_of_fully_shard(
-    ranks: RankPool, tmp_path: Path, phase: Phase, missing: str
-) -> None:
+def test_a_stop_of_a_sharded_run_names_the_message_of_fully_shard(ranks, tmp_path, phase, missing):
     folder = tmp_path / "run"
     ranks.run(2, train_sharded_with_a_stop, folder, phase)
     report = (folder / "hang-3.txt").read_text()
@@ -164,7 +166,7 @@ def hang_outside(folder: Path, differ: bool) -> None:
     group = dist.new_group([0, 1], timeout=timedelta(seconds=5 if differ else 8), group_desc="outside")
     with Watch(folder, CPU, least_bound=BOUND):
         for step in range(2):
-            RECORD.phase(Phase.FORWARD, step)
+            RECORD.phase(RunPhase.FORWARD, step)
             dist.all_reduce(torch.ones(4), group=group)
             RECORD.progress(is_step=True)
         first = dist.get_rank() == 0
@@ -182,7 +184,7 @@ recorded = pytest.mark.skipif(not has_recorder, reason="this torch has no Flight
 
 
 @recorded
-def test_a_late_rank_is_named_by_pytorchs_flight_recorder(ranks: RankPool, tmp_path: Path):
+def test_a_late_rank_is_named_by_pytorchs_flight_recorder(ranks, tmp_path):
     ranks.run(2, hang_outside, tmp_path, False)
     report = (tmp_path / "hang-2.txt").read_text()
     assert "DID NOT ARRIVE: rank 1 (" in report
@@ -200,7 +202,7 @@ def test_a_late_rank_is_named_by_pytorchs_flight_recorder(ranks: RankPool, tmp_p
 
 @pytest.mark.slow  # until the collectives time out; tests/flight/test_traces.py has the report
 @recorded
-def test_different_collectives_are_named_by_pytorchs_flight_recorder(ranks: RankPool, tmp_path: Path):
+def test_different_collectives_are_named_by_pytorchs_flight_recorder(ranks, tmp_path):
     ranks.run(2, hang_outside, tmp_path, True)
     report = (tmp_path / "hang-2.txt").read_text()
     assert re.search(
@@ -222,7 +224,7 @@ def work_without_hang(folder: Path) -> list[str]:
     return [path.name for path in folder.glob("hang-*")]  # the other rank may still have its record
 
 
-def test_slow_steps_are_no_hang(ranks: RankPool, tmp_path: Path):
+def test_slow_steps_are_no_hang(ranks, tmp_path):
     assert ranks.run(2, work_without_hang, tmp_path)[0] == []
 
 
@@ -231,7 +233,7 @@ def hang_in_a_checkpoint(folder: Path) -> float:
     with Watch(folder, CPU, least_bound=BOUND / 2) as watch:
         for _ in range(2):
             RECORD.progress(is_step=True)
-        RECORD.phase(Phase.CHECKPOINT)
+        RECORD.phase(RunPhase.CHECKPOINT)
         wait_for(folder)
         (folder / "bytes").write_bytes(bytes(1 << 18))
         time.sleep(BOUND / 2)
@@ -240,7 +242,7 @@ def hang_in_a_checkpoint(folder: Path) -> float:
         return watch.bound
 
 
-def test_a_hang_does_not_raise_the_bound_of_the_next_one(ranks: RankPool, tmp_path: Path):
+def test_a_hang_does_not_raise_the_bound_of_the_next_one(ranks, tmp_path):
     assert ranks.run(1, hang_in_a_checkpoint, tmp_path) == [BOUND / 2]
 
 
@@ -255,11 +257,11 @@ def report_twice_and_again(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("hang-*"))
 
 
-def test_a_hang_has_one_report_though_it_is_told_again(ranks: RankPool, tmp_path: Path):
+def test_a_hang_has_one_report_though_it_is_told_again(ranks, tmp_path):
     assert len(ranks.run(1, report_twice_and_again, tmp_path)[0]) == 2
 
 
-def test_the_doctor_needs_records(tmp_path: Path):
+def test_the_doctor_needs_records(tmp_path):
     error = CliRunner().invoke(doctor, ["--attach", str(tmp_path)]).exception
     assert str(error) == (
         f"`--attach` must name the folder of a run that is training, but `{tmp_path}` has no records of ranks (in "

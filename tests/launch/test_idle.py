@@ -54,14 +54,14 @@ def statuses(*, fails: bool) -> tuple[list[int | None], list[object]]:
     return [rank.exitcode for rank in ranks], [] if fails else [results.get(), results.get()]
 
 
-def test_an_idle_rank_is_no_part_of_the_group_and_ends_with_the_others() -> None:
+def test_an_idle_rank_is_no_part_of_the_group_and_ends_with_the_others():
     ended, results = statuses(fails=False)
     assert ended == [0, 0, 0]
     assert sorted(results) == [("prepared", 0, 2), ("prepared", 1, 2)]
 
 
 @pytest.mark.slow  # a rank that connects late notices after a minute that there is no store any more
-def test_an_idle_rank_fails_if_the_run_fails() -> None:
+def test_an_idle_rank_fails_if_the_run_fails():
     ended, _ = statuses(fails=True)
     assert -signal.SIGKILL in ended[:2]
     assert 0 not in ended[:2]  # one of the two may fail before its own signal, because it has lost the other one
@@ -69,7 +69,7 @@ def test_an_idle_rank_fails_if_the_run_fails() -> None:
 
 
 @pytest.mark.parametrize(("started", "may_idle"), [(3, False), (1, True)])
-def test_other_commands_and_too_few_ranks_are_refused(monkeypatch, started: int, may_idle: bool) -> None:
+def test_other_commands_and_too_few_ranks_are_refused(monkeypatch, started, may_idle):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", str(started))
     with pytest.raises(LayoutError, match=f"must be the number of processes \\({started}\\), but is 1 x 2 = 2"):

@@ -14,7 +14,7 @@ from crosscut.launch.processes import process_group
 from tests.nursery import forked
 
 
-def test_restarts_on_several_machines_need_a_new_store_for_each_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarts_on_several_machines_need_a_new_store_for_each_start(monkeypatch):
     started = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1, "GROUP_WORLD_SIZE": 2}
     for name, value in (started | {"TORCHELASTIC_MAX_RESTARTS": 1, "TORCHELASTIC_USE_AGENT_STORE": True}).items():
         monkeypatch.setenv(name, str(value))
@@ -50,7 +50,7 @@ def start_again(rank: int, start: int, port: int, results: Any) -> None:
             os._exit(1)
 
 
-def test_ranks_of_a_second_start_do_not_wait_for_the_ranks_of_the_first_one() -> None:
+def test_ranks_of_a_second_start_do_not_wait_for_the_ranks_of_the_first_one():
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     results = forked().Queue()
     for start in range(2):

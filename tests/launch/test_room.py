@@ -14,7 +14,7 @@ import pytest
 
 from crosscut.config import ConfigError
 from crosscut.launch.room import require_files, require_ports, shared_memory_told
-from tests.nursery import forked
+from tests.nursery import started
 
 CLONE_NEWNET = 0x40000000  # <linux/sched.h>
 
@@ -42,10 +42,7 @@ def test_enough_ports_leave_nothing_open():
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="namespaces need root on Linux")
 def test_too_few_ports_are_told():
-    ours, theirs = forked().Pipe(duplex=False)
-    process = forked().Process(target=require_ports_of_four, args=(theirs,))
-    process.start()
-    theirs.close()
+    process, ours = started(require_ports_of_four)
     assert ours.poll(60)
     assert ours.recv() == (
         "At 127.0.0.1, there must be at least 16 free ports for the connections of 2 ranks, but there are only 4: "

@@ -6,7 +6,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -17,9 +16,8 @@ import torch.distributed as dist
 
 from crosscut.launch import process_group, stopping
 from crosscut.launch.stopping import INTERRUPTIBLE, REQUESTS, Stopped, StopRequest
-from tests.nursery import forked
+from tests.nursery import handlers_kept, started
 from tests.parallel.twins import CPU
-from tests.ranks import RankPool
 
 CHECKS = 8
 
@@ -31,90 +29,70 @@ def send(request: StopRequest, number: int) -> None:
         time.sleep(0.001)
 
 
-def handlers_now() -> list[object]:
-    return [signal.getsignal(number) for number in REQUESTS]
-
-
-def restore(handlers: list[object]) -> None:
-    """This process, which is kept, goes on to run other tests."""
-    for number, handler in zip(REQUESTS, handlers, strict=True):
-        signal.signal(number, handler)
-
-
 def stopped_at(asked: dict[int, int], number: int) -> int:
     """The check at which this rank stopped, where rank r is sent a signal before check asked[r]."""
-    handlers = handlers_now()
     descriptor = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(descriptor)
     at = CHECKS
-    with StopRequest() as request:
-        for i in range(CHECKS):
-            if asked.get(dist.get_rank()) == i:
-                send(request, number)
-            try:
-                request.check()
-            except Stopped:
-                at = i
-                break
-    expected = handlers if at == CHECKS else [signal.SIG_IGN, signal.SIG_IGN]
-    left, _ = handlers_now(), restore(handlers)
-    assert left == expected
+    with handlers_kept(*REQUESTS) as handlers:
+        with StopRequest() as request:
+            for i in range(CHECKS):
+                if asked.get(dist.get_rank()) == i:
+                    send(request, number)
+                try:
+                    request.check()
+                except Stopped:
+                    at = i
+                    break
+        left = [signal.getsignal(number) for number in REQUESTS]
+    assert left == (handlers if at == CHECKS else [signal.SIG_IGN, signal.SIG_IGN])
     assert signal.set_wakeup_fd(descriptor) == descriptor
     return at
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_all_ranks_stop_at_the_same_check_whichever_was_asked(ranks: RankPool, number: int) -> None:
+def test_all_ranks_stop_at_the_same_check_whichever_was_asked(ranks, number):
     assert ranks.run(3, stopped_at, {1: 2}, number) == [3, 3, 3]
     assert ranks.run(3, stopped_at, {0: 2, 1: 3, 2: 2}, number) == [3, 3, 3]
 
 
-def test_a_rank_alone_stops_at_once(ranks: RankPool) -> None:
+def test_a_rank_alone_stops_at_once(ranks):
     assert ranks.run(1, stopped_at, {0: 2}, signal.SIGTERM) == [2]
 
 
-def test_nobody_stops_unasked_nor_when_there_is_no_check_left(ranks: RankPool) -> None:
+def test_nobody_stops_unasked_nor_when_there_is_no_check_left(ranks):
     assert ranks.run(2, stopped_at, {}, signal.SIGTERM) == [CHECKS, CHECKS]
     assert ranks.run(2, stopped_at, {0: CHECKS - 1}, signal.SIGTERM) == [CHECKS, CHECKS]
 
 
 def told_and_left(accepted: bool) -> tuple[bool, list[bool]]:
     """Whether a callback was told of a SIGINT, and which signals are ignored afterwards."""
-    numbers = (*REQUESTS, signal.SIGINT)
-    handlers = [signal.getsignal(number) for number in numbers]
     told = threading.Event()
-    with StopRequest(numbers, told.set) as request:
-        os.kill(os.getpid(), signal.SIGINT)
-        was_told = told.wait(5)
-        if accepted:
-            request.accept()
-    ignored = [signal.getsignal(number) == signal.SIG_IGN for number in numbers]
-    for number, handler in zip(numbers, handlers, strict=True):
-        signal.signal(number, handler)
-    return was_told, ignored
+    with handlers_kept(*INTERRUPTIBLE):
+        with StopRequest(INTERRUPTIBLE, told.set) as request:
+            os.kill(os.getpid(), signal.SIGINT)
+            was_told = told.wait(5)
+            if accepted:
+                request.accept()
+        return was_told, [signal.getsignal(number) == signal.SIG_IGN for number in INTERRUPTIBLE]
 
 
 @pytest.mark.parametrize("accepted", [False, True])
-def test_an_interrupt_is_a_request_where_it_is_taken_for_one(ranks: RankPool, accepted: bool) -> None:
+def test_an_interrupt_is_a_request_where_it_is_taken_for_one(ranks, accepted):
     assert ranks.run(2, told_and_left, accepted) == [(True, [accepted] * 3)] * 2
 
 
 def items_until_stopped() -> list[int]:
     seen: list[int] = []
-    handlers = handlers_now()
-    with StopRequest() as request:
-        try:
-            for item in request.checked(range(CHECKS)):
-                seen.append(item)
-                if item == 2 and dist.get_rank() == 1:
-                    send(request, signal.SIGUSR1)
-        except Stopped:
-            pass
-    restore(handlers)
+    with handlers_kept(*REQUESTS), StopRequest() as request, suppress(Stopped):
+        for item in request.checked(range(CHECKS)):
+            seen.append(item)
+            if item == 2 and dist.get_rank() == 1:
+                send(request, signal.SIGUSR1)
     return seen
 
 
-def test_long_work_is_left_between_two_of_its_parts(ranks: RankPool) -> None:
+def test_long_work_is_left_between_two_of_its_parts(ranks):
     assert ranks.run(2, items_until_stopped) == [[0, 1, 2, 3]] * 2
 
 
@@ -127,7 +105,7 @@ def found_after_meeting(path: Path) -> bool:
         return path.exists()
 
 
-def test_ranks_leave_together(ranks: RankPool, tmp_path: Path) -> None:
+def test_ranks_leave_together(ranks, tmp_path):
     assert ranks.run(2, found_after_meeting, tmp_path / "written") == [True, True]
 
 
@@ -147,7 +125,7 @@ def asked_while_waiting(path: Path) -> bool:
         return request.asked
 
 
-def test_a_signal_is_taken_while_the_main_thread_waits(ranks: RankPool, tmp_path: Path) -> None:
+def test_a_signal_is_taken_while_the_main_thread_waits(ranks, tmp_path):
     assert ranks.run(2, asked_while_waiting, tmp_path / "pid") == [False, True]
 
 
@@ -164,15 +142,6 @@ def alone(told: Connection) -> None:
     told.send("left")
 
 
-def started(target: Callable[[Connection], None]) -> tuple[BaseProcess, Connection]:
-    """A process of its own, and the connection through which it tells what it does."""
-    ours, theirs = forked().Pipe(duplex=False)
-    process = forked().Process(target=target, args=(theirs,))
-    process.start()
-    theirs.close()
-    return process, ours
-
-
 def pid_of(process: BaseProcess) -> int:
     assert process.pid is not None
     return process.pid
@@ -181,9 +150,7 @@ def pid_of(process: BaseProcess) -> int:
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(("wait", "left"), [(0.1, True), (0.6, False)], ids=["a copy", "a second"])
-def test_a_second_signal_ends_the_process_at_once_but_a_copy_of_the_first_does_not(
-    number: int, wait: float, left: bool
-) -> None:
+def test_a_second_signal_ends_the_process_at_once_but_a_copy_of_the_first_does_not(number, wait, left):
     process, ours = started(alone)
     assert ours.recv() == "ready"
     os.kill(pid_of(process), number)
@@ -222,7 +189,7 @@ def stopped_and_slow(told: Connection) -> None:
         (signal.SIGINT, 0),
     ],
 )
-def test_after_a_stop_further_requests_change_nothing_but_an_interrupt_ends_it(number: int, code: int) -> None:
+def test_after_a_stop_further_requests_change_nothing_but_an_interrupt_ends_it(number, code):
     process, ours = started(stopped_and_slow)
     assert ours.recv() == "ready"
     os.kill(pid_of(process), signal.SIGUSR1)

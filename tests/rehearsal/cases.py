@@ -2,10 +2,12 @@
 on their usual layouts.
 """
 
+from collections import Counter
 from typing import Any, NamedTuple
 
 from crosscut.config import PRESETS, Layout, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
-from crosscut.rehearsal import Device
+from crosscut.planner import Candidate, step_traffic
+from crosscut.rehearsal import ComparedFigure, Device, Rehearsal, compare
 
 LLAMA = {
     "positions": "rotary",
@@ -25,6 +27,33 @@ AVERAGED = OptimizerConfig(ema_decay=0.999)
 MUON = OptimizerConfig(matrices="muon", matrix_learning_rate=0.02)
 WIDE = {"num_layers": 1, "hidden_size": 512}
 SIZES = {"num_layers": 3, "hidden_size": 128, "num_heads": 8, "vocab_size": 2048, "max_sequence_length": 128}
+
+
+Messages = Counter[tuple[str, str, int, int]]
+"""Number of messages by operation, axis, elements and bytes per element."""
+
+
+def planned_messages(of: RunConfig | Candidate, *, compiled: bool | None = False) -> Messages:
+    """Messages of a step according to the planner."""
+    planned: Messages = Counter()
+    for c in step_traffic(of, compiled=compiled):
+        planned[(c.operation, c.axis, c.elements, c.element_bytes)] += c.count
+    return planned
+
+
+def sent_messages(rehearsal: Rehearsal) -> Messages:
+    """Messages of a dry run."""
+    sizes = zip(rehearsal.sent, rehearsal.element_bytes, strict=True)
+    return Counter((*sent, element_bytes) for sent, element_bytes in sizes)
+
+
+def check_formulas(rehearsal: Rehearsal, *, memory: float = 0.05, flops: float = 0.05) -> list[ComparedFigure]:
+    """Require that the formulas agree with a dry run, and return the compared figures of the messages."""
+    held, computed, *sent = compare(rehearsal)
+    assert abs(held.error) < memory, (rehearsal.rank, held)
+    assert abs(computed.error) < flops, (rehearsal.rank, computed)
+    assert all(figure.planned == figure.counted for figure in sent), (rehearsal.rank, sent)
+    return sent
 
 
 class Case(NamedTuple):
@@ -104,11 +133,7 @@ SMALL = (
     small("soft cap", "cpu", {"tensor": 2}, {"z_loss": 1e-4}, {"logit_softcap": 15.0, **UNDROPPED}),
     small("soft cap, half precision", "cuda", {}, HALF, {"logit_softcap": 15.0}),
     small(
-        "norms without parameters",
-        "cpu",
-        {"tensor": 2, "sequence_parallel": True},
-        OPERATORS,
-        BARE_NORMS | UNDROPPED,
+        "norms without parameters", "cpu", {"tensor": 2, "sequence_parallel": True}, OPERATORS, BARE_NORMS | UNDROPPED
     ),
     small("embedding norm", "cuda", {"data": 2, "sharding": "zero3"}, HALF, {"embedding_norm": True}),
     small("BERT", "cpu", {"tensor": 2}, {}, BERT),

@@ -2,8 +2,8 @@
 
 import pytest
 
-from crosscut.rehearsal import compare, rehearse
-from tests.rehearsal.cases import LLAMA, Case, small
+from crosscut.rehearsal import rehearse
+from tests.rehearsal.cases import LLAMA, check_formulas, small
 
 UNDROPPED = {"dropout": 0.0}
 EXCHANGED = {"context": 2, "context_attention": "all_to_all"}
@@ -30,10 +30,7 @@ CASES = (
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_formulas_and_dry_run_agree(case: Case) -> None:
+def test_formulas_and_dry_run_agree(case):
     """The formulas count all pairs of a query and a key, also those that the ring skips."""
-    memory, flops, *sent = compare(rehearse(case.run, device=case.device))
-    assert abs(memory.error) < 0.05, memory
-    assert abs(flops.error) < (0.2 if case.name == "ring" else 0.05), flops
-    assert all(row.planned == row.counted for row in sent), sent
-    assert any(row.planned for row in sent)
+    rehearsal = rehearse(case.run, device=case.device)
+    assert any(figure.planned for figure in check_formulas(rehearsal, flops=0.2 if case.name == "ring" else 0.05))

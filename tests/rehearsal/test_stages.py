@@ -1,13 +1,11 @@
 """Dry runs of pipeline stages: what each stage holds, computes and sends is what the planner counts for it."""
 
-from collections import Counter
 from typing import Any
 
 import pytest
 
-from crosscut.planner import step_traffic
 from crosscut.rehearsal import compare, rehearse
-from tests.rehearsal.cases import LLAMA, MUON, Case, small
+from tests.rehearsal.cases import LLAMA, MUON, Case, check_formulas, planned_messages, sent_messages, small
 
 MODEL = {"num_layers": 4, "hidden_size": 256, "vocab_size": 4096, "max_sequence_length": 256}
 
@@ -52,22 +50,15 @@ CASES = [
 
 @pytest.mark.one_in(17)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_each_stage_holds_computes_and_sends_what_is_planned(case: Case) -> None:
+def test_each_stage_holds_computes_and_sends_what_is_planned(case):
     layout = case.run.layout
     for place in range(layout.pipeline):
         rehearsal = rehearse(case.run, rank=place * layout.stride_of("pipeline"), device=case.device)
-        memory, flops, *sent = compare(rehearsal)
-        assert abs(memory.error) < 0.02, (place, memory)
-        assert abs(flops.error) < 0.05, (place, flops)
-        assert all(row.planned == row.counted for row in sent), (place, sent)
-        planned: Counter[tuple[str, str, int, int]] = Counter()
-        for c in step_traffic(rehearsal.planned, compiled=False):
-            planned[(c.operation, c.axis, c.elements, c.element_bytes)] += c.count
-        sizes = zip(rehearsal.sent, rehearsal.element_bytes, strict=True)
-        assert Counter((*message, element_bytes) for message, element_bytes in sizes) == planned, place
+        check_formulas(rehearsal, memory=0.02)
+        assert sent_messages(rehearsal) == planned_messages(rehearsal.planned), place
 
 
-def test_a_micro_batch_in_flight_costs_what_is_planned() -> None:
+def test_a_micro_batch_in_flight_costs_what_is_planned():
     """The first of four ranks holds up to four micro-batches: one more micro-batch is one more of everything."""
     runs = [staged("", {"pipeline": 4}, {"batch_size": number}).run for number in (2, 3, 4)]
     two, three, four = (compare(rehearse(run, device="cuda"))[0] for run in runs)

@@ -1,13 +1,10 @@
 """The planner's messages are the messages that the program sends, one by one, on the layouts that `verify` proves."""
 
-from collections import Counter
-
 import pytest
 
-from crosscut.config import RunConfig
 from crosscut.config.training import Recompute
-from crosscut.planner import step_traffic
 from crosscut.rehearsal import rehearse
+from tests.rehearsal.cases import planned_messages, sent_messages
 from tests.verification.test_combinations import ALLOWED, PLAIN, Values, run_of
 
 PRECISIONS = ("float32", "bfloat16", "float8")
@@ -27,18 +24,9 @@ EVERY = 5
 RUNS = [run_of(values) for values in [*filter(is_rehearsed, ALLOWED)][::EVERY] + [v for v in ALLOWED if v in PLAIN]]
 
 
-def check(run: RunConfig) -> None:
-    planned: Counter[tuple[str, str, int, int]] = Counter()
-    for c in step_traffic(run, compiled=False):
-        planned[(c.operation, c.axis, c.elements, c.element_bytes)] += c.count
-    rehearsal = rehearse(run, device="cpu")
-    sizes = zip(rehearsal.sent, rehearsal.element_bytes, strict=True)
-    assert Counter((*sent, element_bytes) for sent, element_bytes in sizes) == planned, run.layout
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", Recompute)
-def test_recorded_messages_are_the_planned_ones(recompute: str) -> None:
+def test_recorded_messages_are_the_planned_ones(recompute):
     for run in RUNS:
         if run.training.recompute == recompute:
-            check(run)
+            assert sent_messages(rehearse(run, device="cpu")) == planned_messages(run), run.layout

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from crosscut.cli import main
 from crosscut.config.system.machine import leave_with_parent
 from crosscut.data import Tokenizer, read_documents
-from crosscut.launch.server import Stream
+from crosscut.launch.server import PassedStream
 from tests.nursery import forked
 from tests.pretrained.encoders import make_encoder
 
@@ -229,7 +229,11 @@ def fork(folder: Path, *arguments: str, num_ranks: int = 1) -> Server:
     reader, writer = os.pipe()
     forks = Forks([], tempfile.TemporaryFile("w+"), store)  # noqa: SIM115 - closed with the server
     with os.fdopen(reader) as printed:
-        with os.fdopen(writer, "w") as output, Stream(output.fileno()) as ours, Stream(forks.errors.fileno()) as theirs:
+        with (
+            os.fdopen(writer, "w") as output,
+            PassedStream(output.fileno()) as ours,
+            PassedStream(forks.errors.fileno()) as theirs,
+        ):
             for rank in range(num_ranks):
                 more = {"RANK": str(rank)} if num_ranks > 1 else {}
                 process = forked().Process(target=_serve, args=(words, environment | more, ours, theirs), daemon=True)

@@ -1,6 +1,8 @@
 """A small real corpus, prepared once."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +51,19 @@ def tiny_run(tokens: Path, folder: Path, *overrides: str) -> RunConfig:
         "output": {"folder": str(folder), "sample_tokens": 5},
     }
     return load_run(table, overrides)
+
+
+@pytest.fixture(scope="module")
+def once() -> Callable[[object, Callable[[], Any]], Any]:
+    """Function that computes the value of a key once in a module of tests."""
+    found: dict[object, Any] = {}
+
+    def value(key: object, compute: Callable[[], Any]) -> Any:
+        if key not in found:
+            found[key] = compute()
+        return found[key]
+
+    return value
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
+from unittest import mock
 
-import pytest
 import torch
 from torch import nn
 
@@ -16,12 +16,7 @@ from crosscut.training.precision import resolve_on
 from crosscut.training.step import Trainer
 from tests.ranks import RankPool
 
-LAYOUTS = (
-    "data=4",
-    "data=4, sharding=zero2",
-    "data=4, sharding=zero3",
-    "data=4, sharding=zero3, shard_group=2",
-)
+LAYOUTS = ("data=4", "data=4, sharding=zero2", "data=4, sharding=zero3", "data=4, sharding=zero3, shard_group=2")
 PRECISIONS = ("float32", "bfloat16", "float16", "float8")
 OFFLOAD = 'training.offload=["optimizer"]'
 
@@ -37,13 +32,12 @@ def run_on(layout: str, precision: str, *options: str) -> RunConfig:
     return load_run(table, [*(f"layout.{setting}" for setting in layout.split(", ")), *options])
 
 
+@mock.patch.object(torch, "is_autocast_enabled", lambda *_: False)  # PyTorch raises an error for the meta device
 def bytes_left_beside_the_host(layout: str, precision: str) -> dict[str, float]:
     """The result of `bytes_held`, with the moments offloaded. The meta device stands for a GPU, because offloading
     moves nothing on the CPU.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # PyTorch raises an error for the meta device
-        return bytes_held(layout, precision, OFFLOAD, device="meta")
+    return bytes_held(layout, precision, OFFLOAD, device="meta")
 
 
 def bytes_held(layout: str, precision: str, *options: str, device: str = "cpu") -> dict[str, float]:

@@ -2,7 +2,9 @@
 
 import contextlib
 import io
+import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ CPU = torch.device("cpu")
 
 
 def parts(run: RunConfig) -> tuple[Trainer, TokenBatches]:
+    """Trainer and batches of a run on this rank. The run's folder is created."""
+    Path(run.output.folder).mkdir(parents=True, exist_ok=True)
     mesh = make_mesh(run.layout, CPU)
     tokens = open_tokens(run.data, Path(run.tokens_folder), verify=False)
     return Trainer(resolve_on(run, CPU), mesh), batches_of(run, samples_of(run, tokens), mesh)
@@ -42,7 +46,6 @@ def loop(
 ) -> dict[str, Any]:
     """Train the run on the ranks of the pool. Returns the outcome and the whole weights."""
     trainer, batches = parts(run)
-    Path(run.output.folder).mkdir(parents=True, exist_ok=True)
     profiler = Profiler(trainer, Path(run.output.folder)) if profile else None
     outcome = Loop(trainer, batches, identity=identity, profiler=profiler).train(resume_from)
     vocab_size = run.model.vocab_size
@@ -51,6 +54,31 @@ def loop(
         for name, p in trainer.model.named_parameters()
     }
     return {"before": outcome.before.loss, "after": outcome.after.loss, "weights": weights}
+
+
+def error_of(trainer: Trainer, batches: TokenBatches, resume_from: Path | None = None) -> str:
+    """Train the run. Returns the text of the error that ended the run, or an empty text if all steps are done."""
+    loop = Loop(trainer, batches)
+    try:
+        with loop.checkpoints.completed():
+            loop.train(resume_from)
+    except TrainingError as error:
+        return str(error)
+    return ""
+
+
+def rows_of(run: RunConfig) -> list[dict[str, Any]]:
+    """Rows of the run's metrics."""
+    return [json.loads(line) for line in (Path(run.output.folder) / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights_of(trainer: Trainer) -> list[torch.Tensor]:
+    """Copies of this rank's parts of the parameters."""
+    return [p.detach().to_local().clone() for p in trainer.parameters]
+
+
+def are_equal(ours: Iterable[torch.Tensor], theirs: Iterable[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def whole_run(run: RunConfig, resume: Resume = False) -> str:
@@ -85,14 +113,14 @@ def poisoned_step(run: RunConfig, name: str, value: float) -> dict[str, Any]:
     for other, parameter in trainer.model.named_parameters():
         if other == name:
             parameter.data.to_local().view(-1)[0] = value
-    before = [p.detach().to_local().clone() for p in trainer.parameters]
+    before = weights_of(trainer)
     try:
         trainer.step(0, batches.micro_batches(0)).wait()
     except NonFiniteError as failure:
         error = explain_non_finite(failure, trainer, batches)
         assert isinstance(error, TrainingError)
-        after = [p.detach().to_local() for p in trainer.parameters]
-        same = all(torch.equal(a, b) or math.isnan(a.sum()) for a, b in zip(before, after, strict=True))
+        pairs = zip(before, weights_of(trainer), strict=True)
+        same = all(torch.equal(a, b) or math.isnan(a.sum()) for a, b in pairs)
         return {"message": str(error), "unchanged": same}
     return {"message": "", "unchanged": False}
 

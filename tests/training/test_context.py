@@ -12,7 +12,6 @@ from crosscut.model import Batch
 from crosscut.parallel import make_mesh
 from crosscut.training.precision import resolve_on
 from crosscut.training.step import Trainer
-from tests.ranks import RankPool
 from tests.training.jobs import CPU, loop, losses_of, parts, whole_run
 
 Make = Callable[..., RunConfig]
@@ -30,7 +29,7 @@ EXACT = ("training.precision=float64", "model.dropout=0", "training.steps=6")
     ],
     ids=["ring", "gather", "all-to-all"],
 )
-def test_all_steps_have_the_losses_of_one_rank(ranks: RankPool, run_with: Make, layout: tuple[str, ...]) -> None:
+def test_all_steps_have_the_losses_of_one_rank(ranks, run_with, layout):
     masks = [option for option in layout if option.startswith("training.")]
     (expected,) = ranks.run(1, losses_of, run_with(*EXACT, *masks), 3)
     run = run_with(*EXACT, *layout)
@@ -46,7 +45,7 @@ DYNAMIC = (
 )
 
 
-def test_dynamic_rotations_follow_the_length_of_the_whole_sequence(ranks: RankPool, run_with: Make) -> None:
+def test_dynamic_rotations_follow_the_length_of_the_whole_sequence(ranks, run_with):
     """Each rank has 16 of the 32 tokens. For a sequence of 16 tokens, the frequencies would not be scaled."""
     (expected,) = ranks.run(1, losses_of, run_with(*EXACT, *DYNAMIC), 2)
     (unscaled,) = ranks.run(1, losses_of, run_with(*EXACT, DYNAMIC[0]), 2)
@@ -62,14 +61,14 @@ def _tokens_of(run: RunConfig) -> tuple[list[list[int]], list[int]]:
     return batch.tokens.tolist(), [] if batch.places is None else batch.places.tolist()
 
 
-def test_each_rank_gets_its_own_tokens_of_the_same_batch(ranks: RankPool, run_with: Make) -> None:
+def test_each_rank_gets_its_own_tokens_of_the_same_batch(ranks, run_with):
     ((whole, _),) = ranks.run(1, _tokens_of, run_with())
     for tokens, places in ranks.run(2, _tokens_of, run_with("layout.context=2")):
         assert len(places) == 16
         assert tokens == [[row[place] for place in places] for row in whole]
 
 
-def test_a_run_goes_on_at_another_layout(ranks: RankPool, run_with: Make, tmp_path: Path) -> None:
+def test_a_run_goes_on_at_another_layout(ranks, run_with, tmp_path):
     options = ("training.precision=float64", "model.dropout=0", "training.steps=4", "training.validate_every=0")
     (expected,) = ranks.run(1, loop, run_with(*options))
     first = run_with(*options, "layout.context=2", "layout.context_attention=ring", "layout.sharding=zero2")
@@ -88,7 +87,7 @@ def _loss_and_norm(run: RunConfig, batch: Batch) -> tuple[float, float]:
     return result.loss, result.gradient_norm
 
 
-def test_a_rank_without_targets_adds_nothing(ranks: RankPool, run_with: Make) -> None:
+def test_a_rank_without_targets_adds_nothing(ranks, run_with):
     """Trap: the mean of no losses is not a number."""
     batch = Batch.from_ids(torch.randint(0, 500, (4, 33), generator=torch.Generator().manual_seed(1)))
     targets = torch.full_like(batch.targets, IGNORED)
@@ -100,7 +99,7 @@ def test_a_rank_without_targets_adds_nothing(ranks: RankPool, run_with: Make) ->
         assert found == pytest.approx(expected, rel=1e-10)
 
 
-def test_a_whole_run_says_how_the_ranks_share_the_sequences(ranks: RankPool, run_with: Make) -> None:
+def test_a_whole_run_says_how_the_ranks_share_the_sequences(ranks, run_with):
     run = run_with("layout.context=2", "training.steps=3", "training.validate_every=0")
     printed = "".join(ranks.run(2, whole_run, run)[0].replace("│", "").split())
     assert "16tokensofeachsequenceperrank;all-to-all,because2contextranksdividethe" in printed

@@ -1,6 +1,5 @@
 """Scores while the model trains."""
 
-import json
 from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
@@ -14,7 +13,7 @@ from crosscut.launch import Stopped
 from crosscut.training.evaluations import Evaluations, last_figures
 from crosscut.training.job import run_training
 from crosscut.training.loop import Loop
-from tests.training.jobs import parts
+from tests.training.jobs import parts, rows_of
 
 FIGURES = {
     "wikitext103_perplexity", "wikitext103_perplexity_per_token", "wikitext103_bits_per_byte",
@@ -42,15 +41,13 @@ def trained(run) -> dict:
     """Rows of the metrics, and the figures of the model that came out, scored once more."""
     trainer, batches = parts(run)
     evaluations = Evaluations(run, TokenFolder.open(Path(run.tokens_folder), verify=False))
-    Path(run.output.folder).mkdir(parents=True, exist_ok=True)
     Loop(trainer, batches, evaluations=evaluations).train()
     again = evaluate(trainer.model, evaluations.tasks, batch_size=5)
     return {f"{result.task}_{name}": value for result in again for name, value in result.found.figures.items()}
 
 
-def rows_of(run) -> list[dict]:
-    rows = [json.loads(line) for line in (Path(run.output.folder) / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if "lambada_accuracy" in row]
+def scores_of(run) -> list[dict]:
+    return [row for row in rows_of(run) if "lambada_accuracy" in row]
 
 
 @pytest.mark.one_in(2)
@@ -60,7 +57,7 @@ def rows_of(run) -> list[dict]:
 def test_scores_are_noted_every_so_many_steps_and_at_the_end(ranks, run_with, texts, layout):
     run = run_with(*texts, *layout, "evaluation.every=3", "training.steps=5", "model.dropout=0.0")
     again = ranks.run(run.layout.world_size, trained, run)[0]
-    rows = rows_of(run)
+    rows = scores_of(run)
     assert [row["step"] for row in rows] == [3, 5]
     assert set(rows[0]) == {"step", *FIGURES}
     assert rows[1]["wikitext103_perplexity"] < rows[0]["wikitext103_perplexity"], "nothing was learned"
@@ -73,7 +70,7 @@ def test_without_an_interval_only_the_last_model_is_scored_also_for_tensorboard(
 
     run = run_with(*texts, "training.steps=3")
     ranks.run(1, trained, run)
-    (row,) = rows_of(run)
+    (row,) = scores_of(run)
     assert row["step"] == 3
     events = EventAccumulator(str(Path(run.output.folder) / "tensorboard"))
     events.Reload()

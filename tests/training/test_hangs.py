@@ -1,7 +1,6 @@
 """A run that hangs ends or starts again as `training.on_hang` says, and a request to stop is met during a hang."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,14 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from crosscut.checkpoint import list_checkpoints
 from crosscut.config import RunConfig, RunStopped
-from crosscut.flight import RECORD
 from crosscut.flight.reading import FOLDER, read_records
-from crosscut.flight.record import Word
-from crosscut.parallel.state.sharding import ShardedReducer
+from crosscut.flight.record import RecordWord
 from crosscut.training import job
 from crosscut.training.driving import driver
 from crosscut.training.loop import Loop
@@ -40,7 +36,7 @@ def stop_rank_once(folder: Path, *, after: int, ask: int) -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         records = read_records(folder / FOLDER)
-        if 1 in records and records[1].words[Word.STEPS] >= after and list_checkpoints(folder / "checkpoints"):
+        if 1 in records and records[1].words[RecordWord.STEPS] >= after and list_checkpoints(folder / "checkpoints"):
             os.kill(records[1].pid, signal.SIGSTOP)
             break
         time.sleep(0.02)
@@ -91,33 +87,6 @@ def test_a_request_to_stop_during_a_hang_ends_the_run(run_with, monkeypatch, for
     run = run_with(*LAYOUT, "checkpoint.every=3")
     with pytest.raises(RunStopped, match="The run hung and has ended"):
         run_until_it_hangs(run, monkeypatch, ask=signal.SIGTERM)
-
-
-def train_until_rank_1_stops_itself(prepared: driver.PreparedRuns, device: torch.device, **options: Any) -> object:
-    """Train with sharding. Rank 1 stops before the forward pass of its eighth step."""
-    arm = ShardedReducer.arm
-
-    def arm_and_stop(self: ShardedReducer) -> None:
-        arm(self)
-        if dist.get_rank() == 1 and RECORD[Word.STEPS] == 7:
-            os.kill(os.getpid(), signal.SIGSTOP)
-
-    ShardedReducer.arm = arm_and_stop  # in this process, which ends with the run
-    return train_with_a_small_bound(prepared, device, **options)
-
-
-@slow
-def test_a_hang_of_a_sharded_run_is_named_with_the_message_of_fully_shard(run_with, monkeypatch, forked_ranks):
-    monkeypatch.setattr(driver, "train_runs", train_until_rank_1_stops_itself)
-    run = run_with("layout.data=2", "layout.sharding=zero3", "training.on_hang=stop", *LAYOUT[1:])
-    with pytest.raises(RunStopped, match="The run hung and has ended"):
-        job.run_training(run)
-    (report,) = Path(run.output.folder).glob("hang-8*.txt")
-    assert re.search(
-        r"  missing    all-gather of [\d,]+ elements over the axis `data` "
-        r"\(forward pass of embedding and output layer, step 8\), number \d+ of its group; waiting: rank 0\n",
-        report.read_text(),
-    ), report.read_text()
 
 
 RANK_UNDER_TORCHRUN = """

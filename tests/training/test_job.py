@@ -17,6 +17,7 @@ from crosscut.checkpoint import find_damage, folder_at
 from crosscut.config import CheckpointError, ConfigError, LayoutError, RunStopped, TrainingError, load_run
 from crosscut.config.conventions import num_pieces
 from crosscut.data import TokenFolder, prepare
+from crosscut.launch.stopping import REQUESTS
 from crosscut.training import run_training
 from crosscut.training.driving.driver import Stop, _require_written
 from crosscut.training.driving.preparation import with_vocabulary
@@ -25,6 +26,7 @@ from crosscut.training.job import _prepare, is_complete
 from crosscut.training.precision import resolve_on
 from crosscut.training.resuming import identity_of
 from tests.disks import small_disk
+from tests.nursery import handlers_kept
 from tests.training.conftest import tiny_run
 from tests.training.jobs import CPU, loop, whole_run
 
@@ -400,14 +402,10 @@ def test_first_rank_decides_whether_the_run_is_complete(ranks, run_with, tmp_pat
 def test_stopped_run_says_where_it_is_and_how_to_go_on(run_with, monkeypatch, interrupted, what, then):
     run = run_with("training.steps=50")
     monkeypatch.setattr("crosscut.launch.door.launch", lambda *_, **__: Stop(17, interrupted))
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    try:
+    with handlers_kept(*REQUESTS):
         with pytest.raises(RunStopped) as stopped:
             run_training(run)
-        assert {signal.getsignal(number) for number in handlers} == {signal.SIG_IGN}, "no copy hides the exit status"
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        assert {signal.getsignal(number) for number in REQUESTS} == {signal.SIG_IGN}, "no copy hides the exit status"
     folder = run.output.folder
     assert str(stopped.value).startswith(
         f"The run was {what} and has stopped after step 17 of 50. Its checkpoint is "

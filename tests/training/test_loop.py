@@ -1,4 +1,3 @@
-import json
 import math
 import os
 import re
@@ -12,17 +11,15 @@ import torch
 
 from crosscut.checkpoint import list_checkpoints
 from crosscut.checkpoint.storage import LocalFolder
-from crosscut.config import CheckpointError, TrainingError
+from crosscut.config import CheckpointError
+from crosscut.launch.stopping import REQUESTS
 from crosscut.training.loop import Loop
+from tests.nursery import handlers_kept
 from tests.training.conftest import tiny_run
-from tests.training.jobs import loop, parts
+from tests.training.jobs import are_equal, error_of, loop, parts, rows_of
 from tests.training.test_resume import checkpoint_of
 
 ONE_STEP = ("training.steps=1", "optimizer.warmup_steps=0")
-
-
-def rows_of(run) -> list[dict]:
-    return [json.loads(line) for line in (Path(run.output.folder) / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -129,12 +126,8 @@ def test_only_the_newest_checkpoints_are_kept(ranks, run_with):
     assert len(list(folder.glob("step-*"))) == 2
 
 
-def failure_of(run, resume_from: Path | None = None) -> str:
-    try:
-        loop(run, resume_from)
-    except TrainingError as error:
-        return str(error)
-    return ""
+def failure_of(run, resume_from: Path) -> str:
+    return error_of(*parts(run), resume_from)
 
 
 @pytest.mark.one_in(3)
@@ -181,16 +174,8 @@ def failing_at(run, at: int) -> dict:
         return step(number, micro_batches)
 
     trainer.step = noted_step
-    Path(run.output.folder).mkdir(parents=True, exist_ok=True)
-    told = ""
-    loop = Loop(trainer, batches)
-    try:
-        with loop.checkpoints.completed():
-            loop.train()
-    except TrainingError as error:
-        told = str(error)
-    same = all(torch.equal(a, b) for a, b in zip(states[at], state(), strict=True))
-    return {"told": told, "launched": launched, "unchanged": same}
+    told = error_of(trainer, batches)
+    return {"told": told, "launched": launched, "unchanged": are_equal(states[at], state())}
 
 
 @pytest.mark.one_in(3)
@@ -244,14 +229,7 @@ def flipped_bit(run, name: str, after_step: int, bit: int = 0) -> str:
         return result
 
     trainer.step = faulty_step
-    Path(run.output.folder).mkdir(parents=True, exist_ok=True)
-    loop = Loop(trainer, batches)
-    try:
-        with loop.checkpoints.completed():  # what was begun to be written is finished
-            loop.train()
-    except TrainingError as error:
-        return str(error)
-    return ""
+    return error_of(trainer, batches)
 
 
 @pytest.mark.parametrize(
@@ -297,12 +275,7 @@ def flipped_bit_on_one(run, rank: int) -> str:
     trainer, batches = parts(run)
     if trainer.mesh.data.rank * 2 + trainer.mesh.tensor.rank == rank:
         dict(trainer.model.named_parameters())["final_norm.bias"].data.to_local()[0] = 0.5
-    Path(run.output.folder).mkdir(parents=True, exist_ok=True)
-    try:
-        Loop(trainer, batches).train()
-    except TrainingError as error:
-        return str(error)
-    return ""
+    return error_of(trainer, batches)
 
 
 def train_on_a_disk_that_fails(run, failing: list[int], asked_at: int) -> tuple[str, bool]:
@@ -322,17 +295,12 @@ def train_on_a_disk_that_fails(run, failing: list[int], asked_at: int) -> tuple[
         begin(folder, last)
 
     trainer.step = asked_step
-    Path(run.output.folder).mkdir(parents=True, exist_ok=True)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(LocalFolder, "begin", begin_or_not)
+    with handlers_kept(*REQUESTS), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalFolder, "begin", begin_or_not)
+        try:
             return "", Loop(trainer, batches).train().stopped
-    except CheckpointError as error:
-        return str(error), False
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        except CheckpointError as error:
+            return str(error), False
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-import torch
 
 from crosscut.config import CheckpointError, ConfigError, DataError, RunConfig
 from crosscut.data import TokenFolder
@@ -15,8 +14,8 @@ from crosscut.training import batches
 from crosscut.training.job import run_training
 from crosscut.training.resuming import identity_of
 from tests.training.conftest import tiny_run
-from tests.training.jobs import whole_run
-from tests.training.test_resume import batches_of, checkpoint_of, train
+from tests.training.jobs import rows_of, whole_run
+from tests.training.test_resume import require_same_run_here_and_elsewhere
 
 BERT = (
     "model.attention=bidirectional",
@@ -58,15 +57,7 @@ def test_another_layout_and_a_resume_train_the_same_model(ranks, bert_run, packe
     kind = ("data.pairs=false", "model.sentence_order=false", "training.document_mask=true") if packed else ()
     kind = (*kind, "model.dropout=0", "training.steps=5", "training.validate_every=0")
     run = bert_run(*kind)
-    whole, resumed = train(ranks, run), train(ranks, run, checkpoint_of(run, 3))
-    for step, loss in resumed[0]["losses"].items():
-        assert loss == whole[0]["losses"][step]
-    for name, weight in whole[0]["weights"].items():
-        assert torch.equal(weight, resumed[0]["weights"][name]), name
-    cut = train(ranks, bert_run(*kind, *LAYOUT), checkpoint_of(run, 3))
-    for step, loss in cut[0]["losses"].items():
-        assert batches_of(cut, step) == batches_of(whole, step)
-        assert loss == pytest.approx(whole[0]["losses"][step], rel=1e-5)
+    require_same_run_here_and_elsewhere(ranks, run, bert_run(*kind, *LAYOUT))
 
 
 def _searches(run: RunConfig) -> int:
@@ -92,8 +83,7 @@ def test_a_whole_run_learns_and_is_told_without_text_and_bits_per_byte(ranks, be
     summary = json.loads((Path(run.output.folder) / "summary.json").read_text())
     assert summary["validation_loss_after"] < summary["validation_loss_before"] - 0.2
     assert summary["validation_bits_per_byte_after"] is None
-    rows = [json.loads(line) for line in (Path(run.output.folder) / "metrics.jsonl").read_text().splitlines()]
-    scores = [row["masked_text_loss"] for row in rows if "masked_text_loss" in row]
+    scores = [row["masked_text_loss"] for row in rows_of(run) if "masked_text_loss" in row]
     assert len(scores) == 2
     assert scores[1] < scores[0]
     assert "BERT" in told

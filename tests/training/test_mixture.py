@@ -4,30 +4,20 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from crosscut.checkpoint import read_manifest
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import CheckpointError, DataError
 from crosscut.training.job import run_training
 from tests.training.jobs import whole_run
-from tests.training.test_resume import HERE, batches_of, checkpoint_of, train
+from tests.training.test_resume import HERE, checkpoint_of, require_same_run_here_and_elsewhere
 
 LAYOUT = ("layout.data=2", "layout.sharding=zero3")
 
 
 def test_a_mixture_goes_on_to_the_last_bit_and_on_another_layout_with_the_same_batches(ranks, mixed_run):
     short = (*HERE, "model.dropout=0", "training.steps=5")
-    run = mixed_run(*short)
-    whole, resumed = train(ranks, run), train(ranks, run, checkpoint_of(run, 3))
-    for step, loss in resumed[0]["losses"].items():
-        assert loss == whole[0]["losses"][step]
-    for name, weight in whole[0]["weights"].items():
-        assert torch.equal(weight, resumed[0]["weights"][name]), name
-    cut = train(ranks, mixed_run(*short, *LAYOUT), checkpoint_of(run, 3))
-    for step, loss in cut[0]["losses"].items():
-        assert batches_of(cut, step) == batches_of(whole, step)
-        assert loss == pytest.approx(whole[0]["losses"][step], rel=1e-5)
+    require_same_run_here_and_elsewhere(ranks, mixed_run(*short), mixed_run(*short, *LAYOUT))
 
 
 def test_a_whole_run_tells_the_share_and_the_epochs_of_each_folder_and_no_resume_changes_them(

@@ -11,11 +11,10 @@ from crosscut.config.conventions import CONFIG_FILE
 from crosscut.training.job import run_training
 from crosscut.training.precision import fast_precision, require_imitable_precision, require_precision
 from crosscut.training.step import Trainer
-from tests.ranks import RankPool
 from tests.training.jobs import loop, parts
 
 
-def test_float8_is_refused_where_the_device_does_not_have_it(run_with) -> None:
+def test_float8_is_refused_where_the_device_does_not_have_it(run_with):
     with pytest.raises(ConfigError) as error:
         run_training(run_with("training.precision=float8", "training.device=cpu"))
     assert str(error.value) == (
@@ -31,7 +30,7 @@ NO_FLOAT8 = (
 )
 
 
-def test_float8_that_is_imitated_is_enough_to_verify_with() -> None:
+def test_float8_that_is_imitated_is_enough_to_verify_with():
     require_imitable_precision("float8", torch.device("cpu"))
     with (
         mock.patch.object(torch, "_scaled_mm", side_effect=NotImplementedError("not for the CPU")),
@@ -41,7 +40,7 @@ def test_float8_that_is_imitated_is_enough_to_verify_with() -> None:
     assert str(error.value) == NO_FLOAT8.format("the CPU", "")
 
 
-def test_a_gpu_without_float8_does_not_imitate_it() -> None:
+def test_a_gpu_without_float8_does_not_imitate_it():
     gpu = torch.device("cuda", 0)
     with (
         mock.patch.object(torch.cuda, "get_device_capability", return_value=(8, 0)),
@@ -56,17 +55,17 @@ def test_a_gpu_without_float8_does_not_imitate_it() -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
-def test_other_precisions_run_anywhere(precision: str) -> None:
+def test_other_precisions_run_anywhere(precision):
     require_precision(precision, torch.device("cpu"))
     require_imitable_precision(precision, torch.device("cpu"))
 
 
-def test_a_processor_trains_in_float32_unless_another_type_is_set() -> None:
+def test_a_processor_trains_in_float32_unless_another_type_is_set():
     assert fast_precision(torch.device("cpu")) == "float32"
 
 
 @pytest.mark.parametrize(("capability", "precision"), [((9, 0), "bfloat16"), ((8, 0), "bfloat16"), ((7, 5), "float16")])
-def test_a_gpu_trains_in_the_half_precision_that_it_has(capability: tuple[int, int], precision: str) -> None:
+def test_a_gpu_trains_in_the_half_precision_that_it_has(capability, precision):
     with mock.patch.object(torch.cuda, "get_device_capability", return_value=capability):
         assert fast_precision(torch.device("cuda", 0)) == precision
 
@@ -78,7 +77,7 @@ def _trained(run) -> tuple[str, str]:
     return trainer.run.training.precision, saved.training.precision
 
 
-def test_a_run_saves_which_precision_it_was(ranks: RankPool, run_with) -> None:
+def test_a_run_saves_which_precision_it_was(ranks, run_with):
     run = run_with("training.steps=3")
     assert run.training.precision == "auto"
     assert ranks.run(1, _trained, run)[0] == ("float32", "float32")

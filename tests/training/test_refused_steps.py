@@ -1,19 +1,14 @@
 """A value of one rank that is NaN after the gradients were summed: all ranks refuse the step and name this rank."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from crosscut.config import RunConfig, TrainingError
-from crosscut.training.loop import Loop
-from crosscut.training.spikes.order import SampleSkip
+from crosscut.config import RunConfig
 from crosscut.training.step import Trainer
-from tests.training.jobs import parts
-from tests.training.spikes.jobs import spoiled_run
-from tests.training.test_resume import whole_weights
+from tests.training.jobs import are_equal, error_of, parts, weights_of
 
 LOSS = "the loss"
 STEP = 2
@@ -40,22 +35,17 @@ def spoil(trainer: Trainer, at: int, rank: int, name: str) -> None:
 def refused(run: RunConfig, rank: int, name: str) -> dict[str, Any]:
     """Train with a fault on one rank. Returns the message, and whether the weights are those from before the step."""
     trainer, batches = parts(run)
-    Path(run.output.folder).mkdir(parents=True, exist_ok=True)
     spoil(trainer, STEP, rank, name)
     step, before = trainer.step, []
 
     def noted(number: int, micro_batches: Any) -> Any:
         if number == STEP:
-            before.extend(p.detach().to_local().clone() for p in trainer.parameters)
+            before.extend(weights_of(trainer))
         return step(number, micro_batches)
 
     trainer.step = noted  # type: ignore[method-assign]
-    loop = Loop(trainer, batches)
-    with loop.checkpoints.completed(), pytest.raises(TrainingError) as failure:
-        loop.train()
-    after = [p.detach().to_local() for p in trainer.parameters]
-    same = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    return {"message": str(failure.value), "unchanged": same}
+    message = error_of(trainer, batches)
+    return {"message": message, "unchanged": are_equal(before, weights_of(trainer))}
 
 
 CUT, BIAS, TIED = "blocks.1.mlp.expand.weight", "final_norm.bias", "tokens.weight"
@@ -100,11 +90,11 @@ def scales_and_weights(run: RunConfig) -> tuple[list[tuple[float | None, bool]],
     spoil(trainer, STEP, 1, CUT)
     told, kept = [], False
     for step in range(STEP + 2):
-        before = [p.detach().to_local().clone() for p in trainer.parameters]
+        before = weights_of(trainer)
         result = trainer.step(step, batches.micro_batches(step)).wait()
         told.append((result.loss_scale, result.skipped))
         if step == STEP:
-            kept = all(torch.equal(a, b.to_local()) for a, b in zip(before, trainer.parameters, strict=True))
+            kept = are_equal(before, weights_of(trainer))
     return told, kept
 
 
@@ -115,25 +105,3 @@ def test_all_ranks_skip_the_step_and_halve_the_loss_scale(ranks, run_with):
     scales = [scale for scale, _ in ours]
     assert [skipped for _, skipped in ours] == [False, False, True, False]
     assert scales[:3] == [scales[0]] * 3 and scales[3] == scales[0] / 2
-
-
-def skipping(run: RunConfig, at: int) -> dict[str, Any]:
-    """Train with a fault of rank 1 after which the run returns to an earlier state."""
-    trainer, batches = parts(run)
-    Path(run.output.folder).mkdir(parents=True, exist_ok=True)
-    spoil(trainer, at, 1, CUT)
-    loop = Loop(trainer, batches)
-    with pytest.MonkeyPatch.context() as patch, loop.checkpoints.completed():
-        patch.setattr("crosscut.training.spikes.autopilot.MOST_SHARE", 1.0)
-        loop.train()
-    return {"skips": batches.order.skips, "weights": whole_weights(run, dict(trainer.model.named_parameters()))}
-
-
-@pytest.mark.slow  # the return itself is tested in `spikes/test_autopilot.py`
-def test_all_ranks_return_to_an_earlier_state_after_a_fault_of_one_rank(ranks, run_with):
-    steps = ("training.steps=24", *DATA)
-    results = ranks.run(2, skipping, run_with(*steps, "training.on_spike=skip"), 17, time_limit=240)
-    repeated = ranks.run(2, spoiled_run, run_with(*steps), {}, (SampleSkip(10, 32),), time_limit=240)
-    for ours, again in zip(results, repeated, strict=True):
-        assert ours["skips"] == (SampleSkip(10, 32),)
-        assert all(torch.equal(weight, again["weights"][name]) for name, weight in ours["weights"].items())

@@ -145,21 +145,12 @@ def test_a_run_with_all_options_of_the_recipe_goes_on_to_the_last_bit(ranks, mix
     assert sorted(resumed[0]["losses"]) == [3, 4, 5]
 
 
-@pytest.fixture(scope="module")
-def never_stopped():
-    """The run that never stopped, trained once: its folder of checkpoints, and what it gave."""
-    return {}
-
-
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_a_resume_is_found(ranks, mixed_run, tmp_path_factory, never_stopped, fault):
-    if not never_stopped:
-        folder = tmp_path_factory.mktemp("never_stopped") / "run"
-        never_stopped["run"] = mixed_run(*HERE, *ALL, f"output.folder={folder}")
-        (never_stopped["whole"],) = train(ranks, never_stopped["run"])
-    whole, saved = never_stopped["whole"], checkpoint_of(never_stopped["run"], DONE)
+def test_a_fault_of_a_resume_is_found(ranks, mixed_run, tmp_path_factory, once, fault):
+    never_stopped = once("run", lambda: mixed_run(*HERE, *ALL, f"output.folder={tmp_path_factory.mktemp('whole')}/run"))
+    (whole,) = once("results", lambda: train(ranks, never_stopped))
     run = mixed_run(*HERE, *ALL)
-    (resumed,) = ranks.run(1, record_with, fault, run, saved, time_limit=240)
+    (resumed,) = ranks.run(1, record_with, fault, run, checkpoint_of(never_stopped, DONE), time_limit=240)
     assert first_difference(whole, resumed) == FAULTS[fault].differs
     assert f"| {fault} | {FAULTS[fault].differs} |" in PAGE.read_text(encoding="utf-8")

@@ -12,7 +12,6 @@ from crosscut.model.running import Runner
 from crosscut.parallel import RandomStreams, make_mesh
 from crosscut.training.runners import make_runners
 from crosscut.training.speed.compilation import Compiler
-from tests.ranks import RankPool
 from tests.training.jobs import CPU
 
 OFFLOADED = {"recompute": "full", "offload": ("activations",)}
@@ -54,9 +53,7 @@ def _runners(options: dict[str, Any], compiled: bool) -> list[tuple[dict[str, st
     ],
     ids=str,
 )
-def test_every_second_layer_recomputes_as_the_run_says(
-    ranks: RankPool, precision: str, options: dict[str, Any], calls: dict[str, str], skips: bool
-) -> None:
+def test_every_second_layer_recomputes_as_the_run_says(ranks, precision, options, calls, skips):
     options = {**options, "precision": precision}
     recomputing, plain = (calls, skips, False), ({}, False, False)
     assert ranks.run(1, _runners, options, False)[0] == [recomputing, plain, recomputing]
@@ -73,9 +70,7 @@ def test_every_second_layer_recomputes_as_the_run_says(
     ],
     ids=str,
 )
-def test_compiled_layers_run_whole_inside_recomputation(
-    ranks: RankPool, options: dict[str, Any], calls: dict[str, str]
-) -> None:
+def test_compiled_layers_run_whole_inside_recomputation(ranks, options, calls):
     options = {**options, "precision": "float32"}
     recomputing, plain = (calls, False, True), ({"layer": "CompiledCode"}, False, True)
     assert ranks.run(1, _runners, options, True)[0] == [recomputing, plain, recomputing]

@@ -6,7 +6,8 @@ import pytest
 
 from crosscut.parallel import CollectiveRecorder
 from crosscut.parallel.state.agreement import find_drift
-from crosscut.planner import Candidate, comparison_traffic, parameters_per_rank, step_traffic
+from crosscut.planner import Candidate, comparison_traffic, parameters_per_rank
+from tests.rehearsal.cases import planned_messages
 from tests.training.jobs import parts, record_step
 from tests.training.pipeline.jobs import EXACT
 
@@ -63,15 +64,7 @@ COMPARED = [SHARDED[6], SHARDED[0], *LAYOUTS[:4]]
 @pytest.mark.parametrize("options", LAYOUTS + SHARDED, ids=" ".join)
 def test_recorded_collectives_are_the_planned_ones(ranks, run_with, options):
     run = run_with("model.dropout=0.0", *options)
-    assert Counter(ranks.run(run.layout.world_size, record_step, run)[0]) == planned_messages(run)
-
-
-def planned_messages(run) -> Counter:
-    planned: Counter = Counter()
-    for collective in step_traffic(run):
-        message = (collective.operation, collective.axis, collective.elements, collective.element_bytes)
-        planned[message] += collective.count
-    return planned
+    assert Counter(ranks.run(run.layout.world_size, record_step, run)[0]) == planned_messages(run, compiled=None)
 
 
 @pytest.mark.one_in(11)
@@ -80,7 +73,7 @@ def test_each_stage_sends_the_planned_messages(ranks, run_with, options):
     run = run_with(*EXACT[1:], "model.dropout=0.0", *options)
     for rank, recorded in enumerate(ranks.run(run.layout.world_size, record_step, run)):
         place = run.layout.place_of(rank)["pipeline"]
-        assert Counter(recorded) == planned_messages(Candidate.at(run, place)), (rank, place)
+        assert Counter(recorded) == planned_messages(Candidate.at(run, place), compiled=None), (rank, place)
 
 
 def record_comparison(run) -> list[tuple[str, str, int]]:

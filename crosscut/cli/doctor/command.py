@@ -30,8 +30,16 @@ def doctor(run: Path) -> None:
     waiting for them (docs/hangs.md). The command does not disturb the run, and also works while a rank is stopped. The
     state of ranks on other machines may be up to five seconds old.
     """
-    from crosscut.flight.reading import FOLDER, is_here, outside_stack, read_records, read_statuses, read_traces
-    from crosscut.flight.record import Word
+    from crosscut.flight.reading import (
+        FOLDER,
+        RankStatus,
+        is_here,
+        outside_stack,
+        read_records,
+        read_statuses,
+        read_traces,
+    )
+    from crosscut.flight.record import RecordWord
     from crosscut.flight.report import describe, examine, seconds_without_progress
 
     folder = run / FOLDER
@@ -43,12 +51,12 @@ def doctor(run: Path) -> None:
         )
     now = time.monotonic_ns()
     answering = {
-        rank: {"stacks": {"by py-spy": stack} if (stack := outside_stack(record)) else {}}
+        rank: RankStatus({"by py-spy": stack} if (stack := outside_stack(record)) else {}, 0.0, rank)
         for rank, record in records.items()
-        if not is_here(record) or record.since(Word.BEAT, now) < _LATE
+        if not is_here(record) or record.since(RecordWord.BEAT, now) < _LATE
     }
     seconds = seconds_without_progress(records, now)
-    bound = max(record.words[Word.BOUND] for record in records.values()) / 1e9
+    bound = max(record.words[RecordWord.BOUND] for record in records.values()) / 1e9
     statuses = {**answering, **read_statuses(folder)}
     hang = examine(records, statuses, read_traces(folder), seconds=seconds, bound=bound if seconds > bound else 0.0)
     echo(describe(hang), nl=False)

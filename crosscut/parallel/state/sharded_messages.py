@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.fsdp import FSDPModule
 
-from crosscut.flight import RECORD, Kind
+from crosscut.flight import RECORD, MessageKind
 from crosscut.parallel.collectives import begin_blocking
 from crosscut.parallel.mesh import Sharding
 
@@ -34,8 +34,8 @@ def record_messages(unit: FSDPModule, group: Any, sharding: Sharding, place: int
         over_copies = _SumOverCopies(group, sharding.replica.name, place)
         unit.set_all_reduce_hook(over_copies.end)
     axis = sharding.shard.name
-    unit.set_custom_all_gather(_Recorded(gather, Kind.ALL_GATHER, axis, place))  # type: ignore[arg-type]
-    unit.set_custom_reduce_scatter(_Recorded(scatter, Kind.REDUCE_SCATTER, axis, place, over_copies))  # type: ignore[arg-type]
+    unit.set_custom_all_gather(_Recorded(gather, MessageKind.ALL_GATHER, axis, place))  # type: ignore[arg-type]
+    unit.set_custom_reduce_scatter(_Recorded(scatter, MessageKind.REDUCE_SCATTER, axis, place, over_copies))  # type: ignore[arg-type]
 
 
 class _SumOverCopies:
@@ -54,7 +54,7 @@ class _SumOverCopies:
         """
         if self._group.all_reduce_grads:
             sums = self._group._all_reduce_process_group
-            self._number = begin_blocking(Kind.ALL_REDUCE, sums, self._axis, shard.numel(), self._place)
+            self._number = begin_blocking(MessageKind.ALL_REDUCE, sums, self._axis, shard.numel(), self._place)
 
     def end(self, _: Tensor) -> None:
         """Record the end of the all-reduce."""
@@ -70,7 +70,7 @@ class _Recorded:
     `then.begin` is called with the result, if `then` is given.
     """
 
-    def __init__(self, send: Any, kind: Kind, axis: str, place: int, then: _SumOverCopies | None = None) -> None:
+    def __init__(self, send: Any, kind: MessageKind, axis: str, place: int, then: _SumOverCopies | None = None) -> None:
         self._send, self._kind, self._axis, self._place, self._then = send, kind, axis, place, then
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from crosscut.config import LayoutError
-from crosscut.flight import Part
+from crosscut.flight import ModelPart
 from crosscut.flight.places import place_of
 from crosscut.parallel.mesh import ParallelMesh, Sharding
 from crosscut.parallel.state.gradients import GradientReducer, require_distributed
@@ -69,7 +69,7 @@ def shard_model(
     policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False)
     for unit, place in _with_places(model, units):
         _shard_unit(unit, mesh.sharding, replace(policy, param_dtype=compute_dtype), place)
-    _shard_unit(model, mesh.sharding, policy, place_of(Part.ROOT), is_root=True)
+    _shard_unit(model, mesh.sharding, policy, place_of(ModelPart.ROOT), is_root=True)
     model._apply(lambda tensor: torch.empty_like(tensor, device=mesh.device) if tensor.is_meta else tensor)
     for name, parameter in model.named_parameters():
         if name in values:
@@ -83,7 +83,7 @@ def _with_places(model: nn.Module, units: Iterable[nn.Module]) -> Iterator[tuple
     names = {module: name for name, module in model.named_modules()}
     for unit in units:
         number = names[unit].rpartition(".")[2]
-        yield unit, place_of(Part.LAYER, int(number)) if number.isdecimal() else place_of(Part.NONE)
+        yield unit, place_of(ModelPart.LAYER, int(number)) if number.isdecimal() else place_of(ModelPart.NONE)
 
 
 def _shard_unit(

@@ -17,7 +17,6 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -71,7 +70,7 @@ class PreparedRun(ABC):
 
     run: ResolvedRun
     """Final settings of the run."""
-    identity: dict[str, Any]
+    identity: dict[str, object]
     """Identity of the run (`resuming.identity_of`), which every checkpoint of the run records."""
     checkpoint: Folder | None
     """Checkpoint to resume from; None for a new run."""
@@ -152,10 +151,8 @@ class Driver:
         while True:
             with ExitStack() as until_the_end:
                 memory = InMemory(self.run)
-                work, prepare = (
-                    partial(train_runs, memory=memory),
-                    partial(self._prepare, resume, memory, until_the_end),
-                )
+                work = partial(train_runs, memory=memory)
+                prepare = partial(self._prepare, resume, memory, until_the_end)
                 beforehand = memory.find if resume else lambda: None
                 try:
                     with naming_newest_checkpoint(self.checkpoints(), self.again):

@@ -18,7 +18,7 @@ Sources: Chen et al. 2016 (arXiv 1604.06174) and the paper, section 4.1.1, for w
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 from weakref import ReferenceType, ref
 
 import torch
@@ -42,7 +42,7 @@ class Recomputed:
     def __init__(self, streams: RandomStreams, *, call: Call = call, host: HostActivations | None = None) -> None:
         self._streams, self._call, self._host = streams, call, host
 
-    def __call__(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    def __call__(self, function: Callable[..., Tensor], *inputs: object) -> Tensor:
         """Return `function(*inputs)`."""
         if not torch.is_grad_enabled():
             return self._call(function, *inputs)
@@ -101,7 +101,7 @@ class CheapOutputs:
         self._made: dict[int, tuple[ReferenceType[Tensor], int, _Recipe]] = {}
         """Output, version counter and recipe of each call of a cheap function, keyed by the output's storage."""
 
-    def layer(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    def layer(self, function: Callable[..., Tensor], *inputs: object) -> Tensor:
         """Return the output of a layer. During the call, autograd saves recipes instead of the outputs of cheap
         functions.
         """

@@ -34,6 +34,10 @@ moments or the momentum.
 """
 
 
+ParameterGroup = dict[str, Any]
+"""Group of parameters of a PyTorch optimizer, with its settings."""
+
+
 class AdamCall(NamedTuple):
     """Arguments of one call of the fused kernel: lists of local tensors with the same element type. Entry i of every
     list belongs to the same parameter.
@@ -105,7 +109,7 @@ class LocalAdamW(AdamW):
 
     def __init__(
         self,
-        groups: Iterable[dict[str, Any]],
+        groups: Iterable[ParameterGroup],
         config: OptimizerConfig,
         *,
         home: Home | None = None,
@@ -167,7 +171,7 @@ class LocalAdamW(AdamW):
         """
         return parameter.dtype, self.factors.get(parameter, 1.0)
 
-    def _update_matrices(self, turn: Sequence[Tensor], group: dict[str, Any]) -> None:
+    def _update_matrices(self, turn: Sequence[Tensor], group: ParameterGroup) -> None:
         rate = group["lr"] * self._kind(turn[0])[1]
         with ExitStack() as borrowed:
             momenta = [
@@ -176,7 +180,7 @@ class LocalAdamW(AdamW):
             ]
             self.muon.update(turn, momenta, rate=rate, decay=group["weight_decay"], found_inf=self.found_inf)
 
-    def _update(self, parameters: Sequence[Tensor], group: dict[str, Any], *, factor: float) -> None:
+    def _update(self, parameters: Sequence[Tensor], group: ParameterGroup, *, factor: float) -> None:
         states = [self._state_of(parameter) for parameter in parameters]
         steps = [state["step"] for state in states]
         whole = AdamCall(
@@ -209,8 +213,8 @@ class LocalAdamW(AdamW):
                 found_inf=self.found_inf,
             )
 
-    def _state_of(self, parameter: Tensor) -> dict[str, Any]:
-        state: dict[str, Any] = self.state[parameter]
+    def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[parameter]
         if not state and parameter in self.muon.matrices:
             state[MOMENTUM] = self.home.new(parameter)
         elif not state:

@@ -56,6 +56,12 @@ _RING_IS_RIGHT = torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
 """Whether this PyTorch compiles ring attention to code with the right results. PyTorch 2.11 does not."""
 
 
+Graph = Callable[..., object]
+"""Compiled graph."""
+MakeGraph = Callable[[torch.fx.GraphModule, list[Tensor]], Graph]
+"""Function that compiles a graph that PyTorch has traced, for inputs like these."""
+
+
 def make_compiler(run: ResolvedRun, mesh: ParallelMesh) -> "Compiler | None":
     """Make the compiler of the layers, if the run asks for compiled code.
 
@@ -136,22 +142,22 @@ class Compiler:
         self.num_runs = 0
         """Number of graph runs so far."""
         self.is_paused = False
-        compile_graph: Callable[..., Any] = torch._dynamo.lookup_backend(backend)
+        compile_graph: MakeGraph = torch._dynamo.lookup_backend(backend)
         told = {"config_patches": dict(inductor_settings)} if inductor_settings and backend == "inductor" else {}
-        self._compile = partial(compile_graph, **told)
-        self._copies: dict[types.FunctionType, types.FunctionType] = {}
+        self._compile: MakeGraph = partial(compile_graph, **told)
+        self._copies: dict[object, types.FunctionType] = {}
 
-    def compiled(self, function: Any) -> Callable[..., Tensor]:
+    def compiled(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """Return the function as compiled code. Calls to the result raise `TrainingError`, as `run` does."""
         return partial(self.run, "The loss", self.trace(function, self.make_graph))
 
-    def trace(self, function: Any, make_graph: Callable[..., Any]) -> Callable[..., Tensor]:
+    def trace(self, function: Callable[..., Tensor], make_graph: MakeGraph) -> Callable[..., Tensor]:
         """Return a compiled version of `function`. At the first call, and for each new input shape, PyTorch traces the
         function and `make_graph` compiles the traced graph.
         """
         return torch.compile(self._own_copy(function), fullgraph=True, dynamic=False, backend=make_graph)
 
-    def run(self, what: str, compiled: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    def run(self, what: str, compiled: Callable[..., Tensor], *arguments: object) -> Tensor:
         """Return `compiled(*arguments)`. Raises `TrainingError` if PyTorch runs uncompiled code instead; `what` names
         the code in the message.
         """
@@ -171,7 +177,7 @@ class Compiler:
             raise _not_compiled(what, _RUN_UNCOMPILED)
         return result
 
-    def _own_copy(self, function: Any) -> types.FunctionType:
+    def _own_copy(self, function: Callable[..., Tensor]) -> types.FunctionType:
         """Copy the function with a new code object for this model. PyTorch limits the number of graphs per code object.
         Without the copy, all models in a process would share this limit.
         """
@@ -185,18 +191,18 @@ class Compiler:
             )
         return self._copies[function]
 
-    def make_graph(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+    def make_graph(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Graph:
         """Compile a graph that PyTorch has traced, and count its runs."""
         self.num_graphs += 1
         compiled = self._compile(graph, inputs)
 
-        def run(*arguments: Any) -> Any:
+        def run(*arguments: object) -> object:
             self.num_runs += 1
             return compiled(*arguments)
 
         return run
 
-    def make_recomputing_graph(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+    def make_recomputing_graph(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Graph:
         """Compile a traced graph whose backward pass recomputes the cheap operators, so that their outputs are not
         kept.
         """
@@ -208,7 +214,7 @@ class Compiler:
             return self.make_graph(graph, inputs)
 
 
-def marked_cheap(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+def marked_cheap(function: Callable[..., Tensor], *inputs: object) -> Tensor:
     """Call the function, and mark its operators in the traced graph as cheap to compute again."""
     with torch.fx.traceback.annotate({_CHEAP: True}):
         return function(*inputs)
@@ -225,9 +231,9 @@ class CompiledCode:
     def __init__(self, compiler: Compiler, *, recomputes_operators: bool = False) -> None:
         self._compiler = compiler
         self._make_graph = compiler.make_recomputing_graph if recomputes_operators else compiler.make_graph
-        self._traced: dict[Any, Callable[..., Tensor]] = {}
+        self._traced: dict[object, Callable[..., Tensor]] = {}
 
-    def __call__(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    def __call__(self, function: Callable[..., Tensor], *inputs: object) -> Tensor:
         """Return `function(*inputs)`, where `function` is a bound method of a layer."""
         if self._compiler.is_paused:
             return function(*inputs)

@@ -5,13 +5,12 @@ The first rank decides and tells the other ranks, so that all ranks leave the lo
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from crosscut.checkpoint import checkpoint_folder, find_damage, list_checkpoints
+from crosscut.checkpoint import Folder, checkpoint_folder, find_damage, list_checkpoints
 from crosscut.checkpoint.format.manifest import step_of
 from crosscut.config import CrosscutError, TrainingError
 from crosscut.config.training import OnSpike
@@ -22,14 +21,7 @@ from crosscut.training.result import NonFiniteError, StepResult
 from crosscut.training.spikes.copies import StateCopies, steps_between_copies
 from crosscut.training.spikes.evidence import Abandoned, Evidence, write_evidence
 from crosscut.training.spikes.order import SampleOrder
-from crosscut.training.spikes.record import (
-    SPIKES_FOLDER,
-    Event,
-    SkipRecord,
-    drop_later,
-    own_record,
-    with_event,
-)
+from crosscut.training.spikes.record import SPIKES_FOLDER, Event, SkipRecord, drop_later, own_record, with_event
 from crosscut.training.spikes.rule import REMEMBERED, Alarm, SpikeRule
 from crosscut.training.step import Trainer
 from crosscut.training.watching.metrics import read_metrics
@@ -70,7 +62,7 @@ class Return:
 class Autopilot:
     """Autopilot of one rank. Every rank calls the same methods in the same order."""
 
-    def __init__(self, trainer: Trainer, batches: BatchSource, load: Callable[[Any], object]) -> None:
+    def __init__(self, trainer: Trainer, batches: BatchSource, load: Callable[[Folder], object]) -> None:
         """`load` is the function that loads a checkpoint into the trainer."""
         self.trainer, self.batches, self.run, self._load = trainer, batches, trainer.run.config, load
         self.choice = self.run.training.on_spike
@@ -250,13 +242,8 @@ class Autopilot:
                 f"after the spike at step {alarm.step + 1}. The earlier checkpoints are safe. Free space or grant "
                 "access, and run again with --resume auto."
             )
-        self._forget_seen(target)
+        self._seen = deque((seen for seen in self._seen if seen.step <= target), maxlen=REMEMBERED)
         return Return(target, told, failure and told + failure)
-
-    def _forget_seen(self, step: int) -> None:
-        kept = [seen for seen in self._seen if seen.step <= step]
-        self._seen.clear()
-        self._seen.extend(kept)
 
     def _limit(self, record: SkipRecord, count: int) -> str:
         """Return the reason why the run must not leave out `count` more sequences after another spike. The text is
@@ -281,7 +268,7 @@ class Autopilot:
         before, later = ([s for s in steps if s <= alarm.first], [s for s in steps if s > alarm.first])
         again = "run again with --resume auto training.on_spike=skip"
         if later:
-            names = _named(later)
+            names = ", ".join(f"`step-{step:08d}`" for step in later)
             again = f"Remove {names}, which may be damaged, and {again}" if before else "Start a new run"
         elif not before:
             again = "Start a new run with training.on_spike=skip"
@@ -294,8 +281,3 @@ class Autopilot:
             f"because of training.on_spike=stop. {saved}. {again} to leave out the batches of the spike, or continue "
             "through the spike with training.on_spike=off."
         )
-
-
-def _named(steps: Sequence[int]) -> str:
-    """Return the names of the checkpoints of these steps."""
-    return ", ".join(f"`step-{step:08d}`" for step in steps)

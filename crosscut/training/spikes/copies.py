@@ -83,13 +83,9 @@ class StateCopies:
             local_part(tensor).copy_(copy.tensors[name])
         if self.trainer.average is not None:
             self.trainer.average.has_begun = copy.average_has_begun
-        self.drop_after(step)
-
-    def drop_after(self, step: int) -> None:
-        """Drop the copies of the steps after `step`."""
-        for copy in self._copies:
-            if copy.step > step:
-                copy.step = -1
+        for later in self._copies:
+            if later.step > step:
+                later.step = -1
 
     def _live(self) -> dict[str, Tensor]:
         """Return the tensors of the state by name. They are the tensors that training updates, not copies."""

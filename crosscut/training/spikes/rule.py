@@ -85,7 +85,7 @@ class Judged:
 
 
 @dataclass
-class Figure:
+class FigureSeries:
     """Series of the loss or of the gradient norm."""
 
     name: str
@@ -97,8 +97,8 @@ class Figure:
         self.judged = Judged()
         """Excess and scale of the last value."""
 
-    def add(self, value: float) -> Judged:
-        """Add the next value. Return its excess and scale, computed from the earlier values."""
+    def add(self, value: float) -> None:
+        """Add the next value. Its excess and its scale are computed from the earlier values."""
         logarithm = math.log(max(value, _SMALLEST))
         base = self.values[-BASE:]
         excess = logarithm - statistics.median(base) if len(base) >= LEAST // 2 else None
@@ -107,7 +107,6 @@ class Figure:
         self.values.append(logarithm)
         self.excesses.append(excess)
         self.judged = Judged(excess, scale)
-        return self.judged
 
     def describe(self) -> str:
         """Describe the last value, such as "loss 8.1, usually 3.9"."""
@@ -126,7 +125,7 @@ class SpikeRule:
     def __init__(self) -> None:
         self._steps: list[int] = []
         self._suspicious: list[bool] = []
-        self.loss, self.norm = Figure("loss", LOSS), Figure("gradient norm", NORM)
+        self.loss, self.norm = FigureSeries("loss", LOSS), FigureSeries("gradient norm", NORM)
 
     def observe(self, step: int, loss: float, norm: float) -> Alarm | None:
         """Add the figures of step `step`, which must be later than all steps so far. Returns an alarm if this step
@@ -135,19 +134,19 @@ class SpikeRule:
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return Alarm(first=step, step=step, reason=f"loss {loss:.4g}, gradient norm {norm:.4g}")
         figures = (self.loss, self.norm)
-        judged = [figure.add(value) for figure, value in zip(figures, (loss, norm), strict=True)]
-        limits = [figure.limits for figure in figures]
-        suspicious = [j.exceeds(_SUSPICIOUS, limit.suspicious) for j, limit in zip(judged, limits, strict=True)]
-        certain = any(j.exceeds(_CERTAIN, limit.certain) for j, limit in zip(judged, limits, strict=True))
+        for figure, value in zip(figures, (loss, norm), strict=True):
+            figure.add(value)
+        suspicious = [figure for figure in figures if figure.judged.exceeds(_SUSPICIOUS, figure.limits.suspicious)]
+        certain = any(figure.judged.exceeds(_CERTAIN, figure.limits.certain) for figure in figures)
         self._steps.append(step)
-        self._suspicious.append(any(suspicious))
+        self._suspicious.append(bool(suspicious))
         self._trim()
         recent = zip(self._steps[-RECENT:], self._suspicious[-RECENT:], strict=True)
         bad = [number for number, is_suspicious in recent if is_suspicious and number > step - RECENT]
-        if not certain and (len(bad) < ENOUGH or not any(suspicious)):
+        if not certain and (len(bad) < ENOUGH or not suspicious):
             return None
-        named = [figure for figure, is_bad in zip(figures, suspicious, strict=True) if is_bad] or figures
-        return Alarm(first=min(bad, default=step), step=step, reason="; ".join(figure.describe() for figure in named))
+        reason = "; ".join(figure.describe() for figure in suspicious or figures)
+        return Alarm(first=min(bad, default=step), step=step, reason=reason)
 
     def forget(self, step: int) -> None:
         """Forget step `step` and all later steps."""

@@ -1,9 +1,9 @@
 """Facts about a run, printed before its first step: model, layout, corpus, folder and expected time."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 from rich.console import Console
@@ -27,6 +27,15 @@ _MOST_FILES = 3
 
 COUNTS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 """Unit letters with which `short` formats numbers of parameters and tokens."""
+
+
+class MixtureFacts(TypedDict):
+    """Facts about a token folder of a mixture."""
+
+    folder: str
+    share: float
+    training_tokens: int
+    epochs: float
 
 
 def print_banner(
@@ -102,7 +111,7 @@ def _steps(done: int, steps: int) -> str:
     return f"steps {done + 1:,} to {steps:,}" if done else f"{steps:,} step{'s' if steps > 1 else ''}"
 
 
-def mixture_facts(run: RunConfig, samples: RunSamples) -> list[dict[str, Any]]:
+def mixture_facts(run: RunConfig, samples: RunSamples) -> list[MixtureFacts]:
     """Return the facts about each token folder of a mixture: its share of the training tokens, and its epochs over all
     steps of the run. Empty if the run has no mixture.
     """
@@ -121,7 +130,7 @@ def mixture_facts(run: RunConfig, samples: RunSamples) -> list[dict[str, Any]]:
     ]
 
 
-def mixture_rows(facts: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def mixture_rows(facts: Iterable[MixtureFacts]) -> list[tuple[str, str]]:
     """Return the rows for the token folders of a mixture, from `mixture_facts`. Empty without a mixture."""
     lines = [f"{each['share']:.3g} of {each['folder']}: {each['epochs']:.3g} epochs" for each in facts]
     return [("mixture", "\n".join(lines))] if lines else []

@@ -10,7 +10,6 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -46,7 +45,7 @@ class Board:
         """Close the file."""
         self._file.close()
 
-    def _write(self, **fields: Any) -> None:
+    def _write(self, **fields: object) -> None:
         """Write one record. If a record does not fit on the disk, no part of it is left in the file, so that later
         records can be read.
         """

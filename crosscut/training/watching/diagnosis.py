@@ -4,13 +4,13 @@ that the replicas of each parameter are equal.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from crosscut.config import TrainingError
-from crosscut.flight import RECORD, Phase
+from crosscut.flight import RECORD, RunPhase
 from crosscut.model import GPT
 from crosscut.model.stages import forward_loss
 from crosscut.parallel import ParallelMesh, find_drift, global_gradient_norm
@@ -42,7 +42,7 @@ def require_equal_replicas(trainer: Trainer, step: int) -> None:
     """Raise `TrainingError` on all ranks if replicas of a parameter, or of its average, differ after `step` steps."""
     average = {} if trainer.average is None else trainer.average.tensors
     averages = {f"average of {name}": tensor for name, tensor in average.items()}
-    RECORD.phase(Phase.COMPARISON)
+    RECORD.phase(RunPhase.COMPARISON)
     drift = find_drift({**dict(trainer.model.named_parameters()), **averages}, trainer.mesh)
     if drift is None:
         return
@@ -129,9 +129,7 @@ def _ranks_at_fault(failure: NonFiniteError, mesh: ParallelMesh) -> tuple[list[i
 
 def _first_over_ranks(origin: _Origin | None, trainer: Trainer) -> _Origin | None:
     """Return the earliest origin of all ranks. None if no rank found an origin. Every rank must call this function."""
-    for axis in reversed(trainer.mesh.axes):
-        origin = min(filter(None, all_gather_objects(origin, axis)), default=None)
-    return origin
+    return min(filter(None, from_all_ranks(origin, trainer.mesh)), default=None)
 
 
 def _origin_in_forward(step: int, trainer: Trainer, batches: BatchSource) -> _Origin | None:
@@ -181,7 +179,7 @@ def _watched(model: nn.Module, seen: list[tuple[str, str]]) -> Iterator[list[int
     """
     order = [0]
 
-    def note(name: str, end: str, value: Any) -> None:
+    def note(name: str, end: str, value: object) -> None:
         if not seen:
             order[0] += 1
             if isinstance(value, Tensor) and value.is_floating_point() and not value.isfinite().all():
@@ -201,10 +199,7 @@ def _watched(model: nn.Module, seen: list[tuple[str, str]]) -> Iterator[list[int
 def _norm_is_finite(trainer: Trainer) -> bool:
     """Whether the norm of the repeated step's gradients is finite. Every rank must call this function."""
     norm = global_gradient_norm(trainer.model.counted_once(trainer.parameters), trainer.mesh.owners)
-    finite = bool(norm.isfinite())
-    for axis in reversed(trainer.mesh.axes):
-        finite = all(all_gather_objects(finite, axis))
-    return finite
+    return all(from_all_ranks(bool(norm.isfinite()), trainer.mesh))
 
 
 def _origin_in_backward(step: int, trainer: Trainer, batches: BatchSource) -> _Origin | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from crosscut.flight import RECORD, Phase
+from crosscut.flight import RECORD, RunPhase
 from crosscut.training.result import Moment, StepResult
 
 Tell = Callable[[StepResult, float], None]
@@ -38,7 +38,7 @@ class Follower:
         if self._running is None:
             return
         (begin, result), self._running = self._running, None
-        RECORD.phase(Phase.RESULT)
+        RECORD.phase(RunPhase.RESULT)
         seconds = begin.seconds_to(result.wait().end)
         self.seconds += seconds
         self.tell(result, seconds)

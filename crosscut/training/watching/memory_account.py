@@ -12,7 +12,7 @@ import inspect
 import sys
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,12 +21,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from crosscut.training.watching.storages import (
+    OperatorCall,
+    OperatorMode,
+    frames,
+    peak_of,
+    resizing_told_to,
+    storages_of,
+)
 
 PACKAGE = Path(__file__).resolve().parents[2]
 _ELSEWHERE = "outside of crosscut"
-_NO_HOLDERS = {__file__, str(Path(__file__).with_name("profiling.py")), str(PACKAGE / "kernels" / "functions.py")}
+_NO_HOLDERS = {
+    *(str(Path(__file__).with_name(f"{name}.py")) for name in ("memory_account", "profiling", "storages")),
+    str(PACKAGE / "kernels" / "functions.py"),
+}
 """Files that are never named as holders, because they only measure, or only call functions of other files."""
 
 
@@ -49,32 +59,18 @@ class Account:
 
     def peak(self) -> tuple[int, dict[str, int]]:
         """Return the peak number of bytes, and the bytes of each holder at the peak, largest first."""
-        before, events = self._by_name()
-        live = dict(before)
-        total = most = sum(size for size, _ in live.values())
-        until = 0
-        for index, (key, size, holder) in enumerate(events):
-            total += size - live.pop(key, (0, ""))[0]
-            if size:
-                live[key] = (size, holder)
-            if total > most:
-                most, until = total, index + 1
-        live = dict(before)
-        for key, size, holder in events[:until]:
-            live.pop(key, None)
-            if size:
-                live[key] = (size, holder)
+        most, live = peak_of(self._by_name())
         held: dict[str, int] = defaultdict(int)
-        for size, holder in live.values():
+        for size, holder in live:
             held[holder] += size
-        return most, dict(sorted(held.items(), key=lambda item: -item[1]))
+        return most, dict(sorted(((holder, size) for holder, size in held.items() if size), key=lambda item: -item[1]))
 
-    def _by_name(self) -> tuple[dict[int, tuple[int, str]], list[tuple[int, int, str]]]:
+    def _by_name(self) -> list[tuple[int, int, str]]:
         """Return the memory held before the step, and the events. Holders are replaced by the names in `names`."""
         names = dict(self.names)
         events = [(key, size, names.pop(key, holder) if size else holder) for key, size, holder in self.events[::-1]]
-        before = {key: (size, names.get(key, holder)) for key, (size, holder) in self.before.items()}
-        return before, events[::-1]
+        before = [(key, size, names.get(key, holder)) for key, (size, holder) in self.before.items()]
+        return [*before, *events[::-1]]
 
 
 def holder_of(frames: Iterable[tuple[str, int]]) -> str:
@@ -130,36 +126,14 @@ def account_of(named: Mapping[str, Iterable[Tensor]], device: torch.device) -> I
     for name, tensors in named.items():
         account.before.update({_key(t): (t.untyped_storage().nbytes(), name) for t in _plain(tensors)})
     mode = _StorageMode(account)
-    with mode, resizing_told_to(mode.resized):
+    with mode, resizing_told_to(mode.record):
         yield account
-
-
-@contextmanager
-def resizing_told_to(tell: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
-    """While the context is active, call `tell` with every storage that Python resizes.
-
-    Sharding resizes the storage of gathered parameters without calling an operator, so a dispatch mode does not see the
-    change.
-    """
-    storages: Any = torch.UntypedStorage
-    plain = storages.resize_
-
-    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
-        result = plain(storage, size)
-        tell(storage)
-        return result
-
-    storages.resize_ = resize_
-    try:
-        yield
-    finally:
-        storages.resize_ = plain
 
 
 def _plain(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     """Yield the local tensors that own memory."""
     for tensor in tensors:
-        local: Any = getattr(tensor, "_local_tensor", tensor)
+        local: Tensor = getattr(tensor, "_local_tensor", tensor)
         if local.untyped_storage().nbytes():
             yield local
 
@@ -170,7 +144,7 @@ def _key(tensor: Tensor) -> int:
     return storage.data_ptr() if storage.device.type == "cuda" else storage._cdata
 
 
-class _StorageMode(TorchDispatchMode):
+class _StorageMode(OperatorMode):
     """Dispatch mode that records every new storage and its release."""
 
     def __init__(self, account: Account) -> None:
@@ -178,31 +152,16 @@ class _StorageMode(TorchDispatchMode):
         self.account = account
         self.known = set(account.before)
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Run the operator and record the storages of its results."""
-        if any(hasattr(kind, "_local_tensor") or kind.__name__ == "DTensor" for kind in types):
-            return NotImplemented  # PyTorch calls this method again for the operators on local tensors
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and type(tensor).__name__ not in ("DTensor", "FakeTensor"):
-                self._note(tensor.untyped_storage())
-        return result
+    def note(self, call: OperatorCall) -> None:
+        """Record the new storages of an operator's results."""
+        for tensor, storage in storages_of(call.result):
+            if type(tensor).__name__ != "FakeTensor" and storage._cdata not in self.known:
+                self.record(storage)
 
-    def resized(self, storage: torch.UntypedStorage) -> None:
-        """Record that a storage has been resized."""
-        self._note(storage, is_new_size=True)
-
-    def _note(self, storage: torch.UntypedStorage, *, is_new_size: bool = False) -> None:
-        key = storage._cdata
-        if (not storage.nbytes() or key in self.known) and not is_new_size:
-            return
-        self.account.events.append((key, storage.nbytes(), holder_of(_frames())))
+    def record(self, storage: torch.UntypedStorage) -> None:
+        """Record a storage that is new or has been resized."""
+        key, lines = storage._cdata, ((frame.f_code.co_filename, frame.f_lineno) for frame in frames())
+        self.account.events.append((key, storage.nbytes(), holder_of(lines)))
         if key not in self.known:
             self.known.add(key)
             weakref.finalize(storage, self._gone, key)
@@ -210,13 +169,6 @@ class _StorageMode(TorchDispatchMode):
     def _gone(self, key: int) -> None:
         self.known.discard(key)
         self.account.events.append((key, 0, ""))
-
-
-def _frames() -> Iterator[tuple[str, int]]:
-    frame = sys._getframe(1)
-    while frame is not None:
-        yield frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back  # type: ignore[assignment]
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 from rich.progress import BarColumn, Progress, TextColumn
@@ -36,6 +35,8 @@ _LARGEST = 1e300
 """Largest figure of a row. JSON can hold integers that are too large to be converted to a float."""
 
 Value = float | int | None
+MetricsRow = dict[str, Any]
+"""Row of `metrics.jsonl`: numbers or None, by name."""
 
 
 class Metrics:
@@ -71,9 +72,7 @@ class Metrics:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.active:
             self._display.close()
             with self._disk_errors_told(_ROWS):
@@ -159,7 +158,7 @@ def _as_json(value: Value) -> Value:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
+def read_metrics(folder: Path) -> list[MetricsRow]:
     """Read the rows of a run's `metrics.jsonl`. Lines that a run cannot have written are skipped, and so are incomplete
     lines, which a crash or a full disk can leave. Returns no rows if the file is missing. Raises `OSError` if the file
     cannot be read or is not a regular file.
@@ -189,7 +188,7 @@ def _is_row(row: object) -> bool:
     )
 
 
-def _drop_after(path: Path, start: int) -> list[dict[str, Any]]:
+def _drop_after(path: Path, start: int) -> list[MetricsRow]:
     """Remove rows after step `start` and incomplete lines from the file, or all rows if `start` is 0. Returns the rows
     that are left.
     """
@@ -199,7 +198,7 @@ def _drop_after(path: Path, start: int) -> list[dict[str, Any]]:
     return kept
 
 
-def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
+def _lines(rows: Iterable[MetricsRow]) -> str:
     """Return the content of a file with these rows."""
     return "".join(json.dumps(row) + "\n" for row in rows)
 

@@ -16,7 +16,7 @@ import platform
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -59,7 +59,7 @@ class PassRecorder:
         self.mesh, self._pipeline = mesh, mesh.pipeline
         self._began = self._ended = Moment(mesh.device)
         self._passes: list[tuple[Action, Moment, Moment, int]] = []
-        self._open: tuple[Moment, Any] | None = None
+        self._open: tuple[Moment, torch.profiler.record_function] | None = None
 
     @contextmanager
     def step(self) -> Iterator[None]:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -23,7 +22,7 @@ class PipelineProfile:
         """`steps` maps the number of each recorded step, counted from 1, to the step of every pipeline."""
         self.steps = steps
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, object]]:
         """Return one row per step, pipeline and rank for `profile.json`. The shares of a row add up to 1."""
         return [
             {

@@ -14,23 +14,22 @@ import shutil
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich import box
-from rich.console import Console
+from rich.console import Console, OverflowMethod
 from rich.table import Table
 from rich.text import Text
 from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
 
 from crosscut.config import ConfigError, write_whole
 from crosscut.config.system.deletion import enter_folder, replace_file
 from crosscut.config.system.terminal import new_console
-from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.planner.stages import schedule_of_run
 from crosscut.training.step import Trainer
@@ -38,7 +37,7 @@ from crosscut.training.watching.memory_account import Account, account_of
 from crosscut.training.watching.passes import PassRecorder, RankPasses, pipeline_steps
 from crosscut.training.watching.pipeline_profile import PASSES_FILE, PipelineProfile
 from crosscut.training.watching.throughput import synchronize
-from crosscut.training.watching.trace import STEP_NAME, Shares, shares_of_steps
+from crosscut.training.watching.trace import STEP_NAME, Event, Shares, shares_of_steps
 
 PROFILE_FOLDER = "profile"
 TRACE_FILE = "trace.json.gz"
@@ -53,14 +52,23 @@ _COMPILED_GRAPH = re.compile(r"## Call CompiledFxGraph \w+ ##")
 """PyTorch's name for a compiled graph, which contains a hash of its code."""
 
 
+@dataclass(frozen=True)
+class OperatorTime:
+    """Calls and milliseconds per step of an operator, or of a kernel on a GPU."""
+
+    name: str
+    calls: float
+    milliseconds: float
+
+
 @dataclass
 class Profile:
     """Result of profiling, as `profile.json` stores it."""
 
     steps: list[Shares]
     """Compute, overlapped, communication and idle time of each recorded step on the first rank."""
-    operators: list[dict[str, Any]]
-    """Name, calls and milliseconds per step of each operator, or of each kernel on a GPU, longest first."""
+    operators: list[OperatorTime]
+    """Operators, or the kernels on a GPU, longest first."""
     peak_bytes: int
     """Largest number of bytes that were held at one time during a step."""
     holders: dict[str, int]
@@ -68,7 +76,7 @@ class Profile:
     first."""
     seconds_of_ranks: list[list[float]] = field(default_factory=list)
     """Seconds of each recorded step on each rank: one list per rank."""
-    pipelines: list[dict[str, Any]] = field(default_factory=list)
+    pipelines: list[dict[str, object]] = field(default_factory=list)
     """Shares of time (`PassShares`) of each recorded step on each rank of each pipeline; empty without a pipeline."""
 
 
@@ -80,7 +88,7 @@ class Profiler:
         self._first: int | None = None
         self._seconds: list[float] = []
         self._passes: list[RankPasses] = []
-        self._recorder: Any = None
+        self._recorder: torch.profiler.profile | None = None
         self._profile: Profile | None = None
 
     @contextmanager
@@ -103,7 +111,9 @@ class Profiler:
         if self.mesh.is_first_rank and self._recorder is None:
             # Only one cycle is recorded; `acc_events` stops PyTorch 2.11 from warning that it drops earlier cycles.
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise, PyTorch's recorder would print lines
-            self._recorder = torch.profiler.profile(activities=_activities(self.mesh), acc_events=True)
+            kinds = torch.profiler.ProfilerActivity
+            activities = [kinds.CPU, kinds.CUDA] if self.mesh.device.type == "cuda" else [kinds.CPU]
+            self._recorder = torch.profiler.profile(activities=activities, acc_events=True)
             self._recorder.start()
         with self._passes_recorded() if self.mesh.pipeline else nullcontext():
             synchronize(self.mesh.device)
@@ -133,7 +143,7 @@ class Profiler:
             return
         if self.mesh.device.type == "cpu" and self.trainer.compiler is not None:
             yield  # a dispatch mode does not see the memory of compiled code on the CPU
-            self._profile = _profile_of(self._recorder, Account(), self._write_trace())
+            self._profile = self._profile_with(Account())
             return
         optimizer = self.trainer.optimizer
         state = [v for values in optimizer.state.values() for v in values.values() if isinstance(v, torch.Tensor)]
@@ -142,7 +152,13 @@ class Profiler:
             named["average of the weights"] = list(self.trainer.average.tensors.values())
         with account_of(named, self.mesh.device) as account, self._before_the_update(account):
             yield
-        self._profile = _profile_of(self._recorder, account, self._write_trace())
+        self._profile = self._profile_with(account)
+
+    def _profile_with(self, account: Account) -> Profile:
+        assert self._recorder is not None
+        events, operators = self._write_trace(self._recorder), _operators(self._recorder.events())
+        peak, holders = account.peak()
+        return Profile(steps=shares_of_steps(events), operators=operators, peak_bytes=peak, holders=holders)
 
     @contextmanager
     def _before_the_update(self, account: Account) -> Iterator[None]:
@@ -150,7 +166,7 @@ class Profiler:
         runs. At the start and at the end of a step, no gradients exist.
         """
 
-        def call_gradients(*_: Any) -> None:
+        def call_gradients(*_: object) -> None:
             account.call((p.grad for p in self.trainer.parameters if p.grad is not None), "gradients")
 
         handle = self.trainer.optimizer.register_step_pre_hook(call_gradients)
@@ -185,16 +201,16 @@ class Profiler:
             {number: pipeline_steps(schedule, of_ranks) for number, *of_ranks in zip(numbers, *passes, strict=True)}
         )
 
-    def _write_trace(self) -> list[dict[str, Any]]:
+    def _write_trace(self, recorder: torch.profiler.profile) -> list[Event]:
         """Write the trace for Perfetto and return its events."""
         enter_folder(self.folder.parent, self.folder.name)
         with tempfile.TemporaryDirectory(dir=self.folder) as temporary:
             plain, packed = Path(temporary) / "trace.json", Path(temporary) / TRACE_FILE
-            self._recorder.export_chrome_trace(str(plain))
+            recorder.export_chrome_trace(str(plain))
             with plain.open("rb") as source, gzip.open(packed, "wb") as target:
                 shutil.copyfileobj(source, target)
             replace_file(packed, self.folder / TRACE_FILE)
-            events: list[dict[str, Any]] = json.loads(plain.read_text(encoding="utf-8"))["traceEvents"]
+            events: list[Event] = json.loads(plain.read_text(encoding="utf-8"))["traceEvents"]
         return events
 
 
@@ -208,18 +224,7 @@ def require_steps(num_left: int) -> None:
         )
 
 
-def _activities(mesh: ParallelMesh) -> list[Any]:
-    kinds = torch.profiler.ProfilerActivity
-    return [kinds.CPU, kinds.CUDA] if mesh.device.type == "cuda" else [kinds.CPU]
-
-
-def _profile_of(recorder: Any, account: Account, events: list[dict[str, Any]]) -> Profile:
-    peak, holders = account.peak()
-    operators = _operators(recorder.events())
-    return Profile(steps=shares_of_steps(events), operators=operators, peak_bytes=peak, holders=holders)
-
-
-def _operators(events: Any) -> list[dict[str, Any]]:
+def _operators(events: Iterable[FunctionEvent]) -> list[OperatorTime]:
     """Return the operators inside the recorded steps, longest first; on a GPU, only the kernels."""
     steps = [e.time_range for e in events if e.name.startswith(STEP_NAME) and e.device_type == DeviceType.CPU]
     inside = [
@@ -237,7 +242,7 @@ def _operators(events: Any) -> list[dict[str, Any]]:
         calls[name] += 1
         microseconds[name] += event.time_range.elapsed_us() if kernels else event.self_cpu_time_total
     return [
-        {"name": name, "calls": calls[name] / len(steps), "milliseconds": microseconds[name] / 1e3 / len(steps)}
+        OperatorTime(name, calls[name] / len(steps), microseconds[name] / 1e3 / len(steps))
         for name in sorted(microseconds, key=microseconds.__getitem__, reverse=True)
     ]
 
@@ -246,7 +251,7 @@ def print_profile(profile: Profile, folder: Path, console: Console, *, pipeline:
     """Print how the time of each step is divided, the operators that take longest, and the tensors and modules that
     hold the most memory. With a pipeline, also print how the time of each of its ranks is divided.
     """
-    shares = _table("step", "seconds", "compute", "overlapped", "communication", "idle")
+    shares = figures_table("step", "seconds", "compute", "overlapped", "communication", "idle")
     for step in profile.steps:
         parts = (step.compute, step.overlapped, step.communication, step.idle)
         shares.add_row(str(step.step), f"{step.seconds:.3f}", *(f"{part:.1%}" for part in parts))
@@ -259,12 +264,12 @@ def print_profile(profile: Profile, folder: Path, console: Console, *, pipeline:
             f"{max(means):.3f} on the slowest rank (rank {slowest})\n"
         )
     if pipeline is not None:
-        pipeline.print(_table("rank", "stages", "computing", "bubble", "waiting", "rest"), console)
-    total = sum(operator["milliseconds"] for operator in profile.operators)
-    longest = _table("operator", "calls", "ms", "share")
+        pipeline.print(figures_table("rank", "stages", "computing", "bubble", "waiting", "rest"), console)
+    total = sum(operator.milliseconds for operator in profile.operators)
+    longest = figures_table("operator", "calls", "ms", "share")
     for operator in profile.operators[:_TOLD]:
-        name, ms = Text(operator["name"][:80]), operator["milliseconds"]
-        longest.add_row(name, f"{operator['calls']:g}", f"{ms:,.2f}", f"{ms / total:.1%}")
+        ms = operator.milliseconds
+        longest.add_row(Text(operator.name[:80]), f"{operator.calls:g}", f"{ms:,.2f}", f"{ms / total:.1%}")
     console.print(longest)
     if profile.holders:
         console.print(_holders(profile))
@@ -276,15 +281,16 @@ def print_profile(profile: Profile, folder: Path, console: Console, *, pipeline:
 
 
 def _holders(profile: Profile) -> Table:
-    held = _table(f"holder at the peak of {profile.peak_bytes / 2**20:,.1f} MiB", "MiB", "share")
+    held = figures_table(f"holder at the peak of {profile.peak_bytes / 2**20:,.1f} MiB", "MiB", "share")
     for holder, size in list(profile.holders.items())[:_TOLD]:
         held.add_row(Text(holder), f"{size / 2**20:,.1f}", f"{size / profile.peak_bytes:.1%}")
     return held
 
 
-def _table(first: str, *others: str) -> Table:
+def figures_table(first: str, *others: str, overflow: OverflowMethod = "fold") -> Table:
+    """Make a table of figures. `first` names the column of texts, whose long texts overflow in this way."""
     table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column(first, overflow="fold")
+    table.add_column(first, overflow=overflow)
     for name in others:
         table.add_column(name, justify="right")
     return table

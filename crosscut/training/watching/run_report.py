@@ -44,7 +44,7 @@ from crosscut.training.watching.banner import (
     short,
 )
 from crosscut.training.watching.forecast import gain_of_one_rank
-from crosscut.training.watching.metrics import METRICS_FILE, TENSORBOARD_FOLDER, read_metrics
+from crosscut.training.watching.metrics import METRICS_FILE, TENSORBOARD_FOLDER, MetricsRow, read_metrics
 from crosscut.training.watching.profiling import PROFILE_FOLDER
 
 PLOT_FILE = "loss.png"
@@ -55,6 +55,10 @@ _NAMES = (
     SPIKES_FOLDER, INITIAL_FOLDER, TOKENS_FOLDER,
 )  # fmt: skip
 """Names of the files and folders that a run may contain, except for its checkpoints."""
+
+
+RunSummary = dict[str, Any]
+"""Content of `summary.json`."""
 
 
 def write_report(run: RunConfig, model: GPT, samples: RunSamples, outcome: RunOutcome) -> str:
@@ -115,7 +119,7 @@ def _samples(run: RunConfig, model: GPT, tokens: Tokens) -> dict[str, str]:
     return samples
 
 
-def summarize(run: RunConfig, outcome: RunOutcome, device: torch.device) -> dict[str, Any]:
+def summarize(run: RunConfig, outcome: RunOutcome, device: torch.device) -> RunSummary:
     """Return the figures of a run, as `summary.json` stores them. Rates are None if this process trained no step."""
     samples, length = run.training.samples_before, run.training.sequence_length
     num_tokens = (samples(run.training.steps) - samples(outcome.first_step)) * length
@@ -190,7 +194,7 @@ def _spikes(folder: Path) -> tuple[Event, ...]:
     return ()
 
 
-def _told(row: dict[str, Any], per: str) -> str:
+def _told(row: MetricsRow, per: str) -> str:
     """Return the text about the last validation pass for the plot's legend. There are no bits per byte
     if the tokens do not record the bytes of their text.
     """
@@ -214,7 +218,7 @@ def _smoothed(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
 
 def print_summary(
     run: RunConfig,
-    summary: dict[str, Any],
+    summary: RunSummary,
     samples: Mapping[str, str],
     console: Console,
     *,
@@ -253,7 +257,7 @@ def _next_commands(run: RunConfig, steps: int) -> Iterator[str]:
     yield f"{_tensorboard()} --logdir {folder}"
 
 
-def _summary_rows(run: RunConfig, summary: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
+def _summary_rows(run: RunConfig, summary: RunSummary) -> Iterator[tuple[str, str | Text]]:
     yield from model_rows(run)
     yield from mixture_rows(summary.get("mixture", ()))
     yield from average_rows(run)

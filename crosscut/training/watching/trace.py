@@ -78,7 +78,7 @@ def _kernels(events: Iterable[Event]) -> tuple[list[Span], list[Span]]:
     return union(computing), union(sending)
 
 
-def _operators(events: Iterable[Event], thread: Any) -> tuple[list[Span], list[Span]]:
+def _operators(events: Iterable[Event], thread: object) -> tuple[list[Span], list[Span]]:
     """Split the CPU operators into computing and sending spans. Operators inside a sending operator, such as a copy,
     count as communication.
     """

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from crosscut.config import Layout
-from crosscut.flight import RECORD, Kind, Phase
-from crosscut.flight.reading import Message, parse_record, place_name
+from crosscut.flight import RECORD, MessageKind, RunPhase
+from crosscut.flight.reading import RankMessage, parse_record, place_name
 from crosscut.flight.record import DONE
 from crosscut.model import GPT
 from crosscut.parallel import make_reducer
@@ -23,7 +23,11 @@ from tests.ranks import RankPool
 ZERO_2, ZERO_3 = Layout(data=2, sharding="zero2"), Layout(data=2, sharding="zero3")
 COPIES = Layout(data=4, shard_group=2, sharding="zero3")
 ROOT = "embedding and output layer"
-OPERATIONS = {Kind.ALL_GATHER: "all_gather", Kind.REDUCE_SCATTER: "reduce_scatter", Kind.ALL_REDUCE: "all_reduce"}
+OPERATIONS = {
+    MessageKind.ALL_GATHER: "all_gather",
+    MessageKind.REDUCE_SCATTER: "reduce_scatter",
+    MessageKind.ALL_REDUCE: "all_reduce",
+}
 
 
 def gradients_of(model: GPT, layout: Layout) -> list[Tensor]:
@@ -34,15 +38,15 @@ def gradients_of(model: GPT, layout: Layout) -> list[Tensor]:
     for i, (x, y) in enumerate(zip(*own, strict=True)):
         if i == len(own[0]) - 1:
             reducer.arm()
-        RECORD.phase(Phase.FORWARD, 0)
+        RECORD.phase(RunPhase.FORWARD, 0)
         loss = model.loss(x, y, scale=1.0 / float((targets != IGNORED).sum()))
-        RECORD.phase(Phase.BACKWARD)
+        RECORD.phase(RunPhase.BACKWARD)
         loss.backward()
     reducer.finish()
     return [local_part(parameter.grad) for parameter in model.parameters()]
 
 
-def messages_of_step(layout: Layout, copy: Any) -> tuple[list[Message], list[tuple[str, str, int]], list[Tensor]]:
+def messages_of_step(layout: Layout, copy: Any) -> tuple[list[RankMessage], list[tuple[str, str, int]], list[Tensor]]:
     """Messages of one step, as the record of this rank and as the recorder of operators has them, and its gradients."""
     model = build(layout)
     RECORD.open(rank=0, world_size=layout.data)
@@ -68,7 +72,7 @@ def test_the_record_lists_every_message(ranks: RankPool, tmp_path: Any, layout: 
     size = layout.shard_group or layout.data
     for listed, sent, _ in ranks.run(layout.data, messages_of_step, layout, tmp_path):
         assert [
-            (OPERATIONS[m.kind], m.axis, m.elements * (size if m.kind is Kind.ALL_GATHER else 1)) for m in listed
+            (OPERATIONS[m.kind], m.axis, m.elements * (size if m.kind is MessageKind.ALL_GATHER else 1)) for m in listed
         ] == sent
         assert all(message.state == DONE for message in listed)
         assert ("replica" in {message.axis for message in listed}) == (layout is COPIES)
@@ -77,10 +81,10 @@ def test_the_record_lists_every_message(ranks: RankPool, tmp_path: Any, layout: 
 def test_a_message_names_the_layer_whose_weights_it_carries(ranks: RankPool, tmp_path: Any) -> None:
     listed, *_ = ranks.run(2, messages_of_step, ZERO_3, tmp_path)[0]
     of_pass = [(m.phase, m.kind, place_name(m.place)) for m in listed[: len(listed) // 2]]  # of the first micro-batch
-    assert of_pass[:3] == [(Phase.FORWARD, Kind.ALL_GATHER, name) for name in (ROOT, "layer 0", "layer 1")]
+    assert of_pass[:3] == [(RunPhase.FORWARD, MessageKind.ALL_GATHER, name) for name in (ROOT, "layer 0", "layer 1")]
     assert Counter(of_pass[3:]) == Counter(
-        [(Phase.BACKWARD, Kind.ALL_GATHER, f"layer {i}") for i in (0, 1)]
-        + [(Phase.BACKWARD, Kind.REDUCE_SCATTER, name) for name in ("layer 0", "layer 1", ROOT)]
+        [(RunPhase.BACKWARD, MessageKind.ALL_GATHER, f"layer {i}") for i in (0, 1)]
+        + [(RunPhase.BACKWARD, MessageKind.REDUCE_SCATTER, name) for name in ("layer 0", "layer 1", ROOT)]
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from crosscut.config import OptimizerConfig
 from crosscut.training.memory.host_moments import InHostMemory, cut_in_pieces
 from crosscut.training.optimization.optimizer import AdamCall, LocalAdamW, OnDevice, Rules, make_optimizer
-from tests.training.jobs import loop, parts
+from tests.training.jobs import are_equal, loop, parts
 
 OFFLOAD = 'training.offload=["optimizer"]'
 LAYOUTS = {"zero2": ("layout.data=2", 'layout.sharding="zero2"'), "tensor 2": ("layout.tensor=2",), "one rank": ()}
@@ -63,8 +63,7 @@ def updated(home: Any, device: str = "cpu") -> list[torch.Tensor]:
 
 def test_numbers_are_those_of_pytorchs_adamw_bit_for_bit():
     here, away = updated(OnDevice()), updated(InHostMemory(piece_elements=2048))
-    for one, other in zip(here, away, strict=True):
-        assert torch.equal(one, other)
+    assert are_equal(here, away)
     torch.manual_seed(1)
     layer = torch.nn.Sequential(torch.nn.Linear(77, 131), torch.nn.Linear(131, 3))
     groups = [
@@ -113,7 +112,7 @@ def test_model_trains_bit_for_bit_alike_in_pieces(ranks, run_with, options):
     away = ranks.run(run.layout.world_size, steps_in_pieces, run, True)
     for (ours, _), (theirs, largest) in zip(here, away, strict=True):
         assert 0 < largest <= 1 << 15
-        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        assert are_equal(ours, theirs)
 
 
 def test_checkpoints_are_those_of_runs_without(ranks, run_with):
@@ -140,8 +139,7 @@ def home_of(run: Any) -> str:
 
 @pytest.mark.gpu
 def test_on_a_gpu_moments_lie_in_pinned_host_memory_and_give_the_same_numbers():
-    for one, other in zip(updated(OnDevice(), "cuda"), updated(InHostMemory(2048), "cuda"), strict=True):
-        assert torch.equal(one, other)
+    assert are_equal(updated(OnDevice(), "cuda"), updated(InHostMemory(2048), "cuda"))
     weight = torch.nn.Parameter(torch.zeros(1 << 20, device="cuda"))
     home = InHostMemory(1 << 16)
     moment = home.new(weight)

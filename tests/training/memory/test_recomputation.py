@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from crosscut.launch.heap import HEAP_SETTINGS, give_freed_tensors_back
 from crosscut.training.memory.host_activations import HostActivations
-from tests.training.jobs import CPU, parts
+from tests.training.jobs import CPU, are_equal, parts
 
 MODES = [
     ('training.recompute="full"',),
@@ -51,7 +51,7 @@ def test_recomputed_gradients_with_dropout_are_the_same_to_the_last_bit(ranks, r
     for plain, *others in ranks.run(runs[0].layout.world_size, gradients_of, runs):
         for mode, (loss, gradients, drawn) in zip(MODES, others, strict=True):
             assert loss == plain[0], mode
-            assert all(torch.equal(a, b) for a, b in zip(gradients, plain[1], strict=True)), mode
+            assert are_equal(gradients, plain[1]), mode
             assert torch.equal(drawn, plain[2]), f"{mode}: the random streams were not left as they were"
 
 
@@ -113,7 +113,7 @@ def test_recomputed_bfloat16_gradients_are_the_same_to_the_last_bit(ranks, run_w
     runs = [run_with(*options), *(run_with(*options, *mode) for mode in MODES)]
     for plain, *others in ranks.run(2, gradients_of, runs):
         for mode, (_, gradients, _) in zip(MODES, others, strict=True):
-            assert all(torch.equal(a, b) for a, b in zip(gradients, plain[1], strict=True)), mode
+            assert are_equal(gradients, plain[1]), mode
 
 
 def names_of(runs) -> list[tuple[list[str], list[str]]]:
@@ -190,7 +190,7 @@ def gradients_with_hook(runs) -> list[list[Tensor]]:
 def test_user_hooks_on_what_is_recomputed_have_their_effect(ranks, run_with):
     plain, *others = ranks.run(1, gradients_with_hook, [run_with(), *(run_with(*mode) for mode in MODES)])[0]
     for mode, gradients in zip(MODES, others, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(gradients, plain, strict=True)), mode
+        assert are_equal(gradients, plain), mode
 
 
 def changed_between(run) -> str:

@@ -43,24 +43,17 @@ def stepped(run: RunConfig) -> dict[str, Any]:
     return {"apart": apart, "average": average, "cut like the weights": alike}
 
 
-@pytest.fixture(scope="module")
-def uncut() -> dict[tuple[str, ...], dict[str, Tensor]]:
-    """The average after the steps on one rank, by the optimizer's options."""
-    return {}
-
-
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("optimizer", [MUON, ()], ids=["Muon", "AdamW"])
 @pytest.mark.parametrize("layout", ["zero3", "2x2 split zero2", "tensor 2"])
-def test_the_average_is_that_of_whole_weights_on_every_layout(ranks, run_with, uncut, layout, optimizer):
+def test_the_average_is_that_of_whole_weights_on_every_layout(ranks, run_with, once, layout, optimizer):
     run = run_with(*EXACT, *EMA, *optimizer, *LAYOUTS[layout])
     told = ranks.run(run.layout.world_size, stepped, run)
-    if optimizer not in uncut:
-        uncut[optimizer] = ranks.run(1, stepped, run_with(*EXACT, *EMA, *optimizer))[0]["average"]
+    uncut = once(optimizer, lambda: ranks.run(1, stepped, run_with(*EXACT, *EMA, *optimizer))[0]["average"])
     for rank in told:
         assert rank["cut like the weights"]
         assert rank["apart"] < 1e-12
-        for name, average in uncut[optimizer].items():
+        for name, average in uncut.items():
             assert (average - rank["average"][name]).abs().max() < 1e-10, name
 
 

@@ -72,23 +72,16 @@ def stepped(run: RunConfig) -> dict[str, Any]:
     return {"distance": distance, "weights": weights}
 
 
-@pytest.fixture(scope="module")
-def uncut() -> dict[tuple[str, ...], dict[str, Tensor]]:
-    """The weights after the steps on one rank, by the model's options."""
-    return {}
-
-
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("model", [LLAMA, ()], ids=["Llama", "GPT-2"])
 @pytest.mark.parametrize("layout", ["2x2 split zero2", "zero3", "tensor 2"])
-def test_the_update_is_that_of_whole_matrices_on_every_layout(ranks, run_with, uncut, layout, model):
+def test_the_update_is_that_of_whole_matrices_on_every_layout(ranks, run_with, once, layout, model):
     run = run_with(*EXACT, *MUON, *model, *LAYOUTS[layout])
     told = ranks.run(run.layout.world_size, stepped, run)
-    if model not in uncut:
-        uncut[model] = ranks.run(1, stepped, run_with(*EXACT, *MUON, *model))[0]["weights"]
+    uncut = once(model, lambda: ranks.run(1, stepped, run_with(*EXACT, *MUON, *model))[0]["weights"])
     for rank in told:
         assert rank["distance"] < 1e-10
-        for name, weight in uncut[model].items():
+        for name, weight in uncut.items():
             assert (weight - rank["weights"][name]).abs().max() < 1e-10, name
 
 

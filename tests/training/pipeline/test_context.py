@@ -1,15 +1,13 @@
 """Stages whose sequences context ranks share: losses, norms and every gradient are those of one rank, in float64."""
 
-import json
 from typing import Any, NamedTuple
 
 import pytest
 
 from tests.ranks import RankPool
-from tests.training.jobs import whole_run
-from tests.training.pipeline.jobs import EXACT, LLAMA, course, drift_after, sent_by_stage
+from tests.training.pipeline.jobs import EXACT, LLAMA, course
 from tests.training.pipeline.test_equality import FOUR, assert_equal, layout_of
-from tests.training.pipeline.test_runs import loss_of_source, validation_loss
+from tests.training.pipeline.test_runs import validation_loss
 
 MODELS = {
     "gpt2": (),
@@ -103,36 +101,3 @@ def test_validation_passes_through_all_stages_with_a_part_of_each_sequence(ranks
     (expected,) = ranks.run(1, validation_loss, run_with(*settings))
     run = run_with(*settings, *layout_of(f"pipeline=2 context=2 {ways}"))
     assert ranks.run(4, validation_loss, run) == pytest.approx([expected] * 4)
-
-
-@pytest.mark.slow  # test_stages.py sends the parts of a split sequence
-def test_a_stage_sends_the_tokens_of_its_context_rank(ranks, run_with):
-    run = run_with(*EXACT, *layout_of("pipeline=2 context=2"))
-    for of_rank in ranks.run(4, sent_by_stage, run):
-        assert {shape for _, shape in of_rank} == {(1, 16, run.model.hidden_size)}
-
-
-@pytest.mark.slow  # test_stages.py compares the replicas of a stage and both ends
-def test_the_replica_guard_compares_context_ranks_of_a_stage_and_both_ends(ranks, run_with):
-    run = run_with(*EXACT, *layout_of("pipeline=2 context=2"))
-    for drift in ranks.run(4, drift_after, run, "tokens.weight", 3):
-        assert drift.name == "tokens.weight"
-        assert 3 in drift.ranks
-
-
-@pytest.mark.slow  # others train a whole run with stages, or with shared sequences
-def test_a_whole_run_trains_validates_and_saves(ranks, run_with, tmp_path):
-    folder = tmp_path / "run"
-    settings = (
-        "training.micro_batch_size=2",
-        "training.steps=3",
-        "training.validate_every=0",
-        f"output.folder={folder}",
-    )
-    settings = (*settings, "model.dropout=0.0")
-    printed = ranks.run(4, whole_run, run_with(*settings, *layout_of("pipeline=2 context=2 context_attention=ring")))[0]
-    assert "pipeline 2" in printed
-    assert "16 tokens of each sequence per rank" in " ".join(printed.replace("│", "").split())
-    summary = json.loads((folder / "summary.json").read_text())
-    read = ranks.run(1, loss_of_source, str(folder), run_with(f"output.folder={tmp_path / 'other'}"))[0]
-    assert read == pytest.approx(summary["validation_loss_after"], rel=1e-5)

@@ -50,21 +50,14 @@ def assert_equal(found, expected, rel=1e-10):
     assert names == set(expected["gradients"])
 
 
-@pytest.fixture(scope="module")
-def on_one_rank():
-    """Courses on one rank, each computed once."""
-    return {}
-
-
 @pytest.mark.one_in(56)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("model", MODELS)
-def test_a_pipeline_trains_as_one_rank(ranks, run_with, on_one_rank, layout, model):
+def test_a_pipeline_trains_as_one_rank(ranks, run_with, once, layout, model):
     settings = (*FOUR, *MODELS[model], "model.dropout=0.0", "training.steps=3")
-    if model not in on_one_rank:
-        on_one_rank[model] = ranks.run(1, course, run_with(*settings), 3)[0]
+    expected = once(model, lambda: ranks.run(1, course, run_with(*settings), 3)[0])
     run = run_with(*settings, *layout_of(layout))
-    assert_equal(ranks.run(run.layout.world_size, course, run, 3), on_one_rank[model])
+    assert_equal(ranks.run(run.layout.world_size, course, run, 3), expected)
 
 
 @pytest.mark.one_in(3)

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from crosscut.training.driving.preparation import describe_settings
 from crosscut.training.evaluations import Evaluations
 from tests.training.jobs import loop, parts, whole_run
 from tests.training.pipeline.test_equality import FOUR, layout_of
-from tests.training.test_resume import record
+from tests.training.test_resume import record, require_same_run
 
 SETTINGS = (*FOUR, "model.dropout=0.0", "checkpoint.keep=100")
 RESUMED = (*SETTINGS, "training.steps=3", "checkpoint.every=2", "training.validate_every=0")
@@ -28,18 +27,10 @@ def validation_loss(run) -> float:
     return evaluate_loss(trainer.model, batches.validation_batches()).loss
 
 
-@pytest.fixture(scope="module")
-def on_one_rank() -> dict[str, Any]:
-    """Results on one rank, each computed once."""
-    return {}
-
-
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("layout", ["pipeline=2 stages_per_rank=2", "pipeline=4", "pipeline=2 data=2", "pipeline=2"])
-def test_validation_passes_forward_through_all_stages(ranks, run_with, on_one_rank, layout):
-    if "loss" not in on_one_rank:
-        on_one_rank["loss"] = ranks.run(1, validation_loss, run_with(*SETTINGS))[0]
-    expected = on_one_rank["loss"]
+def test_validation_passes_forward_through_all_stages(ranks, run_with, once, layout):
+    expected = once("loss", lambda: ranks.run(1, validation_loss, run_with(*SETTINGS))[0])
     run = run_with(*SETTINGS, *layout_of(layout))
     assert ranks.run(run.layout.world_size, validation_loss, run) == pytest.approx([expected] * run.layout.world_size)
 
@@ -59,7 +50,7 @@ def scores(run) -> dict[str, float]:
         "pipeline=2 context=2",
     ],
 )
-def test_tasks_are_scored_through_all_stages(ranks, run_with, tmp_path, on_one_rank, layout):
+def test_tasks_are_scored_through_all_stages(ranks, run_with, tmp_path, once, layout):
     (tmp_path / "own.txt").write_text("The Congress of the United States met, and the people were glad.\n" * 20)
     (tmp_path / "lambada.txt").write_text("the people of the United States\nI have the honor to report\n")
     tasks = (
@@ -67,9 +58,7 @@ def test_tasks_are_scored_through_all_stages(ranks, run_with, tmp_path, on_one_r
         f"evaluation.lambada={tmp_path / 'lambada.txt'}",
         "evaluation.batch_size=3",
     )
-    if "scores" not in on_one_rank:
-        on_one_rank["scores"] = ranks.run(1, scores, run_with(*SETTINGS, *tasks))[0]
-    expected = on_one_rank["scores"]
+    expected = once("scores", lambda: ranks.run(1, scores, run_with(*SETTINGS, *tasks))[0])
     run = run_with(*SETTINGS, *tasks, *layout_of(layout))
     for found in ranks.run(run.layout.world_size, scores, run):
         assert found == pytest.approx(expected, rel=1e-10)
@@ -109,9 +98,7 @@ def test_a_run_resumes_exactly_on_its_own_layout(ranks, run_with, tmp_path, more
     whole = ranks.run(2, record, run)
     again = run_with(*settings, f"output.folder={tmp_path / 'second'}")
     place = checkpoint_folder(run.checkpoints_folder, 2)
-    for before, after in zip(whole, ranks.run(2, record, again, place), strict=True):
-        assert after["losses"] == {2: before["losses"][2]}
-        assert all(torch.equal(weight, before["weights"][name]) for name, weight in after["weights"].items())
+    require_same_run(whole, ranks.run(2, record, again, place), done=2)
 
 
 def loss_of_source(folder: str, run) -> float:

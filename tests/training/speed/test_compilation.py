@@ -23,18 +23,13 @@ from crosscut.training.precision import resolve_on
 from crosscut.training.speed import compilation
 from crosscut.training.speed.compilation import compiled_modules, require_compilation, uncompiled
 from crosscut.training.step import Trainer
-from tests.ranks import RankPool
 from tests.training.jobs import CPU, parts
 
 pytestmark = [  # what the compiler does inside is not ours to mend
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
 ]
-LAYOUTS = [  # the slow ones are the quick one with fewer collectives
-    pytest.param(("layout.tensor=1",), marks=pytest.mark.slow),
-    pytest.param(("layout.tensor=2",), marks=pytest.mark.slow),
-    ("layout.tensor=2", "layout.sequence_parallel=true"),
-]
+SPLIT = ("layout.tensor=2", "layout.sequence_parallel=true")
 ON = "training.compile=on"
 needs_cpp_compiler = pytest.mark.skipif(
     not compilation._has_cpp_compiler(), reason="inductor needs a C++ compiler on the CPU"
@@ -65,12 +60,8 @@ def trained(run: RunConfig, num_steps: int, backend: str, with_validation: bool 
     }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=" ".join)
-def test_all_layers_share_one_graph_that_computes_and_sends_what_the_plain_code_does(
-    ranks: RankPool, run_with: Any, layout: tuple[str, ...]
-) -> None:
-    dropout = 0.0 if layout == ("layout.tensor=2",) else 0.1  # drawn from one stream
-    options = (*layout, f"model.dropout={dropout}", "training.precision=float64")
+def test_all_layers_share_one_graph_that_computes_and_sends_what_the_plain_code_does(ranks, run_with):
+    options = (*SPLIT, "model.dropout=0.1", "training.precision=float64")
     run = run_with(*options, ON)
     num_ranks = run.layout.world_size
     plain = ranks.run(num_ranks, trained, run_with(*options), 1, "aot_eager")
@@ -97,9 +88,7 @@ def test_all_layers_share_one_graph_that_computes_and_sends_what_the_plain_code_
     ],
     ids=str,
 )
-def test_recomputation_and_sharding_stay_outside_of_the_graph(
-    ranks: RankPool, run_with: Any, options: tuple[str, ...], num_graphs: int, num_runs: int
-) -> None:
+def test_recomputation_and_sharding_stay_outside_of_the_graph(ranks, run_with, options, num_graphs, num_runs):
     options = (*options, "model.num_layers=3", "model.dropout=0.0", "training.precision=float64")
     run = run_with(*options, ON)
     plain = ranks.run(run.layout.world_size, trained, run_with(*options), 2, "aot_eager", False)
@@ -144,9 +133,7 @@ def bytes_kept(runs: list[RunConfig], backend: str) -> list[int]:
     ],
     ids=str,
 )
-def test_a_compiled_layer_keeps_what_the_planner_says_with_and_without_recomputed_operators(
-    ranks: RankPool, run_with: Any, layout: tuple[str, ...], backend: str
-) -> None:
+def test_a_compiled_layer_keeps_what_the_planner_says(ranks, run_with, layout, backend):
     options = (*layout, "model.dropout=0.0", "training.precision=bfloat16", ON)
     runs = [run_with(*options, f"training.recompute={mode}") for mode in ("none", "operators")]
     planned = [layer_activations(run, device="cpu") for run in runs]
@@ -157,7 +144,7 @@ def test_a_compiled_layer_keeps_what_the_planner_says_with_and_without_recompute
 
 
 @pytest.mark.slow
-def test_float8_products_are_part_of_the_one_graph(ranks: RankPool, run_with: Any) -> None:
+def test_float8_products_are_part_of_the_one_graph(ranks, run_with):
     options = ("layout.tensor=2", "model.dropout=0.0", "training.precision=float8")
     plain = ranks.run(2, trained, run_with(*options), 2, "aot_eager", False)[0]
     for result in ranks.run(2, trained, run_with(*options, ON), 2, "aot_eager", False):
@@ -167,7 +154,7 @@ def test_float8_products_are_part_of_the_one_graph(ranks: RankPool, run_with: An
 
 @needs_cpp_compiler
 @pytest.mark.slow
-def test_twenty_steps_of_real_compiled_code_stay_within_a_millionth(ranks: RankPool, run_with: Any) -> None:
+def test_twenty_steps_of_real_compiled_code_stay_within_a_millionth(ranks, run_with):
     options = ("model.num_layers=1", "model.dropout=0.0", "training.steps=20")
     plain = ranks.run(1, trained, run_with(*options), 20, "inductor", False)[0]
     result = ranks.run(1, trained, run_with(*options, ON), 20, "inductor", False, time_limit=200.0)[0]
@@ -202,9 +189,7 @@ def waited_for_at_once(names: list[str]) -> int:
     [(False, 1, (2, 0)), (True, 1, (4, 2)), (True, 2, (4, 2))],
     ids=["plain", "sequence parallel", "in halves"],
 )
-def test_what_is_sent_runs_beside_products_in_real_compiled_code(
-    ranks: RankPool, run_with: Any, split: bool, num_pieces: int, alone: tuple[int, int]
-) -> None:
+def test_what_is_sent_runs_beside_products_in_real_compiled_code(ranks, run_with, split, num_pieces, alone):
     run = run_with("layout.tensor=2", f"layout.sequence_parallel={str(split).lower()}", "model.dropout=0.0", ON)
     forward, backward = ranks.run(2, sent_beside_products, run, num_pieces, time_limit=200.0)[0]
     sent = [[name for name in names if name not in ("product", "wait")] for names in (forward, backward)]
@@ -240,9 +225,7 @@ def drawn_again(run: RunConfig) -> dict[str, Any]:
 
 @pytest.mark.slow
 @needs_cpp_compiler
-def test_compiled_dropout_draws_the_same_in_a_restarted_run_and_in_recomputation(
-    ranks: RankPool, run_with: Any
-) -> None:
+def test_compiled_dropout_draws_the_same_in_a_restarted_run_and_in_recomputation(ranks, run_with):
     told = ranks.run(1, drawn_again, run_with("model.dropout=0.2", ON), time_limit=200.0)[0]
     assert told["losses"] == told["again"]
     assert len(set(told["losses"])) == 3
@@ -259,9 +242,7 @@ def loss_and_gradients(run: RunConfig) -> list[Tensor]:
 @needs_cpp_compiler
 @pytest.mark.parametrize("more", [["full"], ["full", "training.offload=activations"], ["operators"]], ids=" ".join)
 @pytest.mark.parametrize("tensor", [1, 2])
-def test_compiled_dropout_is_drawn_again_by_the_runs_own_recomputation(
-    ranks: RankPool, run_with: Any, tensor: int, more: list[str]
-) -> None:
+def test_compiled_dropout_is_drawn_again_by_the_runs_own_recomputation(ranks, run_with, tensor, more):
     of_run = (ON, "model.dropout=0.2", *([] if tensor == 1 else ["layout.tensor=2", "layout.sequence_parallel=true"]))
     kept, again = (
         ranks.run(tensor, loss_and_gradients, run_with(*of_run, *options), time_limit=200.0)
@@ -300,9 +281,7 @@ def settings_in_both_passes(run: RunConfig) -> list[tuple[bool, bool, bool]]:
         (["layout.tensor=2", "layout.sequence_parallel=true"], False, False),
     ],
 )
-def test_ranks_that_compute_the_same_take_the_same_kernels(
-    ranks: RankPool, run_with: Any, layout: list[str], reorders: bool, deterministic: bool
-) -> None:
+def test_ranks_that_compute_the_same_take_the_same_kernels(ranks, run_with, layout, reorders, deterministic):
     run = run_with(ON, "model.dropout=0.0", *layout)
     for seen in ranks.run(run.layout.tensor, settings_in_both_passes, run, time_limit=200.0):
         assert sorted(seen) == [(False, reorders, deterministic), (True, reorders, deterministic)]
@@ -323,7 +302,7 @@ def watched_by_a_mode(run: RunConfig, layers: bool) -> str:
 
 @pytest.mark.filterwarnings("ignore:torch.compile with fullgraph=True found no compiled frames")  # PyTorch 2.12's word
 @pytest.mark.parametrize("what", ["A layer", "The loss"])
-def test_what_would_run_uncompiled_is_an_error(ranks: RankPool, run_with: Any, what: str) -> None:
+def test_what_would_run_uncompiled_is_an_error(ranks, run_with, what):
     assert ranks.run(1, watched_by_a_mode, run_with(ON, "model.dropout=0.0"), what == "A layer")[0] == (
         f"{what} must run as compiled code (`training.compile`), but does not: PyTorch ran it uncompiled. Set "
         'training.compile="off", or run with TORCH_LOGS=graph_breaks,recompiles to see the cause.'
@@ -344,7 +323,7 @@ def many_shapes(run: RunConfig) -> tuple[int, str]:
     return made, str(error.value)
 
 
-def test_more_shapes_than_graphs_are_an_error_and_plain_code_takes_any(ranks: RankPool, run_with: Any) -> None:
+def test_more_shapes_than_graphs_are_an_error_and_plain_code_takes_any(ranks, run_with):
     made, message = ranks.run(1, many_shapes, run_with(ON, "model.dropout=0.0"))[0]
     assert made == 2
     assert "but does not: PyTorch met too many different shapes or settings. Set" in message
@@ -359,17 +338,17 @@ def untraceable(run: RunConfig) -> str:
     return str(error.value)
 
 
-def test_a_graph_break_is_an_error(ranks: RankPool, run_with: Any) -> None:
+def test_a_graph_break_is_an_error(ranks, run_with):
     message = ranks.run(1, untraceable, run_with(ON, "model.dropout=0.0"))[0]
     assert message.startswith("A layer must run as compiled code (`training.compile`), but does not: PyTorch cannot")
 
 
-def test_without_being_asked_nothing_is_compiled_on_the_cpu(ranks: RankPool, run_with: Any) -> None:
+def test_without_being_asked_nothing_is_compiled_on_the_cpu(ranks, run_with):
     for option in ("training.compile=auto", "training.compile=off"):
         assert ranks.run(1, trained, run_with(option), 1, "inductor")[0]["compiled"] == ()
 
 
-def test_a_machine_without_a_compiler_is_refused_before_the_start(run_with: Any) -> None:
+def test_a_machine_without_a_compiler_is_refused_before_the_start(run_with):
     run = run_with(ON)
     with torch._dynamo.config.patch(disable=True), pytest.raises(ConfigError) as error:
         require_compilation(resolve_on(run, CPU), CPU)
@@ -390,7 +369,7 @@ def test_a_machine_without_a_compiler_is_refused_before_the_start(run_with: Any)
         require_compilation(resolve_on(run_with("training.compile=auto"), CPU), CPU)
 
 
-def test_ranks_that_compute_the_same_are_compiled_alike_and_in_order(run_with: Any) -> None:
+def test_ranks_that_compute_the_same_are_compiled_alike_and_in_order(run_with):
     found = {}
     for split in ("false", "true"):
         run = run_with("layout.tensor=2", f"layout.sequence_parallel={split}")
@@ -411,9 +390,7 @@ def test_a_ring_is_not_compiled_with_a_pytorch_that_gets_it_wrong(run_with, monk
     ("precision", "capability", "dtype"),
     [("float64", (9, 0), "float64"), ("bfloat16", (7, 5), "bfloat16"), ("float32", (9, 0), ""), ("auto", (7, 5), "")],
 )
-def test_attention_that_keeps_its_scores_on_a_gpu_is_not_compiled_where_they_are_to_be_recomputed(
-    run_with: Any, precision: str, capability: tuple[int, int], dtype: str
-) -> None:
+def test_attention_that_keeps_its_scores_on_a_gpu_is_not_compiled(run_with, precision, capability, dtype):
     run = run_with(ON, f"training.precision={precision}", "training.recompute=selective")
     device, triton = torch.device("cuda", 0), mock.patch("importlib.util.find_spec", return_value=object())
     with mock.patch.object(torch.cuda, "get_device_capability", return_value=capability), triton:

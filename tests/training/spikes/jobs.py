@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from crosscut.checkpoint.storage import LocalFolder
-from crosscut.config import RunConfig, TrainingError
-from crosscut.training.loop import Loop
+from crosscut.config import RunConfig
 from crosscut.training.spikes.order import SampleOrder, SampleSkip
-from tests.training.jobs import parts
+from tests.training.jobs import error_of, parts
 from tests.training.test_resume import whole_weights
 
 
@@ -29,7 +27,6 @@ def spoiled_run(
     """
     trainer, batches = parts(run)
     batches.order = SampleOrder(run.training, skips)
-    Path(run.output.folder).mkdir(parents=True, exist_ok=True)
     update, step = trainer.update, trainer.step
     losses: dict[int, float] = {}
     bits: list[tuple[str, str]] = []
@@ -50,17 +47,11 @@ def spoiled_run(
         return result
 
     trainer.update, trainer.step = spoil, noted
-    error = ""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("crosscut.training.spikes.autopilot.MOST_SHARE", share)
         if fault is not None:
             fault(patch)
-        loop = Loop(trainer, batches)
-        with loop.checkpoints.completed():
-            try:
-                loop.train(LocalFolder(resume_from) if resume_from else None)
-            except TrainingError as raised:
-                error = str(raised)
+        error = error_of(trainer, batches, resume_from)
     averages = trainer.average.tensors if trainer.average else {}
     return {
         "losses": losses,

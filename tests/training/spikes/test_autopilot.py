@@ -1,6 +1,5 @@
 """After a spike, a run returns to an earlier state and leaves the batches out; from its record, it is repeatable."""
 
-import json
 import math
 from functools import partial
 from pathlib import Path
@@ -12,8 +11,8 @@ from crosscut.training.spikes.copies import StateCopies, steps_between_copies
 from crosscut.training.spikes.order import SampleSkip
 from crosscut.training.spikes.record import own_record
 from tests.training.conftest import tiny_run
+from tests.training.jobs import rows_of
 from tests.training.spikes.jobs import same_bits, spoiled_run
-from tests.training.test_resume import checkpoint_of
 
 PLAIN = ("training.steps=24", "training.validate_every=0", "checkpoint.every=0")
 SKIP = (*PLAIN, "training.on_spike=skip")
@@ -54,9 +53,9 @@ def test_a_run_returns_leaves_the_batches_out_and_repeats_from_its_record(ranks,
     folder = Path(run.output.folder)
     assert result["skips"] == own_record(folder).skips == SKIPS
     assert [result["positions"][step] for step in range(24)] == [4 * step + 32 * (step >= 10) for step in range(24)]
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows if "loss" in row] == list(range(1, 25))
-    assert [row["samples"] for row in rows if "loss" in row][8:11] == [36, 40, 76]
+    rows = [row for row in rows_of(run) if "loss" in row]
+    assert [row["step"] for row in rows] == list(range(1, 25))
+    assert [row["samples"] for row in rows][8:11] == [36, 40, 76]
     saved = [read_manifest(checkpoint).progress for checkpoint in list_checkpoints(run.checkpoints_folder)]
     assert {each.step: each.skips for each in saved} == {
         4: (), 8: (), **dict.fromkeys((12, 16, 20, 24), ((10, 32),))
@@ -105,14 +104,6 @@ def test_a_run_on_a_layout_is_the_run_with_the_record_on_one_rank(ranks, run_wit
     for result in results:
         assert result["losses"] == pytest.approx(alone["losses"], rel=1e-10)
         assert result["bits"] == results[0]["bits"]
-
-
-@pytest.mark.slow  # on one rank, the quick test above
-def test_a_run_on_a_layout_repeats_from_its_record(ranks, run_with):
-    exact = (*EXACT, *LAYOUTS["tensor 2, data 2, ZeRO-3"])
-    results = train(ranks, run_with(*SKIP, *exact), {BAD: math.nan})
-    repeated = train(ranks, run_with(*PLAIN, *exact), {BAD: math.nan}, SKIPS)
-    assert all(same_bits(ours, theirs) for ours, theirs in zip(results, repeated, strict=True))
 
 
 def _without(patch, part):
@@ -201,14 +192,6 @@ def test_a_skip_that_cannot_be_recorded_stops_the_run(ranks, run_with):
 
 def _no_room(patch):
     patch.setattr("crosscut.training.spikes.copies.available_memory", lambda: 1000)
-
-
-@pytest.mark.slow  # `test_job.py` resumes a run with a record
-def test_a_resume_before_the_return_leaves_out_the_same_batches(ranks, run_with):
-    run = run_with(*SKIP, *SAVED)
-    (result,) = train(ranks, run, {BAD: math.nan})
-    (resumed,) = train(ranks, run, {BAD: math.nan}, own_record(Path(run.output.folder)).skips, checkpoint_of(run, 8))
-    assert {step: loss for step, loss in result["losses"].items() if step >= 8} == resumed["losses"]
 
 
 def test_copies_are_frequent_in_short_runs_and_rare_in_long_runs():

@@ -1,6 +1,5 @@
 """A whole run reads a record of skips, and a resumed run keeps to its own."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from crosscut.config import ConfigError
 from crosscut.training.requirements import require_no_spikes
 from crosscut.training.spikes.order import SampleSkip
 from crosscut.training.spikes.record import SkipRecord, own_record
-from tests.training.jobs import whole_run
+from tests.training.jobs import rows_of, whole_run
 from tests.training.test_resume import checkpoint_of
 
 RECORD = SkipRecord(skips=(SampleSkip(4, 8),))
@@ -21,8 +20,7 @@ def skips_at(run, step: int) -> tuple:
 
 
 def samples_of(run) -> list[int]:
-    rows = [json.loads(line) for line in (Path(run.output.folder) / "metrics.jsonl").read_text().splitlines()]
-    return [row["samples"] for row in rows if "samples" in row]
+    return [row["samples"] for row in rows_of(run) if "samples" in row]
 
 
 def test_a_new_run_leaves_out_what_the_record_of_another_run_says(ranks, run_with, tmp_path):

@@ -7,8 +7,7 @@ import torch
 
 from crosscut.training.result import DeviceFigures, NonFiniteError, StepResult
 from crosscut.training.watching.following import Follower
-
-CPU = torch.device("cpu")
+from tests.training.jobs import CPU
 
 
 def result_of(step: int, *, held: float = 0.0, seconds: float = 0.0) -> StepResult:
@@ -29,7 +28,7 @@ def follower(told: list[tuple[int, float]]) -> Follower:
     return Follower(lambda result, seconds: told.append((result.step, seconds)), CPU)
 
 
-def test_a_step_is_told_of_when_the_next_is_launched(follower: Follower, told: list[tuple[int, float]]) -> None:
+def test_a_step_is_told_of_when_the_next_is_launched(follower, told):
     follower.launch(lambda: result_of(0))
     assert told == []
     follower.launch(lambda: result_of(1))
@@ -39,9 +38,7 @@ def test_a_step_is_told_of_when_the_next_is_launched(follower: Follower, told: l
     assert [step for step, _ in told] == [0, 1]
 
 
-def test_seconds_are_the_steps_own_and_not_those_between_them(
-    follower: Follower, told: list[tuple[int, float]]
-) -> None:
+def test_seconds_are_the_steps_own_and_not_those_between_them(follower, told):
     follower.launch(lambda: result_of(0, seconds=0.05))
     time.sleep(0.4)
     follower.launch(lambda: result_of(1, seconds=0.1))
@@ -52,9 +49,7 @@ def test_seconds_are_the_steps_own_and_not_those_between_them(
     assert follower.seconds == pytest.approx(first + second)
 
 
-def test_a_failed_step_is_raised_when_the_next_is_launched_and_is_not_told(
-    follower: Follower, told: list[tuple[int, float]]
-) -> None:
+def test_a_failed_step_is_raised_when_the_next_is_launched_and_is_not_told(follower, told):
     follower.launch(lambda: result_of(0, held=1.0))
     with pytest.raises(NonFiniteError, match="step 1"):
         follower.launch(lambda: result_of(1))

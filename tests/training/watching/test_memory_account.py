@@ -9,8 +9,7 @@ from crosscut.kernels import ORDINARY
 from crosscut.model.block import Block
 from crosscut.model.mlp import MLP
 from crosscut.training.watching.memory_account import PACKAGE, Account, account_of, holder_of, read_snapshot
-
-CPU = torch.device("cpu")
+from tests.training.jobs import CPU
 
 
 def test_peak_is_where_most_was_held_at_once():

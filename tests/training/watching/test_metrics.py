@@ -178,12 +178,7 @@ def test_a_validation_is_a_row_and_a_line(tmp_path, capsys):
         metrics.validation(5, Score(loss=math.log(2), num_tokens=8))
     first, second = read_metrics(tmp_path)
     assert first == pytest.approx(
-        {
-            "step": 4,
-            "validation_loss": math.log(2),
-            "validation_perplexity": 2.0,
-            "validation_bits_per_byte": 0.4,
-        }
+        {"step": 4, "validation_loss": math.log(2), "validation_perplexity": 2.0, "validation_bits_per_byte": 0.4}
     )
     assert second["validation_bits_per_byte"] is None
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines() if "validation" in line] == [

@@ -106,7 +106,7 @@ def test_compiled_graphs_are_not_told_apart_by_the_hashes_of_their_code():
         for name in ("fabc", "fdef"):
             with torch._C._profiler._RecordFunctionFast(f"## Call CompiledFxGraph {name} ##"):
                 torch.ones(8)
-    calls = {operator["name"]: operator["calls"] for operator in _operators(recorder.events())}
+    calls = {operator.name: operator.calls for operator in _operators(recorder.events())}
     assert calls["compiled graph"] == 2
     assert not any("#" in name for name in calls)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from crosscut.training.watching.trace import shares_of_steps, union
+from crosscut.training.watching.trace import Shares, shares_of_steps, union
 
 
 def event(name: str, start: float, end: float, *, cat: str, tid: int = 1) -> dict:
@@ -11,6 +11,10 @@ def event(name: str, start: float, end: float, *, cat: str, tid: int = 1) -> dic
 
 def step(number: int, start: float, end: float) -> dict:
     return event(f"crosscut step {number}", start, end, cat="user_annotation")
+
+
+def parts_of(shares: Shares) -> tuple[float, ...]:
+    return shares.compute, shares.overlapped, shares.communication, shares.idle
 
 
 def test_union_joins_what_touches_or_overlaps():
@@ -30,10 +34,7 @@ def test_on_a_gpu_kernels_count_and_overlap_is_told_apart():
     ]
     third, fourth = shares_of_steps(events)
     assert (third.step, third.seconds) == (3, pytest.approx(1e-4))
-    assert third.compute == pytest.approx(0.30 + 0.10 + 0.05)
-    assert third.overlapped == pytest.approx(0.10)
-    assert third.communication == pytest.approx(0.20)
-    assert third.idle == pytest.approx(0.25)
+    assert parts_of(third) == pytest.approx((0.30 + 0.10 + 0.05, 0.10, 0.20, 0.25))
     assert fourth.compute == pytest.approx(0.20)
     assert fourth.idle == pytest.approx(0.80)
 
@@ -51,10 +52,7 @@ def test_on_the_cpu_what_a_collective_does_within_itself_is_communication():
         event("aten::mm", 0, 100, cat="cpu_op", tid=3),  # of another thread, such as one that loads data
     ]
     (shares,) = shares_of_steps(events)
-    assert shares.compute == pytest.approx(0.20)
-    assert shares.overlapped == pytest.approx(0.10)
-    assert shares.communication == pytest.approx(0.30)
-    assert shares.idle == pytest.approx(0.40)
+    assert parts_of(shares) == pytest.approx((0.20, 0.10, 0.30, 0.40))
 
 
 def test_on_the_cpu_a_message_between_stages_is_no_communication_while_the_stage_computes():
@@ -67,6 +65,4 @@ def test_on_the_cpu_a_message_between_stages_is_no_communication_while_the_stage
         event("aten::mm", 60, 90, cat="cpu_op"),
     ]
     (shares,) = shares_of_steps(events)
-    assert shares.compute == pytest.approx(0.60)
-    assert shares.communication == pytest.approx(0.02)
-    assert shares.idle == pytest.approx(0.38), "waiting for another stage"
+    assert parts_of(shares) == pytest.approx((0.60, 0.0, 0.02, 0.38))  # idle while it waits for another stage
