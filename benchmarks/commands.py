@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from benchmarks.machine import describe_machine
+from benchmarks.machine import describe_machine, one_line
 
 ROOT = Path(__file__).parents[1]
 
@@ -51,9 +51,11 @@ def write_figures(path: Path | None, figures: Any) -> None:
         path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
-def print_figures(packages: Sequence[str], figures: dict[str, Any]) -> None:
-    """Print the machine and the figures as JSON."""
-    print(json.dumps({"machine": describe_machine(*packages), **figures}, indent=2))
+def print_figures(options: argparse.Namespace, packages: Sequence[str], figures: dict[str, Any]) -> bool:
+    """Print the machine, with `--json` together with the figures. Returns whether the figures are printed."""
+    machine = describe_machine(*packages)
+    print(json.dumps({"machine": machine, **figures}, indent=2) if options.json else one_line(machine))
+    return bool(options.json)
 
 
 def markdown(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:

@@ -25,7 +25,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.commands import command_line, print_figures
-from benchmarks.machine import print_machine
 from benchmarks.turns import CORES, Contender, figures_of, table_of, take_turns
 
 GOALS = {"speed": 1.0, "memory": 1.0}
@@ -199,10 +198,8 @@ def main(arguments: list[str] | None = None) -> None:
     require_same_losses(figures)
     for f in figures.values():
         f.pop("losses", None)
-    if options.json:
-        print_figures(("torch", "transformers"), {"figures": figures, "ratios": ratios(figures)})
+    if print_figures(options, ("torch", "transformers"), {"figures": figures, "ratios": ratios(figures)}):
         return
-    print_machine("torch", "transformers")
     print(f"{Path(folder).name or folder}, {work.batch_size} windows of {work.window} tokens, {work.overlap} scored")
     report(figures)
 

@@ -28,11 +28,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import command_line, run_crosscut
+from benchmarks.commands import aligned, command_line, run_crosscut
 from benchmarks.machine import describe_machine, print_machine
 from benchmarks.turns import CORES
 from crosscut.config import write_whole
@@ -154,13 +153,9 @@ def scores_of(case: Case, options: argparse.Namespace) -> dict[str, tuple[list[f
     text = (options.output / f"{case.name}-crosscut" / "scores.json").read_text(encoding="utf-8")
     told: dict[str, Any] = json.loads(text)
     files = [options.output / f"{case.name}-transformers-{number}.json" for number in range(options.seeds)]
-    return {
-        "crosscut": (
-            [one["dev"]["accuracy"] for one in told["seeds"].values()],
-            shown(told["ensemble"]["dev"]["accuracy"]),
-        ),
-        "transformers": ([json.loads(path.read_text(encoding="utf-8"))["score"] for path in files], ""),
-    }
+    ours = [one["dev"]["accuracy"] for one in told["seeds"].values()]
+    theirs = [json.loads(path.read_text(encoding="utf-8"))["score"] for path in files]
+    return {"crosscut": (ours, shown(told["ensemble"]["dev"]["accuracy"])), "transformers": (theirs, "")}
 
 
 def shown(score: float) -> str:
@@ -184,12 +179,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for case in cases:
         copy_first(case, options)
     run_all(cases, options)
-    table = Table("task", "program", "median", "smallest", "largest", "ensemble")
+    table = [["task", "program", "median", "smallest", "largest", "ensemble"]]
     for case in cases:
         for program, (scores, ensemble) in scores_of(case, options).items():
             figures = (statistics.median(scores), min(scores), max(scores))
-            table.add_row(case.task, program, *map(shown, figures), ensemble)
-    Console().print(table)
+            table.append([case.task, program, *map(shown, figures), ensemble])
+    print(aligned(table, left=2))
 
 
 if __name__ == "__main__":

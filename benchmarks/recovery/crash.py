@@ -117,7 +117,7 @@ class Run(Scene):
 
     def __init__(self, folder: Path, text: Path, layout: str, steps: int, *, keep: int) -> None:
         more = (f"training.steps={steps}", f"checkpoint.keep={keep}")
-        super().__init__(folder, layout, None, None, text, more, RUN)
+        super().__init__(folder, layout, False, None, text, more, RUN)
 
     @contextlib.contextmanager
     def started(self) -> Iterator[None]:

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.commands import TINY, command_line, print_figures
 from benchmarks.contenders.programs import PEERS_OF, is_installed, make_step, require_compiled
 from benchmarks.contenders.task import Shape, Way, draw
-from benchmarks.machine import print_machine
+from benchmarks.machine import one_line
 from benchmarks.processes import free_port, join_ranks
 from benchmarks.turns import CORES, Contender, figures_of, table_of, take_turns
 
@@ -187,12 +187,9 @@ def main(arguments: list[str] | None = None) -> None:
     programs = [name for name in ("crosscut", *PEERS_OF[shape.family]) if is_installed(name)]
     names = options.only or [name for name, entry in ENTRIES.items() if entry.program in programs]
     figures = run(shape, names, rounds=options.rounds, warmup=options.warmup)
-    if options.json:
-        print_figures(PACKAGES, {"shape": asdict(shape), "figures": figures})
-        return
-    print_machine(*PACKAGES)
-    print(", ".join(f"{k} {v}" for k, v in asdict(shape).items()))
-    report(figures)
+    if not print_figures(options, PACKAGES, {"shape": asdict(shape), "figures": figures}):
+        print(one_line(asdict(shape)))
+        report(figures)
 
 
 if __name__ == "__main__":
