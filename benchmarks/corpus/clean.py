@@ -61,7 +61,7 @@ class Figures:
             setattr(self, name, getattr(self, name) + value)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__, figures="write")
     parser.add_argument("--books", type=Path, help="jsonl file with texts under `text`")
     parser.add_argument("--mail", type=Path, help="folder of messages")
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=float("inf"), help="most text of each kind")
     parser.add_argument("--no-reference", action="store_true", help="do not compare with ftfy")
     parser.add_argument("--workers", type=int, default=available_cores(), help="processes")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     print_machine("ftfy", "eldc", "langdetect")
     figures: dict[str, object]
     if options.by_language:

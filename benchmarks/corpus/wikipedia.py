@@ -31,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ SITEINFO = """<mediawiki xml:lang="en">
 GOALS = {"MB/s": 5.0, "times mwparserfromhell": 2.5}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__)
     parser.add_argument("--peers", type=Path, default=Path(sys.executable), help="Python of the peers' environment")
     parser.add_argument("--dump", type=Path, help="folder with dumps to read instead of the packages' articles")
@@ -96,7 +96,7 @@ def main() -> None:
         "--templates", type=int, default=0, help="also print the N most frequent templates in sentences"
     )
     parser.add_argument("--texts", type=Path, help="folder for the texts of all contenders")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     print_machine()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)

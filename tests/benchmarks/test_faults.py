@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -18,8 +17,7 @@ from benchmarks.faulting.registry import FAULTS
 from benchmarks.faulting.shim import Shim
 from benchmarks.faulting.trial import Fault, Row, message_of
 from benchmarks.recovery.runs import LAYOUTS
-
-BENCHMARK = Path(faults.__file__)
+from tests.benchmarks.conftest import BENCHMARKS, run_program
 
 
 @pytest.fixture(scope="module")
@@ -191,11 +189,7 @@ def test_trials_of_real_runs_pass(tmp_path):
     figures = tmp_path / "figures.json"
     only = ["--only", "rank 1 in a forward pass", "a random byte of a checkpoint's manifest", "jumps back by a day",
             "data rank, with on_spike=skip"]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARK), *only, "--results", str(figures)],
-        capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_program("faults.py", *only, "--results", figures)
     rows = {row["name"]: row for row in json.loads(figures.read_text())["faults"]}
     killed = rows["SIGKILL of rank 1 in a forward pass"]
     assert killed["right"] and killed["same"] and killed["status"] == 1
@@ -214,7 +208,7 @@ def test_wrong_name_fails_the_trial(tmp_path):
         "faults.main([])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=BENCHMARK.parents[1], capture_output=True, text=True, timeout=280,
+        [sys.executable, "-c", program], cwd=BENCHMARKS.parent, capture_output=True, text=True, timeout=280,
         check=False,
     )  # fmt: skip
     assert done.returncode == 1

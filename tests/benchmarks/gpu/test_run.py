@@ -11,17 +11,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from benchmarks.contenders.programs import PEERS_OF, crosscut_run
+from benchmarks.contenders.task import Shape, Way
+from benchmarks.gpu import run as gpu
+from benchmarks.gpu.plan import GOALS, LLAMAS, full_plan, tiny_plan
+from benchmarks.gpu.run import Budget, Row, in_process, judged, run_plan
+from benchmarks.gpu.worker import attention_kernel, is_out_of_memory
+from crosscut.planner import count_parameters
+from tests.benchmarks.conftest import BENCHMARKS, run_program
 from tests.nursery import forked
-
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
 @pytest.fixture
 def run_tiny(tmp_path, monkeypatch):
     """Function that runs the benchmark on the CPU, in forks of the tests' server; its figures after each write."""
-    from benchmarks.gpu import run as gpu
-
     written = []
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # which the benchmark changes
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
@@ -71,11 +76,6 @@ def test_gpu_benchmark_writes_after_every_measurement(run_tiny):
 
 
 def test_gpu_plan_has_llamas_only_beside_a_peer_that_trains_them():
-    from benchmarks.contenders.programs import PEERS_OF, crosscut_run
-    from benchmarks.contenders.task import Shape, Way
-    from benchmarks.gpu.plan import LLAMAS, full_plan
-    from crosscut.planner import count_parameters
-
     alone = full_plan(141 * 10**9, installed=lambda program: program not in PEERS_OF["Llama"])
     assert not [m for m in alone if m.shape.family == "Llama"]
     beside = full_plan(141 * 10**9, installed=lambda program: True)
@@ -182,18 +182,12 @@ def test_gpu_benchmark_takes_no_figure_of_wrong_gradients(tmp_path):
 
 @pytest.mark.slow
 def test_gpu_benchmark_ends_what_takes_too_long():
-    from benchmarks.gpu.run import in_process
-
     start = time.monotonic()
     assert in_process(time.sleep, (60.0,), limit=0.5).reason == "did not end within 0 s"
     assert time.monotonic() - start < 30
 
 
 def test_gpu_benchmark_knows_every_way_to_run_out_of_memory():
-    import torch
-
-    from benchmarks.gpu.worker import is_out_of_memory
-
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
     assert is_out_of_memory(RuntimeError("CUDA error: out of memory"))
@@ -204,9 +198,6 @@ def test_gpu_benchmark_knows_every_way_to_run_out_of_memory():
 
 
 def test_gpu_plan_has_something_to_compare_with_before_anything_that_takes_minutes():
-    from benchmarks.gpu.plan import full_plan
-    from benchmarks.gpu.run import Budget
-
     plan = full_plan(150 * 10**9)
     first = {m.name: place for place, m in reversed(list(enumerate(plan))) if m.shape.family == "GPT-2"}
     whole = min(place for place, m in enumerate(plan) if m.compiled and m.program != "crosscut")
@@ -224,9 +215,6 @@ def test_gpu_plan_has_something_to_compare_with_before_anything_that_takes_minut
 
 
 def test_gpu_benchmark_skips_what_no_longer_fits_and_says_so():
-    from benchmarks.gpu.plan import tiny_plan
-    from benchmarks.gpu.run import Budget, run_plan
-
     told = []
     rows = run_plan(tiny_plan(), Budget(1.0), "cpu", told.append)
     assert set(rows) == {row.measurement.name for row in told}
@@ -236,8 +224,6 @@ def test_gpu_benchmark_skips_what_no_longer_fits_and_says_so():
 
 
 def test_gpu_benchmark_refuses_to_measure_nothing(monkeypatch, capsys):
-    from benchmarks.gpu import run as gpu
-
     monkeypatch.setattr(gpu, "start_server", None)
     with pytest.raises(SystemExit) as ended:
         gpu.main(["--device", "cpu", "--tiny", "--only", "models", "compile"])
@@ -252,25 +238,16 @@ def test_gpu_benchmark_refuses_to_measure_nothing(monkeypatch, capsys):
 def test_gpu_benchmark_says_what_cannot_be_imported(tmp_path):
     (tmp_path / "rich").mkdir()
     (tmp_path / "rich" / "__init__.py").write_text("raise ImportError('no rich here')\n")
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "gpu" / "run.py"), "--device", "cpu", "--tiny"],
-        capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
-    assert done.returncode == 2
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = run_program("gpu/run.py", "--device", "cpu", "--tiny", status=2, cwd=tmp_path, env=environment)
     assert "Python must find the packages that Crosscut trains with, but ImportError: no rich here" in done.stderr
 
 
 def test_gpu_benchmark_names_the_kernel_of_attention():
-    from benchmarks.gpu.worker import attention_kernel
-
     assert attention_kernel(96, "cpu") == "flash attention"
 
 
 def test_gpu_goals_are_held_against_the_figures():
-    from benchmarks.gpu.plan import GOALS, full_plan
-    from benchmarks.gpu.run import Row, judged
-
     plan = {m.name: m for m in full_plan(141 * 10**9, installed=lambda program: True)}
     assert {goal.of for goal in GOALS} <= set(plan)
     assert plan["plain, 1.2B at 1024"].shape == plan["crosscut, 1.2B at 1024"].shape
