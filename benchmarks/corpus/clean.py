@@ -187,15 +187,16 @@ VARIANTS = {"": iter, ", typeset": typeset, ", mis-decoded": misdecoded}
 def measure_language(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Measure the MB/s of the default detector."""
     found = {}
-    print(f"\n{'language (eldc)':<22}{'documents':>10}{'MB':>8}{'MB/s':>8}")
+    rows: list[list[object]] = [["language (eldc)", "documents", "MB", "MB/s"]]
     with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
         for name, texts in kinds(options):
             figures = Figures()
             for one in pool.imap_unordered(tell_languages, batches(texts(), options.megabytes)):
                 figures.add(one)
             rate = figures.num_bytes / 1e6 / figures.seconds * options.workers
-            print(f"{name:<22}{figures.documents:>10}{figures.num_bytes / 1e6:>8.1f}{rate:>8.0f}", flush=True)
+            rows.append([name, figures.documents, f"{figures.num_bytes / 1e6:.1f}", f"{rate:.0f}"])
             found[name] = {**vars(figures), "mb_per_second": rate}
+    print(f"\n{aligned(rows)}", flush=True)
     return found
 
 

@@ -39,7 +39,7 @@ from xml.sax.saxutils import escape
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import command_line
+from benchmarks.commands import aligned, command_line
 from benchmarks.corpus.wikipedia_dump import EXPECTED, build_dump
 from benchmarks.machine import print_machine
 from crosscut.config.corpora import SourceConfig
@@ -184,12 +184,13 @@ def compare(
 
 def report(seconds: Mapping[str, list[float]], texts: Mapping[str, Mapping[str, str]], megabytes: float) -> None:
     """Print a table of rates and of what is left, and whether the goals are met."""
-    print(f"\n{'':<18}{'MB/s':>7}{'MB':>7}" + "".join(f"{name:>9}" for name in LEFT))
+    table = [["", "MB/s", "MB", *LEFT]]
     rates = {name: megabytes / statistics.median(values) for name, values in seconds.items() if values}
     for name, rate in rates.items():
         size = sum(len(text.encode()) for text in texts[name].values()) / 1e6
         left = [sum(len(re.findall(pattern, text)) for text in texts[name].values()) for pattern in LEFT.values()]
-        print(f"{name:<18}{rate:>7.2f}{size:>7.2f}" + "".join(f"{number:>9,}" for number in left))
+        table.append([name, f"{rate:.2f}", f"{size:.2f}", *(f"{number:,}" for number in left)])
+    print(f"\n{aligned(table)}")
     reached = {"MB/s": rates["dump"]}
     if "mwparserfromhell" in rates:
         reached["times mwparserfromhell"] = rates["dump"] / rates["mwparserfromhell"]

@@ -1,7 +1,8 @@
-"""Programs of `benchmarks/`, run as a user runs them."""
+"""Programs of `benchmarks/`, run as a user runs them, and small checkouts that they look at."""
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,3 +17,11 @@ def run_program(
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **options)
     assert status in (None, done.returncode), done.stdout + done.stderr
     return done
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> Path:
+    """Write files by their names in a folder, and return the folder."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder

@@ -10,6 +10,7 @@ import pytest
 from benchmarks import called
 from benchmarks.called import CallMap, function_at
 from benchmarks.catch_rate import Fault, draw, faults_of, files_of_tests, judge
+from tests.benchmarks.conftest import write_files
 
 SOURCE = '''
 def price(count: int, *, is_member: bool = True) -> int:
@@ -56,10 +57,8 @@ def test_a_fault_follows_its_line_when_the_file_changes() -> None:
 
 
 def test_a_draw_is_repeatable_and_visits_every_room(tmp_path: Path) -> None:
-    for room, num_files in (("shop", 6), ("till", 2), ("hall", 1)):
-        (tmp_path / "crosscut" / room).mkdir(parents=True)
-        for number in range(num_files):
-            (tmp_path / "crosscut" / room / f"file_{number}.py").write_text(SOURCE)
+    rooms = ["shop"] * 6 + ["till"] * 2 + ["hall"]
+    write_files(tmp_path, {f"crosscut/{room}/file_{number}.py": SOURCE for number, room in enumerate(rooms)})
     drawn = draw(tmp_path, seed=3, count=12)
     assert drawn == draw(tmp_path, seed=3, count=12) != draw(tmp_path, seed=4, count=12)
     assert len(set(drawn)) == 12
@@ -77,9 +76,7 @@ def test_tests_find_a_fault_and_a_flaky_test_does_not_count(tmp_path: Path) -> N
         "    assert price(12) == 24\n",
         "tests/test_flaky.py": "def test_flaky():\n    assert False\n",
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    write_files(tmp_path, files)
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     faults = {fault.after: fault for fault in faults_of("crosscut/shop/prices.py", SOURCE)}
     found = judge(faults["        return count + 2  # a group"], tmp_path)
@@ -113,9 +110,7 @@ def test_map_has_the_calls_of_all_processes_of_a_test(tmp_path: Path) -> None:
         "tests/test_failing.py": "def test_failing():\n    assert False\n",
         "tests/docs/test_page.py": "def test_page():\n    pass\n",
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    write_files(tmp_path, files)
     everything = files_of_tests(tmp_path)
     found = CallMap.of(tmp_path, everything, 2)
     assert found.always == ["tests/docs/test_page.py", "tests/test_failing.py"]

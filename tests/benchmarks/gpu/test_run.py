@@ -120,9 +120,13 @@ MISCOMPILED = """
 import torch
 import torch.nn.functional as F
 from dataclasses import replace
-from crosscut.training.speed import compilation
+from functools import partial
+from unittest.mock import patch
+from benchmarks.contenders.programs import CrosscutStep
 from benchmarks.gpu.plan import tiny_plan
 from benchmarks.gpu.worker import measure
+from crosscut.training.speed import compilation
+from crosscut.training.step import Trainer
 
 def compile_otherwise(graph, inputs, activation=None):
     for node in graph.graph.nodes:
@@ -130,18 +134,6 @@ def compile_otherwise(graph, inputs, activation=None):
             node.target, node.kwargs = activation, {}
     graph.recompile()
     return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
-
-measurement = replace(tiny_plan()[0], compiled=True)
-compilation.BACKEND = compile_otherwise
-print(measure(measurement, "cpu")["compiled_gradients_off"])
-compilation.BACKEND = lambda graph, inputs: compile_otherwise(graph, inputs, F.relu)
-try:
-    measure(measurement, "cpu")
-except ArithmeticError as error:
-    print(error)
-
-from benchmarks.contenders.programs import CrosscutStep
-from crosscut.training.step import Trainer
 
 accumulate, compiled_gradients_off = Trainer.accumulate, CrosscutStep.compiled_gradients_off
 
@@ -151,20 +143,23 @@ def spoil_one(self, *arguments):
     return loss
 
 def with_a_gradient_that_is_none(*arguments):
-    Trainer.accumulate = spoil_one
-    return compiled_gradients_off(*arguments)
+    with patch.object(Trainer, "accumulate", spoil_one):
+        return compiled_gradients_off(*arguments)
 
 def without_memory(*arguments):
     raise torch.OutOfMemoryError("no more")
 
-CrosscutStep.compiled_gradients_off = without_memory
-print(measure(measurement, "cpu")["compiled_gradients_off"])
-CrosscutStep.compiled_gradients_off = with_a_gradient_that_is_none
-compilation.BACKEND = compile_otherwise
-try:
-    measure(measurement, "cpu")
-except ArithmeticError as error:
-    print(error)
+def tell(backend=compile_otherwise, comparison=compiled_gradients_off):
+    compilation.BACKEND, CrosscutStep.compiled_gradients_off = backend, comparison
+    try:
+        print(measure(replace(tiny_plan()[0], compiled=True), "cpu")["compiled_gradients_off"])
+    except ArithmeticError as error:
+        print(error)
+
+tell()
+tell(partial(compile_otherwise, activation=F.relu))
+tell(comparison=without_memory)
+tell(comparison=with_a_gradient_that_is_none)
 """
 
 
