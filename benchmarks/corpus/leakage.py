@@ -40,12 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "texts", nargs="+", help="jsonl, txt or parquet files, plain or compressed, with texts under `text`"
     )
     parser.add_argument("--test-sets", nargs="+", required=True, help="files of the test sets")
-    parser.add_argument(
-        "--pages",
-        type=int,
-        default=0,
-        help="split texts into documents of this many characters; by default a text is one document",
-    )
+    pages = "split texts into documents of this many characters; by default a text is one document"
+    parser.add_argument("--pages", type=int, default=0, help=pages)
     parser.add_argument("--megabytes", type=float, default=float("inf"), help="most text to read")
     parser.add_argument("--workers", type=int, default=2, help="processes")
     parser.add_argument("--show", type=int, default=5, help="passages and 8-grams to print")
