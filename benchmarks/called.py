@@ -33,9 +33,11 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def function_at(text: str, line: int) -> int:
-    """Line of the innermost function of a module whose body has this line; 0 for code outside of functions."""
+    """Line of the innermost function of a module that has this line; 0 for code outside of functions. The defaults of
+    arguments belong to their function, because only its callers get them.
+    """
     nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, _DEFINITIONS))
-    return max((node.lineno for node in nodes if node.body[0].lineno <= line <= (node.end_lineno or 0)), default=0)
+    return max((node.lineno for node in nodes if node.lineno <= line <= (node.end_lineno or 0)), default=0)
 
 
 def _must_be_first(statement: ast.stmt) -> bool:
