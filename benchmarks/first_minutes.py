@@ -31,9 +31,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.commands import ROOT, aligned, command_line, print_figures, run_command
 from benchmarks.commands import TINY as TINY_HELP
-from benchmarks.texts import take
+from benchmarks.texts import addresses, take
 from crosscut.config import DataConfig
-from crosscut.data import TokenFolder, Tokenizer, prepare, read_documents
+from crosscut.data import TokenFolder, Tokenizer, prepare
 
 GOAL = 0.95
 """Highest ratio of Crosscut's time to the plain program's time."""
@@ -81,8 +81,7 @@ class Data:
 
 def make_data(folder: Path, recipe: Recipe) -> Data:
     """Write the text, a tokenizer of characters, and the ids of both."""
-    documents = read_documents(["builtin:state-of-the-union"], text_key="text")
-    letters = ("".join(letter for letter in document.text if letter in LETTERS) for document in documents)
+    letters = ("".join(letter for letter in text if letter in LETTERS) for text in addresses())
     text = take(letters, recipe.characters)
     (folder / "text.txt").write_text("\n\n".join(text)[: recipe.characters], encoding="utf-8")
     (folder / "letters.json").write_text(letter_tokenizer(), encoding="utf-8")

@@ -21,14 +21,11 @@ class CrosscutStep:
     def __init__(self, shape: Shape, way: Way) -> None:
         import torch
 
-        from crosscut.parallel import make_mesh
-        from crosscut.training.precision import resolve_on
-        from crosscut.training.step import Trainer
+        from benchmarks.training.ranks import trainer_of
 
         self.shape = shape
-        run = crosscut_run(shape, way)
         device = torch.device(way.device, 0) if way.device == "cuda" else torch.device(way.device)
-        self.trainer = Trainer(resolve_on(run, device), make_mesh(run.layout, device))
+        self.trainer = trainer_of(crosscut_run(shape, way), device)
 
     def __call__(self, number: int, micro_batches: Sequence[tuple[Any, Any]]) -> Callable[[], float]:
         """Do a step, as `Step` defines it."""

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -154,12 +155,11 @@ def make_tiny(folder: Path, *, num_heads: int = 4, num_kv_heads: int = 2, **more
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from crosscut.data import Tokenizer, read_documents
+    from benchmarks.texts import addresses
+    from crosscut.data import Tokenizer
 
     torch.manual_seed(0)
-
-    texts = (document.text for _, document in zip(range(3), read_documents(["builtin:state-of-the-union"])))  # noqa: B905
-    tokenizer = Tokenizer.train(texts, vocab_size=500)
+    tokenizer = Tokenizer.train(islice(addresses(), 3), vocab_size=500)
     tokenizer.save(folder / "tokenizer.json")
     config = LlamaConfig(
         vocab_size=tokenizer.vocab_size, hidden_size=16 * num_heads, intermediate_size=32 * num_heads,
