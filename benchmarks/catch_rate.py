@@ -45,25 +45,16 @@ QUICK = ("-m", "not slow", "-n", "2", "--dist", "loadfile", "--no-loadscope-reor
 """Arguments of pytest in `make test`."""
 
 COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
-    ast.Lt: ("<", "<="),
-    ast.LtE: ("<=", "<"),
-    ast.Gt: (">", ">="),
-    ast.GtE: (">=", ">"),
-    ast.Eq: ("==", "!="),
-    ast.NotEq: ("!=", "=="),
-    ast.In: (" in ", " not in "),
-    ast.NotIn: (" not in ", " in "),
-    ast.Is: (" is ", " is not "),
-    ast.IsNot: (" is not ", " is "),
-}
+    ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"),
+    ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="),
+    ast.In: (" in ", " not in "), ast.NotIn: (" not in ", " in "),
+    ast.Is: (" is ", " is not "), ast.IsNot: (" is not ", " is "),
+}  # fmt: skip
 OPERATORS: dict[type[ast.operator], tuple[str, str]] = {
-    ast.Add: ("+", "-"),
-    ast.Sub: ("-", "+"),
-    ast.Mult: ("*", "+"),
-    ast.FloorDiv: ("//", "*"),
-    ast.Div: ("/", "*"),
-    ast.Mod: ("%", "//"),
-}
+    ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "+"),
+    ast.FloorDiv: ("//", "*"), ast.Div: ("/", "*"), ast.Mod: ("%", "//"),
+}  # fmt: skip
 CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
