@@ -150,10 +150,8 @@ def run_plan(plan: list[Measurement], budget: Budget, device: str, told: Callabl
         elif result.out_of_memory and row.measurement.micro_batch_size > 1:
             row.measurement = halved(row.measurement)
             queue.insert(0, row.measurement)
-            print(
-                f"{row.measurement.name}: out of memory, now micro-batches of {row.measurement.micro_batch_size}",
-                flush=True,
-            )
+            now = f"now micro-batches of {row.measurement.micro_batch_size}"
+            print(f"{row.measurement.name}: out of memory, {now}", flush=True)
             continue
         else:
             row.remarks.append(f"failed: {result.reason}")
@@ -335,21 +333,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 def result_of(rows: dict[str, Row], about: dict[str, Any], dense_peak: float | None, budget: Budget) -> dict[str, Any]:
     """Build the content of the JSON file from the measurements so far."""
-    return {
-        "machine": about,
-        "measurements": [
-            {
-                **asdict(row.measurement),
-                "figures": row.figures(dense_peak),
-                "forecast": forecast(row.measurement, about["device"]),
-                "turns": row.turns,
-                "remarks": row.remarks,
-            }
-            for row in rows.values()
-        ],
-        "goals": list(judged(GOALS, rows, dense_peak)),
-        "seconds": time.monotonic() - budget.began,
-    }
+    measurements = []
+    for row in rows.values():
+        figures = {"figures": row.figures(dense_peak), "forecast": forecast(row.measurement, about["device"])}
+        measurements.append({**asdict(row.measurement), **figures, "turns": row.turns, "remarks": row.remarks})
+    goals, seconds = list(judged(GOALS, rows, dense_peak)), time.monotonic() - budget.began
+    return {"machine": about, "measurements": measurements, "goals": goals, "seconds": seconds}
 
 
 if __name__ == "__main__":

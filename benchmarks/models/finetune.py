@@ -22,6 +22,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -112,13 +113,10 @@ def theirs(case: Case, options: argparse.Namespace, number: int) -> None:
         eval_strategy="epoch", save_strategy="no", report_to=[], disable_tqdm=True,
     )  # fmt: skip
     trainer = Trainer(
-        AutoModelForSequenceClassification.from_pretrained(options.model, num_labels=2),
-        arguments,
-        train_dataset=train,
-        eval_dataset=dev,
-        data_collator=DataCollatorWithPadding(tokenizer),
+        AutoModelForSequenceClassification.from_pretrained(options.model, num_labels=2), arguments,
+        train_dataset=train, eval_dataset=dev, data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=lambda told: {"accuracy": accuracy(told.predictions.argmax(-1).tolist(), told.label_ids)},
-    )
+    )  # fmt: skip
     trainer.train()
     score = max(float(row["eval_accuracy"]) for row in trainer.state.log_history if "eval_accuracy" in row)
     write_whole(kept, json.dumps({"machine": describe_machine("torch", "transformers"), "score": score}) + "\n")
@@ -126,10 +124,8 @@ def theirs(case: Case, options: argparse.Namespace, number: int) -> None:
 
 def encoded(examples: Examples, tokenizer: Any) -> list[dict[str, Any]]:
     """Tokens and label of each example, as the `Trainer` takes them."""
-    return [
-        {**tokenizer(one.text, one.pair, truncation=True, max_length=LENGTH), "labels": one.label}
-        for one in examples.examples
-    ]
+    encode = partial(tokenizer, truncation=True, max_length=LENGTH)
+    return [{**encode(one.text, one.pair), "labels": one.label} for one in examples.examples]
 
 
 def gpu_name() -> str:

@@ -54,13 +54,10 @@ TINY = {"num_layers": 2, "hidden_size": 64, "num_heads": 4, "vocab_size": 512, "
 
 def make_run(model: dict[str, Any], layout: Layout) -> RunConfig:
     length = model["max_sequence_length"]
-    table = {
-        "model": {**model, "dropout": 0.0},
-        "layout": {"tensor": layout.tensor, "data": layout.data},
-        "training": {"batch_size": 4, "sequence_length": length, "steps": 1000},
-        "optimizer": {"warmup_steps": 100},
-    }
-    return load_run(table)
+    training = {"batch_size": 4, "sequence_length": length, "steps": 1000}
+    sizes = {"tensor": layout.tensor, "data": layout.data}
+    model = {**model, "dropout": 0.0}
+    return load_run({"model": model, "layout": sizes, "training": training, "optimizer": {"warmup_steps": 100}})
 
 
 def progress_at(step: int, run: RunConfig) -> Progress:
@@ -85,9 +82,8 @@ def measure_saving(model: dict[str, Any], folder: Path, rounds: int) -> dict[str
         copies: list[float] = []
         HostBuffers.copy = timed(HostBuffers.copy, copies)  # type: ignore[method-assign]
         figures: dict[str, list[float]] = {}
-        with Saver(
-            folder / "ours", model=trainer.model, optimizer=trainer.optimizer, config=config, is_first_rank=True
-        ) as saver:
+        parts = {"model": trainer.model, "optimizer": trainer.optimizer, "config": config}
+        with Saver(folder / "ours", **parts, is_first_rank=True) as saver:
             for number in range(rounds + 1):  # the first round creates the buffers and has a column of its own
                 undisturbed = statistics.median(step() for _ in range(3))
                 ours = save_beside(saver, progress_at(number + 1, run), step, undisturbed)

@@ -255,14 +255,9 @@ def draw(timelines: Mapping[str, Timeline], path: Path) -> None:
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
     panels[-1].set_xlabel("milliseconds since the first pass; the numbers are those of the micro-batches")
-    names = {
-        "forward pass": COLORS[Pass.FORWARD][0],
-        "second stage": COLORS[Pass.FORWARD][1],
-        "backward pass": COLORS[Pass.BACKWARD][0],
-        "second stage ": COLORS[Pass.BACKWARD][1],
-        "weight gradients": COLORS[Pass.WEIGHTS][0],
-        "idle": "#e9e9e9",
-    }
+    forward, backward, weights = (COLORS[kind] for kind in (Pass.FORWARD, Pass.BACKWARD, Pass.WEIGHTS))
+    names = {"forward pass": forward[0], "second stage": forward[1], "backward pass": backward[0],
+             "second stage ": backward[1], "weight gradients": weights[0], "idle": "#e9e9e9"}  # fmt: skip
     figure.legend(
         handles=[Patch(color=color, label=name) for name, color in names.items()],
         loc="outside upper center", ncols=len(names), frameon=False, fontsize=10,

@@ -83,9 +83,7 @@ def train(folder: Path, seed: int, settings: Sequence[str], tokens: Path) -> dic
         "steps": summary["steps"],
         "flops_per_step": flops(run),
         "model_flops_per_step": flops_per_step(run),
-        "validations": [
-            (row["step"], row["validation_bits_per_byte"]) for row in rows if row.get("validation_bits_per_byte")
-        ],
+        "validations": [(row["step"], bits) for row in rows if (bits := row.get("validation_bits_per_byte"))],
     }
     kept.write_text(json.dumps({"settings": typed, "figures": figures}), encoding="utf-8")
     return figures
@@ -118,14 +116,12 @@ def study(tflop: float, seeds: int, points: int, folder: Path, progress: Progres
             progress.advance(task)
         return done
 
-    rates = {
-        rate: runs(f"rate-{rate}", (*RECIPES["paper"], f"optimizer.learning_rate={rate}"), [1])[0] for rate in RATES
-    }
+    papers = {rate: (*RECIPES["paper"], f"optimizer.learning_rate={rate}") for rate in RATES}
+    rates = {rate: runs(f"rate-{rate}", settings, [1])[0] for rate, settings in papers.items()}
     best = min(rates, key=lambda rate: rates[rate]["bits_per_byte"])
-    paper = (*RECIPES["paper"], f"optimizer.learning_rate={best}")
     return {
         "rates": [{"learning_rate": rate, **one} for rate, one in rates.items()],
-        "paper": [{"learning_rate": best, **rates[best]}, *runs("paper", paper, range(2, seeds + 1))],
+        "paper": [{"learning_rate": best, **rates[best]}, *runs("paper", papers[best], range(2, seeds + 1))],
         "modern": runs("modern", RECIPES["modern"], range(1, seeds + 1)),
     }
 

@@ -70,14 +70,8 @@ SHAPES = {
     "bert-classes": Shape(**_BERT, sequence_length=128, batch_size=8, num_classes=2),
 }
 
-TINY_SHAPE = {
-    "num_layers": 2,
-    "hidden_size": 64,
-    "num_heads": 2,
-    "sequence_length": 32,
-    "batch_size": 2,
-    "vocab_size": 512,
-}
+TINY_SHAPE = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "sequence_length": 32, "batch_size": 2,
+              "vocab_size": 512}  # fmt: skip
 
 PACKAGES = ("torch", "transformers", "litgpt")
 
