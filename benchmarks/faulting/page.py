@@ -35,7 +35,7 @@ def write_page(rows: list[Row], seed: int, page: Path) -> None:
     measured = {row.fault.name: (cells(row), [row.fault.name, _message_cell(row), row.fault.survives]) for row in rows}
     found = {**_kept(page.read_text(encoding="utf-8")), **measured}
     every = {name: found[name] for name in (*(fault.name for fault in FAULTS), *measured) if name in found}
-    figures, messages = zip(*every.values(), strict=True)
+    figures, messages = ([rows[i] for rows in every.values()] for i in range(2))
     tables = [markdown(HEAD, figures), _count(every, len(measured), seed), markdown(MESSAGES, messages)]
     replace_section(page, "faults", "\n\n".join(tables))
 
