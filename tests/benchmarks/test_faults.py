@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ from benchmarks.faulting.registry import FAULTS
 from benchmarks.faulting.shim import Shim
 from benchmarks.faulting.trial import Fault, Row, message_of
 from benchmarks.recovery.runs import LAYOUTS
-from tests.benchmarks.conftest import BENCHMARKS, run_program
+from tests.benchmarks.conftest import BENCHMARKS, run_program, write_files
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +87,10 @@ def test_registry_has_forty_kinds_on_all_layouts():
     assert {*of_layouts} == {*LAYOUTS}
 
 
+def empty_page(folder: Path) -> Path:
+    return write_files(folder, {"page.md": "<!-- faults: begin -->\n<!-- faults: end -->\n"}) / "page.md"
+
+
 def a_fault(**more: object) -> Fault:
     return Fault(name="a fault", layout="data 2", named=("rank 1",), place=Place("a:b"), **more)
 
@@ -119,8 +124,7 @@ def test_table_tells_what_a_row_compares_if_it_is_not_the_undisturbed_run():
 
 
 def test_page_names_the_faults_without_a_row_and_the_rows_without_a_message(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("<!-- faults: begin -->\n<!-- faults: end -->\n")
+    page = empty_page(tmp_path)
     first, second, *others = FAULTS
     faults.write_page([Row(first, status=0, lost=0, right=True), Row(second, skipped="no root")], 0, page)
     text = page.read_text()
@@ -131,8 +135,7 @@ def test_page_names_the_faults_without_a_row_and_the_rows_without_a_message(tmp_
 
 
 def test_rows_of_other_faults_stay_on_the_page_in_the_order_of_the_registry(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("<!-- faults: begin -->\n<!-- faults: end -->\n")
+    page = empty_page(tmp_path)
     first, second, third = FAULTS[:3]
     older = [Row(fault, status=1, lost=2, right=True, message=f"older | {fault.name}") for fault in (first, third)]
     faults.write_page([*older, Row(second, skipped="no root")], 0, page)
