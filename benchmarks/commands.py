@@ -10,9 +10,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from benchmarks.machine import describe_machine, one_line
 
 ROOT = Path(__file__).parents[1]
@@ -38,11 +35,15 @@ TINY = "use a tiny model, to check in seconds that everything runs"
 """Help of the option `--tiny` of most programs."""
 
 
-def progress_bar() -> Progress:
-    """Bar on standard error. Its tasks have a field `told`, a text behind the bar."""
-    left = TimeRemainingColumn(elapsed_when_finished=True)
-    columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, TextColumn("left"), left, TextColumn("{task.fields[told]}"), console=Console(stderr=True))
+def progress_bar() -> Any:
+    """Bar of rich on standard error. Its tasks have a field `told`, a text behind the bar."""
+    from rich import progress as bars
+    from rich.console import Console
+
+    left = bars.TimeRemainingColumn(elapsed_when_finished=True)
+    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(30), bars.MofNCompleteColumn(),
+               bars.TimeElapsedColumn(), bars.TextColumn("left"), left)  # fmt: skip
+    return bars.Progress(*columns, bars.TextColumn("{task.fields[told]}"), console=Console(stderr=True))
 
 
 def write_figures(path: Path | None, figures: Any) -> None:
