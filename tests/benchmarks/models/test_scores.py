@@ -61,7 +61,7 @@ def test_a_difference_is_told(monkeypatch, capsys, theirs, status):
         by_contender = {"tensor 1": found(0.3006), "tensor 3": found(0.3006), "transformers": found(theirs)}
         return {"model": "small", "precision": "float32", "tasks": {"lambada": by_contender}}
 
-    monkeypatch.setattr("run", made_up)
+    monkeypatch.setattr(scores, "run", made_up)
     assert scores.main(["small", "--lambada", "passages.jsonl"]) == status
     printed = capsys.readouterr().out
     assert "lambada: 5,153 passages, window 64" in printed
