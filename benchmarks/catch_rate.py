@@ -1,13 +1,17 @@
 """Share of one-line faults in the package that `make test` finds.
 
     python benchmarks/catch_rate.py draw --seed 1 --into faults-1.json       # draw faults, without running anything
-    python benchmarks/catch_rate.py run faults-1.json --into found-1.jsonl   # run the quick tests on each fault
+    python benchmarks/catch_rate.py map --into calls.json                    # run the quick tests once, noting calls
+    python benchmarks/catch_rate.py run faults-1.json --calls calls.json --into found-1.jsonl
     python benchmarks/catch_rate.py show found-1.jsonl                       # a line for each room, and what escaped
 
 A fault changes one line: a comparison, an operator, a number or a condition, or it leaves out a call. The faults are
 spread over all rooms of the package by their lines of code, with at least one in each room. Each fault is planted in a
 copy of the checkout. The tests of the fault's own room run first, then all others, until the first test fails. That
 test runs once more without the fault. If it fails there too, it does not count, and the others run again.
+
+With `--calls`, only the files of tests run that call the function with the fault (`called.py`). The map must be of the
+same checkout as the one on which the faults are tried. Without it, all quick tests run on a fault that none finds.
 
 `run` continues where it was stopped. A fault is stored with the text of its line, so it can be planted again after
 other lines of its file have changed. To compare two sets of tests, run them on the same faults.
@@ -23,13 +27,16 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.commands import ROOT, command_line, markdown
+from benchmarks.called import CallMap
+from benchmarks.commands import ROOT, command_line, markdown, write_figures
 from benchmarks.machine import print_machine
+from crosscut.config.system.machine import available_cores
 
 PACKAGE = "crosscut"
 MOST_SECONDS = 1800.0
@@ -38,25 +45,16 @@ QUICK = ("-m", "not slow", "-n", "2", "--dist", "loadfile", "--no-loadscope-reor
 """Arguments of pytest in `make test`."""
 
 COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
-    ast.Lt: ("<", "<="),
-    ast.LtE: ("<=", "<"),
-    ast.Gt: (">", ">="),
-    ast.GtE: (">=", ">"),
-    ast.Eq: ("==", "!="),
-    ast.NotEq: ("!=", "=="),
-    ast.In: (" in ", " not in "),
-    ast.NotIn: (" not in ", " in "),
-    ast.Is: (" is ", " is not "),
-    ast.IsNot: (" is not ", " is "),
-}
+    ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"),
+    ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="),
+    ast.In: (" in ", " not in "), ast.NotIn: (" not in ", " in "),
+    ast.Is: (" is ", " is not "), ast.IsNot: (" is not ", " is "),
+}  # fmt: skip
 OPERATORS: dict[type[ast.operator], tuple[str, str]] = {
-    ast.Add: ("+", "-"),
-    ast.Sub: ("-", "+"),
-    ast.Mult: ("*", "+"),
-    ast.FloorDiv: ("//", "*"),
-    ast.Div: ("/", "*"),
-    ast.Mod: ("%", "//"),
-}
+    ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "+"),
+    ast.FloorDiv: ("//", "*"), ast.Div: ("/", "*"), ast.Mod: ("%", "//"),
+}  # fmt: skip
 CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
@@ -75,16 +73,20 @@ class Fault:
         parts = Path(self.path).parts
         return parts[1] if len(parts) > 2 else PACKAGE
 
-    def planted(self, text: str) -> str:
-        """Text of the file with the fault. The line nearest to the old place that reads `before` is changed.
+    def line_in(self, text: str) -> int:
+        """Number of the line nearest to the old place that reads `before`.
 
         Raises `ValueError` if no line reads so any more.
         """
-        lines = text.split("\n")
-        places = [number for number, line in enumerate(lines) if line == self.before]
+        places = [number for number, line in enumerate(text.split("\n"), start=1) if line == self.before]
         if not places:
             raise ValueError(f"`{self.path}` must still have the line `{self.before.strip()}`, but has not.")
-        lines[min(places, key=lambda number: abs(number - self.line + 1))] = self.after
+        return min(places, key=lambda number: abs(number - self.line))
+
+    def planted(self, text: str) -> str:
+        """Text of the file with the fault."""
+        lines = text.split("\n")
+        lines[self.line_in(text) - 1] = self.after
         return "\n".join(lines)
 
 
@@ -106,8 +108,12 @@ def main() -> None:
     drawing.add_argument("--seed", type=int, required=True)
     drawing.add_argument("--count", type=int, default=60, help="number of faults; default: %(default)s")
     drawing.add_argument("--into", type=Path, required=True, help="file of the faults")
+    mapping = commands.add_parser("map", help="run the quick tests once, and write which files call which functions")
+    mapping.add_argument("--into", type=Path, required=True, help="file of the map")
+    mapping.add_argument("--workers", type=int, default=available_cores(), help="files that run beside each other")
     running = commands.add_parser("run", help="run the quick tests on each fault")
     running.add_argument("faults", type=Path)
+    running.add_argument("--calls", type=Path, help="map of this checkout; by default, all quick tests may run")
     running.add_argument("--into", type=Path, required=True, help="file of the verdicts; existing ones are kept")
     showing = commands.add_parser("show", help="print the rates")
     showing.add_argument("verdicts", type=Path, nargs="+")
@@ -115,9 +121,13 @@ def main() -> None:
     if options.command == "draw":
         faults = draw(ROOT, options.seed, options.count)
         options.into.write_text(json.dumps([asdict(fault) for fault in faults], indent=1) + "\n", encoding="utf-8")
+    elif options.command == "map":
+        with checkout() as copy:
+            write_figures(options.into, asdict(CallMap.of(copy, files_of_tests(copy), options.workers)))
     elif options.command == "run":
         print_machine("torch", "pytest")
-        run([Fault(**fault) for fault in json.loads(options.faults.read_text(encoding="utf-8"))], options.into)
+        calls = CallMap(**json.loads(options.calls.read_text(encoding="utf-8"))) if options.calls else None
+        run([Fault(**fault) for fault in json.loads(options.faults.read_text(encoding="utf-8"))], options.into, calls)
         show(options.into)
     else:
         for path in options.verdicts:
@@ -217,34 +227,44 @@ def _between(
         yield start + place, start + place + len(words[0].encode()), words[1]
 
 
-def run(faults: Sequence[Fault], into: Path) -> None:
-    """Run the quick tests on each fault that has no verdict yet, and append the verdicts to a file."""
-    done = {verdict.fault for verdict in read(into)}
+@contextmanager
+def checkout() -> Iterator[Path]:
+    """Copy of this checkout, without uncommitted changes."""
     with tempfile.TemporaryDirectory(prefix="crosscut-faults-") as folder:
         copy = Path(folder) / "checkout"
         subprocess.run(["git", "clone", "-q", "--local", str(ROOT), str(copy)], check=True)
+        yield copy
+
+
+def files_of_tests(copy: Path) -> list[str]:
+    """All files of tests of a checkout."""
+    return sorted(path.relative_to(copy).as_posix() for path in (copy / "tests").rglob("test_*.py"))
+
+
+def run(faults: Sequence[Fault], into: Path, calls: CallMap | None) -> None:
+    """Run the quick tests on each fault that has no verdict yet, and append the verdicts to a file."""
+    done = {verdict.fault for verdict in read(into)}
+    with checkout() as copy:
         for number, fault in enumerate(faults, start=1):
             if fault in done:
                 continue
-            verdict = judge(fault, copy)
+            verdict = judge(fault, copy, calls)
             with into.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(verdict)) + "\n")
             outcome = verdict.test or "ESCAPED"
             print(f"{number}/{len(faults)}  {fault.path}:{fault.line}  {outcome}  {verdict.seconds:.0f} s", flush=True)
 
 
-def judge(fault: Fault, copy: Path) -> Verdict:
+def judge(fault: Fault, copy: Path, calls: CallMap | None = None) -> Verdict:
     """Plant a fault in a copy of the checkout, and run the quick tests until the first one fails."""
     path = copy / fault.path
     sound = path.read_text(encoding="utf-8")
     start = time.perf_counter()
-    own = f"tests/{fault.room}"
-    rooms = [place.name for place in sorted((copy / "tests").iterdir()) if place.name.startswith("test_")]
-    rooms += [
-        place.name for place in sorted((copy / "tests").iterdir()) if place.is_dir() and any(place.rglob("test_*"))
-    ]
-    others = [f"tests/{room}" for room in rooms if f"tests/{room}" != own]
-    for places, is_own in (([own] if (copy / own).is_dir() else [], True), (others, False)):
+    files = files_of_tests(copy)
+    if calls is not None:
+        files = calls.files_for(fault.path, sound, fault.line_in(sound), files)
+    for is_own in (True, False):
+        places = [file for file in files if file.startswith(f"tests/{fault.room}/") == is_own]
         flaky: list[str] = []
         while places:
             path.write_text(fault.planted(sound), encoding="utf-8")

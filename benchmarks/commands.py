@@ -10,10 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-from benchmarks.machine import describe_machine
+from benchmarks.machine import describe_machine, one_line
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,11 +35,15 @@ TINY = "use a tiny model, to check in seconds that everything runs"
 """Help of the option `--tiny` of most programs."""
 
 
-def progress_bar() -> Progress:
-    """Bar on standard error. Its tasks have a field `told`, a text behind the bar."""
-    left = TimeRemainingColumn(elapsed_when_finished=True)
-    columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, TextColumn("left"), left, TextColumn("{task.fields[told]}"), console=Console(stderr=True))
+def progress_bar() -> Any:
+    """Bar of rich on standard error. Its tasks have a field `told`, a text behind the bar."""
+    from rich import progress as bars
+    from rich.console import Console
+
+    left = bars.TimeRemainingColumn(elapsed_when_finished=True)
+    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(30), bars.MofNCompleteColumn(),
+               bars.TimeElapsedColumn(), bars.TextColumn("left"), left)  # fmt: skip
+    return bars.Progress(*columns, bars.TextColumn("{task.fields[told]}"), console=Console(stderr=True))
 
 
 def write_figures(path: Path | None, figures: Any) -> None:
@@ -51,9 +52,11 @@ def write_figures(path: Path | None, figures: Any) -> None:
         path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
-def print_figures(packages: Sequence[str], figures: dict[str, Any]) -> None:
-    """Print the machine and the figures as JSON."""
-    print(json.dumps({"machine": describe_machine(*packages), **figures}, indent=2))
+def print_figures(options: argparse.Namespace, packages: Sequence[str], figures: dict[str, Any]) -> bool:
+    """Print the machine, with `--json` together with the figures. Returns whether the figures are printed."""
+    machine = describe_machine(*packages)
+    print(json.dumps({"machine": machine, **figures}, indent=2) if options.json else one_line(machine))
+    return bool(options.json)
 
 
 def markdown(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:

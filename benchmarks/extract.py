@@ -31,6 +31,10 @@ from crosscut.corpus.readers.charsets import decode
 from crosscut.corpus.readers.html import extract, extract_page
 
 Extractor = Callable[[str], str]
+Texts = dict[str, dict[str, str]]
+"""Text without whitespace by contender and page."""
+Seconds = dict[str, dict[str, list[float]]]
+"""Seconds of each repeat by contender and half of the pages."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +91,8 @@ def read_cases(pages: Sequence[Page], cache: Path) -> list[Case]:
 def installed() -> dict[str, Extractor]:
     """Return the contenders whose packages are installed, and print a line for each missing package."""
     contenders: dict[str, Extractor] = {"crosscut": lambda markup: extract(markup, main_content=True)[1]}
-    for package, make in {
-        "resiliparse": resiliparse,
-        "trafilatura": trafilatura,
-        "readability-lxml": readability,
-    }.items():
+    peers = {"resiliparse": resiliparse, "trafilatura": trafilatura, "readability-lxml": readability}
+    for package, make in peers.items():
         try:
             contenders |= make()
         except ImportError:
@@ -120,12 +121,10 @@ def readability() -> dict[str, Extractor]:
     return {"readability": lambda markup: parsed(document(markup).summary()).text_content()}
 
 
-def measure(
-    contenders: dict[str, Extractor], cases: Sequence[Case], repeats: int
-) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, list[float]]]]:
+def measure(contenders: dict[str, Extractor], cases: Sequence[Case], repeats: int) -> tuple[Texts, Seconds]:
     """Return the text of every page, and the seconds of every repeat over each half, of each contender."""
-    texts: dict[str, dict[str, str]] = {name: {} for name in contenders}
-    seconds: dict[str, dict[str, list[float]]] = {name: {half: [] for half in HALVES} for name in contenders}
+    texts: Texts = {name: {} for name in contenders}
+    seconds: Seconds = {name: {half: [] for half in HALVES} for name in contenders}
     for _ in range(repeats):
         total: defaultdict[tuple[str, str], float] = defaultdict(float)
         for number, case in enumerate(cases):
@@ -159,12 +158,7 @@ def by_language(cases: Sequence[Case], *, each: bool) -> dict[str, list[Case]]:
     return groups
 
 
-def print_figures(
-    title: str,
-    cases: Sequence[Case],
-    texts: dict[str, dict[str, str]],
-    seconds: dict[str, dict[str, list[float]]],
-) -> None:
+def print_figures(title: str, cases: Sequence[Case], texts: Texts, seconds: Seconds) -> None:
     if not cases:
         return
     num_bytes = sum(len(case.markup.encode("utf-8", "replace")) for case in cases)

@@ -39,9 +39,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.commands import aligned, command_line, progress_bar, write_figures
+from benchmarks.faulting.command import start_forking
 from benchmarks.faulting.page import HEAD, cells, write_page
 from benchmarks.faulting.registry import FAULTS
-from benchmarks.faulting.scene import Nursery, Scene
+from benchmarks.faulting.scene import Scene
 from benchmarks.faulting.shim import Shim
 from benchmarks.faulting.trial import Fault, Row, try_fault
 from benchmarks.machine import describe_machine, print_machine
@@ -51,15 +52,15 @@ from benchmarks.recovery.runs import write_text
 class References:
     """Undisturbed runs, one for each layout, which are made when they are needed."""
 
-    def __init__(self, folder: Path, nursery: Nursery, shim: Shim) -> None:
-        self.folder, self.nursery, self.shim = folder, nursery, shim
+    def __init__(self, folder: Path, shim: Shim) -> None:
+        self.folder, self.shim = folder, shim
         self.text = write_text(folder, copies=3)
         self.ends: dict[str, dict[str, str]] = {}
         self.tokens = folder / "tokens"
 
     def scene(self, name: str, layout: str, more: tuple[str, ...] = ()) -> Scene:
         """Return the scene of a new run, with the tokens in place."""
-        scene = Scene(self.folder / name, layout, self.nursery, self.shim, self.text, more)
+        scene = Scene(self.folder / name, layout, True, self.shim, self.text, more)
         if self.tokens.exists():
             shutil.copytree(self.tokens, scene.tokens)
         return scene
@@ -108,9 +109,10 @@ def measure(faults: list[Fault], folder: Path, results: Results, until: float) -
     if not faults or time.monotonic() > until:
         return
     shim = Shim(folder)
-    with Nursery(shim) as nursery, progress_bar() as bar:
+    start_forking(**shim.environment)
+    with progress_bar() as bar:
         task = bar.add_task("faults", total=len(faults), told="")
-        references = References(folder, nursery, shim)
+        references = References(folder, shim)
         for number, fault in enumerate(faults):
             bar.update(task, told=fault.name)
             reference = references.end(fault.layout) if fault.trial is None else {}

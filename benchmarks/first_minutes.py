@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.commands import ROOT, aligned, command_line, print_figures, run_command
 from benchmarks.commands import TINY as TINY_HELP
-from benchmarks.machine import print_machine
-from benchmarks.texts import take
+from benchmarks.texts import addresses, take
 from crosscut.config import DataConfig
-from crosscut.data import TokenFolder, Tokenizer, prepare, read_documents
+from crosscut.data import TokenFolder, Tokenizer, prepare
 
 GOAL = 0.95
 """Highest ratio of Crosscut's time to the plain program's time."""
@@ -81,8 +81,7 @@ class Data:
 
 def make_data(folder: Path, recipe: Recipe) -> Data:
     """Write the text, a tokenizer of characters, and the ids of both."""
-    documents = read_documents(["builtin:state-of-the-union"], text_key="text")
-    letters = ("".join(letter for letter in document.text if letter in LETTERS) for document in documents)
+    letters = ("".join(letter for letter in text if letter in LETTERS) for text in addresses())
     text = take(letters, recipe.characters)
     (folder / "text.txt").write_text("\n\n".join(text)[: recipe.characters], encoding="utf-8")
     (folder / "letters.json").write_text(letter_tokenizer(), encoding="utf-8")
@@ -180,9 +179,11 @@ def loss_of(program: str, output: Path, printed: str) -> float:
     return float(printed.rpartition("val loss ")[2].split()[0])
 
 
-def measure(
-    programs: Mapping[str, Callable[[Recipe, Data, Path], tuple[list[str], Path]]], recipe: Recipe, turns: int
-) -> dict[str, dict[str, Any]]:
+Program = Callable[[Recipe, Data, Path], tuple[list[str], Path]]
+"""From a recipe, the text and the folder of the output to a command and its working folder."""
+
+
+def measure(programs: Mapping[str, Program], recipe: Recipe, turns: int) -> dict[str, dict[str, Any]]:
     """Seconds and losses of every program, which run in turns."""
     found: dict[str, dict[str, Any]] = {name: {"seconds": [], "losses": []} for name in programs}
     with tempfile.TemporaryDirectory() as temporary:
@@ -220,20 +221,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=3, help="runs of each program")
     parser.add_argument("--nanogpt", type=Path, help="folder of nanoGPT, which then runs, too")
     options = parser.parse_args(arguments)
-    programs: dict[str, Callable[[Recipe, Data, Path], tuple[list[str], Path]]] = {
-        "crosscut": crosscut,
-        "plain": plain,
-        "modern": modern,
-    }
+    programs: dict[str, Program] = {"crosscut": crosscut, "plain": plain, "modern": modern}
     if options.nanogpt is not None:
-        folder: Path = options.nanogpt
-        programs["nanogpt"] = lambda recipe, data, output: nanogpt(folder, recipe, data, output)
+        programs["nanogpt"] = partial(nanogpt, options.nanogpt)
     found = measure(programs, TINY if options.tiny else Recipe(), options.turns)
-    if options.json:
-        print_figures(("torch",), {"programs": found})
-        return
-    print_machine("torch")
-    report(found)
+    if not print_figures(options, ("torch",), {"programs": found}):
+        report(found)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The machine and the versions that a benchmark ran on. Every benchmark prints them before its figures."""
 
 import platform
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 
@@ -19,7 +20,12 @@ def describe_machine(*packages: str, device: str = "") -> dict[str, str]:
 
 def machine_line(*packages: str, device: str = "") -> str:
     """Description of `describe_machine` as one line."""
-    return ", ".join(f"{name} {value}" for name, value in describe_machine(*packages, device=device).items())
+    return one_line(describe_machine(*packages, device=device))
+
+
+def one_line(values: Mapping[str, object]) -> str:
+    """Names and values as one line."""
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def print_machine(*packages: str, device: str = "") -> None:

@@ -1,6 +1,7 @@
 """Processes that benchmarks start: their sessions and ends, their ports, and the memory that they hold."""
 
 import os
+import re
 import resource
 import signal
 import socket
@@ -29,6 +30,18 @@ def session(command: Sequence[str], log: Path) -> Iterator["subprocess.Popen[byt
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def port_of(process: "subprocess.Popen[bytes]", said: Callable[[], str]) -> int:
+    """Port on the loopback address of a server that has said so. Ends this program if the server does not start."""
+
+    def found() -> re.Match[str] | None:
+        return re.search(r"http://127\.0\.0\.1:(\d+)", said())
+
+    wait_until(lambda: bool(found()) or process.poll() is not None, 120, every=0.05)
+    if not (address := found()):
+        sys.exit(f"The server must start, but did not:\n{said()}")
+    return int(address[1])
 
 
 def told_in(log: Path, most: int = 4000) -> str:

@@ -20,9 +20,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.commands import ROOT, command_line
 from docs.docstrings import OPENINGS, docstrings_of
 
-ROOT = Path(__file__).parents[1]
 MOST_LINES = 40
 """Lines that a function should have at most."""
 MOST_FILES = 15
@@ -282,7 +282,7 @@ def refuse_other_folders(parser: argparse.ArgumentParser, checkouts: Sequence[Pa
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("checkouts", nargs="*", type=Path, default=[ROOT], help="folders that hold `crosscut/`")
     parser.add_argument("--places", action="store_true", help="also list the file and line of everything counted")
     options = parser.parse_args(arguments)

@@ -23,7 +23,6 @@ words            handwritten words of README, CONTRIBUTING, `docs/*.md` and `ben
                  `<!-- NAME: end -->`, that a program fills.
 """
 
-import argparse
 import ast
 import io
 import json
@@ -36,7 +35,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.shape import ROOT, Source, read_sources, refuse_other_folders
+from benchmarks.commands import ROOT, command_line
+from benchmarks.shape import Source, read_sources, refuse_other_folders
 from docs.docstrings import docstrings_of
 from tests.slices import read_run
 
@@ -45,14 +45,9 @@ COLUMNS = ("code", "nodes", "functions", "large classes", "Any", "tests", "secon
 MOST_METHODS = 15
 """Methods that a class has at most without being counted as large."""
 NO_CODE = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
     tokenize.ENCODING,
-}
+}  # fmt: skip
 
 Sizes = dict[str, dict[str, int]]
 """Room to column to figure. A figure of 0 is left out."""
@@ -126,8 +121,8 @@ def to_markdown(sizes: Sizes, before: Sizes | None = None) -> str:
     rooms = sorted({*sizes, *(before or {})})
     lines = [f"| room | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
     for room in (*rooms, "total"):
-        new, old = row_of(sizes, room), None if before is None else row_of(before, room)
-        cells = [cell(new.get(column, 0), None if old is None else old.get(column, 0)) for column in columns]
+        new, old = row_of(sizes, room), row_of(sizes if before is None else before, room)
+        cells = [cell(new.get(column, 0), old.get(column, 0)) for column in columns]
         lines.append(f"| {room} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -139,9 +134,9 @@ def row_of(sizes: Sizes, room: str) -> Mapping[str, int]:
     return {column: sum(figures.get(column, 0) for figures in sizes.values()) for column in COLUMNS}
 
 
-def cell(new: int, old: int | None) -> str:
+def cell(new: int, old: int) -> str:
     """Figure of one cell, and the figure before it."""
-    if old is None or old == new:
+    if old == new:
         return f"{new:,}" if new else ""
     return f"{old:,} -> {new:,}"
 
@@ -154,7 +149,7 @@ def to_json(sizes: Sizes) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("checkouts", nargs="*", type=Path, default=[ROOT], help="one or two folders with `crosscut/`")
     parser.add_argument("--change", action="store_true", help="print the change against `benchmarks/size.json`")
     parser.add_argument("--durations", nargs="+", type=Path, default=[], metavar="RUN.xml", help="seconds of tests")

@@ -39,16 +39,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.commands import aligned, command_line, write_figures
 from benchmarks.faulting.inside import replace_gradients
 from benchmarks.machine import describe_machine, print_machine
-from benchmarks.texts import take
+from benchmarks.texts import addresses, take
+from benchmarks.training.ranks import CPU, trainer_of
 from crosscut.config import RunConfig, TrainingError, load_run
-from crosscut.data import open_tokens, prepare, read_documents
+from crosscut.data import open_tokens, prepare
 from crosscut.launch import launch, process_group
-from crosscut.parallel import make_mesh
 from crosscut.parallel.state.parameters import local_part
 from crosscut.training import step as training_step
 from crosscut.training.batches import TokenBatches, batches_of, samples_of
 from crosscut.training.loop import Loop
-from crosscut.training.precision import resolve_on
 from crosscut.training.spikes.copies import StateCopies, steps_between_copies
 from crosscut.training.spikes.order import SampleOrder, SampleSkip
 from crosscut.training.spikes.record import own_record
@@ -65,7 +64,6 @@ OPTIONS = {
     "learning rate": ("optimizer.learning_rate=4e-2", "optimizer.schedule=wsd", "optimizer.decay_steps=150"),
 }
 """Settings of the runs of a kind that differ from `make_run`."""
-CPU = torch.device("cpu")
 _TEXT_BYTES = 800_000
 
 
@@ -73,9 +71,7 @@ def make_corpora(folder: Path) -> None:
     """Tokenize the text, and make a copy of the tokens in which noise replaces a short shard that is read near step
     `SPIKE`. The rest of both corpora is the same, in the same order.
     """
-    documents = read_documents(["builtin:state-of-the-union"], text_key="text")
-    texts = take((document.text for document in documents), _TEXT_BYTES)
-    lines = (json.dumps({"text": text}) for text in texts)
+    lines = (json.dumps({"text": text}) for text in take(addresses(), _TEXT_BYTES))
     (folder / "text.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     run = make_run(folder, "clean")
     prepare(run.data, Path(run.tokens_folder), seed=1, progress=False)
@@ -133,9 +129,8 @@ class Faults:
 def train(run: RunConfig, kind: str = "", skips: tuple[SampleSkip, ...] = ()) -> dict[str, Any]:
     """Train a run on ranks that have been started. Returns its figures."""
     print(f"{Path(run.output.folder).name}, {run.training.steps} steps", file=sys.stderr)
-    mesh = make_mesh(run.layout, CPU)
-    tokens = open_tokens(run.data, Path(run.tokens_folder), verify=False)
-    trainer, batches = Trainer(resolve_on(run, CPU), mesh), batches_of(run, samples_of(run, tokens), mesh)
+    tokens, trainer = open_tokens(run.data, Path(run.tokens_folder), verify=False), trainer_of(run)
+    batches = batches_of(run, samples_of(run, tokens), trainer.mesh)
     batches.order = SampleOrder(run.training, skips)
     Faults(kind, trainer, batches)
     folder = Path(run.output.folder)

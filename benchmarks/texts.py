@@ -3,8 +3,15 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from crosscut.data import read_documents
+
 _T = TypeVar("_T")
 Size = Callable[[Any], int]
+
+
+def addresses() -> Iterator[str]:
+    """State of the Union addresses, which come with Crosscut."""
+    return (document.text for document in read_documents(["builtin:state-of-the-union"], text_key="text"))
 
 
 def take(items: Iterable[_T], most: float, size: Size = len) -> Iterator[_T]:

@@ -23,9 +23,10 @@ Prepare = Callable[..., AbstractContextManager[Callable[[Any], Any]]]
 
 @dataclass(frozen=True)
 class Failure:
-    """Answer of a contender that cannot run: the reason."""
+    """Answer of a process that cannot run: the reason."""
 
     reason: str
+    out_of_memory: bool = False
 
 
 class Contender:

@@ -21,14 +21,11 @@ class CrosscutStep:
     def __init__(self, shape: Shape, way: Way) -> None:
         import torch
 
-        from crosscut.parallel import make_mesh
-        from crosscut.training.precision import resolve_on
-        from crosscut.training.step import Trainer
+        from benchmarks.training.ranks import trainer_of
 
         self.shape = shape
-        run = crosscut_run(shape, way)
         device = torch.device(way.device, 0) if way.device == "cuda" else torch.device(way.device)
-        self.trainer = Trainer(resolve_on(run, device), make_mesh(run.layout, device))
+        self.trainer = trainer_of(crosscut_run(shape, way), device)
 
     def __call__(self, number: int, micro_batches: Sequence[tuple[Any, Any]]) -> Callable[[], float]:
         """Do a step, as `Step` defines it."""
@@ -83,24 +80,16 @@ def crosscut_run(shape: Shape, way: Way) -> Any:
 
     head = {"head": "classes", "num_classes": shape.num_classes} if shape.num_classes else {"head": "masked_tokens"}
     family = {"GPT-2": {}, "Llama": LLAMA, "BERT": {**BERT, **head}}[shape.family]
+    length = shape.sequence_length
     table = {
-        "model": {
-            **shape.sizes,
-            "max_sequence_length": shape.sequence_length,
-            "dropout": 0.0,
-            "mlp_size": shape.mlp_size,
-            **family,
-        },
+        "model": {**shape.sizes, "max_sequence_length": length, "dropout": 0.0, "mlp_size": shape.mlp_size, **family},
         "training": {
-            "batch_size": shape.batch_size,
-            "sequence_length": shape.sequence_length,
-            "precision": way.precision,
-            "compile": "on" if way.compiled else "off",
-            "steps": 1000,
+            "batch_size": shape.batch_size, "sequence_length": length, "precision": way.precision,
+            "compile": "on" if way.compiled else "off", "steps": 1000,
         },
         "data": {"objective": "masked"} if family.get("head") == "masked_tokens" else {},
         "optimizer": {"warmup_steps": 100},
-    }
+    }  # fmt: skip
     return load_run(table, way.overrides)
 
 

@@ -51,14 +51,9 @@ class TorchtitanStep:
         with torch.device("meta"):
             model = make_config(shape, way).build()
         model = parallelize_llama(
-            model,
-            parallel_dims=ranks,
-            training=TrainingConfig(mixed_precision_param=way.precision),
-            parallelism=parallelism,
-            compile_config=compile_config,
-            ac_config=None,
-            dump_folder="",
-        )
+            model, parallel_dims=ranks, training=TrainingConfig(mixed_precision_param=way.precision),
+            parallelism=parallelism, compile_config=compile_config, ac_config=None, dump_folder="",
+        )  # fmt: skip
         model.to_empty(device=way.device)
         with torch.no_grad():
             model.init_weights(buffer_device=None)
@@ -124,21 +119,15 @@ def make_config(shape: Shape, way: Way) -> Any:
         attention = get_attention_config("flex") if _uses_flex_attention(way) else ScaledDotProductAttention.Config()
         rotation = ComplexRoPE.Config(dim=size // heads, max_seq_len=shape.sequence_length, theta=10_000.0)
         return Llama3TransformerBlock.Config(
-            attention_norm=norm(),
-            ffn_norm=norm(),
+            attention_norm=norm(), ffn_norm=norm(),
             attention=make_gqa_config(
-                dim=size,
-                n_heads=heads,
-                wqkv_param_init=initial,
-                wo_param_init=initial,
-                inner_attention=attention,
-                rope=rotation,
-                fuse_qkv=True,
+                dim=size, n_heads=heads, wqkv_param_init=initial, wo_param_init=initial, inner_attention=attention,
+                rope=rotation, fuse_qkv=True,
             ),
             feed_forward=make_ffn_config(
                 dim=size, hidden_dim=shape.mlp_size, w1_param_init=initial, w2w3_param_init=initial
             ),
-        )
+        )  # fmt: skip
 
     config = Llama3Model.Config(
         dim=size,

@@ -61,7 +61,7 @@ class Figures:
             setattr(self, name, getattr(self, name) + value)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__, figures="write")
     parser.add_argument("--books", type=Path, help="jsonl file with texts under `text`")
     parser.add_argument("--mail", type=Path, help="folder of messages")
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=float("inf"), help="most text of each kind")
     parser.add_argument("--no-reference", action="store_true", help="do not compare with ftfy")
     parser.add_argument("--workers", type=int, default=available_cores(), help="processes")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     print_machine("ftfy", "eldc", "langdetect")
     figures: dict[str, object]
     if options.by_language:
@@ -187,15 +187,16 @@ VARIANTS = {"": iter, ", typeset": typeset, ", mis-decoded": misdecoded}
 def measure_language(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Measure the MB/s of the default detector."""
     found = {}
-    print(f"\n{'language (eldc)':<22}{'documents':>10}{'MB':>8}{'MB/s':>8}")
+    rows: list[list[object]] = [["language (eldc)", "documents", "MB", "MB/s"]]
     with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
         for name, texts in kinds(options):
             figures = Figures()
             for one in pool.imap_unordered(tell_languages, batches(texts(), options.megabytes)):
                 figures.add(one)
             rate = figures.num_bytes / 1e6 / figures.seconds * options.workers
-            print(f"{name:<22}{figures.documents:>10}{figures.num_bytes / 1e6:>8.1f}{rate:>8.0f}", flush=True)
+            rows.append([name, figures.documents, f"{figures.num_bytes / 1e6:.1f}", f"{rate:.0f}"])
             found[name] = {**vars(figures), "mb_per_second": rate}
+    print(f"\n{aligned(rows)}", flush=True)
     return found
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.commands import aligned
 from crosscut.config.corpora import CleaningConfig
 from crosscut.corpus.cleaning.paragraphs import join_lines
 from crosscut.corpus.cleaning.repair import ftfy_settings, repair
@@ -165,7 +166,5 @@ def show_languages(folder: Path) -> dict[str, dict[str, dict[str, int]]]:
 def _show(title: str, table: dict[str, dict[str, int]]) -> None:
     names = list(next(iter(table.values()), {}))
     total = {name: sum(counts[name] for counts in table.values()) for name in names}
-    widths = {name: max(len(name) + 2, 9) for name in names}
-    print(f"\n{title:<22}" + "".join(f"{name.replace('_', ' '):>{widths[name]}}" for name in names))
-    for language, counts in (*table.items(), ("all", total)):
-        print(f"{language:<22}" + "".join(f"{counts[name]:>{widths[name]}}" for name in names))
+    rows = [[language, *counts.values()] for language, counts in (*table.items(), ("all", total))]
+    print(f"\n{aligned([[title, *(name.replace('_', ' ') for name in names)], *rows])}")

@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,22 +34,18 @@ from crosscut.data.progress import ProgressBar
 PART_BYTES = 16_000_000
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__, figures="write")
     parser.add_argument(
         "texts", nargs="+", help="jsonl, txt or parquet files, plain or compressed, with texts under `text`"
     )
     parser.add_argument("--test-sets", nargs="+", required=True, help="files of the test sets")
-    parser.add_argument(
-        "--pages",
-        type=int,
-        default=0,
-        help="split texts into documents of this many characters; by default a text is one document",
-    )
+    pages = "split texts into documents of this many characters; by default a text is one document"
+    parser.add_argument("--pages", type=int, default=0, help=pages)
     parser.add_argument("--megabytes", type=float, default=float("inf"), help="most text to read")
     parser.add_argument("--workers", type=int, default=2, help="processes")
     parser.add_argument("--show", type=int, default=5, help="passages and 8-grams to print")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     figures: dict[str, Any] = {"machine": describe_machine("crosscut", "abloom", "numpy", "pyarrow")}
     print(figures["machine"])
     with tempfile.TemporaryDirectory(prefix="crosscut-leakage-") as temporary:

@@ -34,9 +34,9 @@ from benchmarks.corpus.wikipedia import CACHE
 from benchmarks.corpus.wikipedia_dump import build_dump
 from benchmarks.machine import print_machine
 from benchmarks.processes import measure_command
+from benchmarks.texts import addresses
 from crosscut.corpus.audit.rejects import read_rejects
 from crosscut.corpus.origins import read_skipped
-from crosscut.data import read_documents
 
 LANGUAGES = ("en", "es", "ja")
 NOISE = random.Random(7).randbytes(50_000)
@@ -98,14 +98,11 @@ def write_sources(folder: Path, cache: Path) -> int:
     build_dump(folder / "wikipedia", cache)
     for path in sorted(Path(test_email.__file__).parent.glob("data/msg_*.txt")):
         _copy(path, folder / "mail" / f"{path.stem}.eml")
-    for number, document in enumerate(read_documents(["builtin:state-of-the-union"], text_key="text")):
-        path = folder / "text" / f"{number:03}.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(document.text, encoding="utf-8")
-    for name, (content, _) in DAMAGE.items():
-        path = folder / "damage" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+    contents = {f"text/{number:03}.txt": text.encode() for number, text in enumerate(addresses())}
+    contents |= {f"damage/{name}": content for name, (content, _) in DAMAGE.items()}
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
     return sum(path.is_file() for path in folder.rglob("*"))
 
 

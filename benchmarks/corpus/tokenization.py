@@ -57,12 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.engines:
             report["engines"] = compare_engines(options.text, tokenizer, workers=options.workers)
         else:
-            report["speed"] = measure_speed(
-                write_text(options.text, options.megabytes, folder / "text.jsonl"),
-                tokenizer,
-                turns=options.turns,
-                workers=options.workers,
-            )
+            text = write_text(options.text, options.megabytes, folder / "text.jsonl")
+            report["speed"] = measure_speed(text, tokenizer, turns=options.turns, workers=options.workers)
         if options.memory:
             report["memory"] = measure_memory(
                 options.text, tokenizer, folder, sizes=options.memory_megabytes, workers=options.workers
@@ -85,13 +81,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--engines", action="store_true", help="compare the engines on the whole text, id by id")
     parser.add_argument("--memory", action="store_true", help="also measure peak memory")
-    parser.add_argument(
-        "--memory-megabytes",
-        type=float,
-        nargs="+",
-        default=[10, 100, 1000],
-        help="megabytes of text to measure memory on",
-    )
+    sizes = "megabytes of text to measure memory on"
+    parser.add_argument("--memory-megabytes", type=float, nargs="+", default=[10, 100, 1000], help=sizes)
     parser.add_argument("--scratch", type=Path, help="folder for temporary files")
     return parser.parse_args(arguments)
 
@@ -182,21 +173,16 @@ def compare_engines(patterns: Sequence[str], tokenizer: Path, *, workers: int) -
         done = list(pool.imap(_compare, jobs))
     engine = done[0].engine
     total = Compared(engine, *(sum(column) for column in zip(*(one[1:] for one in done), strict=True)))
-    rates = [total.num_bytes / MEGABYTE / seconds * workers for seconds in (total.seconds, total.library_seconds)]
+    ours, library = (total.num_bytes / MEGABYTE / took * workers for took in (total.seconds, total.library_seconds))
     peak = max(one.peak_bytes for one in done)
     print(
         f"{total.documents} documents, {total.num_bytes / MEGABYTE:.1f} MB, {total.tokens / 1e6:.1f} million tokens, "
-        f"{workers} processes: {total.engine} {rates[0]:.1f} MB/s, library alone {rates[1]:.1f} MB/s, "
-        f"ratio {rates[0] / rates[1]:.1f}; {total.differ} documents differ; "
+        f"{workers} processes: {total.engine} {ours:.1f} MB/s, library alone {library:.1f} MB/s, "
+        f"ratio {ours / library:.1f}; {total.differ} documents differ; "
         f"peak memory of a process {peak / MEGABYTE:.0f} MB"
     )
-    return {
-        **total._asdict(),
-        "mb_per_s": rates[0],
-        "library_mb_per_s": rates[1],
-        "ratio": rates[0] / rates[1],
-        "peak_bytes": peak,
-    }
+    rates = {"mb_per_s": ours, "library_mb_per_s": library, "ratio": ours / library}
+    return {**total._asdict(), **rates, "peak_bytes": peak}
 
 
 def _one_thread() -> None:

@@ -31,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from xml.sax.saxutils import escape
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import command_line
+from benchmarks.commands import aligned, command_line
 from benchmarks.corpus.wikipedia_dump import EXPECTED, build_dump
 from benchmarks.machine import print_machine
 from crosscut.config.corpora import SourceConfig
@@ -86,7 +86,7 @@ SITEINFO = """<mediawiki xml:lang="en">
 GOALS = {"MB/s": 5.0, "times mwparserfromhell": 2.5}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__)
     parser.add_argument("--peers", type=Path, default=Path(sys.executable), help="Python of the peers' environment")
     parser.add_argument("--dump", type=Path, help="folder with dumps to read instead of the packages' articles")
@@ -96,7 +96,7 @@ def main() -> None:
         "--templates", type=int, default=0, help="also print the N most frequent templates in sentences"
     )
     parser.add_argument("--texts", type=Path, help="folder for the texts of all contenders")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     print_machine()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
@@ -184,12 +184,13 @@ def compare(
 
 def report(seconds: Mapping[str, list[float]], texts: Mapping[str, Mapping[str, str]], megabytes: float) -> None:
     """Print a table of rates and of what is left, and whether the goals are met."""
-    print(f"\n{'':<18}{'MB/s':>7}{'MB':>7}" + "".join(f"{name:>9}" for name in LEFT))
+    table = [["", "MB/s", "MB", *LEFT]]
     rates = {name: megabytes / statistics.median(values) for name, values in seconds.items() if values}
     for name, rate in rates.items():
         size = sum(len(text.encode()) for text in texts[name].values()) / 1e6
         left = [sum(len(re.findall(pattern, text)) for text in texts[name].values()) for pattern in LEFT.values()]
-        print(f"{name:<18}{rate:>7.2f}{size:>7.2f}" + "".join(f"{number:>9,}" for number in left))
+        table.append([name, f"{rate:.2f}", f"{size:.2f}", *(f"{number:,}" for number in left)])
+    print(f"\n{aligned(table)}")
     reached = {"MB/s": rates["dump"]}
     if "mwparserfromhell" in rates:
         reached["times mwparserfromhell"] = rates["dump"] / rates["mwparserfromhell"]

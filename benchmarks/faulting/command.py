@@ -1,82 +1,69 @@
-"""The real `crosscut` command in a process of its own, with the places of `inside.py`.
+"""The real `crosscut` command with the places of `inside.py`: in a new process, or in a fork.
 
-    python -m benchmarks.faulting.command train ...      # one command
-    python -m benchmarks.faulting.command --serve        # forks a process for each job that standard input names
+    python -m benchmarks.faulting.command train ...
 
-A fork of this process has imported everything, which saves seconds for each of the hundreds of runs of
-`benchmarks/faults.py`. A job is one line of JSON: `arguments`, `environment`, `log`. The answers are two lines: the
-number of the process when it starts, and the number and its exit status when it has ended.
+The server of `crosscut.launch` forks the commands as well as their ranks. It has imported everything, which saves
+seconds for each of the hundreds of runs of `benchmarks/faults.py`.
 """
 
-import json
+import multiprocessing.process
 import os
+import signal
 import sys
+from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
-from typing import Any, NoReturn
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from unittest.mock import patch
 
-from crosscut.launch.server import start_server
+from benchmarks.faulting.inside import install
+from crosscut.launch.server import Stream, start_server
 
-_IMPORTED = ("crosscut.training.job", "torch.distributed.checkpoint", "benchmarks.faulting.inside")
+_IMPORTED = ("crosscut.cli.main", "crosscut.training.job", "tensorboard.compat.proto.event_pb2",
+             "torch.distributed.checkpoint", "benchmarks.faulting.inside")  # fmt: skip
 
 
 def main() -> None:
-    """Run one command, or serve."""
-    os.environ["FAULTS_SERVER"] = "1"
-    start_server(_IMPORTED)
-    del os.environ["FAULTS_SERVER"]
-    import crosscut.training.job
-    from benchmarks.faulting.inside import install
+    """Run one command."""
     from crosscut.cli import main as crosscut
 
-    if sys.argv[1:] != ["--serve"]:
-        install(None)
-        crosscut()
-        return
-    import tensorboard.compat.proto.event_pb2  # noqa: F401
-    import torch.distributed.checkpoint  # noqa: F401
-
-    for line in sys.stdin:
-        _answer(json.loads(line))
+    start_forking()
+    install(None)
+    crosscut()
 
 
-def _answer(job: dict[str, Any]) -> None:
-    """Fork a process for a job and wait for its end."""
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid == 0:
-        _run(job)
-    print(pid, flush=True)
-    _, status = os.waitpid(pid, 0)
-    print(pid, os.waitstatus_to_exitcode(status), flush=True)
+def start_forking(**environment: str) -> None:
+    """Start the server with these environment variables. Each rank then puts the places into itself."""
+    with patch.dict(os.environ, FAULTS_SERVER="1", **environment):
+        start_server(_IMPORTED)
 
 
-def _share_server() -> None:
-    """Let this fork use the server of its parent. `multiprocessing` would wait for the server as for a child."""
-    forkserver._forkserver.ensure_running = forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
+def fork(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> BaseProcess:
+    """Run a command in a fork of the server, which leads a group of its own. The log gets its output."""
+    vars(sys.modules["__main__"]).update(__file__=None)  # the fork does not import the benchmark again
+    with log.open("ab") as file, Stream(file.fileno()) as output:
+        context = multiprocessing.get_context("forkserver")
+        process = context.Process(target=_run, args=(arguments, environment, output))
+        process.start()
+    return process
 
 
-def _run(job: dict[str, Any]) -> NoReturn:
-    """Run the command of a job in this fork."""
-    from benchmarks.faulting.inside import install
+def _run(arguments: Sequence[str], environment: Mapping[str, str], output: int) -> None:
+    """Run the command in this fork."""
     from crosscut.cli import main as crosscut
 
-    _share_server()
     os.setsid()
-    log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for number, stream in ((nothing, 0), (log, 1), (log, 2)):
-        os.dup2(number, stream)
-    os.environ.update(job["environment"])
-    sys.argv = ["crosscut", *job["arguments"]]
-    status: object = 0
-    try:
-        install(None)
-        crosscut()
-    except SystemExit as ended:
-        status = ended.code
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status if isinstance(status, int) else 1)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # which the server ignores
+        signal.signal(number, signal.SIG_DFL)
+    multiprocessing.process._parent_process = None  # no rank of a launching process
+    # The ranks are forks of the same server. `multiprocessing` would start another one.
+    forkserver._forkserver.ensure_running = forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
+    os.environ.update(environment)
+    sys.argv = ["crosscut", *arguments]
+    install(None)
+    crosscut()
 
 
 if __name__ == "__main__":

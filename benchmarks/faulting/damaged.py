@@ -1,7 +1,9 @@
 """Faults of memory and of files: flipped bits, NaN, damaged tokens and checkpoints, and folders of other runs."""
 
 import random
+import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,12 +42,15 @@ def _checkpoint(name: str, file: str, damage: Damage, layout: str, *told: str) -
                  survives="the checkpoint before")  # fmt: skip
 
 
-def _tokens(name: str, damage: Damage) -> Cause:
+def _tokens(name: str, layout: str, file: str, damage: Damage, status: tuple[int, ...], *named: str) -> Fault:
+    """Fault of a file of the tokens, before the run starts."""
+
     def cause(scene: Scene, chance: random.Random) -> None:
         shutil.copytree(scene.tokens, scene.root / "good tokens")
-        damage(scene.tokens / name, chance)
+        damage(scene.tokens / file, chance)
 
-    return cause
+    return Fault(name=name, layout=layout, named=(re.escape(file), *named), cause=cause, cure=_restore_tokens,
+                 status=status, survives="nothing was done")  # fmt: skip
 
 
 def _restore_tokens(scene: Scene, _: random.Random) -> None:
@@ -63,8 +68,6 @@ def _summed_nan(axis: str) -> Fault:
 
 def _second_run(scene: Scene, _: random.Random) -> None:
     """Start a second run in the folder of the first, and keep its output."""
-    import subprocess
-
     command, environment = [*COMMAND, *scene.arguments], environment_here(**scene.variables)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     with scene.logs()[-1].open("a", encoding="utf-8") as log:
@@ -83,26 +86,19 @@ def _own_settings(scene: Scene, _: random.Random) -> None:
 
 
 DAMAGED = [
-    Fault(name="a flipped bit in a weight of one rank", layout="data 2",
-          named=("`final_norm.bias` must have identical values", r"rank"), status=(2,),
-          place=Place(STEP, call=7, rank=1, act="flip_bit"), survives="the checkpoints from before", may_lose=EVERY),
-    Fault(name="a flipped bit in a weight that tensor ranks share", layout="tensor 2",
-          named=("`final_norm.bias` must have identical values", r"rank"), status=(2,),
-          place=Place(STEP, call=7, rank=1, act="flip_bit"), survives="the checkpoints from before", may_lose=EVERY),
+    *(Fault(name=f"a flipped bit in a weight {whose}", layout=layout,
+            named=("`final_norm.bias` must have identical values", r"rank"), status=(2,),
+            place=Place(STEP, call=7, rank=1, act="flip_bit"), survives="the checkpoints from before", may_lose=EVERY)
+      for whose, layout in (("of one rank", "data 2"), ("that tensor ranks share", "tensor 2"))),
     Fault(name="NaN in a gradient of one rank", layout="data 2", status=(2,),
           named=("at step 7 they were not", *_DEVICE),
           place=Place("crosscut.parallel.state.gradients:GradientReducer.arm", call=7, rank=1, act="plant_nan"),
           survives="the weights from before the step"),
     *(_summed_nan(axis) for axis in ("data", "tensor", "context", "pipeline")),
-    Fault(name="a flipped bit in a token shard", layout="context 2", named=(r"train-0\.tokens", "SHA-256"),
-          cause=_tokens("train-0.tokens", flip_bit), cure=_restore_tokens, status=(65,), survives="nothing was done"),
-    Fault(name="a token shard that is cut", layout="pipeline 2", named=(r"train-1\.tokens",),
-          cause=_tokens("train-1.tokens", cut_short), cure=_restore_tokens, status=(65,), survives="nothing was done"),
-    Fault(name="a token shard that is missing", layout="data 2", named=(r"validation\.tokens",),
-          cause=_tokens("validation.tokens", remove), cure=_restore_tokens, status=(2, 65),
-          survives="nothing was done"),
-    Fault(name="the manifest of the tokens is cut", layout="tensor 2", named=(r"manifest\.json",),
-          cause=_tokens("manifest.json", cut_short), cure=_restore_tokens, status=(2, 65), survives="nothing was done"),
+    _tokens("a flipped bit in a token shard", "context 2", "train-0.tokens", flip_bit, (65,), "SHA-256"),
+    _tokens("a token shard that is cut", "pipeline 2", "train-1.tokens", cut_short, (65,)),
+    _tokens("a token shard that is missing", "data 2", "validation.tokens", remove, (2, 65)),
+    _tokens("the manifest of the tokens is cut", "tensor 2", "manifest.json", cut_short, (2, 65)),
     _checkpoint("a flipped bit in a rank's tensors", "rank-1.safetensors", flip_bit, "tensor 2"),
     _checkpoint("a rank's tensors are cut", "rank-0.safetensors", cut_short, "data 2"),
     _checkpoint("a rank's tensors are missing", "rank-1.safetensors", remove, "pipeline 2"),

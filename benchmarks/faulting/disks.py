@@ -56,6 +56,11 @@ def _checkpoint(name: str, file: str, size: int, layout: str) -> Fault:
                    survives=_NONE_BEFORE, may_lose=2 * EVERY)  # fmt: skip
 
 
+def _report(name: str, pattern: str, size: int, layout: str) -> Fault:
+    return _during(name, pattern, size, layout, ("report of the run must be written",), may_lose=0,
+                   survives="all steps; the report is written by --resume auto")  # fmt: skip
+
+
 def _mounted(kilobytes: int) -> Cause:
     """Return the cause that puts the folder of a run on a small file system of its own."""
 
@@ -133,12 +138,9 @@ DISKS = [
     _checkpoint("a rank's tensors (rank 1)", "rank-1", 100_000, "data 2"),
     _checkpoint("a checkpoint's index", "tensors.json", 20_000, "pipeline 2"),
     _checkpoint("a checkpoint's manifest", "manifest.json", 5_000, "context 2"),
-    _during("the picture of the losses", "/run/.loss.png", 30_000, "data 2", ("report of the run must be written",),
-            may_lose=0, survives="all steps; the report is written by --resume auto"),
-    _during("the sample of text", "/run/.sample.txt", 4, "tensor 2", ("report of the run must be written",),
-            may_lose=0, survives="all steps; the report is written by --resume auto"),
-    _during("the summary", "/run/.summary.json", 500, "context 2", ("report of the run must be written",),
-            may_lose=0, survives="all steps; the report is written by --resume auto"),
+    _report("the picture of the losses", "/run/.loss.png", 30_000, "data 2"),
+    _report("the sample of text", "/run/.sample.txt", 4, "tensor 2"),
+    _report("the summary", "/run/.summary.json", 500, "context 2"),
     Fault(name="a file system that is full in the middle of the run", layout="tensor 2",
           named=("No space left on device", "checkpoints/step-"), cause=_mounted(420), cure=_remount("size=9000k"),
           needs=_needs_mount, may_lose=3 * EVERY, survives=_NONE_BEFORE),

@@ -51,12 +51,17 @@ def send(number: signal.Signals, *, again: float = 0.0, to_all: bool = False) ->
     return cause
 
 
-def _fill_memory(scene: Scene, _: random.Random) -> None:
-    """Put one rank into a control group with less memory than the rank has, so that the kernel kills the rank."""
-    group = _MEMORY / f"crosscut-faults-{os.getpid()}"
+def control_group(scene: Scene, kind: Path) -> Path:
+    """Make a control group that is removed after the trial."""
+    group = kind / f"crosscut-faults-{os.getpid()}"
     group.mkdir()
     scene.undo.append(group.rmdir)
-    process = scene.ranks()[1]
+    return group
+
+
+def _fill_memory(scene: Scene, _: random.Random) -> None:
+    """Put one rank into a control group with less memory than the rank has, so that the kernel kills the rank."""
+    group, process = control_group(scene, _MEMORY), scene.ranks()[1]
     (group / "memory.limit_in_bytes").write_text(str(16 << 20), encoding="ascii")
     (group / "cgroup.procs").write_text(str(process.pid), encoding="ascii")
     (group / "memory.force_empty").write_text("0", encoding="ascii")
@@ -74,23 +79,31 @@ def _stopped(name: str, number: signal.Signals, layout: str, status: tuple[int, 
                  may_lose=0, survives="a checkpoint of the last step", **more)  # type: ignore[arg-type]  # fmt: skip
 
 
+def _launcher(name: str, layout: str, place: Place, **more: object) -> Fault:
+    return _killed(f"the launching process {name}", layout, place, kill("launcher"), **more)
+
+
+def _all(name: str, layout: str, place: Place, **more: object) -> Fault:
+    return _killed(f"all processes {name}", layout, place, kill(0, 1, "launcher"), **more)
+
+
+def _killed(name: str, layout: str, place: Place, cause: Cause, **more: object) -> Fault:
+    """Fault after which no process is left that could name it."""
+    settings = {"survives": _ALL, **more}
+    return Fault(name=f"SIGKILL of {name}", layout=layout, named=(), place=place, cause=cause, status=(-9,),
+                 **settings)  # type: ignore[arg-type]  # fmt: skip
+
+
 KILLED = [
-    Fault(name="SIGKILL of the launching process at the start", layout="tensor 2", named=(),
-          place=Place("crosscut.training.step:Trainer.__init__", rank=1), cause=kill("launcher"), status=(-9,),
-          survives="nothing was done"),
-    Fault(name="SIGKILL of the launching process in a step", layout="data 2", named=(),
-          place=Place(STEP, call=7, rank=0), cause=kill("launcher"), status=(-9,), survives=_ALL),
-    Fault(name="SIGKILL of the launching process while a checkpoint is written", layout="pipeline 2",
-          named=(), place=Place(_WRITE, call=2, rank=1), cause=kill("launcher"), status=(-9,), may_lose=2 * EVERY,
-          survives=_ALL),
-    Fault(name="SIGKILL of all processes in a step", layout="context 2", named=(),
-          place=Place(STEP, call=8, rank=1), cause=kill(0, 1, "launcher"), status=(-9,), survives=_ALL),
-    Fault(name="SIGKILL of all processes between a checkpoint's files and its manifest", layout="tensor 2",
-          named=(), place=Place(_FINISH, call=2, rank=0), cause=kill(0, 1, "launcher"), status=(-9,),
-          may_lose=2 * EVERY, survives=_ALL),
-    Fault(name="SIGKILL of all processes between a checkpoint's manifest and its new name",
-          layout="data 2", named=(), place=Place(_PUBLISH, call=2, rank=0), cause=kill(0, 1, "launcher"),
-          status=(-9,), may_lose=2 * EVERY, survives=_ALL),
+    _launcher("at the start", "tensor 2", Place("crosscut.training.step:Trainer.__init__", rank=1),
+              survives="nothing was done"),
+    _launcher("in a step", "data 2", Place(STEP, call=7, rank=0)),
+    _launcher("while a checkpoint is written", "pipeline 2", Place(_WRITE, call=2, rank=1), may_lose=2 * EVERY),
+    _all("in a step", "context 2", Place(STEP, call=8, rank=1)),
+    _all("between a checkpoint's files and its manifest", "tensor 2", Place(_FINISH, call=2, rank=0),
+         may_lose=2 * EVERY),
+    _all("between a checkpoint's manifest and its new name", "data 2", Place(_PUBLISH, call=2, rank=0),
+         may_lose=2 * EVERY),
     *killed_rank(1, {
         "at the start": ("data 2", Place("crosscut.training.step:Trainer.__init__", rank=1)),
         "in a forward pass": ("pipeline 2", Place("crosscut.model.block:Block.forward", call=60, rank=1)),

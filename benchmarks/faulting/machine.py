@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.faulting.inside import Place
-from benchmarks.faulting.killed import STEP
+from benchmarks.faulting.killed import STEP, control_group
 from benchmarks.faulting.scene import Scene
 from benchmarks.faulting.trial import Cause, Fault
 
@@ -58,9 +58,7 @@ def _take_port(scene: Scene, _: random.Random) -> None:
 
 def _few_processes(scene: Scene, _: random.Random) -> None:
     """Put the ranks into a control group in which no further process or thread can start."""
-    group = _PIDS / f"crosscut-faults-{os.getpid()}"
-    group.mkdir()
-    scene.undo.append(group.rmdir)
+    group = control_group(scene, _PIDS)
     for process in scene.ranks().values():
         (group / "cgroup.procs").write_text(str(process.pid), encoding="ascii")
     (group / "pids.max").write_text("1", encoding="ascii")

@@ -29,8 +29,7 @@ def _changed(change: Change, settings: tuple[str, ...] = _SETTINGS) -> Trial:
         settings_of_all = (f"data.text={scene.text}", *settings)
         try:
             with group(scene.run, *settings_of_all) as nodes:
-                for node in range(2):
-                    nodes.start(node)
+                nodes.start_all()
                 nodes.wait_for_steps(6)
                 began = time.monotonic()
                 change(nodes, chance)

@@ -1,24 +1,20 @@
 """Tables of `docs/tables/faults.md`: one row for each fault, and one row for each message."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
-from benchmarks.commands import replace_section
+from benchmarks.commands import markdown, replace_section
 from benchmarks.faulting.registry import FAULTS
 from benchmarks.faulting.trial import Row
 from benchmarks.machine import machine_line
 
 HEAD = ["fault", "layout", "named after", "right", "steps lost", "same bits", "status"]
-"""Columns of the first table."""
+MESSAGES = ["fault", "message", "what survives"]
+"""Columns of both tables."""
+Rows = tuple[list[str], list[str]]
+"""Rows of one fault in both tables."""
 _NOT_RUN = "not run: "
-
-
-class _Lines(NamedTuple):
-    """Lines of one fault in both tables."""
-
-    figures: str
-    message: str
 
 
 def cells(row: Row) -> list[str]:
@@ -36,43 +32,33 @@ def cells(row: Row) -> list[str]:
 
 def write_page(rows: list[Row], seed: int, page: Path) -> None:
     """Replace the rows of these faults on a page of the documentation. The rows of the other faults stay."""
-    measured = {row.fault.name: _lines(row) for row in rows}
+    measured = {row.fault.name: (cells(row), [row.fault.name, _message_cell(row), row.fault.survives]) for row in rows}
     found = {**_kept(page.read_text(encoding="utf-8")), **measured}
     every = {name: found[name] for name in (*(fault.name for fault in FAULTS), *measured) if name in found}
-    head = [_line(HEAD), "|" + "---|" * len(HEAD)]
-    told = ["| fault | message | what survives |", "|---|---|---|"]
-    tables = [*head, *(lines.figures for lines in every.values()), "", _count(every, len(measured), seed)]
-    tables += ["", *told, *(lines.message for lines in every.values())]
-    replace_section(page, "faults", "\n".join(tables))
+    figures, messages = ([rows[i] for rows in every.values()] for i in range(2))
+    tables = [markdown(HEAD, figures), _count(every, len(measured), seed), markdown(MESSAGES, messages)]
+    replace_section(page, "faults", "\n\n".join(tables))
 
 
-def _count(every: dict[str, _Lines], num_measured: int, seed: int) -> str:
+def _count(every: Mapping[str, Rows], num_measured: int, seed: int) -> str:
     """Paragraph about the number of measured faults, the machine, and the faults that have not been measured."""
-    done = {name for name, lines in every.items() if _NOT_RUN not in lines.figures}
+    done = {name for name, (figures, _) in every.items() if not figures[2].startswith(_NOT_RUN)}
     missing = [fault.name for fault in FAULTS if fault.name not in done]
     latest = f"the latest {num_measured} with " if num_measured < len(every) else ""
     told = f"{len(done)} of {len(FAULTS)} faults; {latest}seed {seed}; {machine_line('torch')}."
     return f"{told}\n\nNot measured: {'; '.join(missing)}." if missing else told
 
 
-def _lines(row: Row) -> _Lines:
-    """Lines of a row."""
-    return _Lines(_line(cells(row)), _line([row.fault.name, _message_cell(row), row.fault.survives]))
-
-
-def _line(row: list[str]) -> str:
-    return f"| {' | '.join(row)} |"
-
-
-def _kept(tables: str) -> dict[str, _Lines]:
-    """Lines of the faults that have a row in both tables of the page."""
-    lines, found = tables.splitlines(), {}
+def _kept(tables: str) -> dict[str, Rows]:
+    """Rows of the faults that have a row in both tables of the page."""
+    rows = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in tables.splitlines()]
+    found = {}
     for fault in FAULTS:
-        own = [line for line in lines if line.startswith(f"| {fault.name} | ")]
-        figures = [line for line in own if line.startswith(f"| {fault.name} | {fault.layout} | ")]
-        messages = [line for line in own if line not in figures]
+        own = [row for row in rows if row[0] == fault.name]
+        figures = [row for row in own if row[1:2] == [fault.layout]]
+        messages = [row for row in own if row not in figures]
         if len(figures) == len(messages) == 1:
-            found[fault.name] = _Lines(figures[0], messages[0])
+            found[fault.name] = figures[0], messages[0]
     return found
 
 

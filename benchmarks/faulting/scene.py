@@ -2,21 +2,21 @@
 
 import json
 import os
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Self
 
 import psutil
 
 from benchmarks.commands import environment_here
+from benchmarks.faulting.command import fork
 from benchmarks.faulting.inside import GO, MET, Place, to_environment
 from benchmarks.faulting.shim import Shim
 from benchmarks.processes import is_running, told_in, wait_until
@@ -34,58 +34,14 @@ COMMAND = (sys.executable, "-m", "benchmarks.faulting.command")
 """The `crosscut` command with places for faults."""
 
 
-class Nursery:
-    """Process that forks the `crosscut` commands (`command.py`), with the library of faults in each of them."""
-
-    def __init__(self, shim: Shim) -> None:
-        self._process = subprocess.Popen(
-            [*COMMAND, "--serve"], env=environment_here(**shim.environment), stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
-        )  # fmt: skip
-        self._rest = b""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.terminate()
-        self._process.wait()
-
-    def begin(self, job: Mapping[str, Any]) -> int:
-        """Start a job and return the number of its process."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(job).encode() + b"\n")
-        line = self.answer(120)
-        if line is None:
-            raise SystemExit("faults: the process that forks the runs must answer, but does not.")
-        return int(line)
-
-    def answer(self, seconds: float) -> str | None:
-        """Return the next line of an answer; None if there is none within the time."""
-        assert self._process.stdout is not None
-        until = time.monotonic() + seconds
-        while b"\n" not in self._rest:
-            left = max(0.0, until - time.monotonic())
-            if not select.select([self._process.stdout], [], [], left)[0]:
-                return None
-            more = os.read(self._process.stdout.fileno(), 4096)
-            if not more:
-                raise SystemExit("faults: the process that forks the runs has ended.")
-            self._rest += more
-        line, _, self._rest = self._rest.partition(b"\n")
-        return line.decode()
-
-
 @dataclass
 class Scene:
     """Folders of one run, and its processes."""
 
     root: Path
     layout: str
-    nursery: Nursery | None
-    """Without a nursery, each start of the run is a new process."""
+    forked: bool
+    """Whether each start of the run is a fork (`command.start_forking`), and not a new process."""
     shim: Shim | None
     text: Path
     more: tuple[str, ...] = ()
@@ -96,8 +52,8 @@ class Scene:
     pid: int = 0
     status: int | None = None
     """Exit status of the command; None while it runs. Negative after a signal."""
-    fresh: subprocess.Popen[bytes] | None = None
-    """Process of a command that is not a fork."""
+    process: subprocess.Popen[bytes] | BaseProcess | None = None
+    """Process of the latest start."""
     undo: list[Callable[[], object]] = field(default_factory=list)
     """Calls that take a fault away from the machine, such as an unmount, after the trial."""
 
@@ -134,18 +90,15 @@ class Scene:
             path.unlink()
         variables = to_environment(place, self.root / "meet")
         log = self.root / f"log-{len(self.logs())}"
-        if prefix or self.nursery is None:
-            command = [*prefix, *COMMAND, *self.arguments]
-            with log.open("ab") as file:
-                self.fresh = subprocess.Popen(
-                    command, env=environment_here(**self.variables, **variables), stdout=file, stderr=file,
-                    stdin=subprocess.DEVNULL, start_new_session=True,
-                )  # fmt: skip
-            self.pid = self.fresh.pid
+        if self.forked and not prefix:
+            self.process = fork(self.arguments, variables, log)
         else:
-            self.fresh = None
-            job = {"arguments": self.arguments, "environment": variables, "log": str(log)}
-            self.pid = self.nursery.begin(job)
+            with log.open("ab") as file:
+                self.process = subprocess.Popen(
+                    [*prefix, *COMMAND, *self.arguments], env=environment_here(**self.variables, **variables),
+                    stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True,
+                )  # fmt: skip
+        self.pid = self.process.pid
 
     def start_beside(self, *more: str) -> None:
         """Start a new run with further overrides, in a folder of its own. This run is the run of the scene from now
@@ -165,13 +118,12 @@ class Scene:
 
     def has_ended(self, seconds: float = 0.0) -> bool:
         """Whether the command ends within `seconds`. Sets `status`."""
-        if self.status is not None:
-            return True
-        if self.fresh is not None:
+        if self.status is None and isinstance(self.process, subprocess.Popen):
             with suppress(subprocess.TimeoutExpired):
-                self.status = self.fresh.wait(max(seconds, 0.001))
-        elif (line := self.nursery.answer(seconds)) is not None:
-            self.status = int(line.split()[1])
+                self.status = self.process.wait(max(seconds, 0.001))
+        elif self.status is None and self.process is not None:
+            self.process.join(seconds)
+            self.status = self.process.exitcode
         return self.status is not None
 
     def has_met(self, seconds: float) -> bool:

@@ -100,13 +100,13 @@ def cases_of(bases: Sequence[Base], valid: Path) -> st.SearchStrategy[tuple[str,
 
 def _edits(base: Base, valid: Path) -> st.SearchStrategy[Edit]:
     files = sorted(
-        name for name, path in _files_of(base, valid).items() if any(_matches(name, glob) for glob in base.damaged)
+        name for name in files_of(base, valid) if any(glob == "**/*" or Path(name).match(glob) for glob in base.damaged)
     )
     ways = []
     if base.kept:
         ways += [_arguments(base)] * (3 if files else 1)
     if files:
-        ways += [st.sampled_from(files).flatmap(lambda name: _edits_of(name, _files_of(base, valid)[name]))] * 3
+        ways += [st.sampled_from(files).flatmap(lambda name: _edits_of(name, files_of(base, valid)[name]))] * 3
     return _weighted(ways)
 
 
@@ -117,11 +117,7 @@ def _weighted(ways: list[st.SearchStrategy[_T]]) -> st.SearchStrategy[_T]:
     return st.sampled_from(ways).flatmap(lambda way: way)
 
 
-def _matches(name: str, glob: str) -> bool:
-    return glob == "**/*" or Path(name).match(glob)
-
-
-def _files_of(base: Base, valid: Path) -> dict[str, Path]:
+def files_of(base: Base, valid: Path) -> dict[str, Path]:
     """Files of a case before any edit, by name."""
     found = {}
     for target, source in base.files.items():

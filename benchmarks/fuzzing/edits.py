@@ -17,11 +17,12 @@ from benchmarks.fuzzing.arrays import damaged_arrays
 from benchmarks.fuzzing.formats import Format, format_of, packing_of, rebuilt
 from benchmarks.fuzzing.hostile import ARGUMENTS as VALUES
 from benchmarks.fuzzing.hostile import JSON, TEMPLATES, WORDS
+from benchmarks.recovery.damages import REPLACEMENTS
 
 TREE = ("set", "set", "set", "remove", "rename", "add", "twice")
 TEXT = ("insert", "scalar", "scalar", "repeat line", "drop line")
 BYTES = ("flip", "flip", "flip", "cut", "drop", "zero", "repeat")
-FILES = ("delete", "empty", "folder", "fifo", "loop", "dangling", "sparse")
+FILES = ("delete", *REPLACEMENTS, "sparse")
 ARGUMENTS = ("replace", "insert", "remove", "repeat")
 
 COMMAND_LINE = ""
@@ -187,19 +188,11 @@ def _edit_file(path: Path, action: str) -> None:
         return
     size = path.stat().st_size
     path.unlink()
-    if action == "empty":
-        path.write_bytes(b"")
-    elif action == "folder":
-        path.mkdir()
-    elif action == "fifo":
-        os.mkfifo(path)
-    elif action == "loop":
-        path.symlink_to(path.name)
-    elif action == "dangling":
-        path.symlink_to("nothing-here")
-    elif action == "sparse":
-        with path.open("wb") as file:
-            file.truncate(_SPARSE + size)
+    if action == "sparse":
+        path.touch()
+        os.truncate(path, _SPARSE + size)
+    elif action != "delete":
+        REPLACEMENTS[action](path)
 
 
 def copied(source: Path, target: Path) -> None:

@@ -76,9 +76,8 @@ def judge(outcome: Outcome, statuses: tuple[int, ...], terminal: str) -> list[tu
         found.append(("memory", outcome.place or place_in(frames_in(text)), outcome.error or "allocation fails"))
     elif outcome.error:
         found.append(("traceback", outcome.place, outcome.error))
-    elif "Traceback (most recent call last)" in text:
-        last = next((line for line in reversed(text.splitlines()) if line and not line.startswith((" ", "\t"))), "")
-        found.append(("traceback", place_in(frames_in(text)), last[:300]))
+    elif error := error_in(text):
+        found.append(("traceback", place_in(frames_in(text)), error))
     elif outcome.status not in statuses:
         found.append(("status", "", f"exit status {outcome.status}"))
     if outcome.peak > MEMORY_BYTES and not any(failure == "memory" for failure, *_ in found):
@@ -86,6 +85,13 @@ def judge(outcome: Outcome, statuses: tuple[int, ...], terminal: str) -> list[tu
     if raw := raw_in(outcome.output, terminal):
         found.append(("raw", "", raw))
     return found
+
+
+def error_in(text: str) -> str:
+    """Last line of a traceback in an output; empty without a traceback."""
+    if "Traceback (most recent call last)" not in text:
+        return ""
+    return next(line for line in reversed(text.splitlines()) if line and not line.startswith((" ", "\t")))[:300]
 
 
 def raw_in(output: bytes, terminal: str) -> str:

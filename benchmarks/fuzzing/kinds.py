@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 
 from benchmarks.fuzzing.calls import CHAT
-from benchmarks.fuzzing.cases import Base, Case
+from benchmarks.fuzzing.cases import Base, Case, files_of
 from benchmarks.fuzzing.edits import BYTES, apply, copied
 from benchmarks.fuzzing.repetition.run import REPETITION
 from benchmarks.fuzzing.repetition.run import cases as repeated_cases
@@ -165,10 +165,8 @@ def _checkpoints() -> tuple[Base, ...]:
 def _corpora() -> tuple[Base, ...]:
     bases = []
     for source in SOURCES:
-        files = {name: f"sources/{name}" for name in (source, f"{source}.toml", "more.jsonl")} | {
-            "tokenizer.json": "tokenizer.json"
-        }
-        files |= {"s.bin": "sources/s.bin"} if source == "s.idx" else {}
+        names = (source, f"{source}.toml", "more.jsonl", *(["s.bin"] if source == "s.idx" else []))
+        files = {name: f"sources/{name}" for name in names} | {"tokenizer.json": "tokenizer.json"}
         ends_with = (2,) if source == "s.arc" else (0,)
         line = ("prepare", f"{source}.toml")
         bases.append(Base(source, line, files, (source, "s.bin"), ends_with=ends_with))
@@ -179,16 +177,9 @@ def _corpora() -> tuple[Base, ...]:
 
 def _changed(case: Case, folder: Path, valid: Path, base: Base, *, under: str) -> list[str]:
     """Names of files of a case under a name that differ from the valid ones or are missing."""
-    found = []
-    for target, source in base.files.items():
-        path = valid / source
-        files = [one for one in path.rglob("*") if one.is_file()] if path.is_dir() else [path]
-        for file in files:
-            name = f"{target}/{file.relative_to(path)}" if path.is_dir() else target
-            damaged = any(edit.file == name and edit.action in _DAMAGES for edit in case.edits)
-            if damaged and name.startswith(under) and _digest(folder / name) != _digest(file):
-                found.append(name)
-    return found
+    damaged = {edit.file for edit in case.edits if edit.action in _DAMAGES and edit.file.startswith(under)}
+    files = {name: file for name, file in files_of(base, valid).items() if name in damaged}
+    return [name for name, file in files.items() if _digest(folder / name) != _digest(file)]
 
 
 def _is_whole(file: Path) -> bool:
@@ -230,9 +221,7 @@ def _lost_text_is_told(case: Case, folder: Path, valid: Path, outcome: Outcome) 
         return f"prepare exits with 0, but {', '.join(names)} differ" if names else ""
     if not base.name.endswith((".gz", ".bz2")) or not _changed(case, folder, valid, base, under=base.name):
         return ""
-    if _is_whole(folder / base.name):
-        return ""
-    if any(edit.action == "delete" for edit in case.edits):
+    if _is_whole(folder / base.name) or any(edit.action == "delete" for edit in case.edits):
         return ""
     try:
         rejects = json.loads((folder / "out" / "report.json").read_text())["rejects"]

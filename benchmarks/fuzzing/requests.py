@@ -22,18 +22,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.commands import environment_here
 from benchmarks.fuzzing.cases import Case, draw
 from benchmarks.fuzzing.edits import damage
-from benchmarks.fuzzing.findings import Finding, keep, raw_in
+from benchmarks.fuzzing.findings import Finding, error_in, keep, raw_in
 from benchmarks.fuzzing.kinds import EMBEDDINGS, REQUESTS_KIND
 from benchmarks.fuzzing.sandbox import HARD_BYTES, LONGEST, MEMORY_BYTES, frames_in, place_in
 from benchmarks.fuzzing.valid import MODEL, REQUESTS
 from benchmarks.fuzzing.valid_tunings import EMBEDDING_REQUESTS, ENCODER
 from benchmarks.fuzzing.worker import Figures, Setting, prepare_process, strategy_of
-from benchmarks.processes import memory_of, reset_peak, wait_until
+from benchmarks.processes import memory_of, port_of, reset_peak
 
 WAYS = (*["whole"] * 4, "leave after head", "leave in body", "leave in answer", "never read", "slow")
 """Ways to send a request. A case's number chooses one."""
@@ -74,8 +74,7 @@ SERVICES = {
 """Services by the name of their kind."""
 
 
-@dataclass
-class Answer:
+class Answer(NamedTuple):
     """End of one request."""
 
     failures: list[tuple[str, str, str]]
@@ -97,11 +96,7 @@ class Server:
         os.close(terminal)
         self._said, self._lock = b"", threading.Lock()
         threading.Thread(target=self._listen, daemon=True).start()
-        address = re.compile(rb"http://127\.0\.0\.1:(\d+)")
-        wait_until(lambda: bool(address.search(self._said)) or self.process.poll() is not None, 120, every=0.05)
-        if not (found := address.search(self._said)):
-            sys.exit(f"the server must start, but said:\n{self._said.decode(errors='replace')}")
-        self.port = int(found[1])
+        self.port = port_of(self.process, lambda: self._said.decode(errors="replace"))
         self.take_said()
         self.honest = self.ask_honestly()
         self.idle = memory_of(self.process.pid, "VmRSS")
@@ -169,10 +164,9 @@ def run_requests(kind: str, batch: int, most: int, setting: Setting, server: lis
     findings += [_finding(cases[-1], failure, setting) for failure in _server_failures(running, server, peak)]
     said = running.take_said()
     text = said.decode(errors="replace")
-    if "Traceback (most recent call last)" in text:
-        last = next((line for line in reversed(text.splitlines()) if line and not line.startswith((" ", "\t"))), "")
+    if error := error_in(text):
         culprit = next((one.case for one in findings if one.failure == "status"), cases[-1])
-        failure = ("traceback", place_in(frames_in(text)), f"in batch {batch}: {last[:300]}")
+        failure = ("traceback", place_in(frames_in(text)), f"in batch {batch}: {error}")
         findings.append(_finding(culprit, failure, setting, trace=text[-20_000:]))
     if raw := raw_in(said, "colours"):  # the log has colours on any terminal
         findings.append(_finding(cases[-1], ("raw", "", f"in batch {batch}: {raw}"), setting))

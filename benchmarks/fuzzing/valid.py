@@ -21,7 +21,7 @@ from benchmarks.commands import run_crosscut
 from benchmarks.fuzzing.repetition.patterns import record
 from benchmarks.fuzzing.valid_tunings import EMBEDDING_REQUESTS, ENCODER, make_tunings
 from benchmarks.recovery.runs import TINY
-from crosscut.data import read_documents
+from benchmarks.texts import addresses
 
 TEMPLATE = "{% for m in messages %}{{ '<' + m['role'] + '> ' + m['content'] + '\\n' }}{% endfor %}"
 
@@ -95,8 +95,7 @@ def make_valid(folder: Path, *, tensor: int) -> None:
     """Write all valid inputs to a folder. The run has `tensor` ranks."""
     folder.mkdir(parents=True, exist_ok=True)
     _write_configs(folder)
-    documents = islice(read_documents(["builtin:state-of-the-union"], text_key="text"), 8)
-    text = "\n\n".join(document.text for document in documents)[:40_000]
+    text = "\n\n".join(islice(addresses(), 8))[:40_000]
     assert len(text) > 20_000, len(text)
     (folder / "text.txt").write_text("\n\n".join([text[:20_000]] * 3), encoding="utf-8")
     run_crosscut("train", *TINY_RUN, f"layout.tensor={tensor}", folder=folder)

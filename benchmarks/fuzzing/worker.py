@@ -1,7 +1,6 @@
 """Batches of cases in a process of the pool: draw, build, run, judge, and make new findings smaller."""
 
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -200,11 +199,8 @@ def _run(kind: Kind, cases: list[Case], setting: Setting, folder: Path) -> Itera
 
 @contextmanager
 def _folder(setting: Setting) -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(dir=setting.scratch))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=setting.scratch, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @cache

@@ -1,26 +1,19 @@
 """Machine, versions and source that `run.py` measured."""
 
 import hashlib
-import platform
 import subprocess
 from datetime import UTC, datetime
 from typing import Any
 
 from benchmarks.commands import ROOT
-from benchmarks.machine import version_of
+from benchmarks.machine import describe_machine
 
 
 def machine(device: dict[str, Any]) -> dict[str, Any]:
     """Describe the device, the versions and the source."""
-    packages = ("torch", "triton", "transformers", "litgpt", "torchtitan", "torchao")
-    return {
-        "date": datetime.now(tz=UTC).isoformat(timespec="seconds"),
-        **device,
-        "python": platform.python_version(),
-        **{package: version_of(package) for package in packages},
-        "commit": _commit(),
-        "source_sha256": _source_hash(),
-    }
+    versions = describe_machine("torch", "triton", "transformers", "litgpt", "torchtitan", "torchao")
+    now = datetime.now(tz=UTC).isoformat(timespec="seconds")
+    return {**versions, **device, "date": now, "commit": _commit(), "source_sha256": _source_hash()}
 
 
 def _commit() -> str:

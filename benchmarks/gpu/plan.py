@@ -110,33 +110,19 @@ def full_plan(memory: int, installed: Callable[[str], bool] = is_installed) -> l
         for peer in peers
         for model in ((short, wide, long) if peer == "plain" else (wide, short, long))
     ]
-    eager = [
-        replace(_measurement(peer, model, shape), name=f"{peer} eager, {model}", compiled=False)
-        for peer in peers
-        for model, shape in LARGE.items()
-    ]
+    eager = [_eager(peer, model, shape) for peer in peers for model, shape in LARGE.items()]
     llamas = _llamas([*filter(installed, PEERS_OF["Llama"])])
     plan = [
-        ours[short],
-        ours[wide],
-        ours[long],
+        *ours.values(),
         _variant(ours[wide], "precision", f"float8, {wide}", precision="float8"),
         *_layouts(PAPERS_LARGEST, tensor=8, data=64),
-        _variant(ours[long], "recomputation", f"recompute full, {long}", overrides=("training.recompute=full",)),
+        _recomputing(ours[long], "full"),
         _variant(ours[wide], "compile", f"eager, {wide}", compiled=False),
-        _variant(
-            ours[wide], "recomputation", f"recompute operators, {wide}", overrides=("training.recompute=operators",)
-        ),
+        _recomputing(ours[wide], "operators"),
         *(m for m in (*eager, *compiled) if m.program == "plain"),
         *llamas,
         *(m for m in (*eager, *compiled) if m.program != "plain"),
-        _variant(
-            ours[wide],
-            "recomputation",
-            f"eager, recompute selective, {wide}",
-            compiled=False,
-            overrides=("training.recompute=selective",),
-        ),
+        replace(_recomputing(ours[wide], "selective"), name=f"eager, recompute selective, {wide}", compiled=False),
         *ours.values(),
         *llamas,
         *(m for model in LARGE for m in compiled if m.shape == ours[model].shape),
@@ -155,7 +141,7 @@ def tiny_plan() -> list[Measurement]:
         *(replace(llama, name=f"{peer}, Llama tiny", program=peer) for peer in PEERS_OF["Llama"] if is_installed(peer)),
         _variant(ours, "precision", "float8, tiny", precision="float8"),
         *(replace(m, compiled=False) for m in _layouts(TINY, tensor=8, data=64)),
-        _variant(ours, "recomputation", "recompute full, tiny", overrides=("training.recompute=full",)),
+        _recomputing(ours, "full"),
         ours,
     ]
 
@@ -165,10 +151,7 @@ def _llamas(peers: list[str]) -> list[Measurement]:
     pairs = [(model, shape, peer) for model, shape in LLAMAS.items() for peer in peers]
     return [
         *(_measurement("crosscut", model, shape) for model, shape in LLAMAS.items() if peers),
-        *(
-            replace(_measurement(peer, model, shape), name=f"{peer} eager, {model}", compiled=False)
-            for model, shape, peer in pairs
-        ),
+        *(_eager(peer, model, shape) for model, shape, peer in pairs),
         *(_measurement(peer, model, shape) for model, shape, peer in pairs),
     ]
 
@@ -179,26 +162,27 @@ def _measurement(program: str, model: str, shape: Shape) -> Measurement:
     )
 
 
+def _eager(program: str, model: str, shape: Shape) -> Measurement:
+    return replace(_measurement(program, model, shape), name=f"{program} eager, {model}", compiled=False)
+
+
 def _variant(measurement: Measurement, group: str, name: str, **changes: object) -> Measurement:
     return replace(measurement, group=group, name=name, **changes)  # type: ignore[arg-type]
 
 
+def _recomputing(measurement: Measurement, kind: str) -> Measurement:
+    name = f"recompute {kind}, {measurement.name.partition(', ')[2]}"
+    return _variant(measurement, "recomputation", name, overrides=(f"training.recompute={kind}",))
+
+
 def _layouts(shape: Shape, *, tensor: int, data: int) -> Iterator[Measurement]:
     for copies in (1, data):
+        batch = f"training.batch_size={shape.batch_size * copies}"
         yield Measurement(
             name=f"rank 0 of {tensor * copies} ranks, {shape.num_layers} layers of {shape.hidden_size}",
-            group="layouts",
-            program="crosscut",
-            shape=shape,
-            micro_batch_size=shape.batch_size,
-            overrides=(
-                f"layout.tensor={tensor}",
-                f"layout.data={copies}",
-                f"training.batch_size={shape.batch_size * copies}",
-            ),
-            tensor=tensor,
-            data=copies,
-        )
+            group="layouts", program="crosscut", shape=shape, micro_batch_size=shape.batch_size,
+            overrides=(f"layout.tensor={tensor}", f"layout.data={copies}", batch), tensor=tensor, data=copies,
+        )  # fmt: skip
 
 
 def halved(measurement: Measurement) -> Measurement:

@@ -40,7 +40,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.commands import ROOT, command_line
 from benchmarks.gpu.machine import machine
 from benchmarks.gpu.plan import GOALS, Goal, Measurement, full_plan, halved, tiny_plan, uncompiled
-from benchmarks.gpu.worker import Failed, answer, describe, measure
+from benchmarks.gpu.worker import answer, describe, measure, way_of
+from benchmarks.turns import Failure
 from crosscut.config import write_whole
 
 GROUPS = ("models", "precision", "layouts", "recomputation", "compile")
@@ -142,17 +143,15 @@ def run_plan(plan: list[Measurement], budget: Budget, device: str, told: Callabl
         start = time.monotonic()
         result = in_process(measure, (row.measurement, device), limit=min(budget.left(), budget.most))
         took = time.monotonic() - start
-        if not isinstance(result, Failed) or took > budget.most:
+        if not isinstance(result, Failure) or took > budget.most:
             budget.learn(measurement, took)
-        if not isinstance(result, Failed):
+        if not isinstance(result, Failure):
             row.turns.append(result)
         elif result.out_of_memory and row.measurement.micro_batch_size > 1:
             row.measurement = halved(row.measurement)
             queue.insert(0, row.measurement)
-            print(
-                f"{row.measurement.name}: out of memory, now micro-batches of {row.measurement.micro_batch_size}",
-                flush=True,
-            )
+            now = f"now micro-batches of {row.measurement.micro_batch_size}"
+            print(f"{row.measurement.name}: out of memory, {now}", flush=True)
             continue
         else:
             row.remarks.append(f"failed: {result.reason}")
@@ -163,7 +162,7 @@ def run_plan(plan: list[Measurement], budget: Budget, device: str, told: Callabl
 
 
 def start_server(device: str, budget: Budget) -> Any:
-    """Choose how processes start, and return the first process's description of the device, or a `Failed`.
+    """Choose how processes start, and return the first process's description of the device, or a `Failure`.
 
     Processes are forked from a server that has imported torch and never uses a device. If forking does not work, for
     example because an import uses the device after all, each process starts from nothing.
@@ -175,27 +174,27 @@ def start_server(device: str, budget: Budget) -> Any:
     mp.set_forkserver_preload(["torch", "torch._dynamo", "crosscut.training.step", "crosscut.parallel"])
     mp.set_start_method("forkserver")
     about = in_process(describe, (device,), limit=min(budget.left(), MOST_SECONDS))
-    if isinstance(about, Failed) and device == "cuda":
+    if isinstance(about, Failure) and device == "cuda":
         mp.set_start_method("spawn", force=True)
         about = in_process(describe, (device,), limit=min(budget.left(), MOST_SECONDS))
     return about
 
 
 def in_process(function: Callable[..., Any], arguments: tuple[Any, ...], *, limit: float) -> Any:
-    """Call a function in a process of its own and return its result, or a `Failed`."""
+    """Call a function in a process of its own and return its result, or a `Failure`."""
     context = mp.get_context()
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=answer, args=(function, arguments, there), daemon=False)
     try:
         process.start()
     except (OSError, EOFError) as error:
-        return Failed(f"its process did not start ({type(error).__name__}: {error})")
+        return Failure(f"its process did not start ({type(error).__name__}: {error})")
     there.close()
     try:
-        result = here.recv() if here.poll(limit) else Failed(f"did not end within {limit:.0f} s")
+        result = here.recv() if here.poll(limit) else Failure(f"did not end within {limit:.0f} s")
     except (OSError, EOFError):
         process.join(5)
-        result = Failed(f"its process ended with status {process.exitcode}")
+        result = Failure(f"its process ended with status {process.exitcode}")
     process.join(5)
     if process.is_alive():
         process.kill()
@@ -230,15 +229,12 @@ def line(row: Row, dense_peak: float | None) -> str:
 def forecast(measurement: Measurement, device: str) -> dict[str, float]:
     """Forecast the seconds, without messages, and the peak bytes of a step. Empty for peers and unknown devices."""
     from benchmarks.contenders.programs import crosscut_run
-    from benchmarks.contenders.task import Way
     from crosscut.planner import find_hardware, forecast_memory, step_time
 
     hardware = find_hardware(device)
     if measurement.program != "crosscut" or hardware is None:
         return {}
-    own = (*measurement.overrides, f"training.micro_batch_size={measurement.micro_batch_size}")
-    way = Way(compiled=measurement.compiled, device="cuda", precision=measurement.precision, overrides=own)
-    run = crosscut_run(measurement.shape, way)
+    run = crosscut_run(measurement.shape, way_of(measurement, "cuda"))
     time_of_step = step_time(run, hardware)
     return {
         "seconds_per_step": time_of_step.compute,
@@ -307,7 +303,7 @@ def main(arguments: list[str] | None = None) -> None:
         )
     budget = Budget(options.seconds)
     device = start_server(options.device, budget)
-    if isinstance(device, Failed):
+    if isinstance(device, Failure):
         if device.reason.startswith(("ImportError", "ModuleNotFoundError")):
             parser.error(f"Python must find the packages that Crosscut trains with, but {device.reason}. Install them.")
         parser.error(f"`--device` must be available on this machine, but {device.reason} Try --device cpu --tiny.")
@@ -337,21 +333,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 def result_of(rows: dict[str, Row], about: dict[str, Any], dense_peak: float | None, budget: Budget) -> dict[str, Any]:
     """Build the content of the JSON file from the measurements so far."""
-    return {
-        "machine": about,
-        "measurements": [
-            {
-                **asdict(row.measurement),
-                "figures": row.figures(dense_peak),
-                "forecast": forecast(row.measurement, about["device"]),
-                "turns": row.turns,
-                "remarks": row.remarks,
-            }
-            for row in rows.values()
-        ],
-        "goals": list(judged(GOALS, rows, dense_peak)),
-        "seconds": time.monotonic() - budget.began,
-    }
+    measurements = []
+    for row in rows.values():
+        figures = {"figures": row.figures(dense_peak), "forecast": forecast(row.measurement, about["device"])}
+        measurements.append({**asdict(row.measurement), **figures, "turns": row.turns, "remarks": row.remarks})
+    goals, seconds = list(judged(GOALS, rows, dense_peak)), time.monotonic() - budget.began
+    return {"machine": about, "measurements": measurements, "goals": goals, "seconds": seconds}
 
 
 if __name__ == "__main__":

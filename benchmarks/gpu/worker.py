@@ -20,7 +20,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 from unittest.mock import patch
@@ -32,6 +31,7 @@ from benchmarks.contenders.programs import PEERS_OF, CrosscutStep, make_step, re
 from benchmarks.contenders.task import Step, Way
 from benchmarks.gpu.plan import Measurement
 from benchmarks.machine import describe_machine
+from benchmarks.turns import Failure
 
 WARMUP = 3
 WINDOWS = 3
@@ -52,15 +52,8 @@ OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_AL
 """Words in the errors of libraries and compiled kernels that got no memory. PyTorch's own error has a type."""
 
 
-class Failed:
-    """Answer of a process that has no figures: the reason."""
-
-    def __init__(self, reason: str, *, out_of_memory: bool = False) -> None:
-        self.reason, self.out_of_memory = reason, out_of_memory
-
-
 def answer(function: Callable[..., Any], arguments: tuple[Any, ...], back: Connection) -> None:
-    """Send the result of `function`, or a `Failed`, and end the process at once.
+    """Send the result of `function`, or a `Failure`, and end the process at once.
 
     An orderly exit would spend seconds on releasing the model and the helpers of the compiler.
     """
@@ -70,7 +63,7 @@ def answer(function: Callable[..., Any], arguments: tuple[Any, ...], back: Conne
         if function is measure:
             traceback.print_exc()
         reason = f"{type(error).__name__}: {_first_line(error)}"
-        result = Failed(reason, out_of_memory=is_out_of_memory(error))
+        result = Failure(reason, out_of_memory=is_out_of_memory(error))
     back.send(result)
     back.close()
     for stream in (sys.stdout, sys.stderr):
@@ -123,18 +116,13 @@ def measure(measurement: Measurement, device_type: str) -> dict[str, Any]:
     from crosscut.training.watching.throughput import measure_matrix_rate, synchronize
 
     device = torch.device("cuda", 0) if device_type == "cuda" else torch.device("cpu")
-    way = Way(
-        compiled=measurement.compiled,
-        device=device_type,
-        precision=measurement.precision,
-        overrides=(*measurement.overrides, f"training.micro_batch_size={measurement.micro_batch_size}"),
-    )
+    way = way_of(measurement, device_type)
     torch.manual_seed(0)
     if device_type == "cpu":
         torch.set_num_threads(1)  # threads would only wait for each other in so small a model
     with _group(measurement, device), patch("crosscut.model.initialization.normal_", _normal_on_device):
         began = time.perf_counter()
-        step = make_step(measurement.program, measurement.shape, _for_program(way, measurement.program))
+        step = make_step(measurement.program, measurement.shape, way)
         synchronize(device)
         building = time.perf_counter() - began
         if device.type == "cuda":
@@ -201,8 +189,11 @@ def _normal_on_device(parameter: Any, *, std: float, **_seed_and_name: object) -
         parameter.to_local().normal_(0.0, std)
 
 
-def _for_program(way: Way, program: str) -> Way:
-    return way if program == "crosscut" else replace(way, overrides=())
+def way_of(measurement: Measurement, device: str) -> Way:
+    """Way of a measurement. The peers have no settings of Crosscut."""
+    own = (*measurement.overrides, f"training.micro_batch_size={measurement.micro_batch_size}")
+    overrides = own if measurement.program == "crosscut" else ()
+    return Way(compiled=measurement.compiled, device=device, precision=measurement.precision, overrides=overrides)
 
 
 @contextmanager

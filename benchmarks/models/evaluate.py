@@ -19,13 +19,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.commands import command_line, print_figures
-from benchmarks.machine import print_machine
 from benchmarks.turns import CORES, Contender, figures_of, table_of, take_turns
 
 GOALS = {"speed": 1.0, "memory": 1.0}
@@ -155,12 +155,11 @@ def make_tiny(folder: Path, *, num_heads: int = 4, num_kv_heads: int = 2, **more
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from crosscut.data import Tokenizer, read_documents
+    from benchmarks.texts import addresses
+    from crosscut.data import Tokenizer
 
     torch.manual_seed(0)
-
-    texts = (document.text for _, document in zip(range(3), read_documents(["builtin:state-of-the-union"])))  # noqa: B905
-    tokenizer = Tokenizer.train(texts, vocab_size=500)
+    tokenizer = Tokenizer.train(islice(addresses(), 3), vocab_size=500)
     tokenizer.save(folder / "tokenizer.json")
     config = LlamaConfig(
         vocab_size=tokenizer.vocab_size, hidden_size=16 * num_heads, intermediate_size=32 * num_heads,
@@ -199,10 +198,8 @@ def main(arguments: list[str] | None = None) -> None:
     require_same_losses(figures)
     for f in figures.values():
         f.pop("losses", None)
-    if options.json:
-        print_figures(("torch", "transformers"), {"figures": figures, "ratios": ratios(figures)})
+    if print_figures(options, ("torch", "transformers"), {"figures": figures, "ratios": ratios(figures)}):
         return
-    print_machine("torch", "transformers")
     print(f"{Path(folder).name or folder}, {work.batch_size} windows of {work.window} tokens, {work.overlap} scored")
     report(figures)
 

@@ -22,17 +22,17 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import command_line, run_crosscut
+from benchmarks.commands import aligned, command_line, run_crosscut
 from benchmarks.machine import describe_machine, print_machine
 from benchmarks.turns import CORES
 from crosscut.config import write_whole
@@ -113,13 +113,10 @@ def theirs(case: Case, options: argparse.Namespace, number: int) -> None:
         eval_strategy="epoch", save_strategy="no", report_to=[], disable_tqdm=True,
     )  # fmt: skip
     trainer = Trainer(
-        AutoModelForSequenceClassification.from_pretrained(options.model, num_labels=2),
-        arguments,
-        train_dataset=train,
-        eval_dataset=dev,
-        data_collator=DataCollatorWithPadding(tokenizer),
+        AutoModelForSequenceClassification.from_pretrained(options.model, num_labels=2), arguments,
+        train_dataset=train, eval_dataset=dev, data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=lambda told: {"accuracy": accuracy(told.predictions.argmax(-1).tolist(), told.label_ids)},
-    )
+    )  # fmt: skip
     trainer.train()
     score = max(float(row["eval_accuracy"]) for row in trainer.state.log_history if "eval_accuracy" in row)
     write_whole(kept, json.dumps({"machine": describe_machine("torch", "transformers"), "score": score}) + "\n")
@@ -127,10 +124,8 @@ def theirs(case: Case, options: argparse.Namespace, number: int) -> None:
 
 def encoded(examples: Examples, tokenizer: Any) -> list[dict[str, Any]]:
     """Tokens and label of each example, as the `Trainer` takes them."""
-    return [
-        {**tokenizer(one.text, one.pair, truncation=True, max_length=LENGTH), "labels": one.label}
-        for one in examples.examples
-    ]
+    encode = partial(tokenizer, truncation=True, max_length=LENGTH)
+    return [{**encode(one.text, one.pair), "labels": one.label} for one in examples.examples]
 
 
 def gpu_name() -> str:
@@ -154,13 +149,9 @@ def scores_of(case: Case, options: argparse.Namespace) -> dict[str, tuple[list[f
     text = (options.output / f"{case.name}-crosscut" / "scores.json").read_text(encoding="utf-8")
     told: dict[str, Any] = json.loads(text)
     files = [options.output / f"{case.name}-transformers-{number}.json" for number in range(options.seeds)]
-    return {
-        "crosscut": (
-            [one["dev"]["accuracy"] for one in told["seeds"].values()],
-            shown(told["ensemble"]["dev"]["accuracy"]),
-        ),
-        "transformers": ([json.loads(path.read_text(encoding="utf-8"))["score"] for path in files], ""),
-    }
+    ours = [one["dev"]["accuracy"] for one in told["seeds"].values()]
+    theirs = [json.loads(path.read_text(encoding="utf-8"))["score"] for path in files]
+    return {"crosscut": (ours, shown(told["ensemble"]["dev"]["accuracy"])), "transformers": (theirs, "")}
 
 
 def shown(score: float) -> str:
@@ -184,12 +175,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for case in cases:
         copy_first(case, options)
     run_all(cases, options)
-    table = Table("task", "program", "median", "smallest", "largest", "ensemble")
+    table = [["task", "program", "median", "smallest", "largest", "ensemble"]]
     for case in cases:
         for program, (scores, ensemble) in scores_of(case, options).items():
             figures = (statistics.median(scores), min(scores), max(scores))
-            table.add_row(case.task, program, *map(shown, figures), ensemble)
-    Console().print(table)
+            table.append([case.task, program, *map(shown, figures), ensemble])
+    print(aligned(table, left=2))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.commands import aligned, command_line, print_figures
-from benchmarks.machine import print_machine
+from benchmarks.machine import one_line
 from benchmarks.models.evaluate import make_tiny
 from benchmarks.turns import Contender, take_turns
 
@@ -220,12 +220,9 @@ def main(arguments: list[str] | None = None) -> None:
             precision=options.precision, threads=options.threads,
         )  # fmt: skip
         rows = run(task, options.only, options.batch, rounds=options.rounds)
-    if options.json:
-        print_figures(("torch", "transformers"), {"task": asdict(task), "rows": rows})
-        return
-    print_machine("torch", "transformers")
-    print(", ".join(f"{k} {v}" for k, v in asdict(task).items()))
-    report(rows)
+    if not print_figures(options, ("torch", "transformers"), {"task": asdict(task), "rows": rows}):
+        print(one_line(asdict(task)))
+        report(rows)
 
 
 if __name__ == "__main__":

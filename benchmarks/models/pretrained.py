@@ -25,20 +25,20 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.commands import TINY as TINY_HELP
 from benchmarks.commands import aligned, command_line, print_figures
-from benchmarks.machine import print_machine
-from benchmarks.processes import memory_of, reset_peak
+from benchmarks.machine import one_line
+from benchmarks.training.ranks import CPU, peak_of_loading
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import Layout, ModelConfig
 from crosscut.config.published.folders import published_table
 from crosscut.launch import launch, process_group
 from crosscut.model import GPT
 from crosscut.parallel import RandomStreams, make_mesh
+from crosscut.parallel.collectives import gather_to_first
 from crosscut.parallel.state.parameters import local_part
 from crosscut.pretrained import load_weights
 from crosscut.pretrained.families import published_shapes
 from crosscut.pretrained.writing import plan_files, write_tensors
 
-CPU = torch.device("cpu")
 LLAMA = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "tied": False, "dropout": 0.0}
 FULL = ModelConfig(
     num_layers=8, hidden_size=1024, num_heads=16, num_kv_heads=8, mlp_size=2816, vocab_size=32_000,
@@ -67,22 +67,16 @@ def write_folder(config: ModelConfig, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(table), encoding="utf-8")
 
 
-def read(layout: Layout, config: ModelConfig, folder: Path, results: Path) -> None:
-    """Read the small and then the large model on this rank, and write the figures of the large one."""
+def read(layout: Layout, config: ModelConfig, folder: Path) -> list[dict[str, Any]]:
+    """Read the small and then the large model on this rank. Returns the figures of all ranks on the first rank."""
     with process_group(CPU):
         mesh = make_mesh(layout, CPU)
-        _load(TINY, folder / "small", mesh)
-        before = memory_of("self", "VmRSS")
-        reset_peak("self")
-        seconds, model = _load(config, folder / "large", mesh)
+        (seconds, model), peak = peak_of_loading(
+            lambda: _load(TINY, folder / "small", mesh), lambda: _load(config, folder / "large", mesh)
+        )
         parts = [local_part(parameter.detach()).nbytes for parameter in model.parameters()]
-        figures = {
-            "seconds": seconds,
-            "share": sum(parts),
-            "slice": max(parts),
-            "peak": memory_of("self", "VmHWM") - before,
-        }
-        (results / f"{mesh.tensor.rank}.json").write_text(json.dumps(figures))
+        figures = {"seconds": seconds, "share": sum(parts), "slice": max(parts), "peak": peak}
+        return gather_to_first(figures) or []
 
 
 def _load(config: ModelConfig, folder: Path, mesh: Any) -> tuple[float, GPT]:
@@ -96,10 +90,7 @@ def measure(config: ModelConfig, layout: Layout, folder: Path) -> list[dict[str,
     """Measure the figures of each rank."""
     write_folder(config, folder / "large")
     write_folder(TINY, folder / "small")
-    results = folder / "results"
-    results.mkdir()
-    launch(read, (layout, config, folder, results), num_ranks=layout.world_size)
-    return [json.loads(path.read_text()) for path in sorted(results.iterdir())]
+    return launch(read, (layout, config, folder), num_ranks=layout.world_size)
 
 
 def limit(rank: dict[str, Any]) -> float:
@@ -127,12 +118,9 @@ def main(arguments: list[str] | None = None) -> None:
     config = TINY if options.tiny else FULL
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="crosscut-pretrained-") as folder:
         ranks = measure(config, Layout(tensor=options.tensor), Path(folder))
-    if options.json:
-        print_figures(("torch",), {"model": asdict(config), "ranks": ranks})
-        return
-    print_machine("torch")
-    print(", ".join(f"{name} {value}" for name, value in asdict(config).items()))
-    report(ranks)
+    if not print_figures(options, ("torch",), {"model": asdict(config), "ranks": ranks}):
+        print(one_line(asdict(config)))
+        report(ranks)
 
 
 if __name__ == "__main__":

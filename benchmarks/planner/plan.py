@@ -7,7 +7,6 @@ The layouts of two ranks take training steps in turn, so other work on the machi
 calibration runs before and cannot see a load that begins later: run this command on an idle machine.
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from itertools import product
@@ -23,7 +22,7 @@ from benchmarks.training.ranks import random_batches, seconds_of_step, trainer_o
 from crosscut.calibration import calibrate
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.launch import launch, process_group
-from crosscut.launch.processes import choose_device, is_first_started
+from crosscut.launch.processes import choose_device
 from crosscut.planner.hardware import named_hardware
 from crosscut.planner.time import step_time
 
@@ -54,11 +53,11 @@ def layouts(device: str) -> list[RunConfig]:
             ),
         )
         for layout, micro, recompute in product([*cut, *copied], (4, 2), ("none", "full"))
-    ]
+    ]  # fmt: skip
 
 
-def measure(runs: Sequence[RunConfig], rounds: int, file: str) -> None:
-    """Time every round of every run on this rank. The first rank writes the seconds to the file."""
+def measure(runs: Sequence[RunConfig], rounds: int) -> list[list[float]]:
+    """Time every round of every run on this rank."""
     device = choose_device(runs[0].training.device)
     with process_group(device):
         trainers = [trainer_of(run, device) for run in runs]
@@ -69,8 +68,7 @@ def measure(runs: Sequence[RunConfig], rounds: int, file: str) -> None:
                 taken = seconds_of_step(trainer, round_number, batches, device)
                 if round_number:
                     seconds[index].append(taken)
-        if is_first_started():
-            Path(file).write_text(json.dumps(seconds), encoding="utf-8")
+        return seconds
 
 
 def report(runs: Sequence[RunConfig], measured: Sequence[float], forecast: Sequence[float]) -> None:
@@ -98,9 +96,7 @@ def main() -> None:
         hardware = named_hardware(options.gpu or str(file))
         print_machine("torch", device="" if hardware.device == "cpu" else hardware.name)
         runs = layouts(hardware.device)
-        results = Path(folder) / "seconds.json"
-        launch(measure, (runs, options.rounds, str(results)), num_ranks=RANKS)
-        seconds: list[list[float]] = json.loads(results.read_text(encoding="utf-8"))
+        seconds = launch(measure, (runs, options.rounds), num_ranks=RANKS)
     report(runs, [median(taken) for taken in seconds], [step_time(run, hardware).total for run in runs])
 
 

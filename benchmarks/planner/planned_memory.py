@@ -109,8 +109,7 @@ def table(runs: Sequence[RunConfig], measured: Sequence[int]) -> str:
         parameters = f"{count_parameters(run.model) / 1e6:,.1f} M"
         rows.append([parameters, run.layout, options_of(run), *sizes, f"{errors[-1]:+.1%}", forecast.instant])
     distances = [abs(error) for error in errors]
-    about = describe_machine("torch")
-    machine = f"{about['date']}, {about['device']}, Python {about['python']}, torch {about['torch']}"
+    machine = "{date}, {device}, Python {python}, torch {torch}".format(**describe_machine("torch"))
     summary = f"Median error {median(distances):.1%}, worst {max(distances):.1%}, of {len(runs)} runs. {machine}."
     return f"{markdown(head, rows)}\n\n{summary}\n"
 

@@ -19,13 +19,14 @@ Reading loads a checkpoint of a 2x2 layout on 4x1 and on 1x1. The peak of a rank
 it built the model; its share is the bytes of its own parameters and optimizer state.
 """
 
-import json
+import multiprocessing
 import os
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,15 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.commands import TINY as TINY_HELP
 from benchmarks.commands import aligned, command_line, print_figures
-from benchmarks.machine import print_machine
-from benchmarks.processes import memory_of, reset_peak
-from benchmarks.training.ranks import CPU, random_batches, rank_of, seconds_of_step
+from benchmarks.machine import one_line
+from benchmarks.training.ranks import CPU, peak_of_loading, random_batches, rank_of, seconds_of_step
 from crosscut.checkpoint import Progress, Saver, latest_good_checkpoint, load_checkpoint, save_checkpoint
 from crosscut.checkpoint.saving.staging import HostBuffers
 from crosscut.config import CheckpointConfig, Layout, RunConfig, load_run
 from crosscut.launch import launch, process_group
 from crosscut.model import GPT
 from crosscut.parallel import RandomStreams, make_mesh
+from crosscut.parallel.collectives import gather_to_first
 from crosscut.parallel.state.parameters import local_part
 from crosscut.training.optimization.optimizer import make_optimizer, rules_of
 
@@ -53,13 +54,10 @@ TINY = {"num_layers": 2, "hidden_size": 64, "num_heads": 4, "vocab_size": 512, "
 
 def make_run(model: dict[str, Any], layout: Layout) -> RunConfig:
     length = model["max_sequence_length"]
-    table = {
-        "model": {**model, "dropout": 0.0},
-        "layout": {"tensor": layout.tensor, "data": layout.data},
-        "training": {"batch_size": 4, "sequence_length": length, "steps": 1000},
-        "optimizer": {"warmup_steps": 100},
-    }
-    return load_run(table)
+    training = {"batch_size": 4, "sequence_length": length, "steps": 1000}
+    sizes = {"tensor": layout.tensor, "data": layout.data}
+    model = {**model, "dropout": 0.0}
+    return load_run({"model": model, "layout": sizes, "training": training, "optimizer": {"warmup_steps": 100}})
 
 
 def progress_at(step: int, run: RunConfig) -> Progress:
@@ -84,9 +82,8 @@ def measure_saving(model: dict[str, Any], folder: Path, rounds: int) -> dict[str
         copies: list[float] = []
         HostBuffers.copy = timed(HostBuffers.copy, copies)  # type: ignore[method-assign]
         figures: dict[str, list[float]] = {}
-        with Saver(
-            folder / "ours", model=trainer.model, optimizer=trainer.optimizer, config=config, is_first_rank=True
-        ) as saver:
+        parts = {"model": trainer.model, "optimizer": trainer.optimizer, "config": config}
+        with Saver(folder / "ours", **parts, is_first_rank=True) as saver:
             for number in range(rounds + 1):  # the first round creates the buffers and has a column of its own
                 undisturbed = statistics.median(step() for _ in range(3))
                 ours = save_beside(saver, progress_at(number + 1, run), step, undisturbed)
@@ -152,29 +149,19 @@ def write_checkpoint(run: RunConfig, root: Path) -> None:
     with rank_of(run) as trainer:
         trainer.step(0, random_batches(run))
         save_checkpoint(
-            root,
-            progress_at(1, run),
-            model=trainer.model,
-            optimizer=trainer.optimizer,
-            is_first_rank=trainer.mesh.is_first_rank,
-            keep=1,
-        )
+            root, progress_at(1, run), model=trainer.model, optimizer=trainer.optimizer,
+            is_first_rank=trainer.mesh.is_first_rank, keep=1,
+        )  # fmt: skip
 
 
-def read_checkpoint(run: RunConfig, small: tuple[RunConfig, str], checkpoint: str, results: str) -> None:
-    """Load a checkpoint on this rank and write the figures.
-
-    A small checkpoint is loaded before, so that PyTorch has loaded everything that it loads at first use.
-    """
+def read_checkpoint(run: RunConfig, small: tuple[RunConfig, str], checkpoint: str) -> list[dict[str, float]]:
+    """Load a small and then a large checkpoint on this rank. Returns the figures of all ranks on the first rank."""
     with process_group(CPU):
         mesh = make_mesh(run.layout, CPU)
-        _load(small[0], mesh, small[1])
-        before = memory_of("self", "VmRSS")
-        reset_peak("self")
-        seconds, share = _load(run, mesh, checkpoint)
-        figures = {"seconds": seconds, "share": share, "peak": memory_of("self", "VmHWM") - before}
-        rank = mesh.data.rank * mesh.tensor.size + mesh.tensor.rank
-        (Path(results) / f"{rank}.json").write_text(json.dumps(figures))
+        (seconds, share), peak = peak_of_loading(
+            lambda: _load(small[0], mesh, small[1]), lambda: _load(run, mesh, checkpoint)
+        )
+        return gather_to_first({"seconds": seconds, "share": share, "peak": peak}) or []
 
 
 def _load(run: RunConfig, mesh: Any, checkpoint: str) -> tuple[float, int]:
@@ -194,20 +181,13 @@ def measure_reading(model: dict[str, Any], folder: Path) -> dict[str, Any]:
     good = latest_good_checkpoint(folder / "large")
     figures: dict[str, Any] = {"bytes": good.manifest.num_bytes, "verify": time.perf_counter() - start}
     for layout in read_by:
-        results = folder / f"results-{layout.tensor}"
-        results.mkdir()
         small = (make_run(TINY, layout), str(latest_good_checkpoint(folder / "small").folder))
-        arguments = (make_run(model, layout), small, str(good.folder), str(results))
+        arguments = (make_run(model, layout), small, str(good.folder))
         if layout.world_size == 1:  # a single rank gets a process of its own, too
-            import multiprocessing
-
-            process = multiprocessing.get_context("spawn").Process(target=read_checkpoint, args=arguments)
-            process.start()
-            process.join()
-            assert process.exitcode == 0
+            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+                figures[str(layout)] = pool.submit(read_checkpoint, *arguments).result()
         else:
-            launch(read_checkpoint, arguments, num_ranks=layout.world_size)
-        figures[str(layout)] = [json.loads(path.read_text()) for path in sorted(results.iterdir())]
+            figures[str(layout)] = launch(read_checkpoint, arguments, num_ranks=layout.world_size)
     return figures
 
 
@@ -238,11 +218,9 @@ def main(arguments: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="crosscut-checkpoint-") as folder:
         saving = measure_saving(model, Path(folder), options.rounds)
         reading = measure_reading(model, Path(folder))
-    if options.json:
-        print_figures(("torch",), {"model": model, "saving": saving, "reading": reading})
+    if print_figures(options, ("torch",), {"model": model, "saving": saving, "reading": reading}):
         return
-    print_machine("torch")
-    print(", ".join(f"{name} {value}" for name, value in model.items()))
+    print(one_line(model))
     report_saving(saving)
     report_reading(reading)
 

@@ -117,7 +117,7 @@ class Run(Scene):
 
     def __init__(self, folder: Path, text: Path, layout: str, steps: int, *, keep: int) -> None:
         more = (f"training.steps={steps}", f"checkpoint.keep={keep}")
-        super().__init__(folder, layout, None, None, text, more, RUN)
+        super().__init__(folder, layout, False, None, text, more, RUN)
 
     @contextlib.contextmanager
     def started(self) -> Iterator[None]:
@@ -262,9 +262,8 @@ def compare_ends(whole: Run, killed: Run, steps: int, result: Result) -> None:
         result.damaged.append(f"the run must end at step {steps}, but its newest checkpoint is of {newest}")
     losses = losses_of(killed.run)
     if [step for step, _ in losses] != list(range(1, steps + 1)):
-        result.damaged.append(
-            f"metrics.jsonl must hold each step from 1 to {steps} once, but holds {len(losses)} rows of steps"
-        )
+        found = f"{len(losses)} rows of steps"
+        result.damaged.append(f"metrics.jsonl must hold each step from 1 to {steps} once, but holds {found}")
     if losses != losses_of(whole.run):
         result.damaged.append("the losses must be those of the unharmed run, but some differ")
 
@@ -273,9 +272,7 @@ def report(result: Result, options: argparse.Namespace) -> bool:
     """Print the figures and return whether all checks passed."""
     print_machine("torch")
     print(f"seed {options.seed}, {result.seconds:,.0f} s")
-    well = not result.damaged
-    if result.kills:
-        well = report_kills(result) and well
+    well = (not result.kills or report_kills(result)) and not result.damaged
     if result.found.number:
         kinds = ", ".join(f"{kind} {number}" for kind, number in sorted(result.found.kinds.items()))
         print(f"\n{result.found.number:,} damaged checkpoints in {result.found.seconds:,.0f} s ({kinds})")
@@ -289,9 +286,8 @@ def report(result: Result, options: argparse.Namespace) -> bool:
 def report_kills(result: Result) -> bool:
     """Print the kills and return whether their steps and seconds are within the bounds."""
     kills = result.kills
-    rows: list[list[object]] = [
-        ["layout", "target", "kill", "seconds", "step", "resumes at", "lost", "saving", "seconds to end", "damages"]
-    ]
+    head = ["layout", "target", "kill", "seconds", "step", "resumes at", "lost", "saving", "seconds to end", "damages"]
+    rows: list[list[object]] = [[*head]]
     for number, kill in enumerate(kills, 1):
         steps = (kill.steps, kill.resumes_at, kill.lost, "yes" if kill.saving else "")
         ended = (f"{kill.seconds_to_end:.2f}", ", ".join(map(str, kill.damages)))

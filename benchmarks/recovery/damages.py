@@ -84,25 +84,27 @@ def _zero(path: Path, chance: random.Random) -> None:
     path.write_bytes(content)
 
 
-def _folder(path: Path, _: random.Random) -> None:
-    path.unlink()
-    path.mkdir()
+REPLACEMENTS: dict[str, Callable[[Path], object]] = {
+    "empty": Path.touch,
+    "folder": Path.mkdir,
+    "fifo": os.mkfifo,
+    "loop": lambda path: path.symlink_to(path.name),
+    "dangling": lambda path: path.symlink_to("nothing-here"),
+}
+"""Functions that create what takes the place of a file, by name."""
 
 
-def _dangling(path: Path, _: random.Random) -> None:
-    path.unlink()
-    path.symlink_to("nowhere")
-
-
-def _pipe(path: Path, _: random.Random) -> None:
-    path.unlink()
-    os.mkfifo(path)
+def _replaced(name: str) -> Callable[[Path, random.Random], object]:
+    """Return the function that replaces the file."""
+    return lambda path, _: (path.unlink(), REPLACEMENTS[name](path))
 
 
 def _swap(path: Path, chance: random.Random) -> None:
     """Exchange the file with another file of the same checkpoint."""
-    others = [other for other in files_of(path.parent) if other.read_bytes() != path.read_bytes()]
-    _exchange(path, chance.choice(others))
+    content = path.read_bytes()
+    other = chance.choice([other for other in files_of(path.parent) if other.read_bytes() != content])
+    path.write_bytes(other.read_bytes())
+    other.write_bytes(content)
 
 
 def _swap_steps(path: Path, chance: random.Random) -> None:
@@ -111,21 +113,15 @@ def _swap_steps(path: Path, chance: random.Random) -> None:
     shutil.copyfile(chance.choice([other for other in others if other.is_file()]), path)
 
 
-def _exchange(one: Path, other: Path) -> None:
-    content = one.read_bytes()
-    one.write_bytes(other.read_bytes())
-    other.write_bytes(content)
-
-
-DAMAGES: dict[str, Callable[[Path, random.Random], None]] = {
+DAMAGES: dict[str, Callable[[Path, random.Random], object]] = {
     "a flipped bit": flip_bit,
     "a cut": cut_short,
     "bytes at the end": _extend,
     "a removed file": remove,
     "a block of zeros": _zero,
-    "a folder in place of a file": _folder,
-    "a link to nowhere": _dangling,
-    "a pipe in place of a file": _pipe,
+    "a folder in place of a file": _replaced("folder"),
+    "a link to nowhere": _replaced("dangling"),
+    "a pipe in place of a file": _replaced("fifo"),
     "files exchanged": _swap,
     "the file of another step": _swap_steps,
 }

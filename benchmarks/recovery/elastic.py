@@ -3,8 +3,8 @@
     python benchmarks/recovery/elastic.py --kills 20                  # about half an hour on two cores
     python benchmarks/recovery/elastic.py --kills 20 --in-memory 5    # with checkpoints in the memory of the nodes
 
-Two "nodes" of two ranks each train under torchrun in float64: an agent and its ranks are a node, and a process that is
-part of neither node hosts the rendezvous. SIGKILL hits all processes of one node at once, and the node's memory is
+Two "nodes" of two ranks each train under torchrun in float64: an agent and its ranks are a node, and this program,
+which is part of neither node, hosts the rendezvous. SIGKILL hits all processes of one node at once, and its memory is
 removed. The other node continues on two ranks. The node then comes back, and the run continues on four ranks. The
 undisturbed run is the measure: `metrics.jsonl` of the disturbed run must hold every step once, and each loss must
 differ by at most 1e-10, relative to the loss.
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -49,13 +50,6 @@ RUN = (
     "training.precision=float64", "training.steps=1000000", "optimizer.schedule=constant", "layout.tensor=2",
     "layout.data=2", "layout.sharding=zero2", "layout.elastic=data",
 )  # fmt: skip
-STORE = (
-    "import sys, time, torch.distributed as dist\n"
-    "store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\n"
-    "print(store.port, flush=True)\n"
-    "sys.stdin.read()\n"
-)
-"""Program that hosts the store of the rendezvous until its input ends."""
 
 
 class Failed(SystemExit):
@@ -71,6 +65,11 @@ class Group:
     settings: tuple[str, ...]
     port: int
     agents: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start_all(self) -> None:
+        """Start both nodes."""
+        for node in range(2):
+            self.start(node)
 
     def start(self, node: int) -> None:
         """Start the agent of a node."""
@@ -93,12 +92,12 @@ class Group:
 
     def kill(self, node: int) -> None:
         """End all processes of a node by SIGKILL, and remove the node's memory, as if the machine were gone."""
-        agent = self.agents.pop(node)
-        root = psutil.Process(agent.pid)
-        for process in (root, *root.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        agent.wait(10)
+        if agent := self.agents.pop(node, None):
+            root = psutil.Process(agent.pid)
+            for process in (root, *root.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            agent.wait(10)
         shutil.rmtree(self.memory_of(node), ignore_errors=True)
 
     def ranks_of(self, node: int) -> list[psutil.Process]:
@@ -116,10 +115,8 @@ class Group:
 
     def remove(self) -> None:
         """End all nodes that still run."""
-        for node in list(self.agents):
-            self.kill(node)
         for node in range(2):
-            shutil.rmtree(self.memory_of(node), ignore_errors=True)
+            self.kill(node)
 
     def steps_done(self) -> int:
         """Last step in `metrics.jsonl`."""
@@ -160,21 +157,17 @@ class Group:
 @contextmanager
 def group(folder: Path, *settings: str) -> Iterator[Group]:
     """Group of nodes with a rendezvous of its own. No process and no memory is left at the end."""
-    store = subprocess.Popen([sys.executable, "-c", STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert store.stdout is not None
-    nodes = Group(folder, settings, int(store.stdout.readline()))
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    nodes = Group(folder, settings, store.port)
     try:
         yield nodes
     finally:
         nodes.remove()
-        store.kill()
-        store.communicate()
 
 
 def disturb(nodes: Group, kills: int, chance: random.Random, told: Callable[[str], None]) -> None:
     """Kill one node after the other at random instants, and bring each of them back."""
-    for node in range(2):
-        nodes.start(node)
+    nodes.start_all()
     nodes.wait_for_steps(10)
     for number in range(kills):
         node = chance.randrange(2)
@@ -189,16 +182,13 @@ def disturb(nodes: Group, kills: int, chance: random.Random, told: Callable[[str
 def describe(row: dict[str, Any]) -> str:
     """Text about a row of `restarts.jsonl`."""
     where = f"{row['before']} -> {row['after']}" if row["before"] != row["after"] else row["after"]
-    return (
-        f"{where} after step {row['step']} ({row['restored_from']}), {row['steps_lost']} steps lost, "
-        f"{row['seconds_lost']:.1f} s"
-    )
+    lost = f"{row['steps_lost']} steps lost, {row['seconds_lost']:.1f} s"
+    return f"{where} after step {row['step']} ({row['restored_from']}), {lost}"
 
 
 def undisturbed(nodes: Group, steps: int) -> None:
     """Train the same run without a disturbance until it has done at least `steps` steps."""
-    for node in range(2):
-        nodes.start(node)
+    nodes.start_all()
     nodes.wait_for(lambda: nodes.steps_done() >= steps, f"step {steps}")
     nodes.stop()
 

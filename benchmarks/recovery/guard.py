@@ -20,7 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import command_line, write_figures
+from benchmarks.commands import aligned, command_line, write_figures
 from benchmarks.machine import describe_machine, print_machine
 from benchmarks.recovery.runs import LAYOUTS
 from benchmarks.training.ranks import random_batches, rank_of, seconds_of_step
@@ -68,25 +68,22 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("`--device` must be available on this machine, but there is no CUDA device. Try --device cpu.")
-    layouts = (
-        {name: LAYOUTS[name] for name in ("tensor 2", "data 2")}
-        if options.device == "cpu"
-        else {"one rank": ("layout.tensor=1",)}
-    )
-    device = torch.cuda.get_device_name() if options.device == "cuda" else ""
+    layouts, device = {name: LAYOUTS[name] for name in ("tensor 2", "data 2")}, ""
+    if options.device == "cuda":
+        layouts, device = {"one rank": ("layout.tensor=1",)}, torch.cuda.get_device_name()
     print_machine("torch", device=device)
-    print(f"\n{'layout':<12}{'parameters':>12}{'on a rank':>12}{'step ms':>10}", end="")
-    print(f"{'comparison ms':>15}{'every':>7}{'cost':>9}")
     rows = {}
+    table: list[list[object]] = [["layout", "parameters", "on a rank", "step ms", "comparison ms", "every", "cost"]]
     for name, layout in layouts.items():
         run = make_run(options, layout)
         row: dict[str, Any] = launch(measure, (run, options.repeats), num_ranks=run.layout.world_size)
         every = run.training.compare_replicas_every
         row |= {"every": every, "cost": row["comparison"] / (every * row["step"])}
         rows[name] = row
-        parameters = f"{count_parameters(run.model):>12,}{parameters_per_rank(run.model, run.layout):>12,}"
-        times = f"{1000 * row['step']:>10.1f}{1000 * row['comparison']:>15.2f}"
-        print(f"{name:<12}{parameters}{times}{every:>7}{row['cost']:>9.3%}", flush=True)
+        parameters = (count_parameters(run.model), parameters_per_rank(run.model, run.layout))
+        times = (f"{1000 * row['step']:.1f}", f"{1000 * row['comparison']:.2f}")
+        table.append([name, *(f"{number:,}" for number in parameters), *times, every, f"{row['cost']:.3%}"])
+    print(aligned(table))
     write_figures(options.json, {"machine": describe_machine("torch", device=device), "layouts": rows})
 
 

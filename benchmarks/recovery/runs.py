@@ -4,9 +4,9 @@ import hashlib
 from pathlib import Path
 
 from benchmarks.recovery.damages import files_of
+from benchmarks.texts import addresses
 from crosscut.checkpoint import list_checkpoints
 from crosscut.checkpoint.format.manifest import MANIFEST_FILE
-from crosscut.data import read_documents
 from crosscut.training.watching.metrics import read_metrics
 
 LAYOUTS = {
@@ -24,9 +24,8 @@ TINY = (
 
 def write_text(folder: Path, copies: int) -> Path:
     """Write some copies of an address to a file of text."""
-    document = next(iter(read_documents(["builtin:state-of-the-union"], text_key="text"))).text
     path = folder / "text.txt"
-    path.write_text("\n\n".join([document] * copies), encoding="utf-8")
+    path.write_text("\n\n".join([next(addresses())] * copies), encoding="utf-8")
     return path
 
 

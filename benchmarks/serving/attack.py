@@ -17,7 +17,6 @@ Clients and server share the machine's cores, so the work of the attackers' own 
 
 import asyncio
 import json
-import re
 import statistics
 import subprocess
 import sys
@@ -33,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.commands import command_line, run_crosscut, write_figures
 from benchmarks.machine import describe_machine, print_machine
-from benchmarks.processes import session, told_in, wait_until
+from benchmarks.processes import port_of, session, told_in
 
 TOKENS = 16
 """Tokens of each honest stream."""
@@ -191,15 +190,8 @@ def make_model(folder: Path) -> Path:
 def served(model: Path, log: Path) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
     """A server, as its process and its port, once it listens."""
     command = [sys.executable, "-m", "crosscut", "serve", str(model), "--port", "0", "--device", "cpu"]
-
-    def address() -> re.Match[str] | None:
-        return re.search(r"http://127\.0\.0\.1:(\d+)", told_in(log))
-
     with session(command, log) as process:
-        wait_until(lambda: bool(address()) or process.poll() is not None, 120, every=0.1)
-        if not (found := address()):
-            sys.exit(f"The server must start, but did not: {told_in(log)}")
-        yield process, int(found[1])
+        yield process, port_of(process, lambda: told_in(log))
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(60)

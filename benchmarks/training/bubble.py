@@ -157,10 +157,8 @@ def wait_in_group(layout: Layout, num_micro_batches: int, num_steps: int) -> lis
 def simulated(schedule: Schedule) -> Timeline:
     """Simulated step of stages that wait."""
     backward = SECONDS.backward + (0.0 if schedule.separates_weights else SECONDS.weights)
-    share = 1 / schedule.num_chunks
-    one = Durations(
-        forward=share * SECONDS.forward, backward=share * backward, weights=share * SECONDS.weights, message=0.0
-    )
+    parts = {"forward": SECONDS.forward, "backward": backward, "weights": SECONDS.weights}
+    one = Durations(**{name: seconds / schedule.num_chunks for name, seconds in parts.items()}, message=0.0)
     return simulate(schedule, one)
 
 
@@ -257,14 +255,9 @@ def draw(timelines: Mapping[str, Timeline], path: Path) -> None:
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
     panels[-1].set_xlabel("milliseconds since the first pass; the numbers are those of the micro-batches")
-    names = {
-        "forward pass": COLORS[Pass.FORWARD][0],
-        "second stage": COLORS[Pass.FORWARD][1],
-        "backward pass": COLORS[Pass.BACKWARD][0],
-        "second stage ": COLORS[Pass.BACKWARD][1],
-        "weight gradients": COLORS[Pass.WEIGHTS][0],
-        "idle": "#e9e9e9",
-    }
+    forward, backward, weights = (COLORS[kind] for kind in (Pass.FORWARD, Pass.BACKWARD, Pass.WEIGHTS))
+    names = {"forward pass": forward[0], "second stage": forward[1], "backward pass": backward[0],
+             "second stage ": backward[1], "weight gradients": weights[0], "idle": "#e9e9e9"}  # fmt: skip
     figure.legend(
         handles=[Patch(color=color, label=name) for name, color in names.items()],
         loc="outside upper center", ncols=len(names), frameon=False, fontsize=10,
@@ -275,19 +268,10 @@ def draw(timelines: Mapping[str, Timeline], path: Path) -> None:
 
 def run_of(precision: str = "float32", **layout: Any) -> RunConfig:
     """A run of a small model with eight micro-batches per step."""
-    return load_run(
-        {
-            "model": {
-                "num_layers": 8, "hidden_size": 256, "num_heads": 4, "vocab_size": 512, "max_sequence_length": 256,
-                "dropout": 0.0,
-            },
-            "layout": layout,
-            "training": {
-                "batch_size": 8, "micro_batch_size": 1, "sequence_length": 256, "compile": "off",
-                "precision": precision,
-            },
-        }
-    )  # fmt: skip
+    model = {"num_layers": 8, "hidden_size": 256, "num_heads": 4, "vocab_size": 512, "max_sequence_length": 256}
+    training = {"batch_size": 8, "micro_batch_size": 1, "sequence_length": 256, "compile": "off"}
+    table = {"model": {**model, "dropout": 0.0}, "layout": layout, "training": {**training, "precision": precision}}
+    return load_run(table)
 
 
 class Trained(NamedTuple):

@@ -54,27 +54,18 @@ PARTS = {
 """Parts of the activations, by the beginning of the module's name; the first that fits counts."""
 
 
-def run_of(
-    context: int,
-    way: str,
-    length: int,
-    *,
-    shape: dict[str, Any] = SHAPE,
-    batch_size: int = 1,
-    precision: str = "float32",
-) -> RunConfig:
-    """A run of one micro-batch per step."""
+def run_of(context: int, way: str, length: int, *, shape: dict[str, Any] = SHAPE, **training: Any) -> RunConfig:
+    """A run of one micro-batch per step, by default of one sequence in float32."""
+    batch_size = training.get("batch_size", 1)
+    fixed = {"sequence_length": length, "micro_batch_size": batch_size, "compile": "off", "steps": 1000}
     return load_run(
         {
             "model": {**shape, "max_sequence_length": length},
             "layout": {"context": context, "context_attention": way if context > 1 else "auto"},
-            "training": {
-                "sequence_length": length, "batch_size": batch_size, "micro_batch_size": batch_size, "compile": "off",
-                "precision": precision, "steps": 1000,
-            },
+            "training": {"batch_size": 1, "precision": "float32", **fixed, **training},
             "optimizer": {"learning_rate": 1e-3, "warmup_steps": 20},
         }
-    )  # fmt: skip
+    )
 
 
 def cases(sizes: Sequence[int]) -> Iterator[tuple[str, int]]:
@@ -98,17 +89,12 @@ def by_part(parts: dict[tuple[str, str], int]) -> dict[str, int]:
     """Bytes of each of `PARTS`, of the logits, of the results of collectives, and of the state."""
     found = dict.fromkeys((*PARTS, "gathered or exchanged", "loss", "state"), 0)
     for (category, module), size in parts.items():
-        if category == "buffers":
-            found["gathered or exchanged"] += size
-        elif category == "logits":
-            found["loss"] += size
-        elif category == "activations":
+        part = {"buffers": "gathered or exchanged", "logits": "loss"}.get(category, "state")
+        if category == "activations":
             part = next(
                 p for p, starts in PARTS.items() if any(s == module or (s and module.startswith(s)) for s in starts)
             )
-            found[part] += size
-        else:
-            found["state"] += size
+        found[part] += size
     return found
 
 

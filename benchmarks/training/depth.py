@@ -27,12 +27,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import command_line, progress_bar
+from benchmarks.commands import aligned, command_line, progress_bar
 from benchmarks.machine import describe_machine, print_machine
 from crosscut.config import DataConfig, ResolvedRun, TrainingError, load_run, write_whole
 from crosscut.data import Tokens, prepare
@@ -173,9 +171,9 @@ def is_stable(runs: Sequence[Mapping[str, Any]], frequency_loss: float) -> bool:
     return all(one["validation_loss"] is not None and one["validation_loss"] < frequency_loss for one in runs)
 
 
-def table_of(found: Mapping[str, Any], seeds: int) -> Table:
+def table_of(found: Mapping[str, Any], seeds: int) -> str:
     """Build the table of validation losses: the median over the seeds, with the lowest and the highest."""
-    table = Table("norm", "layers", *(f"rate {rate:g}" for rate in RATES), "largest stable rate")
+    table = [["norm", "layers", *(f"rate {rate:g}" for rate in RATES), "largest stable rate"]]
     by_case, level = groups(found, seeds), found["frequency_loss"]
     for place, depth in product(PLACES, DEPTHS):
         told, stable = [], []
@@ -186,8 +184,8 @@ def table_of(found: Mapping[str, Any], seeds: int) -> Table:
             spread = f"{statistics.median(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})" if losses else "none"
             told.append(spread + lost)
             stable += [rate] if runs and is_stable(runs, level) else []
-        table.add_row(place, str(depth), *told, f"{max(stable):g}" if stable else "none")
-    return table
+        table.append([place, str(depth), *told, f"{max(stable):g}" if stable else "none"])
+    return aligned(table)
 
 
 def draw(found: Mapping[str, Any], seeds: int, path: Path) -> None:
@@ -255,7 +253,7 @@ def main() -> None:
         data = DataConfig(text=(chosen.text,), vocab_size=4096)
         tokens = prepare(data, chosen.tokens or Path(scratch) / "tokens", seed=1)
         found = study(tokens, chosen.results, steps=chosen.steps, seeds=chosen.seeds)
-    Console().print(table_of(found, chosen.seeds))
+    print(table_of(found, chosen.seeds))
     print(f"A guess from the frequencies of the tokens has a loss of {found['frequency_loss']:.3f}.")
     if chosen.figure:
         draw(found, chosen.seeds, chosen.figure)

@@ -24,12 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import command_line, progress_bar, write_figures
+from benchmarks.commands import aligned, command_line, progress_bar, write_figures
 from benchmarks.machine import print_machine
 from benchmarks.training.ranks import trainer_of
 from crosscut.config import RunConfig, load_run
@@ -54,13 +52,8 @@ def combinations(tensor_sizes: list[int]) -> Iterator[tuple[str, ...]]:
         if split == "true" and tensor == 1:
             continue
         for sharding, recompute in product(SHARDINGS if data > 1 else SHARDINGS[:1], RECOMPUTATIONS):
-            yield (
-                f"layout.tensor={tensor}",
-                f"layout.sequence_parallel={split}",
-                f"layout.data={data}",
-                f"layout.sharding={sharding}",
-                f"training.recompute={recompute}",
-            )
+            layout = (f"layout.tensor={tensor}", f"layout.sequence_parallel={split}", f"layout.data={data}")
+            yield (*layout, f"layout.sharding={sharding}", f"training.recompute={recompute}")
 
 
 def make_run(overrides: tuple[str, ...], steps: int) -> RunConfig:
@@ -127,16 +120,15 @@ def measure(options: argparse.Namespace) -> tuple[list[float], list[dict[str, An
 
 def show(plain: list[float], rows: list[dict[str, Any]]) -> None:
     """Print the largest differences, one line for each layout and precision."""
-    table = Table(title=f"Loss {plain[0]:.3f} to {plain[-1]:.3f} in {len(plain)} steps of the plain run")
-    for title in ("layout", "precision", "runs", "largest difference", "limit"):
-        table.add_column(title, justify="left" if title in ("layout", "precision") else "right")
+    print(f"Loss {plain[0]:.3f} to {plain[-1]:.3f} in {len(plain)} steps of the plain run")
     keys: dict[tuple[str, str, float], list[float]] = {}
     for row in rows:
         precision = next((o.partition("=")[2] for o in row["run"] if o.startswith("training.precision")), "float32")
         keys.setdefault((row["layout"], precision, row["limit"]), []).append(row["difference"])
+    table: list[tuple[object, ...]] = [("layout", "precision", "runs", "largest difference", "limit")]
     for (layout, precision, limit), differences in keys.items():
-        table.add_row(layout, precision, str(len(differences)), f"{max(differences):.2e}", f"{limit:.0e}")
-    Console(width=110).print(table)
+        table.append((layout, precision, len(differences), f"{max(differences):.2e}", f"{limit:.0e}"))
+    print(aligned(table, left=2))
 
 
 def main(arguments: list[str] | None = None) -> int:

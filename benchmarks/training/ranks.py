@@ -1,11 +1,13 @@
 """A rank of a run on this machine: its trainer, and batches of random tokens."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 
+from benchmarks.processes import memory_of, reset_peak
 from crosscut.config import RunConfig
 from crosscut.launch import process_group
 from crosscut.model import Batch
@@ -14,6 +16,7 @@ from crosscut.training.precision import resolve_on
 from crosscut.training.step import Trainer
 from crosscut.training.watching.throughput import synchronize
 
+_T = TypeVar("_T")
 CPU = torch.device("cpu")
 
 
@@ -37,6 +40,16 @@ def random_batches(run: RunConfig, *, seed: int = 1, device: torch.device = CPU)
     size = (run.micro_batch_size, run.training.sequence_length + 1)
     ids = [torch.randint(0, run.model.vocab_size, size, generator=generator) for _ in range(run.num_micro_batches)]
     return [Batch.from_ids(tokens.to(device)) for tokens in ids]
+
+
+def peak_of_loading(small: Callable[[], object], large: Callable[[], _T]) -> tuple[_T, int]:
+    """Build and load a small model, so that PyTorch has loaded everything that it loads at first use, and then a large
+    one. Returns the result of the large one, and the highest resident memory above the memory before it, in bytes.
+    """
+    small()
+    before = memory_of("self", "VmRSS")
+    reset_peak("self")
+    return large(), memory_of("self", "VmHWM") - before
 
 
 def seconds_of_step(trainer: Trainer, step: int, batches: list[Batch], device: torch.device = CPU) -> float:

@@ -27,13 +27,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import command_line, progress_bar, run_crosscut, write_figures
+from benchmarks.commands import aligned, command_line, progress_bar, run_crosscut, write_figures
 from benchmarks.machine import describe_machine, print_machine
 from crosscut.cli.arguments import DEMO_RUN, run_from
 from crosscut.config import Layout, RunConfig
@@ -51,10 +49,7 @@ SIZES = (
     "model.dropout=0.0", "training.sequence_length=128", "training.batch_size=8", "training.validation_sequences=256",
     "layout.tensor=1", "output.sample_tokens=0",
 )  # fmt: skip
-RECIPES = {
-    "paper": ("recipe=small",),
-    "modern": ("recipe=modern",),
-}
+RECIPES = {"paper": ("recipe=small",), "modern": ("recipe=modern",)}
 COLORS = {"paper": "#9a6a3a", "modern": "#1f5f99"}
 
 
@@ -88,9 +83,7 @@ def train(folder: Path, seed: int, settings: Sequence[str], tokens: Path) -> dic
         "steps": summary["steps"],
         "flops_per_step": flops(run),
         "model_flops_per_step": flops_per_step(run),
-        "validations": [
-            (row["step"], row["validation_bits_per_byte"]) for row in rows if row.get("validation_bits_per_byte")
-        ],
+        "validations": [(row["step"], bits) for row in rows if (bits := row.get("validation_bits_per_byte"))],
     }
     kept.write_text(json.dumps({"settings": typed, "figures": figures}), encoding="utf-8")
     return figures
@@ -115,43 +108,35 @@ def study(tflop: float, seeds: int, points: int, folder: Path, progress: Progres
     def runs(name: str, settings: Sequence[str], numbers: Sequence[int]) -> list[dict[str, Any]]:
         one = run_from((*SIZES, *settings, f"data.tokens={folder / 'tokens'}", "model.vocab_size=4096"))
         steps = int(tflop * 1e12 / flops(one))
-        every = (
-            f"training.steps={steps}",
-            f"training.validate_every={max(1, steps // points)}",
-            f"checkpoint.every={steps}",
-        )
+        validations = f"training.validate_every={max(1, steps // points)}"
+        every = (f"training.steps={steps}", validations, f"checkpoint.every={steps}")
         done = []
         for seed in numbers:
             done.append(train(folder / f"{name}-{seed}", seed, (*SIZES, *settings, *every), folder / "tokens"))
             progress.advance(task)
         return done
 
-    rates = {
-        rate: runs(f"rate-{rate}", (*RECIPES["paper"], f"optimizer.learning_rate={rate}"), [1])[0] for rate in RATES
-    }
+    papers = {rate: (*RECIPES["paper"], f"optimizer.learning_rate={rate}") for rate in RATES}
+    rates = {rate: runs(f"rate-{rate}", settings, [1])[0] for rate, settings in papers.items()}
     best = min(rates, key=lambda rate: rates[rate]["bits_per_byte"])
-    paper = (*RECIPES["paper"], f"optimizer.learning_rate={best}")
     return {
         "rates": [{"learning_rate": rate, **one} for rate, one in rates.items()],
-        "paper": [{"learning_rate": best, **rates[best]}, *runs("paper", paper, range(2, seeds + 1))],
+        "paper": [{"learning_rate": best, **rates[best]}, *runs("paper", papers[best], range(2, seeds + 1))],
         "modern": runs("modern", RECIPES["modern"], range(1, seeds + 1)),
     }
 
 
-def table_of(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
+def table_of(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Build the table of the figures: a row for each group of runs."""
-    table = Table("run", "steps", "TFLOP", "seconds of training", "seconds of the command", "bits per byte", "spread")
+    table = [["run", "steps", "TFLOP", "seconds of training", "seconds of the command", "bits per byte", "spread"]]
     for name, group in runs.items():
         bits = [one["bits_per_byte"] for one in group]
-        table.add_row(
-            name,
-            f"{group[0]['steps']:,}",
-            f"{group[0]['steps'] * group[0]['flops_per_step'] / 1e12:.2f}",
-            *(f"{statistics.mean(one[key] for one in group):.0f}" for key in ("training_seconds", "command_seconds")),
-            f"{statistics.mean(bits):.3f}",
-            f"{min(bits):.3f} to {max(bits):.3f}",
-        )
-    return table
+        tflop = f"{group[0]['steps'] * group[0]['flops_per_step'] / 1e12:.2f}"
+        keys = ("training_seconds", "command_seconds")
+        seconds = (f"{statistics.mean(one[key] for one in group):.0f}" for key in keys)
+        figures = (f"{statistics.mean(bits):.3f}", f"{min(bits):.3f} to {max(bits):.3f}")
+        table.append([name, f"{group[0]['steps']:,}", tflop, *seconds, *figures])
+    return aligned(table)
 
 
 def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
@@ -198,7 +183,7 @@ def main() -> None:
     named = dict(runs)
     for one in named.pop("rates", ()):
         named[f"paper, learning rate {one['learning_rate']:g}"] = [one]
-    Console().print(table_of(named))
+    print(table_of(named))
     if chosen.figure and chosen.what == "study":
         draw(runs, chosen.figure)
     write_figures(chosen.json, {"machine": describe_machine("torch"), "runs": runs})

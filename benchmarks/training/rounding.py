@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import command_line, progress_bar, write_figures
+from benchmarks.commands import aligned, command_line, progress_bar, write_figures
 from benchmarks.machine import print_machine
 from crosscut.config import load_run
 from crosscut.launch import process_group
@@ -84,20 +82,16 @@ def measure(models: list[str], num_seeds: int) -> list[dict[str, Any]]:
 
 def show(rows: list[dict[str, Any]]) -> None:
     """Print a line for each model, and a last line with the largest difference of all models."""
-    table = Table(title="Largest relative difference: outputs / gradients")
-    table.add_column("model")
-    for precision in PRECISIONS:
-        table.add_column(precision, justify="right")
+    print("Largest relative difference: outputs / gradients")
+    table = [["model", *PRECISIONS]]
     for model in [*dict.fromkeys(row["model"] for row in rows), "all models"]:
         mine = [row for row in rows if model in (row["model"], "all models")]
-        cells = []
+        table.append([model])
         for precision in PRECISIONS:
-            most = (
-                max(row[kind] for row in mine if row["precision"] == precision) for kind in ("outputs", "gradients")
-            )
-            cells.append(" / ".join(f"{number:.4f}" for number in most))
-        table.add_row(model, *cells)
-    Console(width=110).print(table)
+            of_precision = [row for row in mine if row["precision"] == precision]
+            most = (max(row[kind] for row in of_precision) for kind in ("outputs", "gradients"))
+            table[-1].append(" / ".join(f"{number:.4f}" for number in most))
+    print(aligned(table))
 
 
 def main(arguments: list[str] | None = None) -> int:

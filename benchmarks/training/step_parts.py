@@ -25,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.commands import TINY as TINY_HELP
 from benchmarks.commands import command_line, markdown, print_figures, run_command
 from benchmarks.first_minutes import TINY, Data, Recipe, crosscut, make_data, plain
-from benchmarks.machine import print_machine
 
 WIDTHS = (64, 128, 256)
 COMMANDS = {"crosscut": crosscut, "plain": plain}
@@ -174,11 +173,8 @@ def main(arguments: list[str] | None = None) -> None:
     # Validate one batch, and only before and after the steps.
     recipe = replace(recipe, every=10 * recipe.steps, validation=recipe.batch)
     found = measure(recipe, (TINY.width,) if options.tiny else WIDTHS, options.turns)
-    if options.json:
-        print_figures(("torch",), {"milliseconds": found})
-        return
-    print_machine("torch")
-    report(found)
+    if not print_figures(options, ("torch",), {"milliseconds": found}):
+        report(found)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ The last line compares layouts: Crosscut over two processes with one thread each
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -29,10 +29,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import TINY, command_line, print_figures
+from benchmarks.commands import TINY, aligned, command_line, print_figures
 from benchmarks.contenders.programs import PEERS_OF, is_installed, make_step, require_compiled
 from benchmarks.contenders.task import Shape, Way, draw
-from benchmarks.machine import print_machine
+from benchmarks.machine import one_line
 from benchmarks.processes import free_port, join_ranks
 from benchmarks.turns import CORES, Contender, figures_of, table_of, take_turns
 
@@ -70,14 +70,8 @@ SHAPES = {
     "bert-classes": Shape(**_BERT, sequence_length=128, batch_size=8, num_classes=2),
 }
 
-TINY_SHAPE = {
-    "num_layers": 2,
-    "hidden_size": 64,
-    "num_heads": 2,
-    "sequence_length": 32,
-    "batch_size": 2,
-    "vocab_size": 512,
-}
+TINY_SHAPE = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "sequence_length": 32, "batch_size": 2,
+              "vocab_size": 512}  # fmt: skip
 
 PACKAGES = ("torch", "transformers", "litgpt")
 
@@ -145,32 +139,32 @@ def run(shape: Shape, names: list[str], *, rounds: int, warmup: int) -> dict[str
 def report(figures: dict[str, Any]) -> None:
     """Print the table and the ratios that have goals."""
     print(table_of(figures))
-    for line in ratios({name: f for name, f in figures.items() if "failure" not in f}):
-        print(line)
+    ran = {name: f for name, f in figures.items() if "failure" not in f}
+    if table := ratios(ran):
+        print(aligned(table))
+    if {"crosscut", "crosscut tensor=2"} <= ran.keys():
+        ratio = ran["crosscut"]["median_seconds"] / ran["crosscut tensor=2"]["median_seconds"]
+        print(f"tensor=2 on two cores: {ratio:.2f} of the speed of one process with two threads (goal {CUT_GOAL})")
 
 
-def ratios(figures: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of the ratios: Crosscut to the best peer that ran, then two ranks to one process."""
+def ratios(figures: dict[str, Any]) -> list[list[str]]:
+    """Table of the ratios of Crosscut to the best peer that ran; empty if none ran."""
     kinds = {"eager": PEERS, "compiled": [f"{peer} compiled" for peer in PEERS]}
     best = {}
     for what, (kind, names) in product(("time", "memory"), kinds.items()):
         if peers := [name for name in names if name in figures]:
             best[kind, what] = min(peers, key=lambda name: figures[name][MEASURE[what]])
-    if best:
-        yield row("of the best peer", (f"{kind} {what}" for kind, what in best))
-        yield row("", (name.removesuffix(" compiled") for name in best.values()))
-        yield row("goal", (f"{GOALS[column]:.2f}" for column in best))
-    for mine in (name for name in WHOLE if name in figures and best):
+    if not best:
+        return []
+    table = [
+        ["of the best peer", *(f"{kind} {what}" for kind, what in best)],
+        ["", *(name.removesuffix(" compiled") for name in best.values())],
+        ["goal", *(f"{GOALS[column]:.2f}" for column in best)],
+    ]
+    for mine in (name for name in WHOLE if name in figures):
         of_best = (figures[mine][MEASURE[what]] / figures[name][MEASURE[what]] for (_, what), name in best.items())
-        yield row(mine, (f"{ratio:.2f}" for ratio in of_best))
-    if {"crosscut", "crosscut tensor=2"} <= figures.keys():
-        ratio = figures["crosscut"]["median_seconds"] / figures["crosscut tensor=2"]["median_seconds"]
-        yield f"tensor=2 on two cores: {ratio:.2f} of the speed of one process with two threads (goal {CUT_GOAL})"
-
-
-def row(name: str, columns: Iterable[str]) -> str:
-    """Format a line of the second table."""
-    return f"{name:22}" + "".join(f"{column:>17}" for column in columns)
+        table.append([mine, *(f"{ratio:.2f}" for ratio in of_best)])
+    return table
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -187,12 +181,9 @@ def main(arguments: list[str] | None = None) -> None:
     programs = [name for name in ("crosscut", *PEERS_OF[shape.family]) if is_installed(name)]
     names = options.only or [name for name, entry in ENTRIES.items() if entry.program in programs]
     figures = run(shape, names, rounds=options.rounds, warmup=options.warmup)
-    if options.json:
-        print_figures(PACKAGES, {"shape": asdict(shape), "figures": figures})
-        return
-    print_machine(*PACKAGES)
-    print(", ".join(f"{k} {v}" for k, v in asdict(shape).items()))
-    report(figures)
+    if not print_figures(options, PACKAGES, {"shape": asdict(shape), "figures": figures}):
+        print(one_line(asdict(shape)))
+        report(figures)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,7 @@ from benchmarks.faulting.registry import FAULTS
 from benchmarks.faulting.shim import Shim
 from benchmarks.faulting.trial import Fault, Row, message_of
 from benchmarks.recovery.runs import LAYOUTS
-
-BENCHMARK = Path(faults.__file__)
+from tests.benchmarks.conftest import BENCHMARKS, run_program, write_files
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +87,10 @@ def test_registry_has_forty_kinds_on_all_layouts():
     assert {*of_layouts} == {*LAYOUTS}
 
 
+def empty_page(folder: Path) -> Path:
+    return write_files(folder, {"page.md": "<!-- faults: begin -->\n<!-- faults: end -->\n"}) / "page.md"
+
+
 def a_fault(**more: object) -> Fault:
     return Fault(name="a fault", layout="data 2", named=("rank 1",), place=Place("a:b"), **more)
 
@@ -121,8 +124,7 @@ def test_table_tells_what_a_row_compares_if_it_is_not_the_undisturbed_run():
 
 
 def test_page_names_the_faults_without_a_row_and_the_rows_without_a_message(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("<!-- faults: begin -->\n<!-- faults: end -->\n")
+    page = empty_page(tmp_path)
     first, second, *others = FAULTS
     faults.write_page([Row(first, status=0, lost=0, right=True), Row(second, skipped="no root")], 0, page)
     text = page.read_text()
@@ -133,8 +135,7 @@ def test_page_names_the_faults_without_a_row_and_the_rows_without_a_message(tmp_
 
 
 def test_rows_of_other_faults_stay_on_the_page_in_the_order_of_the_registry(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("<!-- faults: begin -->\n<!-- faults: end -->\n")
+    page = empty_page(tmp_path)
     first, second, third = FAULTS[:3]
     older = [Row(fault, status=1, lost=2, right=True, message=f"older | {fault.name}") for fault in (first, third)]
     faults.write_page([*older, Row(second, skipped="no root")], 0, page)
@@ -191,11 +192,7 @@ def test_trials_of_real_runs_pass(tmp_path):
     figures = tmp_path / "figures.json"
     only = ["--only", "rank 1 in a forward pass", "a random byte of a checkpoint's manifest", "jumps back by a day",
             "data rank, with on_spike=skip"]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARK), *only, "--results", str(figures)],
-        capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_program("faults.py", *only, "--results", figures)
     rows = {row["name"]: row for row in json.loads(figures.read_text())["faults"]}
     killed = rows["SIGKILL of rank 1 in a forward pass"]
     assert killed["right"] and killed["same"] and killed["status"] == 1
@@ -214,7 +211,7 @@ def test_wrong_name_fails_the_trial(tmp_path):
         "faults.main([])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=BENCHMARK.parents[1], capture_output=True, text=True, timeout=280,
+        [sys.executable, "-c", program], cwd=BENCHMARKS.parent, capture_output=True, text=True, timeout=280,
         check=False,
     )  # fmt: skip
     assert done.returncode == 1

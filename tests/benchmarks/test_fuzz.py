@@ -4,29 +4,30 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from benchmarks.fuzz import Result, write_page
+from benchmarks.fuzzing import calls, findings, sandbox, valid
+from benchmarks.fuzzing.arrays import ARRAYS, names_of
+from benchmarks.fuzzing.cases import Base, Case, cases_of, draw
+from benchmarks.fuzzing.edits import Edit, apply
+from benchmarks.fuzzing.kinds import KINDS
+from benchmarks.fuzzing.repetition.run import SIZES, Rates, _judge, all_patterns, cases, limits
+from benchmarks.fuzzing.worker import Figures, Setting, _run
+from tests.benchmarks.conftest import run_program
 from tests.serving.conftest import write_tokenizer, write_weights
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FOUND = sorted((Path(__file__).parent / "fuzz").glob("*.json"))
 """Cases that failed once: `case.json` of a finding, under a name that says what it is."""
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads memory from /proc")
 
 
-def fuzz(*arguments: object, timeout: float = 250) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCHMARKS / "fuzz.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
-
-
 def test_edits_are_applied_in_one_order_and_missing_places_do_nothing(tmp_path):
-    from benchmarks.fuzzing.edits import Edit, apply
-
     (tmp_path / "a.json").write_text('{"a": {"b": 1}, "c": [1, 2]}')
     edits = [
         Edit("a.json", "cut", (500, 0)),
@@ -42,11 +43,6 @@ def test_edits_are_applied_in_one_order_and_missing_places_do_nothing(tmp_path):
 
 
 def test_every_damage_of_an_array_leaves_an_archive_that_can_be_read(tmp_path):
-    import numpy as np
-
-    from benchmarks.fuzzing.arrays import ARRAYS, names_of
-    from benchmarks.fuzzing.edits import Edit, apply
-
     for damage in (*ARRAYS, "missing"):
         np.savez_compressed(tmp_path / "a.npz", ids=np.arange(6, dtype=np.int32).reshape(3, 2), ends=np.array([3, 6]))
         before = (tmp_path / "a.npz").read_bytes()
@@ -56,8 +52,6 @@ def test_every_damage_of_an_array_leaves_an_archive_that_can_be_read(tmp_path):
 
 
 def test_the_same_seed_draws_the_same_cases(tmp_path):
-    from benchmarks.fuzzing.cases import Base, Case, cases_of, draw
-
     (tmp_path / "a.toml").write_text("[model]\nlayers = 2\n")
     bases = (Base("plan", ("plan", "a.toml"), {"a.toml": "a.toml"}, kept=2, words=("--gpus", "model.layers")),)
     strategy = cases_of(bases, tmp_path)
@@ -69,8 +63,6 @@ def test_the_same_seed_draws_the_same_cases(tmp_path):
 
 
 def test_each_kind_of_failure_is_seen(tmp_path, monkeypatch):
-    from benchmarks.fuzzing import calls, findings, sandbox
-
     def wait() -> int:
         while True:
             pass
@@ -97,8 +89,6 @@ def test_each_kind_of_failure_is_seen(tmp_path, monkeypatch):
 
 
 def test_files_built_by_repetition_have_their_size_and_no_name_twice():
-    from benchmarks.fuzzing.repetition.run import SIZES, all_patterns, cases
-
     patterns = all_patterns()
     assert len(cases()) == len(SIZES) * len(patterns)
     assert {case.base.split(": ")[1] for case in cases()[: len(patterns)]} >= {"html", "mail", "wikipedia", "warc"}
@@ -120,25 +110,17 @@ def test_files_built_by_repetition_have_their_size_and_no_name_twice():
     ],
 )
 def test_file_above_its_limits_is_a_finding(fields, failure):
-    from benchmarks.fuzzing.repetition.run import _judge, limits
-    from benchmarks.fuzzing.sandbox import Outcome
-
-    found = [kind for kind, _ in _judge(Outcome(**fields), 10**6, *limits("html", 10**6), is_read=True)]
+    found = [kind for kind, _ in _judge(sandbox.Outcome(**fields), 10**6, *limits("html", 10**6), is_read=True)]
     assert found == [failure] * bool(failure)
 
 
 def test_page_gets_the_figures_of_the_kinds_that_have_run(tmp_path):
-    from benchmarks.fuzz import Result, write_page
-    from benchmarks.fuzzing.repetition.run import Rates
-    from benchmarks.fuzzing.sandbox import Outcome
-    from benchmarks.fuzzing.worker import Figures
-
     page = tmp_path / "page.md"
     page.write_text(
         "<!-- fuzz: begin -->old<!-- fuzz: end -->\n<!-- repetition: begin -->old<!-- repetition: end -->\n"
     )
     rates = Rates()
-    rates.note(10**6, "open <p>", Outcome(processor=0.5, peak=50 << 20))
+    rates.note(10**6, "open <p>", sandbox.Outcome(processor=0.5, peak=50 << 20))
     write_page(Result(0, {"repetition": 1}, {"repetition": Figures(cases=1, rates={"html": rates})}), page)
     assert "begin -->old<!-- fuzz" in page.read_text()
     assert "| html | 1 | 1 | 0.50 | 0.50 | `open <p>` | 50 | 52 | `open <p>` |" in page.read_text()
@@ -148,14 +130,12 @@ def test_page_gets_the_figures_of_the_kinds_that_have_run(tmp_path):
 
 
 def test_fork_ends_with_a_killed_parent():
-    from benchmarks.fuzzing.sandbox import end_with
-
     read, write = os.pipe()
     parent = os.fork()
     if parent == 0:
         parent = os.getpid()
         if os.fork() == 0:
-            end_with(parent)
+            sandbox.end_with(parent)
             os.write(write, b"x")
         signal.pause()
     os.close(write)
@@ -168,13 +148,11 @@ def test_fork_ends_with_a_killed_parent():
 
 
 def test_colours_of_tables_are_not_raw():
-    from benchmarks.fuzzing.findings import raw_in
-
-    assert not raw_in(b"\x1b[1mtitle\x1b[0m\r\n", "xterm-256color")
-    assert not raw_in(b"\x1b[36mtitle\x1b[0m\r\n", "xterm-256color")
-    assert raw_in(b"\x1b[36mtitle\x1b[0m\r\n", "dumb")
-    assert raw_in(b"\x1b]0;owned\x07", "xterm-256color")
-    assert raw_in("\x9b2J".encode(), "xterm-256color")
+    assert not findings.raw_in(b"\x1b[1mtitle\x1b[0m\r\n", "xterm-256color")
+    assert not findings.raw_in(b"\x1b[36mtitle\x1b[0m\r\n", "xterm-256color")
+    assert findings.raw_in(b"\x1b[36mtitle\x1b[0m\r\n", "dumb")
+    assert findings.raw_in(b"\x1b]0;owned\x07", "xterm-256color")
+    assert findings.raw_in("\x9b2J".encode(), "xterm-256color")
 
 
 @pytest.mark.slow
@@ -182,7 +160,8 @@ def test_every_kind_runs(tmp_path):  # starts a server, and imports PyTorch five
     figures, page = tmp_path / "figures.json", tmp_path / "page.md"
     sections = "".join(f"<!-- {name}: begin -->\n<!-- {name}: end -->\n" for name in ("fuzz", "repetition"))
     page.write_text(f"before\n{sections}after\n")
-    done = fuzz("--tiny", "--minutes", 6, "--json", figures, "--keep", tmp_path / "keep", "--write", page, timeout=600)
+    files = ("--json", figures, "--keep", tmp_path / "keep", "--write", page)
+    done = run_program("fuzz.py", "--tiny", "--minutes", 6, *files, status=None, timeout=600)
     told = json.loads(figures.read_text())
     assert list(told["kinds"]) == [
         "configs", "requests", "folders", "checkpoints", "corpora", "embeddings", "tasks", "chats", "encoders",
@@ -197,10 +176,8 @@ def test_every_kind_runs(tmp_path):  # starts a server, and imports PyTorch five
 
 
 @pytest.fixture(scope="module")
-def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def configs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Valid configs and a valid Hugging Face folder, whose making trains nothing."""
-    from benchmarks.fuzzing import valid
-
     folder = tmp_path_factory.mktemp("valid")
     valid._write_configs(folder)
     (folder / valid.MODEL).mkdir()
@@ -213,13 +190,9 @@ CHEAP = [path for path in FOUND if json.loads(path.read_text())["kind"] in ("con
 
 
 @pytest.mark.parametrize("path", CHEAP, ids=lambda path: path.stem)
-def test_found_cases_of_configs_and_folders_stay_mended(path, valid, tmp_path):
-    from benchmarks.fuzzing.cases import Case
-    from benchmarks.fuzzing.kinds import KINDS
-    from benchmarks.fuzzing.worker import Setting, _run
-
+def test_found_cases_of_configs_and_folders_stay_mended(path, configs, tmp_path):
     case = Case.read(json.loads(path.read_text()))
-    ((found, outcome),) = _run(KINDS[case.kind], [case], Setting(valid, tmp_path, None, 0), tmp_path)
+    ((found, outcome),) = _run(KINDS[case.kind], [case], Setting(configs, tmp_path, None, 0), tmp_path)
     assert [(one.failure, one.place, one.detail) for one in found] == [], outcome.trace
 
 
@@ -232,5 +205,4 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in FOUND if path not in CHEAP], ids=lambda path: path.stem)
 def test_found_cases_stay_mended(path, whole):
-    done = fuzz("--tiny", "--valid", whole, "--replay", path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_program("fuzz.py", "--tiny", "--valid", whole, "--replay", path)

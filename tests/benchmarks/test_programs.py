@@ -1,23 +1,16 @@
 """Benchmarks run as programs, on tiny models, and their figures are plausible."""
 
 import json
-import subprocess
 import sys
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+from tests.benchmarks.conftest import run_program
 
 pytestmark = pytest.mark.slow  # each starts processes that import torch
-
-
-def run(program: str, *arguments: object, status: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCHMARKS / program), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=590, check=False)
-    assert done.returncode == status, done.stdout + done.stderr
-    return done
+run = partial(run_program, timeout=590)
 
 
 def figures(program: str, *arguments: object) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import shape
+from tests.benchmarks.conftest import write_files
 
 FILES = {
     "training/loop.py": '''"""What a loop does."""
@@ -85,12 +86,7 @@ EXPECTED = {
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    for name, text in FILES.items():
-        path = tmp_path / "crosscut" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    (tmp_path / "crosscut" / "__init__.py").write_text("")
-    return tmp_path
+    return write_files(tmp_path, {f"crosscut/{name}": text for name, text in {"__init__.py": "", **FILES}.items()})
 
 
 def test_every_row_counts_what_its_docstring_defines(checkout):
@@ -102,9 +98,7 @@ def test_every_row_counts_what_its_docstring_defines(checkout):
 
 
 def test_two_checkouts_are_columns_and_places_are_listed(checkout, capsys):
-    after = checkout / "after"
-    (after / "crosscut").mkdir(parents=True)
-    (after / "crosscut" / "__init__.py").write_text("")
+    after = write_files(checkout / "after", {"crosscut/__init__.py": ""})
     shape.main([str(checkout), str(after), "--places"])
     printed = capsys.readouterr().out
     assert printed.startswith(f"| | {checkout} | {after} |\n|---|---|---|\n| files | 35 | 1 |\n")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import size
+from tests.benchmarks.conftest import write_files
 
 FILES = {
     "crosscut/__init__.py": "",
@@ -60,11 +61,7 @@ EXPECTED = {
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    for name, text in FILES.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return tmp_path
+    return write_files(tmp_path, FILES)
 
 
 def test_every_column_counts_what_the_program_says(checkout):
@@ -72,9 +69,7 @@ def test_every_column_counts_what_the_program_says(checkout):
 
 
 def test_two_checkouts_stand_in_one_table(checkout, capsys):
-    after = checkout / "after"
-    (after / "crosscut" / "model").mkdir(parents=True)
-    (after / "crosscut" / "__init__.py").write_text("x = 1\n")
+    after = write_files(checkout / "after", {"crosscut/__init__.py": "x = 1\n"})
     size.main([str(checkout), str(after)])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("| room | code | nodes | functions | large classes | Any |")

@@ -102,14 +102,9 @@ def write_corpus(corpus: Corpus, folder: Path) -> None:
     for stage in (ingest, cleaning):
         written = sorted(stage.iterdir())
         record = TaskRecord(
-            task="000000",
-            key="",
-            seconds=0,
-            size=0,
-            files={path.name: sha256(path) for path in written},
-            sizes={path.name: path.stat().st_size for path in written},
-            counts={"parts": sizes},
-        )
+            task="000000", key="", seconds=0, size=0, files={path.name: sha256(path) for path in written},
+            sizes={path.name: path.stat().st_size for path in written}, counts={"parts": sizes},
+        )  # fmt: skip
         (stage / "000000.json").write_text(record.content())
 
 

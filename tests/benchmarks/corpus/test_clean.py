@@ -1,8 +1,6 @@
 """The benchmark of cleaning runs, and tells documents that differ."""
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,41 +8,28 @@ import pytest
 
 from benchmarks.corpus.clean import main
 
-Clean = Callable[..., dict[str, Any]]
+
+def clean(folder: Path, *options: str) -> dict[str, Any]:
+    """Run the benchmark and return its figures."""
+    main([*options, "--json", str(folder / "report.json")])
+    return json.loads((folder / "report.json").read_text())  # type: ignore[no-any-return]
 
 
-@pytest.fixture
-def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clean:
-    """Function that runs the benchmark and returns its figures."""
-
-    def run(*options: str) -> dict[str, Any]:
-        report = tmp_path / "report.json"
-        monkeypatch.setattr(sys, "argv", ["clean.py", *options, "--json", str(report)])
-        main()
-        return json.loads(report.read_text())  # type: ignore[no-any-return]
-
-    return run
-
-
-def test_tiny_run_reports_differences_and_speed(
-    clean: Clean, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tiny_run_reports_differences_and_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mail").mkdir()
     (tmp_path / "mail" / "1.txt").write_bytes(b'Subject: caf\xe9\r\n\r\nA "quoted" word -- and Sm\xf6rg\xe5sbord.\r\n')
     (tmp_path / "mail" / "2.txt").write_text("Plain.\n", encoding="utf-8")
-    figures = clean("--mail", str(tmp_path / "mail"), "--workers", "1")
+    figures = clean(tmp_path, "--mail", str(tmp_path / "mail"), "--workers", "1")
     assert list(figures["repair"]) == ["mail", "mail, typeset", "mail, mis-decoded"]
     assert [(one["documents"], one["changed"], one["differ"]) for one in figures["repair"].values()] == [(2, 1, 0)] * 3
     assert figures["language"]["mail"]["documents"] == 2
     assert "mail, typeset" in capsys.readouterr().out
 
 
-def test_tables_by_language_count_what_changes(
-    clean: Clean, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tables_by_language_count_what_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "zh.txt").write_text("\u597d\uff0c\u5bf9\u3002\n\u201c\u597d\u3002\u201d\n", encoding="utf-8")
     (tmp_path / "en.txt").write_text("One.\nTwo &amp; three.\n", encoding="utf-8")
-    tables = clean("--sentences", str(tmp_path), "--by-language")["by language"]
+    tables = clean(tmp_path, "--sentences", str(tmp_path), "--by-language")["by language"]
     chinese, english = tables["repair by language"]["zh"], tables["repair by language"]["en"]
     assert (chinese["right"], chinese["changed"], chinese["changed_by_ftfy"], chinese["planted"]) == (2, 0, 2, 2)
     assert (english["sentences"], english["right"], english["planted"]) == (2, 1, 0)

@@ -2,15 +2,13 @@
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zstandard
 
-ROOT = Path(__file__).parents[3]
+from tests.benchmarks.conftest import BENCHMARKS, run_program
 
 
 @pytest.mark.slow
@@ -26,10 +24,8 @@ def test_tiny_run_reports_recall_speed_and_memory(tmp_path: Path) -> None:
             page = [*vocabulary[:200], *chance.choices(vocabulary, k=10 + number)]
             file.write(json.dumps({"text": " ".join(page)}) + "\n")
     report = tmp_path / "report.json"
-    options = ["--tiny", "--manuals", str(tmp_path), "--before", str(ROOT), "--workers", "1", "--json", str(report)]
-    command = [sys.executable, "benchmarks/corpus/deduplicate.py", str(tmp_path / "books.jsonl"), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    options = ("--tiny", "--manuals", tmp_path, "--before", BENCHMARKS.parent, "--workers", 1, "--json", report)
+    done = run_program("corpus/deduplicate.py", tmp_path / "books.jsonl", *options)
     figures = json.loads(report.read_text())
     check_books(figures)
     assert "recall at 0.7 and above: 1.0000" in done.stdout

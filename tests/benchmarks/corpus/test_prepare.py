@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,8 +9,7 @@ import pytest
 
 from benchmarks.corpus.prepare_crash import digest
 from crosscut.data import read_documents
-
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+from tests.benchmarks.conftest import run_program
 
 
 @pytest.fixture
@@ -23,19 +21,13 @@ def speeches(tmp_path: Path) -> Path:
     return path
 
 
-def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCHMARKS / "corpus" / program), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads memory from /proc")
 def test_every_stage_is_timed(speeches, tmp_path):
     figures, questions = tmp_path / "figures.json", tmp_path / "questions.txt"
     questions.write_text("What would a president say of the state of the union, had he but a moment to say it in?\n")
-    arguments = ("--set", "tokens.vocab_size=500", "engine.workers=1", "--json", str(figures))
-    done = run("prepare.py", str(speeches), "--test-sets", str(questions), *arguments)
-    assert done.returncode == 0, done.stderr
+    arguments = ("--set", "tokens.vocab_size=500", "engine.workers=1", "--json", figures)
+    done = run_program("corpus/prepare.py", speeches, "--test-sets", questions, *arguments)
     told = json.loads(figures.read_text())
     names = [stage["name"] for stage in told["stages"]]
     assert names[0] == "ingest"
@@ -47,9 +39,7 @@ def test_every_stage_is_timed(speeches, tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_bytes(speeches):
-    done = run("prepare_crash.py", "--text", str(speeches), "--kills", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 kills, 0 files differ" in done.stdout
+    assert "2 kills, 0 files differ" in run_program("corpus/prepare_crash.py", "--text", speeches, "--kills", 2).stdout
 
 
 def test_records_of_equal_tasks_are_equal_whatever_time_they_took(tmp_path):

@@ -1,7 +1,6 @@
 """The benchmark of Wikipedia's markup runs on a dump of its page with all constructs, and checks what it downloads."""
 
 import bz2
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,17 +9,13 @@ from benchmarks.corpus import wikipedia, wikipedia_dump
 from benchmarks.corpus.wikipedia_dump import CONSTRUCTS, Package
 
 
-def test_page_with_all_constructs_is_read_as_expected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_page_with_all_constructs_is_read_as_expected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dump = f"<mediawiki>{wikipedia_dump._page('Constructs', CONSTRUCTS, 1)}</mediawiki>".encode()
     (tmp_path / "enwiki-20240101-pages-articles1.xml-p1p2.bz2").write_bytes(bz2.compress(dump))
     nobody = tmp_path / "no-python"  # no peer takes part
     nobody.write_text("#!/bin/sh\necho none >&2\nexit 1\n")
     nobody.chmod(0o755)
-    options = ["--dump", str(tmp_path), "--peers", str(nobody), "--turns", "1", "--templates", "3"]
-    monkeypatch.setattr(sys, "argv", ["wikipedia.py", *options])
-    wikipedia.main()
+    wikipedia.main(["--dump", str(tmp_path), "--peers", str(nobody), "--turns", "1", "--templates", "3"])
     printed = capsys.readouterr().out
     assert "constructs: as expected" in printed
     assert "gensim takes no part: none" in printed

@@ -11,17 +11,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from benchmarks.contenders.programs import PEERS_OF, crosscut_run
+from benchmarks.contenders.task import Shape, Way
+from benchmarks.gpu import run as gpu
+from benchmarks.gpu.plan import GOALS, LLAMAS, full_plan, tiny_plan
+from benchmarks.gpu.run import Budget, Row, in_process, judged, run_plan
+from benchmarks.gpu.worker import attention_kernel, is_out_of_memory
+from crosscut.planner import count_parameters
+from tests.benchmarks.conftest import BENCHMARKS, run_program
 from tests.nursery import forked
-
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
 @pytest.fixture
 def run_tiny(tmp_path, monkeypatch):
     """Function that runs the benchmark on the CPU, in forks of the tests' server; its figures after each write."""
-    from benchmarks.gpu import run as gpu
-
     written = []
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # which the benchmark changes
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
@@ -71,11 +76,6 @@ def test_gpu_benchmark_writes_after_every_measurement(run_tiny):
 
 
 def test_gpu_plan_has_llamas_only_beside_a_peer_that_trains_them():
-    from benchmarks.contenders.programs import PEERS_OF, crosscut_run
-    from benchmarks.contenders.task import Shape, Way
-    from benchmarks.gpu.plan import LLAMAS, full_plan
-    from crosscut.planner import count_parameters
-
     alone = full_plan(141 * 10**9, installed=lambda program: program not in PEERS_OF["Llama"])
     assert not [m for m in alone if m.shape.family == "Llama"]
     beside = full_plan(141 * 10**9, installed=lambda program: True)
@@ -120,9 +120,13 @@ MISCOMPILED = """
 import torch
 import torch.nn.functional as F
 from dataclasses import replace
-from crosscut.training.speed import compilation
+from functools import partial
+from unittest.mock import patch
+from benchmarks.contenders.programs import CrosscutStep
 from benchmarks.gpu.plan import tiny_plan
 from benchmarks.gpu.worker import measure
+from crosscut.training.speed import compilation
+from crosscut.training.step import Trainer
 
 def compile_otherwise(graph, inputs, activation=None):
     for node in graph.graph.nodes:
@@ -130,18 +134,6 @@ def compile_otherwise(graph, inputs, activation=None):
             node.target, node.kwargs = activation, {}
     graph.recompile()
     return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
-
-measurement = replace(tiny_plan()[0], compiled=True)
-compilation.BACKEND = compile_otherwise
-print(measure(measurement, "cpu")["compiled_gradients_off"])
-compilation.BACKEND = lambda graph, inputs: compile_otherwise(graph, inputs, F.relu)
-try:
-    measure(measurement, "cpu")
-except ArithmeticError as error:
-    print(error)
-
-from benchmarks.contenders.programs import CrosscutStep
-from crosscut.training.step import Trainer
 
 accumulate, compiled_gradients_off = Trainer.accumulate, CrosscutStep.compiled_gradients_off
 
@@ -151,20 +143,23 @@ def spoil_one(self, *arguments):
     return loss
 
 def with_a_gradient_that_is_none(*arguments):
-    Trainer.accumulate = spoil_one
-    return compiled_gradients_off(*arguments)
+    with patch.object(Trainer, "accumulate", spoil_one):
+        return compiled_gradients_off(*arguments)
 
 def without_memory(*arguments):
     raise torch.OutOfMemoryError("no more")
 
-CrosscutStep.compiled_gradients_off = without_memory
-print(measure(measurement, "cpu")["compiled_gradients_off"])
-CrosscutStep.compiled_gradients_off = with_a_gradient_that_is_none
-compilation.BACKEND = compile_otherwise
-try:
-    measure(measurement, "cpu")
-except ArithmeticError as error:
-    print(error)
+def tell(backend=compile_otherwise, comparison=compiled_gradients_off):
+    compilation.BACKEND, CrosscutStep.compiled_gradients_off = backend, comparison
+    try:
+        print(measure(replace(tiny_plan()[0], compiled=True), "cpu")["compiled_gradients_off"])
+    except ArithmeticError as error:
+        print(error)
+
+tell()
+tell(partial(compile_otherwise, activation=F.relu))
+tell(comparison=without_memory)
+tell(comparison=with_a_gradient_that_is_none)
 """
 
 
@@ -182,18 +177,12 @@ def test_gpu_benchmark_takes_no_figure_of_wrong_gradients(tmp_path):
 
 @pytest.mark.slow
 def test_gpu_benchmark_ends_what_takes_too_long():
-    from benchmarks.gpu.run import in_process
-
     start = time.monotonic()
     assert in_process(time.sleep, (60.0,), limit=0.5).reason == "did not end within 0 s"
     assert time.monotonic() - start < 30
 
 
 def test_gpu_benchmark_knows_every_way_to_run_out_of_memory():
-    import torch
-
-    from benchmarks.gpu.worker import is_out_of_memory
-
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
     assert is_out_of_memory(RuntimeError("CUDA error: out of memory"))
@@ -204,9 +193,6 @@ def test_gpu_benchmark_knows_every_way_to_run_out_of_memory():
 
 
 def test_gpu_plan_has_something_to_compare_with_before_anything_that_takes_minutes():
-    from benchmarks.gpu.plan import full_plan
-    from benchmarks.gpu.run import Budget
-
     plan = full_plan(150 * 10**9)
     first = {m.name: place for place, m in reversed(list(enumerate(plan))) if m.shape.family == "GPT-2"}
     whole = min(place for place, m in enumerate(plan) if m.compiled and m.program != "crosscut")
@@ -224,9 +210,6 @@ def test_gpu_plan_has_something_to_compare_with_before_anything_that_takes_minut
 
 
 def test_gpu_benchmark_skips_what_no_longer_fits_and_says_so():
-    from benchmarks.gpu.plan import tiny_plan
-    from benchmarks.gpu.run import Budget, run_plan
-
     told = []
     rows = run_plan(tiny_plan(), Budget(1.0), "cpu", told.append)
     assert set(rows) == {row.measurement.name for row in told}
@@ -236,8 +219,6 @@ def test_gpu_benchmark_skips_what_no_longer_fits_and_says_so():
 
 
 def test_gpu_benchmark_refuses_to_measure_nothing(monkeypatch, capsys):
-    from benchmarks.gpu import run as gpu
-
     monkeypatch.setattr(gpu, "start_server", None)
     with pytest.raises(SystemExit) as ended:
         gpu.main(["--device", "cpu", "--tiny", "--only", "models", "compile"])
@@ -252,25 +233,16 @@ def test_gpu_benchmark_refuses_to_measure_nothing(monkeypatch, capsys):
 def test_gpu_benchmark_says_what_cannot_be_imported(tmp_path):
     (tmp_path / "rich").mkdir()
     (tmp_path / "rich" / "__init__.py").write_text("raise ImportError('no rich here')\n")
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "gpu" / "run.py"), "--device", "cpu", "--tiny"],
-        capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
-    assert done.returncode == 2
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = run_program("gpu/run.py", "--device", "cpu", "--tiny", status=2, cwd=tmp_path, env=environment)
     assert "Python must find the packages that Crosscut trains with, but ImportError: no rich here" in done.stderr
 
 
 def test_gpu_benchmark_names_the_kernel_of_attention():
-    from benchmarks.gpu.worker import attention_kernel
-
     assert attention_kernel(96, "cpu") == "flash attention"
 
 
 def test_gpu_goals_are_held_against_the_figures():
-    from benchmarks.gpu.plan import GOALS, full_plan
-    from benchmarks.gpu.run import Row, judged
-
     plan = {m.name: m for m in full_plan(141 * 10**9, installed=lambda program: True)}
     assert {goal.of for goal in GOALS} <= set(plan)
     assert plan["plain, 1.2B at 1024"].shape == plan["crosscut, 1.2B at 1024"].shape
@@ -280,24 +252,24 @@ def test_gpu_goals_are_held_against_the_figures():
         turn = {"seconds_per_step": seconds, "measured_matrix_rate": 7e14, "peak_bytes": 1}
         return Row(plan[name], [turn])
 
+    def held(rows: dict[str, Row]) -> dict[str, tuple[float | None, bool | None]]:
+        goals = judged(GOALS, rows, 989e12)
+        return {goal["goal"].removeprefix("crosscut, "): (goal["measured"], goal["met"]) for goal in goals}
+
     # 4 x 4096 tokens of 11.27 GFLOP in 0.3 s are 616 TFLOP/s.
     seconds = {"crosscut, 1.7B at 4096": 0.30, "plain, 1.7B at 4096": 0.32, "plain eager, 1.7B at 4096": 0.60,
                "float8, 1.7B at 4096": 0.20}  # fmt: skip
     rows = {name: turned(name, value) for name, value in seconds.items()}
-    found = {goal["goal"]: goal for goal in judged(GOALS, rows, 989e12)}
-    assert found["crosscut, 1.7B at 4096: utilisation of the dense peak"]["measured"] == pytest.approx(0.622, abs=2e-3)
-    assert found["crosscut, 1.7B at 4096: utilisation of the dense peak"]["met"] is True
-    assert found["crosscut, 1.7B at 4096: tokens/s over the fastest peer's"]["measured"] == pytest.approx(0.32 / 0.30)
-    assert found["crosscut, 1.7B at 4096: tokens/s over the fastest peer's"]["met"] is False
-    assert found["crosscut, Llama 1.7B at 4096: tokens/s over the fastest peer's"]["measured"] is None
-    llamas = {name: turned(name, seconds) for name, seconds in
-              {"crosscut, Llama 1.7B at 4096": 0.25, "torchtitan, Llama 1.7B at 4096": 0.30}.items()}  # fmt: skip
-    found_with_llamas = {goal["goal"]: goal for goal in judged(GOALS, {**rows, **llamas}, 989e12)}
-    of_llamas = found_with_llamas.pop("crosscut, Llama 1.7B at 4096: tokens/s over the fastest peer's")
-    assert (of_llamas["measured"], of_llamas["met"]) == (pytest.approx(1.2), True)
-    assert all(found[name] == goal for name, goal in found_with_llamas.items()), "a Llama is no peer of a GPT-2"
+    found, faster = held(rows), "tokens/s over the fastest peer's"
+    assert found["1.7B at 4096: utilisation of the dense peak"] == (pytest.approx(0.622, abs=2e-3), True)
+    assert found[f"1.7B at 4096: {faster}"] == (pytest.approx(0.32 / 0.30), False)
+    assert found[f"Llama 1.7B at 4096: {faster}"][0] is None
+    assert found["float8, 1.7B at 4096: tokens/s over bfloat16's"][1] is True
+    assert found["1.2B at 1024: utilisation of the dense peak"][1] is None
+    llamas = {"crosscut, Llama 1.7B at 4096": 0.25, "torchtitan, Llama 1.7B at 4096": 0.30}
+    with_llamas = held(rows | {name: turned(name, value) for name, value in llamas.items()})
+    assert with_llamas.pop(f"Llama 1.7B at 4096: {faster}") == (pytest.approx(1.2), True)
+    assert all(found[name] == goal for name, goal in with_llamas.items()), "a Llama is no peer of a GPT-2"
     del rows["plain, 1.7B at 4096"]
-    (alone,) = (g for g in judged(GOALS, rows, 989e12) if g["goal"].startswith("crosscut, 1.7B at 4096: tokens/s"))
-    assert (alone["measured"], alone["met"]) == (pytest.approx(2.0), None), "a compiled peer might be faster"
-    assert found["float8, 1.7B at 4096: tokens/s over bfloat16's"]["met"] is True
-    assert found["crosscut, 1.2B at 1024: utilisation of the dense peak"]["met"] is None
+    alone = held(rows)[f"1.7B at 4096: {faster}"]
+    assert alone == (pytest.approx(2.0), None), "a compiled peer might be faster"

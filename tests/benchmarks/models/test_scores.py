@@ -1,38 +1,27 @@
 """The comparison of scores runs, and tells where scores differ."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from benchmarks.models import scores
 from crosscut.evaluation import Window
+from tests.benchmarks.conftest import run_program
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 FIGURES = {
     "lambada": ["accuracy", "last_token_accuracy", "perplexity"],
     "wikitext103": ["perplexity", "perplexity_per_token", "bits_per_byte", "loss_per_token"],
 }
 
 
-@pytest.fixture
-def scores() -> ModuleType:
-    from benchmarks.models import scores
-
-    return scores
-
-
 @pytest.mark.slow
 def test_two_layouts_and_transformers_score_alike(tmp_path):
     file = tmp_path / "scores.json"
-    command = [sys.executable, str(BENCHMARKS / "models" / "scores.py"), "--tiny", "--json", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_program("models/scores.py", "--tiny", "--json", file)
     told = json.loads(file.read_text())
     assert told["machine"]["transformers"]
     for task, names in FIGURES.items():
@@ -59,12 +48,12 @@ def test_two_layouts_and_transformers_score_alike(tmp_path):
         ([None, None], False),
     ],
 )
-def test_figures_are_the_same_to_four_digits(scores: ModuleType, values: list[float | None], same: bool):
+def test_figures_are_the_same_to_four_digits(values: list[float | None], same: bool):
     assert scores.agree(values) is same
 
 
 @pytest.mark.parametrize(("theirs", "status"), [(0.30061, 0), (0.3008, 1)])
-def test_a_difference_is_told(scores, monkeypatch, capsys, theirs, status):
+def test_a_difference_is_told(monkeypatch, capsys, theirs, status):
     def found(accuracy: float) -> dict[str, object]:
         return {"figures": {"accuracy": accuracy}, "counts": {"passages": 5153}, "protocol": {"window": 64}}
 
@@ -79,7 +68,7 @@ def test_a_difference_is_told(scores, monkeypatch, capsys, theirs, status):
     assert ("DIFFERENT" in printed) == (status == 1)
 
 
-def test_windows_of_several_lengths_are_read_together(scores: ModuleType):
+def test_windows_of_several_lengths_are_read_together():
     """Against each window alone, for a model whose logits depend on the token only."""
     generator = torch.Generator().manual_seed(0)
     table = torch.randn(7, 7, generator=generator)
@@ -99,20 +88,20 @@ def test_windows_of_several_lengths_are_read_together(scores: ModuleType):
         assert last == 1
 
 
-def test_every_window_is_read_once_and_long_ones_first(scores: ModuleType):
+def test_every_window_is_read_once_and_long_ones_first():
     windows = [Window(0, 0, length, 1) for length in (9, 1500, 700, 3000, 701, 10)]
     assert list(scores.in_groups(windows)) == [[3], [1], [4, 2], [5, 0]]
 
 
 @pytest.mark.parametrize("arguments", [[], ["small"], ["--tiny", "--lambada", "x"], ["small", "--tiny"]])
-def test_what_is_to_be_scored_must_be_said(scores, arguments, capsys):
+def test_what_is_to_be_scored_must_be_said(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         scores.main(arguments)
     assert ended.value.code == 2
     assert "Give a model folder with --lambada or --wikitext, or give --tiny alone." in capsys.readouterr().err
 
 
-def test_missing_file_is_told(scores, tmp_path, capsys):
+def test_missing_file_is_told(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         scores.main([str(tmp_path), "--lambada", "missing.jsonl"])
     assert ended.value.code == 2

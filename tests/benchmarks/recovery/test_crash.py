@@ -1,13 +1,11 @@
 """The benchmark of kills and damages in its short form: it kills real runs, so it takes minutes."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+from benchmarks.recovery import crash
+from tests.benchmarks.conftest import run_program
 
 
 @pytest.mark.slow
@@ -16,11 +14,8 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 def test_killed_runs_end_as_the_unharmed_ones(tmp_path, layout):
     """The benchmark does all layouts in one command. Here, each is a test, so that several slices can share them."""
     figures = tmp_path / "figures.json"
-    command = [sys.executable, str(BENCHMARKS / "recovery" / "crash.py"), "--kills", "5", "--damages", "25"]
-    done = subprocess.run(
-        [*command, "--layouts", layout, "--json", str(figures)], capture_output=True, text=True, timeout=850
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    numbers = ("--kills", 5, "--damages", 25)
+    done = run_program("recovery/crash.py", *numbers, "--layouts", layout, "--json", figures, timeout=850)
     told = json.loads(figures.read_text())
     assert told["well"]
     assert told["damaged"] == []
@@ -34,11 +29,7 @@ def test_killed_runs_end_as_the_unharmed_ones(tmp_path, layout):
         assert expected in done.stdout, expected
 
 
-@pytest.mark.slow
-def test_numbers_are_checked():
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "recovery" / "crash.py"), "--kills", "0", "--damages", "0"],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "one of them must be at least 1, but they are 0 and 0." in done.stderr
+def test_numbers_are_checked(capsys):
+    with pytest.raises(SystemExit):
+        crash.main(["--kills", "0", "--damages", "0"])
+    assert "one of them must be at least 1, but they are 0 and 0." in capsys.readouterr().err

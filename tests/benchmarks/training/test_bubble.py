@@ -1,9 +1,5 @@
 """Stages that wait for known times: their recorded steps last at least as long as the simulated ones."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from benchmarks.training.bubble import DRAWN, SECONDS, WAITS, draw, simulated, wait_in_group
@@ -11,8 +7,7 @@ from crosscut.architecture.pipeline import Pass, without_messages
 from crosscut.config import Layout
 from crosscut.planner.stages import schedule_of
 from crosscut.training.watching.passes import PipelineStep
-
-BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "training" / "bubble.py"
+from tests.benchmarks.conftest import run_program
 
 
 def steps_that_wait(ranks, layout: Layout, num_micro_batches: int) -> list[PipelineStep]:
@@ -58,11 +53,7 @@ def test_the_figure_has_the_passes_of_every_rank(tmp_path):
 @pytest.mark.slow  # starts ranks of its own for every schedule; the tests above run the same code in the kept ranks
 def test_the_command_prints_both_tables(tmp_path):
     figure = tmp_path / "figure.png"
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARK), "--steps", "1", "--turns", "1", "--figure", str(figure)],
-        capture_output=True, text=True, timeout=900, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = run_program("training/bubble.py", "--steps", 1, "--turns", 1, "--figure", figure, timeout=900)
     assert figure.stat().st_size > 10_000
     rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
     waits = {(row[0], row[1]): row for row in rows if len(row) == 9}
