@@ -69,6 +69,17 @@ def shown(value: object) -> str:
     return text if len(text) <= 300 else f"{text[:270]}...{text[-20:]}"
 
 
+def require_value(
+    name: str, value: object, wanted: object, when: str, do: str, *, error: type[ConfigError] = ConfigError
+) -> None:
+    """Raise `error` unless the field `name` has the only possible value, `wanted`. In the message, `when` is the
+    condition under which no other value is possible, such as "without sharding", and `do` is the remedy.
+    """
+    if value != wanted:
+        must = f"{shown(wanted)} {when}".rstrip()
+        raise error(f"`{name}` must be {must}, but is {shown(value)}. {do}")
+
+
 def require_fraction(name: str, value: float) -> None:
     """Raise `ConfigError` unless `0 <= value < 1`. The message names the field `name`."""
     if not 0 <= value < 1:
