@@ -7,12 +7,15 @@ from collections.abc import Iterable
 from enum import StrEnum
 from functools import cache
 from math import isqrt
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, get_args
 
 from crosscut.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+Settings: TypeAlias = dict[str, Any]
+"""Settings of one section, keyed by field. The section's dataclass checks them when it is made of them."""
 
 MOST = (1 << 31) - 1
 """Maximum of every size and count, except for fields with a maximum of their own. The limit keeps computations with
@@ -137,7 +140,7 @@ def _choice_fields(kind: type["DataclassInstance"]) -> tuple[tuple[str, type[Cho
     return tuple((name, choice, is_list) for name, (choice, is_list) in kinds.items() if choice is not None)
 
 
-def _choice_of(annotation: Any) -> type[Choice] | None:
+def _choice_of(annotation: object) -> type[Choice] | None:
     """Enumeration in a field's annotation, either alone or as the item type of a tuple. None if the annotation contains
     no enumeration.
     """

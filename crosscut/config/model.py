@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
 from crosscut.config.checks import (
     MOST,
     Choice,
+    Settings,
     divisors,
     listed,
     require_at_least,
@@ -436,7 +436,7 @@ class ModelConfig:
         """Return the model with another head on the same layers. The settings of the old head's logits are reset to
         their defaults.
         """
-        logits: dict[str, Any] = {"sentence_order": False, "tied": True, "logit_softcap": 0.0}
+        logits: Settings = {"sentence_order": False, "tied": True, "logit_softcap": 0.0}
         return replace(self, **{"head": head, "num_classes": num_classes, **logits})
 
     def resized(self, hidden_size: int) -> "ModelConfig":

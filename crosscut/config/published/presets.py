@@ -7,8 +7,7 @@ billion parameters. Table 4 lists the models that the paper trained. The 8.3B mo
 but 32 heads in Table 1 and 24 in Table 4.
 """
 
-from typing import Any
-
+from crosscut.config.checks import Settings
 from crosscut.config.model import ModelConfig
 
 GPT2_VOCAB_SIZE = 50_257
@@ -17,23 +16,23 @@ BERT_VOCAB_SIZE = 30_522
 """Size of BERT's uncased vocabulary."""
 
 
-def _shape(num_layers: int, hidden_size: int, num_heads: int, **rest: Any) -> dict[str, Any]:
+def _shape(num_layers: int, hidden_size: int, num_heads: int, **rest: object) -> Settings:
     return {"num_layers": num_layers, "hidden_size": hidden_size, "num_heads": num_heads, **rest}
 
 
-def _llama(num_layers: int, hidden_size: int, num_heads: int, **rest: Any) -> dict[str, Any]:
+def _llama(num_layers: int, hidden_size: int, num_heads: int, **rest: object) -> Settings:
     family = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "dropout": 0.0}
     return {**_shape(num_layers, hidden_size, num_heads), **family, **rest}
 
 
-def _bert(num_layers: int, hidden_size: int, num_heads: int, **rest: Any) -> dict[str, Any]:
+def _bert(num_layers: int, hidden_size: int, num_heads: int, **rest: object) -> Settings:
     family = {"attention": "bidirectional", "token_types": 2, "head": "masked_tokens", "sentence_order": True}
     return {**_shape(num_layers, hidden_size, num_heads), **family, "max_sequence_length": 512, **rest}
 
 
-_ORIGINAL_BERT: dict[str, Any] = {"norm_place": "after", "mlp": "gelu_exact", "norm_epsilon": 1e-12}
+_ORIGINAL_BERT: Settings = {"norm_place": "after", "mlp": "gelu_exact", "norm_epsilon": 1e-12}
 
-MODERN: dict[str, Any] = {
+MODERN: Settings = {
     "positions": "rotary",
     "norm": "rms",
     "norm_affine": False,
@@ -46,7 +45,7 @@ MODERN: dict[str, Any] = {
 }
 """Settings of the models of the recipe "modern" (docs/recipe.md)."""
 
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, Settings] = {
     # Paper, Table 1: the scaling study.
     "megatron-1.2b": _shape(40, 1536, 16, vocab_size=GPT2_VOCAB_SIZE),
     "megatron-2.5b": _shape(54, 1920, 20, vocab_size=GPT2_VOCAB_SIZE),
