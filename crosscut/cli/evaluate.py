@@ -1,6 +1,6 @@
 """`crosscut evaluate`."""
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,13 +10,15 @@ import click
 from crosscut.cli.arguments import (
     adapter_option,
     device_option,
+    echo_json,
     gathered,
     last_weights_option,
     naming_options,
     precision_option,
+    tensor_option,
 )
 from crosscut.config import ConfigError, EvaluationConfig, Layout
-from crosscut.config.checks import listed
+from crosscut.config.checks import Settings, listed
 from crosscut.config.evaluation import Detokenizer
 from crosscut.config.system.terminal import echo, new_console
 
@@ -116,7 +118,7 @@ class EvaluateOptions:
 )
 @click.option("--shots", default=-1, help="Worked examples before each lm-eval question.  [default: the task's own]")
 @click.option("--batch-size", default=8, show_default=True, help="Windows per forward pass on each data rank.")
-@click.option("--tensor", default=1, show_default=True, help="Number of tensor ranks that share the model.")
+@tensor_option
 @click.option("--data", default=1, show_default=True, help="Number of data ranks: model copies that split the windows.")
 @device_option
 @precision_option
@@ -152,7 +154,12 @@ def evaluate(options: EvaluateOptions) -> None:
         last_weights=options.last_weights,
         adapter=options.adapter,
     )
-    report = _run_harness(options, on) if options.harness else _evaluate(options, config, on)
+    if options.harness:
+        report = _run_harness(options, on)
+    else:
+        from crosscut.evaluation.places import evaluate_place
+
+        report = evaluate_place(options.place, config, on, output=options.output)
     if is_first_started():
         _show(report, as_json=options.as_json)
 
@@ -170,15 +177,9 @@ def _run_harness(options: EvaluateOptions, on: "Machinery") -> dict[str, Any]:
     return run_harness(options.place, harness, on, output=options.output)
 
 
-def _evaluate(options: EvaluateOptions, config: EvaluationConfig, on: "Machinery") -> dict[str, Any]:
-    from crosscut.evaluation.places import evaluate_place
-
-    return evaluate_place(options.place, config, on, output=options.output)
-
-
-def _show(report: dict[str, Any], *, as_json: bool) -> None:
+def _show(report: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
-        echo(json.dumps(report, indent=2))
+        echo_json(report)
     elif "harness" in report:
         from lm_eval.utils import make_table
 
@@ -189,7 +190,7 @@ def _show(report: dict[str, Any], *, as_json: bool) -> None:
         print_report(report, new_console())
 
 
-def _files(tasks: tuple[str, ...]) -> dict[str, Any]:
+def _files(tasks: tuple[str, ...]) -> Settings:
     """Map each task's name to its file. Raises `ConfigError` for an unknown task and for a task that is named twice."""
     files: dict[str, str] = {}
     for task in tasks:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from crosscut.checkpoint import list_checkpoints
-from crosscut.config.system.deletion import MARKER_FILE
+from crosscut.config.system.markers import MARKER_FILE
 from tests.cli.conftest import TINY
 from tests.disks import small_disk as disk_of
 

@@ -2,7 +2,6 @@
 and the layouts that do not fit.
 """
 
-from collections.abc import Mapping
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 

@@ -117,9 +117,7 @@ def _read(source: Path | Mapping[str, object], keys: Iterable[str]) -> tuple[Tab
     are all keys that the config may have.
     """
     if not isinstance(source, Path):
-        return {key: dict(value) if isinstance(value, Mapping) else value for key, value in source.items()}, Mistakes(
-            keys
-        )
+        return {key: _copy(value) for key, value in source.items()}, Mistakes(keys)
     table, text = _read_toml(source)
     return table, Mistakes(keys, file=source, text=text)
 
