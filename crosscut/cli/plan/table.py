@@ -2,6 +2,7 @@
 and the layouts that do not fit.
 """
 
+from collections.abc import Mapping
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
