@@ -251,10 +251,13 @@ class SectionBuilder:
             self._stand_in(key, values)
             return True
         self._mistakes.doubt([name])
-        if section:
-            values[section] = dataclasses.replace(inner, **{key: getattr(owner, key)})
-        else:
+        if not section:
             del values[key]
+            return True
+        try:
+            values[section] = dataclasses.replace(inner, **{key: getattr(owner, key)})
+        except ConfigError:  # the default does not suit the other values of the section
+            return False
         return True
 
     def _convert(self, kind: Any, value: object, name: str, place: str) -> object:
