@@ -111,25 +111,19 @@ def test_messages_name_the_options(model, options, message):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        ((), "Either files (`--task`, `--text`) or lm-eval tasks (`--harness`) must be given, not both, but"),
-        (("--task", "lambda=x"), "`--task` must be `wikitext103=FILE` or `lambada=FILE`, but is `lambda=x`."),
-        (("--task", "lambada"), "`--task` must be `wikitext103=FILE` or `lambada=FILE`, but is `lambada`."),
-        (
-            ("--task", "lambada=a", "--task", "lambada=b"),
-            "`--task lambada=FILE` must be given once, but names both `a` and `b`",
-        ),
-        (
-            ("--text", "a", "--limit", "1"),
-            "`--limit` must be 0 without `--task lambada`, but is 1. Only LAMBADA has pass",
-        ),
-        (("--text", "a", "--limit", "-1"), "`--limit` must be at least 0, but is -1."),
-        (("--text", "a.txt", "--stride", "-1"), "`--stride` must be at least 0, but is -1."),
-        (("--text", "a.txt", "--tensor", "0"), "`--tensor` must be at least 1, but is 0."),
-    ],
+    {
+        "": "Either files (`--task`, `--text`) or lm-eval tasks (`--harness`) must be given, not both, but",
+        "--task lambda=x": "`--task` must be `wikitext103=FILE` or `lambada=FILE`, but is `lambda=x`.",
+        "--task lambada": "`--task` must be `wikitext103=FILE` or `lambada=FILE`, but is `lambada`.",
+        "--task lambada=a --task lambada=b": "`--task lambada=FILE` must be given once, but names both `a` and `b`",
+        "--text a --limit 1": "`--limit` must be 0 without `--task lambada`, but is 1. Only LAMBADA has pass",
+        "--text a --limit -1": "`--limit` must be at least 0, but is -1.",
+        "--text a.txt --stride -1": "`--stride` must be at least 0, but is -1.",
+        "--text a.txt --tensor 0": "`--tensor` must be at least 1, but is 0.",
+    }.items(),
 )
 def test_a_mistake_is_one_message(options, message):
-    result = CliRunner().invoke(commands, ["evaluate", "somewhere", *options])
+    result = CliRunner().invoke(commands, ["evaluate", "somewhere", *options.split()])
     assert isinstance(result.exception, ConfigError)
     assert str(result.exception).startswith(message)
 
