@@ -247,51 +247,35 @@ def test_an_override_does_not_reach_into_a_value() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        (
-            with_model(training={"step": 5}),
-            "`training.step` must be a key of `training`, but there is no such key. The nearest is `training.steps`.",
-        ),
-        (
-            with_model(layout={"zzz": 5}),
-            (
-                "`layout.zzz` must be a key of `layout`, but there is no such key. "
-                "Choose `tensor`, `data`, `context`, `context_attention`, `pipeline`, `schedule`, `stages_per_rank`, "
-                "`stages`, `expert`, `sequence_parallel`, `sharding`, `shard_group`, `symmetric_memory` or `elastic`."
-            ),
-        ),
-        (
-            {"model": {"prest": "gpt2-small"}},
-            "`model.prest` must be a key of `model`, but there is no such key. The nearest is `model.preset`.",
-        ),
-        (
-            with_model(trainin={}),
-            "`trainin` must be a section of a run, but there is no such key. The nearest is `training`.",
-        ),
-        (
-            {"model": {"preset": "gpt2-smal"}},
-            "`model.preset` must name a preset, but is 'gpt2-smal'. The nearest is `gpt2-small`.",
-        ),
-        ({"model": 5}, "`model` must be a section, but is 5. The nearest is `model.preset`."),
-        (with_model(training=[1]), "`training` must be a section, but is [1]."),
-        (with_model(training={"steps": 1.5}), "`training.steps` must be a whole number, but is 1.5."),
-        (with_model(training={"steps": True}), "`training.steps` must be a whole number, but is true."),
-        (
-            with_model(training={"recompute": True}),
-            "`training.recompute` must be 'none', 'selective', 'operators' or 'full', but is true.",
-        ),
-        (with_model(optimizer={"beta1": "0.9"}), "`optimizer.beta1` must be a number, but is '0.9'."),
-        (with_model(data={"verify": 1}), "`data.verify` must be true or false, but is 1."),
-        (with_model(output={"folder": 3}), "`output.folder` must be a string, but is 3."),
-        (with_model(data={"text": ["a", 1]}), "`data.text` must be a list of strings, but is ['a', 1]."),
-        (with_model(data={"text": 1}), "`data.text` must be a list of strings, but is 1."),
-        (with_model(layout={"tensor": 0}), "`layout.tensor` must be at least 1, but is 0."),
-    ],
-)
-def test_a_table_that_cannot_be_says_why(source: dict[str, Any], message: str) -> None:
-    assert message_of(source) == message
+TABLE_MESSAGES = {
+    "training.step = 5": "`training.step` must be a key of `training`, but there is no such key. The nearest is "
+    "`training.steps`.",
+    "layout.zzz = 5": "`layout.zzz` must be a key of `layout`, but there is no such key. Choose `tensor`, `data`, "
+    "`context`, `context_attention`, `pipeline`, `schedule`, `stages_per_rank`, `stages`, `expert`, "
+    "`sequence_parallel`, `sharding`, `shard_group`, `symmetric_memory` or `elastic`.",
+    "model.prest = 'gpt2-small'": "`model.prest` must be a key of `model`, but there is no such key. The nearest is "
+    "`model.preset`.",
+    "[trainin]": "`trainin` must be a section of a run, but there is no such key. The nearest is `training`.",
+    "model.preset = 'gpt2-smal'": "`model.preset` must name a preset, but is 'gpt2-smal'. The nearest is `gpt2-small`.",
+    "model = 5": "`model` must be a section, but is 5. The nearest is `model.preset`.",
+    "training = [1]": "`training` must be a section, but is [1].",
+    "training.steps = 1.5": "`training.steps` must be a whole number, but is 1.5.",
+    "training.steps = true": "`training.steps` must be a whole number, but is true.",
+    "training.recompute = true": "`training.recompute` must be 'none', 'selective', 'operators' or 'full', but is "
+    "true.",
+    "optimizer.beta1 = '0.9'": "`optimizer.beta1` must be a number, but is '0.9'.",
+    "data.verify = 1": "`data.verify` must be true or false, but is 1.",
+    "output.folder = 3": "`output.folder` must be a string, but is 3.",
+    "data.text = ['a', 1]": "`data.text` must be a list of strings, but is ['a', 1].",
+    "data.text = 1": "`data.text` must be a list of strings, but is 1.",
+    "layout.tensor = 0": "`layout.tensor` must be at least 1, but is 0.",
+}
+
+
+@pytest.mark.parametrize("text", TABLE_MESSAGES)
+def test_a_table_that_cannot_be_says_why(text: str) -> None:
+    given = tomllib.loads(text)
+    assert message_of(given if "model" in given else with_model(**given)) == TABLE_MESSAGES[text]
 
 
 @pytest.mark.parametrize("name", ["zzz", ["gpt2-small"], 5])
