@@ -45,8 +45,7 @@ def fail(crosscut_here, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def run(command: str, place: str) -> str:
-        result = crosscut_here(*(word.replace("{}", place) for word in COMMANDS[command]))
-        assert result.returncode == 2, result.stdout + result.stderr
+        result = crosscut_here(*(word.replace("{}", place) for word in COMMANDS[command]), status=2)
         (message,) = result.stderr.strip().splitlines()[-1:]
         assert len(message) < 1500
         return str(message)
@@ -98,7 +97,6 @@ def test_training_into_a_read_only_folder_is_told_before_it_starts(
         pytest.skip("only Linux has /proc, where nothing can be created")
     monkeypatch.chdir(tmp_path)
     place = str(read_only(tmp_path))
-    result = crosscut_here("train", *TINY, f"data.text={book}", *settings.replace("{}", place).split())
-    assert result.returncode == 2
+    result = crosscut_here("train", *TINY, f"data.text={book}", *settings.replace("{}", place).split(), status=2)
     assert result.stderr.strip().splitlines()[-1].startswith(f"crosscut: {told.replace('{}', place)}")
     assert not (tmp_path / "run" / "tokens").exists(), "nothing was prepared"
