@@ -66,8 +66,7 @@ def test_inspect_gives_figures(runs):
 
 
 def test_verify_passes_what_is_good(runs):
-    result = run("verify", runs / "two")
-    assert result.stdout.count("good") == 2
+    assert run("verify", runs / "two").stdout.count("good") == 2
 
 
 def test_verify_names_damage(copied):
@@ -112,8 +111,7 @@ def test_diff_of_different_models_says_so(runs, tmp_path, book):
 
     config = load_run(runs / "one" / "config.toml", [f"output.folder={tmp_path}/wide", "model.hidden_size=64"])
     run_training(config)
-    result = run("diff", runs / "one", tmp_path / "wide", status=1)
-    assert "shape [384, 32] and [384, 64]" in result.stdout
+    assert "shape [384, 32] and [384, 64]" in run("diff", runs / "one", tmp_path / "wide", status=1).stdout
     deep = load_run(runs / "one" / "config.toml", [f"output.folder={tmp_path}/deep", "model.num_layers=3"])
     run_training(deep)
     assert "missing in the first" in run("diff", runs / "one", tmp_path / "deep", status=1).stdout

@@ -71,8 +71,7 @@ def test_a_share_of_bad_lines_is_a_mistake_and_no_damage(crosscut_here, folder: 
 def test_damage_that_is_allowed_is_no_error(crosscut_here, folder: Path) -> None:
     cut(folder / "pages.jsonl.gz")
     allowed = ("ingest.max_damaged_files=1", "ingest.max_rejects=0.9")
-    result = crosscut_here("prepare", "corpus.toml", *allowed, status=0)
-    assert "damaged" in result.stdout
+    assert "damaged" in crosscut_here("prepare", "corpus.toml", *allowed, status=0).stdout
 
 
 @pytest.mark.slow  # tests/corpus/test_pipeline.py has the rule
@@ -118,8 +117,7 @@ def test_damaged_checkpoints_and_texts(crosscut_here, folder: Path) -> None:
         ("generate", "run", "--prompt", "a", "--tokens", "1"),
         ("generate", "run/checkpoints/step-00000002", "--prompt", "a", "--tokens", "1"),
     ):
-        result = crosscut_here(*command, status=EXIT_DAMAGED)
-        assert "Traceback" not in result.stderr
+        assert "Traceback" not in crosscut_here(*command, status=EXIT_DAMAGED).stderr
     assert crosscut_here("generate", "run/checkpoints/step-00000009", "--prompt", "a").returncode == 2, "is missing"
 
 

@@ -65,8 +65,7 @@ def test_embeddings_are_lines_of_json(crosscut_here, bert, tmp_path):
     ],
 )
 def test_mistakes_with_embeddings_are_told(crosscut_here, bert, options, message):
-    result = crosscut_here("embed", str(bert), *options, "--text", "fox", "--device", "cpu", status=2)
-    assert message in result.stderr
+    assert message in crosscut_here("embed", str(bert), *options, "--text", "fox", "--device", "cpu", status=2).stderr
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +112,7 @@ def test_scores_of_the_next_token_are_refused(crosscut_here, masked, tmp_path, m
     (tmp_path / "t.txt").write_text("the quick brown fox")
     if options[0] == "--harness":
         pytest.importorskip("lm_eval")
-    result = crosscut_here("evaluate", str(masked), *options, "--device", "cpu", status=2)
-    assert message in result.stderr
+    assert message in crosscut_here("evaluate", str(masked), *options, "--device", "cpu", status=2).stderr
 
 
 def test_masked_words_are_filled_in(crosscut_here, masked):
@@ -147,5 +145,4 @@ def test_masked_words_are_filled_in(crosscut_here, masked):
     ],
 )
 def test_mistakes_with_masked_words_are_told(crosscut_here, masked, options, message):
-    result = crosscut_here("generate", str(masked), *options, "--device", "cpu", status=2)
-    assert message in result.stderr
+    assert message in crosscut_here("generate", str(masked), *options, "--device", "cpu", status=2).stderr

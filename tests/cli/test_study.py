@@ -68,8 +68,7 @@ def test_a_study_under_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.slow
 def test_a_study_is_trained_and_written(crosscut_here, tmp_path: Path) -> None:
     options = ("--ranks", "2", "--turns", "2", "--gpu", "laptop", "--output", str(tmp_path))
-    done = crosscut_here("study", "measure", *TINY, *options, status=0)
-    assert "Strong scaling" in done.stdout
+    assert "Strong scaling" in crosscut_here("study", "measure", *TINY, *options, status=0).stdout
     results = Results.from_json((tmp_path / "scaling-measured.json").read_text())
     assert [row.num_ranks for row in results.studies["tensor"]] == [1, 2]
     assert all(len(row.seconds) == 2 for rows in results.studies.values() for row in rows)

@@ -70,8 +70,7 @@ def test_trained_model_resumes_elsewhere_and_writes(crosscut_here, run):
 
 def test_prepare_makes_the_tokens_that_train_then_uses(crosscut_here, book, tmp_path):
     options = (*TINY, f"data.text={book}", "layout.tensor=1", f"output.folder={tmp_path / 'run'}")
-    prepared = crosscut_here("prepare", *options, status=0)
-    assert "training and" in prepared.stdout
+    assert "training and" in crosscut_here("prepare", *options, status=0).stdout
     manifest = tmp_path / "run" / "tokens" / "manifest.json"
     made = manifest.stat().st_mtime_ns
     crosscut_here("train", *options, status=0)

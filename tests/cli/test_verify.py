@@ -126,8 +126,7 @@ def test_a_layout_that_is_given_replaces_the_sizes_of_axes_alone(layouts_of):
     ],
 )  # fmt: skip
 def test_a_layout_that_does_not_fit_the_runs_other_settings_is_refused(crosscut_here, settings, layout, told):
-    done = crosscut_here("verify", *RUN, *settings, "--layout", layout, status=2)
-    assert told in done.stderr
+    assert told in crosscut_here("verify", *RUN, *settings, "--layout", layout, status=2).stderr
 
 
 def test_difference_exits_with_1_and_names_the_module(crosscut_here, monkeypatch):
