@@ -32,6 +32,12 @@ def divisors(number: int) -> list[int]:
     return low + [number // d for d in reversed(low) if d * d != number]
 
 
+def multiples_around(number: int, divisor: int) -> list[int]:
+    """The nearest positive multiples of `divisor` below and above a number."""
+    below = number // divisor * divisor
+    return [multiple for multiple in (below, below + divisor) if multiple]
+
+
 def listed(items: Iterable[object]) -> str:
     """Join items as in a sentence: `1, 2 or 4`."""
     words = [str(item) for item in items]

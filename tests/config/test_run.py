@@ -5,14 +5,7 @@ import sys
 import pytest
 
 import crosscut.config
-from crosscut.config import (
-    PRESETS,
-    Layout,
-    ModelConfig,
-    RunConfig,
-    TrainingConfig,
-    padded_vocab_size,
-)
+from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig, padded_vocab_size
 
 MODEL = ModelConfig(num_layers=2, hidden_size=48, num_heads=6)
 

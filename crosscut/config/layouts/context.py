@@ -12,7 +12,7 @@ computes attention for all tokens, with its share of the heads.
 
 from typing import NamedTuple
 
-from crosscut.config.checks import divisors, listed, require_value
+from crosscut.config.checks import divisors, listed, multiples_around, require_value
 from crosscut.config.errors import LayoutError
 from crosscut.config.layout import ContextAttention, Layout
 from crosscut.config.model import HeadKind, ModelConfig
@@ -101,9 +101,8 @@ def _require_pieces(layout: Layout, length: int) -> None:
     multiple = 2 * layout.context * split
     if length % multiple:
         by = " x `layout.tensor`" if split > 1 else ""
-        below = length // multiple * multiple
         raise LayoutError(
             f"`training.sequence_length` must be a multiple of {multiple} (2 x `layout.context`{by}), but is {length}. "
             "Every context rank has an early and a late piece of each sequence. "
-            f"Try {listed([each for each in (below, below + multiple) if each])}."
+            f"Try {listed(multiples_around(length, multiple))}."
         )

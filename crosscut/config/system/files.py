@@ -39,12 +39,7 @@ _NOT_KEYS = re.compile(
 )
 """Strings, which may be parts of a key, and comments of a TOML file."""
 
-_ENDLESS = {
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
+_ENDLESS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 """Types of files whose reading may never end, by the bits of `st_mode`."""
 
 
