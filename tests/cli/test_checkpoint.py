@@ -23,9 +23,8 @@ def runs(ranks, tmp_path_factory, book) -> Path:
     from crosscut.training import run_training
 
     folder = tmp_path_factory.mktemp("runs")
-    table = {"model": {"num_layers": 1, "hidden_size": 1, "num_heads": 1, "dropout": 0.0}}
-    settings = [*TINY, f"data.text={book}", f"data.tokens={folder}/tokens", "training.precision=float64"]
-    run = load_run(table, [*settings, f"output.folder={folder}/one"])
+    settings = [*TINY, "model.dropout=0", f"data.text={book}", f"data.tokens={folder}/tokens"]
+    run = load_run({}, [*settings, "training.precision=float64", f"output.folder={folder}/one"])
     run_training(run)
     ranks.run(
         2, whole_run, load_run(folder / "one" / "config.toml", ["layout.tensor=2", f"output.folder={folder}/two"])

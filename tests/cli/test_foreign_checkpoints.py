@@ -21,8 +21,7 @@ def trained(tmp_path_factory, book) -> Path:
 
     folder = tmp_path_factory.mktemp("foreign")
     settings = [*TINY, f"data.text={book}", f"data.tokens={folder}/tokens", f"output.folder={folder}/{RUN}"]
-    table = {"model": {"num_layers": 1, "hidden_size": 1, "num_heads": 1, "dropout": 0.0}}
-    run_training(load_run(table, [*settings, "training.steps=2", "model.num_layers=1"]))
+    run_training(load_run({}, [*settings, "training.steps=2", "model.num_layers=1", "model.dropout=0"]))
     return folder / RUN
 
 

@@ -58,8 +58,9 @@ def run_folder(tmp_path_factory, book):
 
     folder = tmp_path_factory.mktemp("terminal")
     settings = [*TINY, f"data.text={book}", f"data.tokens={folder}/tokens", f"output.folder={folder}/run"]
-    table = {"model": {"num_layers": 1, "hidden_size": 1, "num_heads": 1}, "output": {"sample_prompt": EVIL}}
-    run_training(load_run(table, [*settings, "training.steps=2", "output.sample_tokens=0"]))
+    run_training(
+        load_run({"output": {"sample_prompt": EVIL}}, [*settings, "training.steps=2", "output.sample_tokens=0"])
+    )
     return folder / "run"
 
 

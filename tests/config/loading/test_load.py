@@ -207,27 +207,23 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
     assert message_of(tmp_path) == f"`{tmp_path}` must be a readable TOML file, but is not: Is a directory."
 
 
-@pytest.mark.parametrize(
-    ("text", "number", "message"),
-    [
-        ("[training]\nsteps = 1\nsteps = 2\nseed = 1\n", 3, "`training.steps` must be given once, but is given twice."),
-        ("[training]\nsteps = 1\nsteps = 2", 3, "`training.steps` must be given once, but is given twice."),
-        ("[training]\nsteps = 1\n[training]\nseed = 2\n", 3, "`training` must be given once, but is given twice."),
-        (
-            "[output]\nfolder = runs\n",
-            2,
-            "`folder = runs` must be valid TOML, but is not: Invalid value (column 10). Strings need quotes;",
-        ),
-        ("[model\n", 1, "`[model` must be valid TOML, but is not: Expected ']' at the end of a table declaration"),
-        ("[data]\ntext = [\n", 2, "`text = [` must be valid TOML, but is not: "),
-    ],
-)
-def test_a_file_that_does_not_parse_is_named_with_the_line(
-    tmp_path: Path, text: str, number: int, message: str
-) -> None:
+TWICE = "must be given once, but is given twice."
+NOT_TOML = {
+    "[training]\nsteps = 1\nsteps = 2\nseed = 1\n": f"3: `training.steps` {TWICE}",
+    "[training]\nsteps = 1\nsteps = 2": f"3: `training.steps` {TWICE}",
+    "[training]\nsteps = 1\n[training]\nseed = 2\n": f"3: `training` {TWICE}",
+    "[output]\nfolder = runs\n": "2: `folder = runs` must be valid TOML, but is not: Invalid value (column 10). "
+    "Strings need quotes;",
+    "[model\n": "1: `[model` must be valid TOML, but is not: Expected ']' at the end of a table declaration",
+    "[data]\ntext = [\n": "2: `text = [` must be valid TOML, but is not: ",
+}
+
+
+@pytest.mark.parametrize("text", NOT_TOML)
+def test_a_file_that_does_not_parse_is_named_with_the_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "run.toml"
     path.write_text(text)
-    assert message_of(path).startswith(f"{path}:{number}: {message}")
+    assert message_of(path).startswith(f"{path}:{NOT_TOML[text]}")
 
 
 def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
@@ -286,22 +282,19 @@ def test_a_preset_that_nothing_resembles_gives_the_list(name: object) -> None:
         assert message_of({"model": {"preset": name}}).endswith(f" Choose `{known}`.")
 
 
-@pytest.mark.parametrize(
-    ("source", "missing"),
-    [
-        ({}, "`model` must be given, but is missing."),
-        ({"training": {}}, "`model` must be given, but is missing."),
-        (
-            {"model": {}},
-            "`model.num_layers`, `model.hidden_size` and `model.num_heads` must be given, but are missing.",
-        ),
-        ({"model": {"num_layers": 2, "num_heads": 4}}, "`model.hidden_size` must be given, but is missing."),
-    ],
-)
-def test_a_run_without_a_model_says_what_to_give(source: dict[str, Any], missing: str) -> None:
-    assert message_of(source) == (
-        f"{missing} Give `model.num_layers`, `model.hidden_size` and `model.num_heads`, or a `model.preset` such as "
-        "`gpt2-small`, `llama3-8b` or `demo` (docs/configuration.md lists all presets)."
+MISSING = {
+    "": "`model` must be given, but is missing.",
+    "[training]": "`model` must be given, but is missing.",
+    "[model]": "`model.num_layers`, `model.hidden_size` and `model.num_heads` must be given, but are missing.",
+    "model = {num_layers = 2, num_heads = 4}": "`model.hidden_size` must be given, but is missing.",
+}
+
+
+@pytest.mark.parametrize("text", MISSING)
+def test_a_run_without_a_model_says_what_to_give(text: str) -> None:
+    assert message_of(tomllib.loads(text)) == (
+        f"{MISSING[text]} Give `model.num_layers`, `model.hidden_size` and `model.num_heads`, or a `model.preset` such "
+        "as `gpt2-small`, `llama3-8b` or `demo` (docs/configuration.md lists all presets)."
     )
 
 
