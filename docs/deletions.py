@@ -1,11 +1,11 @@
-"""Check that nothing outside the one module of deletion removes, renames or replaces files.
+"""Check that nothing outside the modules of deletion removes, renames or replaces files.
 
     python docs/deletions.py [PATH ...]
 
-`crosscut/config/system/deletion.py` removes only what carries Crosscut's marker. This check refuses the calls that
-remove or rename files in all other Python files of the paths (`crosscut/` by default): functions of `os`, `shutil` and
-`tempfile`, methods of paths, and methods of an object store. Each finding is printed as `file:line: call`, and the exit
-status is then 1.
+`crosscut/config/system/deletion.py`, and `object_deletion.py` beside it for object stores, remove only what carries
+Crosscut's marker. This check refuses the calls that remove or rename files in all other Python files of the paths
+(`crosscut/` by default): functions of `os`, `shutil` and `tempfile`, methods of paths, and methods of an object store.
+Each finding is printed as `file:line: call`, and the exit status is then 1.
 """
 
 import argparse
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.docstrings import ROOT, parsed
 
-HOME = ROOT / "crosscut" / "config" / "system" / "deletion.py"
+HOMES = tuple(ROOT / "crosscut" / "config" / "system" / name for name in ("deletion.py", "object_deletion.py"))
 
 OF_MODULES = {
     "os": frozenset({"remove", "unlink", "rmdir", "removedirs", "rename", "renames", "replace", "truncate"}),
@@ -80,9 +80,9 @@ def _is_of_texts(value: str, call: ast.Call | None) -> bool:
 
 
 def findings(paths: Sequence[Path]) -> Iterator[str]:
-    """Yield `file:line: call` for every call outside `HOME`."""
+    """Yield `file:line: call` for every call outside `HOMES`."""
     for file, shown, tree in parsed(paths):
-        if file.resolve() != HOME:
+        if file.resolve() not in HOMES:
             yield from (f"{shown}:{line}: {text}" for line, text in sorted(set(calls_of(tree))))
 
 
@@ -94,8 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for finding in found:
         print(finding)
     if found:
+        homes = " and ".join(f"`{home.relative_to(ROOT)}`" for home in HOMES)
         print(
-            f"Only `{HOME.relative_to(ROOT)}` may remove, rename or replace files, but "
+            f"Only {homes} may remove, rename or replace files, but "
             f"{'1 other place does' if len(found) == 1 else f'{len(found)} other places do'}. Use its functions.",
             file=sys.stderr,
         )

@@ -27,7 +27,7 @@ from benchmarks.fuzzing.tunings import chats, encoders, tasks
 from benchmarks.fuzzing.valid import REQUESTS, SOURCES
 from benchmarks.fuzzing.valid_tunings import EMBEDDING_REQUESTS
 from crosscut.config import CorpusConfig, RunConfig
-from crosscut.config.system.deletion import MARKER_FILE
+from crosscut.config.system.markers import MARKER_FILE
 
 _STEP = "run/checkpoints/step-00000004"
 _DAMAGES = {*BYTES, "delete", "empty", "sparse"}

@@ -21,7 +21,7 @@ from rich.progress import Progress
 from crosscut.checkpoint import find_damage, folder_at, latest_good_checkpoint, list_checkpoints
 from crosscut.checkpoint.folders import PASSED_OVER_FILE
 from crosscut.checkpoint.format.manifest import MANIFEST_FILE
-from crosscut.config.system.deletion import MARKER_FILE
+from crosscut.config.system.markers import MARKER_FILE
 
 MOST_DAMAGES = 3
 """Maximum number of damages to one checkpoint."""

@@ -23,6 +23,8 @@ from crosscut.checkpoint.storage import Folder, LocalFolder
 from crosscut.config import CheckpointError
 from crosscut.config.system import deletion
 from crosscut.config.system.machine import machine_identity
+from crosscut.config.system.markers import ForeignFolderError
+from crosscut.config.system.private_folders import why_not_private
 from crosscut.config.system.terminal import echo
 from crosscut.parallel.collectives import gather_from_all, own_rank
 from crosscut.parallel.state.files import Transfer, share_sizes, transfer_files
@@ -58,7 +60,7 @@ def why_not_own(root: Path) -> str:
     """
     base, names = root.parents[2], root.parts[-3:]
     try:
-        return deletion.why_not_private(base, *names)
+        return why_not_private(base, *names)
     except OSError as error:
         return error.strerror or "unknown error"
 
@@ -239,7 +241,7 @@ def _complete(found: Found, root: Path, hosts: Hosts, held: Sequence[Mapping[int
 def make_memory_folder(root: Path) -> None:
     """Make the folder `root` in memory. Raises `OSError` if that is not possible, or not safe (see `why_not_own`)."""
     if why := why_not_own(root):
-        raise deletion.ForeignFolderError(root, why)
+        raise ForeignFolderError(root, why)
     place = root.parent
     deletion.make_folder(place.parent, place.name, id=place.name)
     deletion.make_folder(place, root.name)

@@ -19,9 +19,10 @@ from typing import IO, Any, Self
 
 from crosscut.config import CheckpointError
 from crosscut.config.system import deletion
-from crosscut.config.system.deletion import DRAFT, MARKER_FILE, ForeignFolderError, Names, Prefix
 from crosscut.config.system.extras import install_command
 from crosscut.config.system.files import MOST_BYTES, flush_to_disk, require_regular, too_large
+from crosscut.config.system.markers import DRAFT, MARKER_FILE, ForeignFolderError, Names
+from crosscut.config.system.object_deletion import Prefix
 
 DRAFT_SUFFIX = ".partial"
 """Suffix of the hidden folder in which a checkpoint is written until it is complete."""

@@ -1,17 +1,18 @@
 """Arguments that several commands share: the run's file with its overrides, options that name a file to write, and the
-options `--device`, `--precision`, `--last-weights` and `--adapter`.
+options of commands that run a model.
 """
 
+import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
-from functools import wraps
+from functools import reduce, wraps
 from importlib.resources import files
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import click
 
@@ -22,10 +23,13 @@ from crosscut.config.system.files import require_writable_file
 from crosscut.config.system.terminal import echo
 from crosscut.config.training import Device
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+_Command = TypeVar("_Command", bound=Callable[..., object])
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _T = TypeVar("_T")
+
+OptionValue: TypeAlias = Any
+"""Value of an option or an argument, as click has parsed it."""
 
 DEMO_RUN = "demo.toml"
 
@@ -48,22 +52,27 @@ def run_arguments(file: str = "[RUN.toml]") -> Callable[[Callable[_P, _R]], Call
     """
     metavar = f"{file} [section.key=value ...]"
     argument = click.argument("arguments", nargs=-1, metavar=metavar, callback=_read_arguments)
-    return lambda command: argument(_naming_lines(command))
+    return lambda command: argument(_rewording(command, _with_line))
 
 
-def _naming_lines(command: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Add the file name and the line number to errors about a setting in a config file. The command's parameter
+def _with_line(message: str, parameters: Mapping[str, OptionValue]) -> str:
+    """Add the file name and the line number to an error about a setting in a config file. The command's parameter
     `arguments` holds the file and its overrides.
     """
+    arguments = parameters["arguments"]
+    is_named = has_file(arguments) and Path(arguments[0]).is_file()
+    return with_line(message, Path(arguments[0]), arguments[1:]) if is_named else message
+
+
+def _rewording(command: Callable[_P, _T], reword: Callable[[str, Mapping[str, OptionValue]], str]) -> Callable[_P, _T]:
+    """Pass the messages of a command's errors, and the command's parameters, through the function `reword`."""
 
     @wraps(command)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
             return command(*args, **kwargs)
         except CrosscutError as error:
-            arguments: Any = kwargs["arguments"]
-            if has_file(arguments) and Path(arguments[0]).is_file():
-                error.args = (with_line(str(error), Path(arguments[0]), arguments[1:]),)
+            error.args = (reword(str(error), kwargs),)
             raise
 
     return run
@@ -146,7 +155,7 @@ def require_folder(option: str, path: Path) -> None:
         ) from None
 
 
-def file_option(name: str, **attributes: Any) -> Callable[[_Command], _Command]:
+def file_option(name: str, **attributes: OptionValue) -> Callable[[_Command], _Command]:
     """Add an option that names a file to write. A command fails before its work starts if the file cannot be written.
 
     `attributes` are passed to `click.option`.
@@ -167,7 +176,7 @@ def gathered(kind: Callable[..., _T]) -> Callable[[Callable[[_T], _R]], Callable
 
     def of(command: Callable[[_T], _R]) -> Callable[..., _R]:
         @wraps(command)
-        def run(**parameters: Any) -> _R:
+        def run(**parameters: OptionValue) -> _R:
             return command(kind(**parameters))
 
         return run
@@ -175,34 +184,48 @@ def gathered(kind: Callable[..., _T]) -> Callable[[Callable[[_T], _R]], Callable
     return of
 
 
-def device_option(command: _Command) -> _Command:
-    """Add the option `--device` to a command that runs a model."""
-    told = "Device that the model runs on: auto is the GPU if there is one, and the CPU otherwise."
-    of_model = click.option(
-        "--device", type=click.Choice(Device.values()), default="auto", show_default=True, help=told
-    )
-    return of_model(command)
+tensor_option = click.option(
+    "--tensor", default=1, show_default=True, help="Number of tensor ranks that share the model."
+)
+device_option = click.option(
+    "--device",
+    type=click.Choice(Device.values()),
+    default="auto",
+    show_default=True,
+    help="Device that the model runs on: auto is the GPU if there is one, and the CPU otherwise.",
+)
+precision_option = click.option(
+    "--precision",
+    type=click.Choice(OF_MODELS),
+    default="float32",
+    show_default=True,
+    help="Element type of the weights and of the matrix products.",
+)
+last_weights_option = click.option(
+    "--last-weights",
+    is_flag=True,
+    help="Use the weights of the last step, even if the checkpoint also holds a moving average.",
+)
+adapter_option = click.option(
+    "--adapter",
+    metavar="FOLDER",
+    default="",
+    help="Folder of an adapter (LoRA) in PEFT's format. The adapter is merged into the model's weights.",
+)
 
 
-def precision_option(command: _Command) -> _Command:
-    """Add the option `--precision` to a command that runs a model: the element type of weights and products."""
-    told = "Element type of the weights and of the matrix products."
-    of_model = click.option(
-        "--precision", type=click.Choice(OF_MODELS), default="float32", show_default=True, help=told
-    )
-    return of_model(command)
+def all_of(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
+    """Add several options to a command, in this order."""
+    return lambda command: reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
-def last_weights_option(command: _Command) -> _Command:
-    """Add the option `--last-weights` to a command that reads a finished model."""
-    told = "Use the weights of the last step, even if the checkpoint also holds a moving average."
-    return click.option("--last-weights", is_flag=True, help=told)(command)
+model_options = all_of(tensor_option, device_option, precision_option, last_weights_option, adapter_option)
+"""Options of a command that runs a finished model on tensor ranks."""
 
 
-def adapter_option(command: _Command) -> _Command:
-    """Add the option `--adapter` to a command that reads a finished model."""
-    told = "Folder of an adapter (LoRA) in PEFT's format. The adapter is merged into the model's weights."
-    return click.option("--adapter", metavar="FOLDER", default="", help=told)(command)
+def echo_json(value: object) -> None:
+    """Print a value as JSON."""
+    echo(json.dumps(value, indent=2))
 
 
 def naming_options(options: Mapping[str, str]) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
@@ -210,18 +233,9 @@ def naming_options(options: Mapping[str, str]) -> Callable[[Callable[_P, _T]], C
     `options` maps each name in the errors to its option.
     """
 
-    def of(command: Callable[_P, _T]) -> Callable[_P, _T]:
-        @wraps(command)
-        def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-            try:
-                return command(*args, **kwargs)
-            except CrosscutError as error:
-                message = str(error)
-                for name, option in options.items():
-                    message = message.replace(f"`{name}`", f"`{option}`")
-                error.args = (message,)
-                raise
+    def reword(message: str, _: Mapping[str, OptionValue]) -> str:
+        for name, option in options.items():
+            message = message.replace(f"`{name}`", f"`{option}`")
+        return message
 
-        return run
-
-    return of
+    return lambda command: _rewording(command, reword)

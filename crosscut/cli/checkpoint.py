@@ -1,12 +1,11 @@
 """`crosscut checkpoint`: inspect, verify, compare, repair and export checkpoints."""
 
 import dataclasses
-import json
 import sys
 
 import click
 
-from crosscut.cli.arguments import adapter_option, last_weights_option
+from crosscut.cli.arguments import adapter_option, echo_json, last_weights_option
 from crosscut.config import ConfigError
 from crosscut.config.system.terminal import echo
 
@@ -34,7 +33,7 @@ def inspect(place: str, as_json: bool) -> None:
 
     facts = describe(checkpoints_at(place)[-1])
     if as_json:
-        echo(json.dumps(facts, indent=2))
+        echo_json(facts)
         return
     from crosscut.cli.tables import show_checkpoint
 
@@ -54,7 +53,7 @@ def verify(place: str, as_json: bool) -> None:
 
     verdicts = [verify_one(folder, progress=not as_json) for folder in checkpoints_at(place)]
     if as_json:
-        echo(json.dumps([dataclasses.asdict(verdict) for verdict in verdicts], indent=2))
+        echo_json([dataclasses.asdict(verdict) for verdict in verdicts])
     else:
         for verdict in verdicts:
             rate = f"{verdict.num_bytes / 1e6:,.1f} MB, {verdict.num_bytes / 1e6 / verdict.seconds:,.0f} MB/s"
@@ -80,7 +79,7 @@ def diff(first: str, second: str, as_json: bool) -> None:
     with counting("compare", shown=not as_json) as advance:
         result = compare(checkpoints_at(first)[-1], checkpoints_at(second)[-1], advance=advance)
     if as_json:
-        echo(json.dumps({"same": result.same, **dataclasses.asdict(result)}, indent=2))
+        echo_json({"same": result.same, **dataclasses.asdict(result)})
     else:
         show_comparison(result)
     sys.exit(not result.same)
@@ -109,7 +108,7 @@ def export(place: str, out: str, max_file_size: str, last_weights: bool, adapter
         source = find_model(place, last_weights=last_weights, adapter=adapter)
         done = export_checkpoint(source, out, max_file_bytes=max_file_bytes, advance=advance)
     if as_json:
-        echo(json.dumps(dataclasses.asdict(done), indent=2))
+        echo_json(dataclasses.asdict(done))
         return
     averaged = ", averaged weights" if done.is_averaged else ""
     files = f"{len(done.files)} file" + "s" * (len(done.files) > 1)
@@ -167,7 +166,7 @@ def repair(place: str, dry_run: bool, as_json: bool) -> None:
             require_unused(folder)
     actions = repair_folder(root, dry_run=dry_run)
     if as_json:
-        echo(json.dumps([dataclasses.asdict(action) for action in actions], indent=2))
+        echo_json([dataclasses.asdict(action) for action in actions])
         return
     for action in actions:
         echo(f"{'would ' if dry_run else ''}{action.done}  {action.folder}\n  {action.why}")

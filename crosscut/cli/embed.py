@@ -1,11 +1,17 @@
 """`crosscut embed`."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
-from crosscut.cli.arguments import device_option, last_weights_option, naming_options, precision_option
+from crosscut.cli.arguments import (
+    OptionValue,
+    device_option,
+    last_weights_option,
+    naming_options,
+    precision_option,
+    tensor_option,
+)
 
 
 @click.command()
@@ -19,12 +25,12 @@ from crosscut.cli.arguments import device_option, last_weights_option, naming_op
     help="Cut texts after this number of tokens.  [default: the length in the model's sentence_bert_config.json, or "
     "the model's maximum sequence length]",
 )
-@click.option("--tensor", default=1, show_default=True, help="Number of tensor ranks that share the model.")
+@tensor_option
 @device_option
 @precision_option
 @last_weights_option
 @naming_options({"layout.tensor": "--tensor", "batch_size": "--batch-size", "max_tokens": "--max-tokens"})
-def embed(place: str, file: Path | None, texts: tuple[str, ...], **options: Any) -> None:
+def embed(place: str, file: Path | None, texts: tuple[str, ...], **options: OptionValue) -> None:
     """Print an embedding of each line of FILE, from the encoder at PLACE.
 
     PLACE is a Hugging Face folder that holds a BERT model, such as all-MiniLM-L6-v2, or the folder of a run or a

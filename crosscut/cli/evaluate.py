@@ -1,22 +1,23 @@
 """`crosscut evaluate`."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from crosscut.cli.arguments import (
     adapter_option,
     device_option,
+    echo_json,
     gathered,
     last_weights_option,
     naming_options,
     precision_option,
+    tensor_option,
 )
 from crosscut.config import ConfigError, EvaluationConfig, Layout
-from crosscut.config.checks import listed
+from crosscut.config.checks import Settings, listed
 from crosscut.config.evaluation import Detokenizer
 from crosscut.config.system.terminal import echo, new_console
 
@@ -118,7 +119,7 @@ class EvaluateOptions:
 )
 @click.option("--shots", default=-1, help="Worked examples before each lm-eval question.  [default: the task's own]")
 @click.option("--batch-size", default=8, show_default=True, help="Windows per forward pass on each data rank.")
-@click.option("--tensor", default=1, show_default=True, help="Number of tensor ranks that share the model.")
+@tensor_option
 @click.option("--data", default=1, show_default=True, help="Number of data ranks: model copies that split the windows.")
 @device_option
 @precision_option
@@ -180,7 +181,7 @@ def _evaluate(options: EvaluateOptions, config: EvaluationConfig, on: "Machinery
 
 def _show(report: "EvaluationReport | HarnessReport", *, as_json: bool) -> None:
     if as_json:
-        echo(json.dumps(report, indent=2))
+        echo_json(report)
     elif "harness" in report:
         from lm_eval.utils import make_table
 
@@ -191,7 +192,7 @@ def _show(report: "EvaluationReport | HarnessReport", *, as_json: bool) -> None:
         print_report(report, new_console())
 
 
-def _files(tasks: tuple[str, ...]) -> dict[str, Any]:
+def _files(tasks: tuple[str, ...]) -> Settings:
     """Map each task's name to its file. Raises `ConfigError` for an unknown task and for a task that is named twice."""
     files: dict[str, str] = {}
     for task in tasks:

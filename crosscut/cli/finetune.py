@@ -1,20 +1,20 @@
 """`crosscut finetune`."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
 from crosscut.cli.arguments import (
+    OptionValue,
     RunCommand,
+    all_of,
     device_option,
-    gathered,
     has_file,
     naming_options,
     precision_option,
     run_arguments,
+    tensor_option,
 )
 from crosscut.config import ConfigError
 
@@ -32,30 +32,6 @@ _TASKS = {
 """Tasks with their descriptions."""
 
 _SETTINGS = "[SETTINGS.toml]"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChatOptions:
-    """Options of `crosscut finetune chat`."""
-
-    arguments: tuple[str, ...]
-    model: str
-    output: str
-    validation: str
-    epochs: float
-    lora_rank: int
-    drop_long: bool
-    resume: bool
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Files with conversations."""
-        return tuple(word for word in self.arguments if "=" not in word)
-
-    @property
-    def overrides(self) -> tuple[str, ...]:
-        """Settings of the run, `section.key=value`."""
-        return tuple(word for word in self.arguments if "=" in word)
 
 
 @click.group()
@@ -79,37 +55,26 @@ def finetune() -> None:
 )
 @click.option("--drop-long", is_flag=True, help="Leave out conversations that do not fit into a sequence.")
 @click.option("--resume", is_flag=True, help="Continue the run in the folder --output, on any layout.")
-@gathered(ChatOptions)
-def chat(options: ChatOptions) -> None:
+def chat(arguments: tuple[str, ...], model: str, epochs: float, resume: bool, **options: OptionValue) -> None:
     """Fine-tune a model on conversations.
 
     Each line of a FILE is a JSON object with `messages`, in OpenAI's format. The loss covers only the assistant's
     answers. The model's own chat template turns the messages into tokens. Settings of a run, such as layout.tensor=2 or
     training.batch_size=16, replace the defaults (docs/finetuning.md).
     """
-    if not options.resume and not (options.files and options.model):
-        given = "no file" if options.model else "no `--model`" if options.files else "neither"
+    files = tuple(word for word in arguments if "=" not in word)
+    if not resume and not (files and model):
+        given = "no file" if model else "no `--model`" if files else "neither"
         raise ConfigError(
             f"`finetune chat` must be given files with conversations and `--model`, but {given} is given. Name both, "
             "or pass --resume."
         )
-    if not options.epochs > 0:
-        raise ConfigError(f"`--epochs` must be above 0, but is {options.epochs:g}. Try 3.")
+    if not epochs > 0:
+        raise ConfigError(f"`--epochs` must be above 0, but is {epochs:g}. Try 3.")
     from crosscut.finetuning.chat.job import ChatOrder, finetune_chat
 
-    finetune_chat(
-        ChatOrder(
-            files=options.files,
-            validation=options.validation,
-            model=options.model,
-            output=options.output,
-            epochs=options.epochs,
-            lora_rank=options.lora_rank,
-            drop_long=options.drop_long,
-            resume=options.resume,
-            overrides=options.overrides,
-        )
-    )
+    overrides = tuple(word for word in arguments if "=" in word)
+    finetune_chat(ChatOrder(files=files, model=model, epochs=epochs, resume=resume, overrides=overrides, **options))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,11 +150,11 @@ class TaskOptions:
 @click.argument("run", metavar="RUN")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--batch-size", default=32, show_default=True, help="Examples per forward pass.")
-@click.option("--tensor", default=1, show_default=True, help="Number of tensor ranks that share the model.")
+@tensor_option
 @device_option
 @precision_option
 @naming_options({"layout.tensor": "--tensor", "batch_size": "--batch-size"})
-def predict(run: str, file: Path, **options: Any) -> None:
+def predict(run: str, file: Path, **options: OptionValue) -> None:
     """Print the predictions of a fine-tuned model for the examples in FILE.
 
     RUN is the folder of a run of `crosscut finetune TASK`, and FILE has the format of the task. Labels are not needed.
@@ -244,22 +209,19 @@ _OF_TABLES = (
 def _add_task(name: str, description: str) -> None:
     """Add the command of a task."""
 
-    def command(**parameters: Any) -> None:
+    def command(**parameters: OptionValue) -> None:
         options = TaskOptions(**parameters)
         options.check(name)
         _finetune_task(name, options)
 
-    own: tuple[Callable[..., Any], ...] = _OF_SPANS if name == "squad" else (_LONG,)
-    own += _OF_TABLES if name == "table" else ()
-    decorated: Callable[..., Any] = command
-    for option in reversed((*_COMMON, *own)):
-        decorated = option(decorated)
+    own = all_of(*_OF_SPANS) if name == "squad" else _LONG
+    own = all_of(own, *_OF_TABLES) if name == "table" else own
     told = (
         f"Fine-tune a model for the task {name}: {description}.\n\nThe model may be an encoder or a decoder. "
         "SETTINGS.toml and section.key=value are settings of a run, which replace the defaults (docs/finetuning.md)."
     )
     named = finetune.command(name, cls=RunCommand, help=told, short_help=f"{description[:1].upper()}{description[1:]}.")
-    named(run_arguments(_SETTINGS)(decorated))
+    named(run_arguments(_SETTINGS)(all_of(*_COMMON, own)(command)))
 
 
 for _name, _description in _TASKS.items():

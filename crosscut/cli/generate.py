@@ -1,18 +1,11 @@
 """`crosscut generate`."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from crosscut.cli.arguments import (
-    adapter_option,
-    device_option,
-    last_weights_option,
-    naming_options,
-    precision_option,
-)
+from crosscut.cli.arguments import OptionValue, model_options, naming_options
 
 _CHOICES = (
     "temperature", "top_k", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop",
@@ -73,11 +66,7 @@ _USUAL_TOP_K = 50
 @click.option("--stop", multiple=True, help="End the text before this string; repeatable.")
 @click.option("--seed", default=0, show_default=True, help="Random seed.")
 @click.option("--slide", is_flag=True, help="Let a text grow longer than the model's window by dropping its beginning.")
-@click.option("--tensor", default=1, show_default=True, help="Number of tensor ranks that share the model.")
-@device_option
-@precision_option
-@last_weights_option
-@adapter_option
+@model_options
 @click.option(
     "--json",
     "as_json",
@@ -86,7 +75,7 @@ _USUAL_TOP_K = 50
     "BERT: prompt, filled text, token ids, and the words of each mask.",
 )
 @naming_options({"layout.tensor": "--tensor", **{name: f"--{name.replace('_', '-')}" for name in _CHOICES}})
-def generate(place: str, prompt: str | None, file: Path | None, **options: Any) -> None:
+def generate(place: str, prompt: str | None, file: Path | None, **options: OptionValue) -> None:
     """Generate text with the model at PLACE.
 
     PLACE is a run's folder (its newest checkpoint is used, even while the run is training), one of its checkpoints, or

@@ -31,7 +31,9 @@ def prepare(arguments: tuple[str, ...], explain: str | None, as_json: bool) -> N
     if has_file(arguments) and is_corpus(Path(arguments[0])):
         config = load_corpus(Path(arguments[0]), arguments[1:])
         if explain is not None:
-            _explain(config, explain)
+            from crosscut.corpus import explain_document
+
+            echo(explain_document(config, explain))
         else:
             _prepare_corpus(config, as_json=as_json)
     elif explain is not None or as_json:
@@ -43,27 +45,16 @@ def prepare(arguments: tuple[str, ...], explain: str | None, as_json: bool) -> N
         _prepare_run(arguments)
 
 
-def _tell(line: str) -> None:
-    echo(f"crosscut: {line}", err=True)
-
-
 def _prepare_corpus(config: CorpusConfig, *, as_json: bool) -> None:
-
     from crosscut.corpus import cleaned_otherwise, prepare_corpus, print_summary
 
     for line in cleaned_otherwise(config):
-        _tell(line)
+        echo(f"crosscut: {line}", err=True)
     report = prepare_corpus(config).report
     if as_json:
         echo(json.dumps(report))
     else:
         print_summary(config, report, new_console())
-
-
-def _explain(config: CorpusConfig, document: str) -> None:
-    from crosscut.corpus import explain_document
-
-    echo(explain_document(config, document))
 
 
 def _prepare_run(arguments: tuple[str, ...]) -> None:

@@ -2,17 +2,10 @@
 
 import os
 from importlib.util import find_spec
-from typing import Any
 
 import click
 
-from crosscut.cli.arguments import (
-    adapter_option,
-    device_option,
-    last_weights_option,
-    naming_options,
-    precision_option,
-)
+from crosscut.cli.arguments import OptionValue, model_options, naming_options
 from crosscut.config import ConfigError
 from crosscut.config.system.extras import install_command
 
@@ -29,11 +22,7 @@ _PACKAGES = ("jinja2", "starlette", "uvicorn")
     help="Address to listen on. An address that other machines can reach needs --api-key.",
 )
 @click.option("--port", default=8000, show_default=True, help="Port to listen on; 0 chooses a free port.")
-@click.option("--tensor", default=1, show_default=True, help="Number of tensor ranks that share the model.")
-@device_option
-@precision_option
-@last_weights_option
-@adapter_option
+@model_options
 @click.option(
     "--rows",
     type=click.IntRange(1),
@@ -50,7 +39,7 @@ _PACKAGES = ("jinja2", "starlette", "uvicorn")
     help="Key that clients must send. To keep the key secret, set the environment variable CROSSCUT_API_KEY instead.",
 )
 @naming_options({"layout.tensor": "--tensor"})
-def serve(place: str, **options: Any) -> None:
+def serve(place: str, **options: OptionValue) -> None:
     """Serve the model at PLACE to OpenAI clients and browsers.
 
     PLACE is a run's folder (its newest checkpoint is served), one checkpoint, or a Hugging Face folder. A model that

@@ -53,9 +53,7 @@ def scaling(output: Path) -> None:
     "--calibrate`.",
 )
 @click.option(
-    "--ranks",
-    type=int,
-    help="Maximum number of ranks.  [default: this machine's number of GPUs or cores, at most 8]",
+    "--ranks", type=int, help="Maximum number of ranks.  [default: this machine's number of GPUs or cores, at most 8]"
 )
 @click.option(
     "--turns",

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 def show_checkpoint(facts: Mapping[str, Any]) -> None:
     """Print the description of a checkpoint: step, layout, size, versions, tensors and settings."""
-    console = _console()
+    console = new_console()
     rebuilt = "  (manifest rebuilt by a repair)" if facts["rebuilt"] else ""
     versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
     averaged = ", and their moving average" if facts["averaged_weights"] else ""
@@ -51,7 +50,7 @@ def show_comparison(result: "Comparison") -> None:
     """Print the differences between two checkpoints: tensors, stored values and settings. Equal tensors are only
     counted.
     """
-    console = _console()
+    console = new_console()
     table = _table("tensor", ("max |a - b|", "right"), ("relative", "right"), "")
     for tensor in result.tensors:
         if not tensor.same:
@@ -70,11 +69,6 @@ def show_comparison(result: "Comparison") -> None:
         f"settings: {len(result.settings)}.",
         soft_wrap=True,
     )
-
-
-def _console() -> Console:
-    """Console with the width of the terminal. In a file, tables are as wide as their text."""
-    return new_console()
 
 
 def _table(*columns: str | tuple[str, str]) -> Table:

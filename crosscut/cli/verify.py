@@ -1,15 +1,13 @@
 """`crosscut verify`."""
 
 import dataclasses
-import json
 import sys
 
 import click
 
-from crosscut.cli.arguments import RunCommand, on_devices_there, run_arguments, run_from
+from crosscut.cli.arguments import RunCommand, echo_json, on_devices_there, run_arguments, run_from
 from crosscut.config import Layout, RunConfig, load_layout
 from crosscut.config.precision import PRECISIONS
-from crosscut.config.system.terminal import echo
 
 
 @click.command(cls=RunCommand)
@@ -60,7 +58,7 @@ def verify(
     same = all(report.same for report in reports)
     if is_first_started():
         if as_json:
-            echo(json.dumps({"same": same, "reports": [report.to_json() for report in reports]}, indent=2))
+            echo_json({"same": same, "reports": [report.to_json() for report in reports]})
         else:
             for report in reports:
                 print_report(report)

@@ -72,40 +72,17 @@ class AxisRow:
 
 
 AXES = (
-    AxisRow(
-        name="pipeline",
-        option="pipeline",
-        shares="the model's layers, in stages",
-        role=AxisRole.OWNS,
-    ),
+    AxisRow(name="pipeline", option="pipeline", shares="the model's layers, in stages", role=AxisRole.OWNS),
     AxisRow(name="replica", option="data", shares="the batch", role=AxisRole.TOKENS, is_permanent=True),
-    AxisRow(
-        name="shard", option="data", shares="the batch", role=AxisRole.TOKENS, stores_slices=True, is_permanent=True
-    ),
-    AxisRow(
-        name="context",
-        option="context",
-        shares="each sequence",
-        role=AxisRole.TOKENS,
-        joins_shards=True,
-        is_planned=False,
-    ),
-    AxisRow(
-        name="tensor",
-        option="tensor",
-        shares="each matrix: columns, rows, heads, vocabulary",
-        role=AxisRole.CUTS,
-        is_permanent=True,
-    ),
-    AxisRow(
-        name="expert",
-        option="expert",
-        shares="the experts of a layer",
-        role=AxisRole.OWNS,
-        is_folded=True,
-        is_supported=False,
-    ),
-)
+    AxisRow(name="shard", option="data", shares="the batch", role=AxisRole.TOKENS,
+            stores_slices=True, is_permanent=True),
+    AxisRow(name="context", option="context", shares="each sequence", role=AxisRole.TOKENS,
+            joins_shards=True, is_planned=False),
+    AxisRow(name="tensor", option="tensor", shares="each matrix: columns, rows, heads, vocabulary", role=AxisRole.CUTS,
+            is_permanent=True),
+    AxisRow(name="expert", option="expert", shares="the experts of a layer", role=AxisRole.OWNS,
+            is_folded=True, is_supported=False),
+)  # fmt: skip
 """All axes, outermost first."""
 
 OPTIONS = {option: tuple(rows) for option, rows in groupby(AXES, key=lambda row: row.option)}

@@ -7,12 +7,15 @@ from collections.abc import Iterable
 from enum import StrEnum
 from functools import cache
 from math import isqrt
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, get_args
 
 from crosscut.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+Settings: TypeAlias = dict[str, Any]
+"""Settings of one section, keyed by field. The section's dataclass checks them when it is made of them."""
 
 MOST = (1 << 31) - 1
 """Maximum of every size and count, except for fields with a maximum of their own. The limit keeps computations with
@@ -27,6 +30,12 @@ def divisors(number: int) -> list[int]:
     """All positive divisors of a positive number, in ascending order."""
     low = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
     return low + [number // d for d in reversed(low) if d * d != number]
+
+
+def multiples_around(number: int, divisor: int) -> list[int]:
+    """The nearest positive multiples of `divisor` below and above a number."""
+    below = number // divisor * divisor
+    return [multiple for multiple in (below, below + divisor) if multiple]
 
 
 def listed(items: Iterable[object]) -> str:
@@ -67,6 +76,17 @@ def shown(value: object) -> str:
     except (ValueError, RecursionError):  # Python prints no number of over 4,300 digits and no deeply nested list
         return "too large to be shown"
     return text if len(text) <= 300 else f"{text[:270]}...{text[-20:]}"
+
+
+def require_value(
+    name: str, value: object, wanted: object, when: str, do: str, *, error: type[ConfigError] = ConfigError
+) -> None:
+    """Raise `error` unless the field `name` has the only possible value, `wanted`. In the message, `when` is the
+    condition under which no other value is possible, such as "without sharding", and `do` is the remedy.
+    """
+    if value != wanted:
+        must = f"{shown(wanted)} {when}".rstrip()
+        raise error(f"`{name}` must be {must}, but is {shown(value)}. {do}")
 
 
 def require_fraction(name: str, value: float) -> None:
@@ -126,7 +146,7 @@ def _choice_fields(kind: type["DataclassInstance"]) -> tuple[tuple[str, type[Cho
     return tuple((name, choice, is_list) for name, (choice, is_list) in kinds.items() if choice is not None)
 
 
-def _choice_of(annotation: Any) -> type[Choice] | None:
+def _choice_of(annotation: object) -> type[Choice] | None:
     """Enumeration in a field's annotation, either alone or as the item type of a tuple. None if the annotation contains
     no enumeration.
     """

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import inf
 
-from crosscut.config.checks import Choice, require_at_least, resolve_choices, shown
+from crosscut.config.checks import Choice, require_at_least, require_value, resolve_choices, shown
 from crosscut.config.errors import ConfigError
 
 SHORTEST_PAIR = 5
@@ -117,12 +117,9 @@ class DataConfig:
             )
         if self.objective is Objective.CAUSAL:
             for name in ("pairs", "mask_fraction", "mask_words"):
-                default = getattr(type(self), name)
-                if (value := getattr(self, name)) != default:
-                    raise ConfigError(
-                        f'`data.{name}` must be {shown(default)} with `data.objective` = "causal", but is '
-                        f'{shown(value)}. Remove `data.{name}`, or set data.objective="masked".'
-                    )
+                default, remedy = getattr(type(self), name), f'Remove `data.{name}`, or set data.objective="masked".'
+                when = 'with `data.objective` = "causal"'
+                require_value(f"data.{name}", getattr(self, name), default, when, remedy)
 
     def _check_mixture(self) -> None:
         if not self.mixture:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from crosscut.config.checks import Choice, require_at_least, resolve_choices
+from crosscut.config.checks import Choice, require_at_least, require_value, resolve_choices
 from crosscut.config.errors import ConfigError
 
 PAPERS_WINDOW = 1024
@@ -67,21 +67,16 @@ class EvaluationConfig:
     """Number of windows per forward pass of one data rank. The scores do not depend on this number."""
 
     def __post_init__(self) -> None:
-        require_at_least("evaluation.every", self.every, 0)
-        for name in ("window", "overlap", "limit"):
+        for name in ("every", "window", "overlap", "limit"):
             require_at_least(f"evaluation.{name}", getattr(self, name), 0)
         require_at_least("evaluation.batch_size", self.batch_size, 1)
         resolve_choices(self, "evaluation")
-        if self.every and not self.has_tasks:
-            raise ConfigError(
-                f"`evaluation.every` must be 0 if there is nothing to score, but is {self.every}. Name a file in "
-                "`evaluation.wikitext103`, `evaluation.lambada` or `evaluation.text`."
-            )
-        if self.limit and not self.lambada:
-            raise ConfigError(
-                f"`evaluation.limit` must be 0 without `evaluation.lambada`, but is {self.limit}. Only LAMBADA has "
-                "passages to limit. Remove `evaluation.limit`."
-            )
+        if not self.has_tasks:
+            remedy = "Name a file in `evaluation.wikitext103`, `evaluation.lambada` or `evaluation.text`."
+            require_value("evaluation.every", self.every, 0, "if there is nothing to score", remedy)
+        if not self.lambada:
+            remedy = "Only LAMBADA has passages to limit. Remove `evaluation.limit`."
+            require_value("evaluation.limit", self.limit, 0, "without `evaluation.lambada`", remedy)
 
     @property
     def has_tasks(self) -> bool:
@@ -116,11 +111,9 @@ class EvaluationConfig:
                     f"task scores the next token. Remove `evaluation.{name}`, and score the model on your own text "
                     "(`evaluation.text`)."
                 )
-        if self.overlap:
-            raise ConfigError(
-                f"`evaluation.overlap` must be 0 for a model that predicts masked tokens, but is {self.overlap}. The "
-                "score of masked tokens uses windows that share no tokens. Remove `evaluation.overlap`."
-            )
+        remedy = "The score of masked tokens uses windows that share no tokens. Remove `evaluation.overlap`."
+        when = "for a model that predicts masked tokens"
+        require_value("evaluation.overlap", self.overlap, 0, when, remedy)
         if 0 < self.window < 3:
             raise ConfigError(
                 "`evaluation.window` must be at least 3 for a model that predicts masked tokens, but is "

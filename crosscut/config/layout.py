@@ -6,7 +6,7 @@ from functools import cached_property
 from math import prod
 
 from crosscut.config.axes import AXES, OPTIONS, AxisRow
-from crosscut.config.checks import Choice, divisors, listed, require_at_least, resolve_choices
+from crosscut.config.checks import Choice, divisors, listed, require_at_least, require_value, resolve_choices
 from crosscut.config.errors import LayoutError
 
 _NOT_FOLDED = tuple(option for option, (row, *_) in OPTIONS.items() if not row.is_folded)
@@ -135,7 +135,11 @@ class Layout:
         require_at_least("layout.shard_group", self.shard_group, 0)
         self._check_shard_group()
         self._check_stages()
-        self._check_context()
+        if self.context > 1:
+            remedy = (
+                "The context ranks and all data ranks together hold one copy of the state. Remove `layout.shard_group`."
+            )
+            self._require_value("shard_group", 0, "with `layout.context` above 1", remedy)
         if self.symmetric_memory and not self.splits_sequence:
             raise LayoutError(
                 "`layout.symmetric_memory` needs sequence parallelism over several tensor ranks, but is set for "
@@ -146,27 +150,20 @@ class Layout:
     def _check_size(self, row: AxisRow) -> None:
         size: int = getattr(self, row.option)
         require_at_least(f"layout.{row.option}", size, 1)
-        if size > 1 and not row.is_supported:
-            raise LayoutError(
-                f"`layout.{row.option}` must be 1, but is {size}. This version of Crosscut has no {row.option} "
-                f"parallelism. Remove `layout.{row.option}`, and raise layout.tensor or layout.data instead."
+        if not row.is_supported:
+            remedy = (
+                f"This version of Crosscut has no {row.option} parallelism. Remove `layout.{row.option}`, and raise "
+                "layout.tensor or layout.data instead."
             )
+            require_value(f"layout.{row.option}", size, 1, "", remedy, error=LayoutError)
 
-    def _check_context(self) -> None:
-        if self.context == 1:
-            return
-        if self.shard_group:
-            raise LayoutError(
-                f"`layout.shard_group` must be 0 with `layout.context` above 1, but is {self.shard_group}. The context "
-                "ranks and all data ranks together hold one copy of the state. Remove `layout.shard_group`."
-            )
+    def _require_value(self, field: str, wanted: object, when: str, do: str) -> None:
+        require_value(f"layout.{field}", getattr(self, field), wanted, when, do, error=LayoutError)
 
     def _check_shard_group(self) -> None:
-        if self.shard_group and self.sharding is ZeroStage.NONE:
-            raise LayoutError(
-                f"`layout.shard_group` must be 0 without sharding, but is {self.shard_group}. Set "
-                'layout.sharding="zero3" or remove `layout.shard_group`.'
-            )
+        if not self.is_sharded:
+            remedy = 'Set layout.sharding="zero3" or remove `layout.shard_group`.'
+            self._require_value("shard_group", 0, "without sharding", remedy)
         if self.shard_group and self.data % self.shard_group:
             raise LayoutError(
                 f"`layout.shard_group` must divide `layout.data` ({self.data}), but is {self.shard_group}. "
@@ -175,16 +172,12 @@ class Layout:
 
     def _check_stages(self) -> None:
         require_at_least("layout.stages_per_rank", self.stages_per_rank, 1)
-        if self.pipeline == 1 and self.stages_per_rank > 1:
-            raise LayoutError(
-                f"`layout.stages_per_rank` must be 1 without a pipeline, but is {self.stages_per_rank}. Set "
-                "layout.pipeline above 1, or remove `layout.stages_per_rank`."
-            )
-        if self.schedule is PipelineSchedule.ZERO_BUBBLE and self.stages_per_rank > 1:
-            raise LayoutError(
-                f'`layout.stages_per_rank` must be 1 with layout.schedule="zero_bubble", but is '
-                f'{self.stages_per_rank}. Remove `layout.stages_per_rank`, or set layout.schedule="1f1b".'
-            )
+        if self.pipeline == 1:
+            remedy = "Set layout.pipeline above 1, or remove `layout.stages_per_rank`."
+            self._require_value("stages_per_rank", 1, "without a pipeline", remedy)
+        if self.schedule is PipelineSchedule.ZERO_BUBBLE:
+            remedy = 'Remove `layout.stages_per_rank`, or set layout.schedule="1f1b".'
+            self._require_value("stages_per_rank", 1, 'with layout.schedule="zero_bubble"', remedy)
         for size in self.stages:
             require_at_least("layout.stages", size, 1)
         if self.stages and len(self.stages) != self.num_stages:
@@ -196,12 +189,11 @@ class Layout:
 
     def require_one_stage(self, command: str) -> None:
         """Raise `LayoutError` if the layout has a pipeline. The message names `command`, which cannot run pipelines."""
-        if self.pipeline > 1:
-            raise LayoutError(
-                f"`layout.pipeline` must be 1 for `crosscut {command}`, but is {self.pipeline}. This command "
-                "cannot run a pipeline. Set layout.pipeline=1: a checkpoint that a pipeline wrote can be read on any "
-                "layout."
-            )
+        remedy = (
+            "This command cannot run a pipeline. Set layout.pipeline=1: a checkpoint that a pipeline wrote can be read "
+            "on any layout."
+        )
+        self._require_value("pipeline", 1, f"for `crosscut {command}`", remedy)
 
     @property
     def num_stages(self) -> int:

@@ -2,15 +2,16 @@
 
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
 from crosscut.config.checks import (
     MOST,
     Choice,
+    Settings,
     divisors,
     listed,
     require_at_least,
     require_fraction,
+    require_value,
     resolve_choices,
     shown,
 )
@@ -295,30 +296,19 @@ class ModelConfig:
                 'Set model.attention="bidirectional", or model.head="next_token".'
             )
         kind = f'with `model.head` = "{self.head}"' if self.solves_task else f"that predicts {_PREDICTED[self.head]}"
-        if self.lora_rank and self.head is not HeadKind.NEXT_TOKEN:
-            raise ConfigError(
-                f"`model.lora_rank` must be 0 for a model {kind}, but is {self.lora_rank}. Adapters are for models "
-                "that predict the next token. Remove `model.lora_rank`."
-            )
-        if self.sentence_order and not self.predicts_masked:
-            raise ConfigError(
-                f"`model.sentence_order` must be false for a model {kind}, but is true. Set "
-                'model.head="masked_tokens", or remove `model.sentence_order`.'
-            )
-        if self.solves_task:
-            self._check_logits()
+        if self.head is not HeadKind.NEXT_TOKEN:
+            remedy = "Adapters are for models that predict the next token. Remove `model.lora_rank`."
+            self._require_value("lora_rank", 0, f"for a model {kind}", remedy)
+        if not self.predicts_masked:
+            remedy = 'Set model.head="masked_tokens", or remove `model.sentence_order`.'
+            self._require_value("sentence_order", False, f"for a model {kind}", remedy)
+        for name, plain in (("tied", True), ("logit_softcap", 0.0)) if self.solves_task else ():
+            remedy = f"This model has no output projection. Set model.{name}={shown(plain)}."
+            self._require_value(name, plain, f"for a model {kind}", remedy)
         self._check_classes()
 
-    def _check_logits(self) -> None:
-        """Raise `ConfigError` if a model that solves a task sets options of the output projection. Such a model has no
-        output projection.
-        """
-        for name, plain in (("tied", True), ("logit_softcap", 0.0)):
-            if (value := getattr(self, name)) != plain:
-                raise ConfigError(
-                    f'`model.{name}` must be {shown(plain)} for a model with `model.head` = "{self.head}", but '
-                    f"is {shown(value)}. This model has no output projection. Set model.{name}={shown(plain)}."
-                )
+    def _require_value(self, field: str, wanted: object, when: str, do: str) -> None:
+        require_value(f"model.{field}", getattr(self, field), wanted, when, do)
 
     def _check_classes(self) -> None:
         if self.head is HeadKind.CLASSES and self.num_classes < 2:
@@ -326,11 +316,9 @@ class ModelConfig:
                 '`model.num_classes` must be at least 2 for a model with `model.head` = "classes", but is '
                 f"{self.num_classes}. Set `model.num_classes` to the number of labels."
             )
-        if self.head is not HeadKind.CLASSES and self.num_classes:
-            raise ConfigError(
-                f'`model.num_classes` must be 0 for a model with `model.head` = "{self.head}", but is '
-                f'{self.num_classes}. Remove `model.num_classes`, or set model.head="classes".'
-            )
+        if self.head is not HeadKind.CLASSES:
+            remedy = 'Remove `model.num_classes`, or set model.head="classes".'
+            self._require_value("num_classes", 0, f'for a model with `model.head` = "{self.head}"', remedy)
 
     def _resolve_heads(self) -> None:
         if not self.head_size:
@@ -355,23 +343,18 @@ class ModelConfig:
                 f"`model.head_size` must be even, but is {self.head_size}. Rotary positions rotate pairs of elements. "
                 "Choose an even head size."
             )
-        if factor > 1 and self.positions is not Positions.ROTARY:
-            raise ConfigError(
-                f"`model.rotary_factor` must be 1 for a model with learned positions, but is {shown(factor)}. Remove "
-                '`model.rotary_factor`, or set model.positions="rotary".'
-            )
+        if self.positions is not Positions.ROTARY:
+            remedy = 'Remove `model.rotary_factor`, or set model.positions="rotary".'
+            self._require_value("rotary_factor", 1, "for a model with learned positions", remedy)
         if factor == 1 and scaling is not RotaryScaling.LLAMA3:
             raise ConfigError(
                 f'`model.rotary_factor` must be above 1 with `model.rotary_scaling` = "{scaling}", but is 1. Set '
                 "`model.rotary_factor` to the longest sequence divided by `model.rotary_original_length`, or remove "
                 "`model.rotary_scaling`."
             )
-        if self.rotary_attention_factor and scaling is not RotaryScaling.YARN:
-            raise ConfigError(
-                f'`model.rotary_attention_factor` must be 0 with `model.rotary_scaling` = "{scaling}", but is '
-                f"{shown(self.rotary_attention_factor)}. Only YaRN uses this factor. Remove "
-                "`model.rotary_attention_factor`."
-            )
+        if scaling is not RotaryScaling.YARN:
+            remedy = "Only YaRN uses this factor. Remove `model.rotary_attention_factor`."
+            self._require_value("rotary_attention_factor", 0, f'with `model.rotary_scaling` = "{scaling}"', remedy)
         if scaling is RotaryScaling.DYNAMIC and self.head_size == 2:
             raise ConfigError(
                 '`model.head_size` must be above 2 with `model.rotary_scaling` = "dynamic", but is 2. The scaled base '
@@ -453,7 +436,7 @@ class ModelConfig:
         """Return the model with another head on the same layers. The settings of the old head's logits are reset to
         their defaults.
         """
-        logits: dict[str, Any] = {"sentence_order": False, "tied": True, "logit_softcap": 0.0}
+        logits: Settings = {"sentence_order": False, "tied": True, "logit_softcap": 0.0}
         return replace(self, **{"head": head, "num_classes": num_classes, **logits})
 
     def resized(self, hidden_size: int) -> "ModelConfig":

@@ -4,7 +4,7 @@ learning rates (paper, section 4.1.1).
 
 from dataclasses import dataclass
 
-from crosscut.config.checks import Choice, require_at_least, require_fraction, resolve_choices
+from crosscut.config.checks import Choice, require_at_least, require_fraction, require_value, resolve_choices
 from crosscut.config.errors import ConfigError
 
 
@@ -100,9 +100,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         own = [rate_field(group) for group in ParameterGroup]
-        for name in ("learning_rate", "min_learning_rate", "weight_decay", *own):
-            require_at_least(f"optimizer.{name}", getattr(self, name), 0)
-        for name in ("warmup_steps", "decay_steps"):
+        for name in ("learning_rate", "min_learning_rate", "weight_decay", *own, "warmup_steps", "decay_steps"):
             require_at_least(f"optimizer.{name}", getattr(self, name), 0)
         resolve_choices(self, "optimizer")
         for name in ("beta1", "beta2", "ema_decay"):
@@ -134,11 +132,10 @@ class OptimizerConfig:
                 '`optimizer.decay_steps` must be at least 1 with optimizer.schedule="wsd", but is 0. Set the number of '
                 'steps of the decay, or set optimizer.schedule="constant" to decide on the decay later.'
             )
-        if self.schedule is not RateSchedule.WSD and self.decay_steps:
-            raise ConfigError(
-                f'`optimizer.decay_steps` must be 0 with optimizer.schedule="{self.schedule}", but is '
-                f'{self.decay_steps}. Set optimizer.schedule="wsd", or remove `optimizer.decay_steps`.'
-            )
+        if self.schedule is not RateSchedule.WSD:
+            remedy = 'Set optimizer.schedule="wsd", or remove `optimizer.decay_steps`.'
+            when = f'with optimizer.schedule="{self.schedule}"'
+            require_value("optimizer.decay_steps", self.decay_steps, 0, when, remedy)
 
     def rate_factor(self, group: ParameterGroup) -> float:
         """Factor by which `learning_rate` is multiplied for a group of parameters. The factor is the same at every

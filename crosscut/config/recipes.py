@@ -4,14 +4,13 @@
 values, so the recipe "paper" is empty. A setting of the run always replaces the recipe's.
 """
 
-from typing import Any
-
+from crosscut.config.checks import Settings
 from crosscut.config.data import DataConfig
 from crosscut.config.model import FeedForward, ModelConfig, Positions
 from crosscut.config.published.presets import DEMO_PRESET, MODERN
 from crosscut.config.run import RunConfig
 
-RECIPES: dict[str, dict[str, dict[str, Any]]] = {
+RECIPES: dict[str, dict[str, Settings]] = {
     # Sections 4.1.1 and 4.1.3 of the paper, for models of hundreds of millions of parameters on a cluster.
     "paper": {},
     # For a model that trains in minutes on a laptop or on one GPU.

@@ -6,7 +6,7 @@ tensor ranks divide the heads.
 
 from dataclasses import dataclass, field, replace
 
-from crosscut.config.checks import Choice, require_at_least, resolve_choices, shown
+from crosscut.config.checks import Choice, require_at_least, require_value, resolve_choices
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, TOKENS_FOLDER
 from crosscut.config.data import SHORTEST_PAIR, DataConfig, Objective
 from crosscut.config.errors import ConfigError
@@ -171,18 +171,14 @@ def _require_warm_up(optimizer: OptimizerConfig, training: TrainingConfig) -> No
 
 def _require_rates(model: ModelConfig, optimizer: OptimizerConfig) -> None:
     """Raise `ConfigError` for the learning rate of a group that has no parameters."""
-    if model.tied and not model.solves_task and optimizer.head_learning_rate:
-        raise ConfigError(
-            "`optimizer.head_learning_rate` must be 0 for a model whose output projection shares the weight of the "
-            f"embedding, but is {optimizer.head_learning_rate}. Set `optimizer.embedding_learning_rate`, or "
-            "set model.tied=false."
-        )
-    if optimizer.scalar_learning_rate and not model.norm_affine and model.biases is Biases.NONE:
-        raise ConfigError(
-            "`optimizer.scalar_learning_rate` must be 0 for a model whose matrices have no biases and whose norms "
-            f"have no parameters, but is {optimizer.scalar_learning_rate}. Remove "
-            "`optimizer.scalar_learning_rate`, or set model.norm_affine=true."
-        )
+    if model.tied and not model.solves_task:
+        when = "for a model whose output projection shares the weight of the embedding"
+        remedy = "Set `optimizer.embedding_learning_rate`, or set model.tied=false."
+        require_value("optimizer.head_learning_rate", optimizer.head_learning_rate, 0, when, remedy)
+    if not model.norm_affine and model.biases is Biases.NONE:
+        when = "for a model whose matrices have no biases and whose norms have no parameters"
+        remedy = "Remove `optimizer.scalar_learning_rate`, or set model.norm_affine=true."
+        require_value("optimizer.scalar_learning_rate", optimizer.scalar_learning_rate, 0, when, remedy)
 
 
 def _require_pairs(data: DataConfig, training: TrainingConfig) -> None:
@@ -194,31 +190,26 @@ def _require_pairs(data: DataConfig, training: TrainingConfig) -> None:
             f"`training.sequence_length` must be at least {SHORTEST_PAIR} for pairs of segments ([CLS] A [SEP] B "
             f"[SEP]), but is {length}. Use longer sequences, or set data.pairs=false."
         )
-    if training.document_mask:
-        raise ConfigError(
-            "`training.document_mask` must be false for pairs of segments, but is true. A pair comes from one "
-            "document. Remove `training.document_mask`, or set data.pairs=false."
-        )
+    remedy = "A pair comes from one document. Remove `training.document_mask`, or set data.pairs=false."
+    require_value("training.document_mask", training.document_mask, False, "for pairs of segments", remedy)
 
 
 def _require_task(model: ModelConfig, training: TrainingConfig) -> None:
     """Raise `ConfigError` for settings that a model for tasks does not have."""
     if not model.solves_task:
         return
+    when = f'for a model with `model.head` = "{model.head}"'
     for name, plain in (("document_mask", False), ("z_loss", 0.0)):
-        if (value := getattr(training, name)) != plain:
-            raise ConfigError(
-                f'`training.{name}` must be {shown(plain)} for a model with `model.head` = "{model.head}", '
-                f"but is {shown(value)}. This setting is for models that predict tokens. Remove "
-                f"`training.{name}`."
-            )
+        remedy = f"This setting is for models that predict tokens. Remove `training.{name}`."
+        require_value(f"training.{name}", getattr(training, name), plain, when, remedy)
 
 
 def _require_rotary(model: ModelConfig, training: TrainingConfig) -> None:
     """Raise `ConfigError` if rotary frequencies would make a document depend on others."""
-    if model.rotary_scaling is RotaryScaling.DYNAMIC and training.document_mask:
-        raise ConfigError(
-            '`training.document_mask` must be false with `model.rotary_scaling` = "dynamic", but is true. The '
-            "frequencies depend on the length of a whole sequence, and a document must not depend on the others. "
+    if model.rotary_scaling is RotaryScaling.DYNAMIC:
+        remedy = (
+            "The frequencies depend on the length of a whole sequence, and a document must not depend on the others. "
             'Set model.rotary_scaling="yarn", or remove `training.document_mask`.'
         )
+        when = 'with `model.rotary_scaling` = "dynamic"'
+        require_value("training.document_mask", training.document_mask, False, when, remedy)

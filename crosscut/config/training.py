@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from crosscut.config.checks import MOST_SEED, Choice, divisors, listed, require_at_least, resolve_choices
+from crosscut.config.checks import MOST_SEED, Choice, divisors, listed, require_at_least, require_value, resolve_choices
 from crosscut.config.errors import ConfigError
 from crosscut.config.precision import PRECISIONS, ElementTypes, Precision, precision_on
 
@@ -189,11 +189,9 @@ class TrainingConfig:
             raise ConfigError(
                 f"`training.offload` must name each value once, but is {list(self.offload)}. Remove the repetition."
             )
-        if self.recompute_every > 1 and self.recompute == Recompute.NONE:
-            raise ConfigError(
-                f"`training.recompute_every` must be 1 if nothing is recomputed, but is {self.recompute_every}. Set "
-                'training.recompute="full" or remove `training.recompute_every`.'
-            )
+        if self.recompute == Recompute.NONE:
+            remedy = 'Set training.recompute="full" or remove `training.recompute_every`.'
+            require_value("training.recompute_every", self.recompute_every, 1, "if nothing is recomputed", remedy)
         if Offload.ACTIVATIONS in self.offload and self.recompute != Recompute.FULL:
             raise ConfigError(
                 '`training.offload` may contain "activations" only with training.recompute="full", but '

@@ -18,8 +18,8 @@ from pathlib import Path
 from crosscut.config import CorpusConfig, DataError, write_toml, write_whole
 from crosscut.config.conventions import CONFIG_FILE, TOKENS_FOLDER
 from crosscut.config.corpora import CleaningConfig
-from crosscut.config.system.deletion import MARKER_FILE, marker_of
 from crosscut.config.system.files import open_own
+from crosscut.config.system.markers import MARKER_FILE, marker_of
 from crosscut.config.system.terminal import echo
 from crosscut.corpus.audit.corpus_report import Report, build_report, measure_timings
 from crosscut.corpus.audit.explain import explain

@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from crosscut.config.errors import DataError
-from crosscut.config.system.deletion import DRAFT, Names, claim, make_folder, remove_folder, rename_folder, unmark
+from crosscut.config.system.deletion import claim, make_folder, remove_folder, rename_folder, unmark
+from crosscut.config.system.markers import DRAFT, Names
 from crosscut.config.system.terminal import echo
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

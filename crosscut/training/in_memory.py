@@ -25,8 +25,8 @@ from crosscut.checkpoint.in_memory import (
 from crosscut.checkpoint.storage import Folder, LocalFolder
 from crosscut.config import CheckpointConfig, CheckpointError, ConfigError, RunConfig, write_whole
 from crosscut.config.run import OnFailure
-from crosscut.config.system.deletion import MARKER_FILE, ForeignFolderError
 from crosscut.config.system.files import read_small
+from crosscut.config.system.markers import MARKER_FILE, ForeignFolderError
 from crosscut.config.system.terminal import echo
 from crosscut.parallel.collectives import gather_from_all, own_rank
 from crosscut.parallel.state.parameters import local_part

@@ -7,7 +7,7 @@ from crosscut.checkpoint.in_memory import KEY_FILE
 from crosscut.config import ConfigError, ResolvedRun, RunConfig
 from crosscut.config.conventions import CHAT_FOLDER, CHECKPOINTS_FOLDER, CONFIG_FILE, INITIAL_FOLDER, LABELS_FILE
 from crosscut.config.data import Objective
-from crosscut.config.system.deletion import MARKER_FILE, marker_of
+from crosscut.config.system.markers import MARKER_FILE, marker_of
 from crosscut.flight.reading import FOLDER as WATCH_FOLDER
 from crosscut.launch.processes import choose_device
 from crosscut.parallel import require_symmetric_memory

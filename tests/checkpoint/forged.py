@@ -8,7 +8,7 @@ from typing import Any
 
 from crosscut.checkpoint.format.index import INDEX_FILE, _sealed
 from crosscut.checkpoint.format.manifest import MANIFEST_FILE, _render
-from crosscut.config.system.deletion import MARKER_FILE
+from crosscut.config.system.markers import MARKER_FILE
 
 
 def edit_manifest(checkpoint: Path, edit: Callable[[dict[str, Any]], object]) -> None:

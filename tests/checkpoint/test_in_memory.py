@@ -19,7 +19,7 @@ from crosscut.checkpoint.in_memory import (
     restore,
 )
 from crosscut.checkpoint.storage import LocalFolder
-from crosscut.config.system.deletion import MARKER_FILE
+from crosscut.config.system.markers import MARKER_FILE
 from crosscut.parallel.state.files import Transfer
 
 KEY = "00112233445566ff"

@@ -53,18 +53,19 @@ def trained(tmp_path_factory: pytest.TempPathFactory, book: Path) -> Path:
     from crosscut.training import run_training
 
     folder = tmp_path_factory.mktemp("trained") / "run"
-    table = {"model": {"num_layers": 1, "hidden_size": 1, "num_heads": 1}}
     faster = "optimizer.learning_rate=0.05"  # so that the checkpoints differ
-    run_training(load_run(table, [*TINY, f"data.text={book}", f"output.folder={folder}", faster]))
+    run_training(load_run({}, [*TINY, f"data.text={book}", f"output.folder={folder}", faster]))
     return folder
 
 
 @pytest.fixture
 def crosscut() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Function that runs `crosscut` with arguments, in a process of its own."""
+    """Function that runs `crosscut` with arguments, in a process of its own. It must end with `status`, if given."""
 
-    def run(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        return run_python("-m", "crosscut", *arguments, timeout=timeout)
+    def run(*arguments: str, status: int | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        done = run_python("-m", "crosscut", *arguments, timeout=timeout)
+        assert status in (None, done.returncode), done.stdout + done.stderr
+        return done
 
     return run
 
@@ -73,20 +74,24 @@ def crosscut() -> Callable[..., subprocess.CompletedProcess[str]]:
 def crosscut_here(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], forked_ranks: None
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Function that runs `crosscut` with arguments in this process, which has imported torch. The ranks are forks."""
+    """Function that runs `crosscut` with arguments in this process, which has imported torch. The ranks are forks. The
+    command must end with `status`, if given.
+    """
     from crosscut.cli import main
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, status: int | None = None) -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "argv", ["crosscut", *arguments])
-        status: object = 0
+        ended: object = 0
         capfd.readouterr()
         try:
             with handlers_restored():
                 main()
-        except SystemExit as ended:
-            status = ended.code
-        assert isinstance(status, int)
-        return subprocess.CompletedProcess(arguments, status, *capfd.readouterr())
+        except SystemExit as stopped:
+            ended = stopped.code
+        assert isinstance(ended, int)
+        done = subprocess.CompletedProcess(arguments, ended, *capfd.readouterr())
+        assert status in (None, ended), done.stdout + done.stderr
+        return done
 
     return run
 

@@ -21,8 +21,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, book: Path) -> Path:
     from crosscut.training import run_training
 
     folder = tmp_path_factory.mktemp("trained") / "run"
-    table = {"model": {"num_layers": 1, "hidden_size": 1, "num_heads": 1}}
-    run_training(load_run(table, [*SETTINGS, f"data.text={book}", f"output.folder={folder}"]))
+    run_training(load_run({}, [*SETTINGS, f"data.text={book}", f"output.folder={folder}"]))
     told = command("checkpoint", "export", folder, folder.parent / "average")
     assert told.endswith("1 file, averaged weights\n")
     told = command("checkpoint", "export", folder, folder.parent / "last", "--last-weights")

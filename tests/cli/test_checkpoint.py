@@ -23,9 +23,8 @@ def runs(ranks, tmp_path_factory, book) -> Path:
     from crosscut.training import run_training
 
     folder = tmp_path_factory.mktemp("runs")
-    table = {"model": {"num_layers": 1, "hidden_size": 1, "num_heads": 1, "dropout": 0.0}}
-    settings = [*TINY, f"data.text={book}", f"data.tokens={folder}/tokens", "training.precision=float64"]
-    run = load_run(table, [*settings, f"output.folder={folder}/one"])
+    settings = [*TINY, "model.dropout=0", f"data.text={book}", f"data.tokens={folder}/tokens"]
+    run = load_run({}, [*settings, "training.precision=float64", f"output.folder={folder}/one"])
     run_training(run)
     ranks.run(
         2, whole_run, load_run(folder / "one" / "config.toml", ["layout.tensor=2", f"output.folder={folder}/two"])
@@ -66,8 +65,7 @@ def test_inspect_gives_figures(runs):
 
 
 def test_verify_passes_what_is_good(runs):
-    result = run("verify", runs / "two")
-    assert result.stdout.count("good") == 2
+    assert run("verify", runs / "two").stdout.count("good") == 2
 
 
 def test_verify_names_damage(copied):
@@ -112,8 +110,7 @@ def test_diff_of_different_models_says_so(runs, tmp_path, book):
 
     config = load_run(runs / "one" / "config.toml", [f"output.folder={tmp_path}/wide", "model.hidden_size=64"])
     run_training(config)
-    result = run("diff", runs / "one", tmp_path / "wide", status=1)
-    assert "shape [384, 32] and [384, 64]" in result.stdout
+    assert "shape [384, 32] and [384, 64]" in run("diff", runs / "one", tmp_path / "wide", status=1).stdout
     deep = load_run(runs / "one" / "config.toml", [f"output.folder={tmp_path}/deep", "model.num_layers=3"])
     run_training(deep)
     assert "missing in the first" in run("diff", runs / "one", tmp_path / "deep", status=1).stdout

@@ -21,8 +21,7 @@ def trained(tmp_path_factory, book) -> Path:
 
     folder = tmp_path_factory.mktemp("foreign")
     settings = [*TINY, f"data.text={book}", f"data.tokens={folder}/tokens", f"output.folder={folder}/{RUN}"]
-    table = {"model": {"num_layers": 1, "hidden_size": 1, "num_heads": 1, "dropout": 0.0}}
-    run_training(load_run(table, [*settings, "training.steps=2", "model.num_layers=1"]))
+    run_training(load_run({}, [*settings, "training.steps=2", "model.num_layers=1", "model.dropout=0"]))
     return folder / RUN
 
 
@@ -83,8 +82,7 @@ def test_brackets_in_a_manifest_are_told(crosscut_here, checkpoint):
 def test_place_whose_step_has_too_many_digits_is_told(crosscut_here, run, digits):
     place = f"{RUN}/checkpoints/step-{'1' * digits}"
     for arguments in (("checkpoint", "inspect", place), ("checkpoint", "verify", place), ("generate", place)):
-        result = crosscut_here(*arguments)
-        assert result.returncode == 2
+        result = crosscut_here(*arguments, status=2)
         assert result.stderr.startswith("crosscut: `")
         assert len(result.stderr) < 600
 
@@ -99,8 +97,7 @@ def test_export_and_scores_into_a_read_only_folder_are_told(crosscut_here, run):
             "access, or choose another folder.\n"
         ),
     )
-    result = crosscut_here("evaluate", RUN, "--text", "nowhere", "--output", "file/scores.json")
-    assert result.returncode == 2
+    result = crosscut_here("evaluate", RUN, "--text", "nowhere", "--output", "file/scores.json", status=2)
     assert result.stderr.startswith(
         "crosscut: `--output` must name a file that can be written, but is `file/scores.json`: Not a directory."
     )

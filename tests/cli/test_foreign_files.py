@@ -7,8 +7,12 @@ succeeds, and they stay. Others have a name that the command needs: the command 
 import json
 import os
 import shutil
+import signal
 import socket
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +21,7 @@ import pytest
 from tests.cli.conftest import TINY
 from tests.finetuning.chat.conftest import chats, model, write_chats
 from tests.pretrained.conftest import published
+from tests.pretrained.encoders import make_encoder
 
 __all__ = ["model", "published"]
 
@@ -55,6 +60,11 @@ class Case(NamedTuple):
 def under(folder: str, names: Sequence[str]) -> list[str]:
     return [f"{folder}/{name}" for name in names]
 
+
+READ = (
+    "run/notes.txt", "run/mine/", "run/link@", "run/checkpoints/notes.txt", "run/checkpoints/.step-00000001.partial/",
+)  # fmt: skip
+"""Foreign things in the folder of a run that a command only reads."""
 
 CASES = {
     "train": Case(
@@ -128,12 +138,32 @@ CASES = {
         ["plan.toml/", "plan.html/"],
     ),
     "study": Case(("study", "scaling", "--output", "out"), ["out/notes.txt", "out/mine/"]),
-    "inspect": Case(("checkpoint", "inspect", "run"), ["run/notes.txt", "run/checkpoints/.step-00000001.partial/"]),
-    "verify files": Case(("checkpoint", "verify", "run"), ["run/notes.txt", "run/checkpoints/.step-00000001.partial/"]),
+    "inspect": Case(("checkpoint", "inspect", "run"), READ),
+    "verify files": Case(("checkpoint", "verify", "run"), READ),
+    "diff": Case(("checkpoint", "diff", "run", "run"), READ),
+    "adapter": Case(
+        ("checkpoint", "adapter", "lora", "out"), ["notes.txt", ".other.partial/", "lora/notes.txt", "lora/mine/"],
+        ["out/", "out/@", ".out.partial/", ".out.partial/@"],
+    ),
+    "verify": Case(("verify", "run/config.toml", "--layout", "tensor=1"), ["notes.txt", "mine/", *READ]),
+    "explain": Case(
+        ("prepare", "corpus.toml", 'folder="again"', "--explain", "a/pages.jsonl#3"),
+        ["again/notes.txt", "again/work/mine/", "again/work/ingest/notes.txt", "again/work/link/@",
+         "again/tokens/mine.txt"],
+    ),
+    "embed": Case(
+        ("embed", "encoder", "--text", "the fox", "--device", "cpu"),
+        ["encoder/notes.txt", "encoder/mine/", "notes.txt"],
+    ),
+    "lm-eval": Case(
+        ("lm-eval", "--model", "crosscut", "--model_args", "pretrained=run", "--tasks", "tiny_choice",
+         "--include_path", "tasks", "--device", "cpu", "--output_path", "scores"),
+        ["scores/notes.txt", "scores/mine/", *READ],
+    ),
     "doctor": Case(("doctor", "--attach", "run"), ["run/watch/notes.txt", "run/watch/mine/"], status=2),
 }  # fmt: skip
 
-SLOW = {"in memory", "task", "chat", "study", "evaluate", "generate", "plan"}
+SLOW = {"in memory", "task", "chat", "study", "evaluate", "generate", "plan", "verify", "embed", "adapter", "lm-eval"}
 """Commands that only write files that the user names, or whose code for folders the quick cases run."""
 
 
@@ -214,23 +244,58 @@ def states(path: Path) -> Iterator[tuple[str, str]]:
         yield str(path), path.read_text()
 
 
-def run_with(crosscut_here, here: Path, case: Case, places: Sequence[str]):
-    """Run a command with foreign things in these places. Nothing of them may be lost or changed."""
+def train_adapters(here: Path) -> None:
+    from crosscut.config import load_run
+    from crosscut.training import run_training
+
+    run_training(load_run({}, [*TRAIN[1:], "output.folder=lora", "model.lora_rank=2"]))
+
+
+def write_lm_eval_tasks(here: Path) -> None:
+    if find_spec("lm_eval") is None:
+        pytest.skip("lm-eval is not installed")
+    from tests.harness.test_harness import DATA, QUESTIONS, TASKS
+
+    (here / "tasks").mkdir()
+    file = here / "tasks" / "questions.jsonl"
+    file.write_text("".join(json.dumps({**question, "written": "fox"}) + "\n" for question in QUESTIONS))
+    (here / "tasks" / "tiny_choice.yaml").write_text(TASKS["tiny_choice"] + DATA.format(file=file))
+
+
+PREPARED = {
+    "adapter": train_adapters,
+    "embed": lambda here: make_encoder(here / "encoder", "bert"),
+    "lm-eval": write_lm_eval_tasks,
+}
+"""What a command needs that no other command does."""
+
+
+@contextmanager
+def unharmed(here: Path, places: Sequence[str]) -> Iterator[None]:
+    """Put foreign things in these places. Nothing of them may be lost or changed in the block."""
     planted = [plant(here, place) for place in places]
     before = {path: state for place in [*planted, here.parent / "outside"] for path, state in states(place)}
-    command = [*case.command, *(['folder="proj"'] if case is CASES["prepare corpus"] else [])]
-    command += ['folder="again"'] if case is CASES["prepare corpus again"] else []
-    result = crosscut_here(*command)
+    yield
     lost = {path: state for path, state in before.items() if (path, state) not in set(states(Path(path)))}
-    assert not lost, result.stdout + result.stderr
+    assert not lost
     outside = dict(states(here.parent / "outside"))
     assert outside.items() <= before.items(), "nothing is written to the folder of the user"
+
+
+def run_with(crosscut_here, here: Path, case: Case, places: Sequence[str]):
+    """Run a command with foreign things in these places."""
+    command = [*case.command, *(['folder="proj"'] if case is CASES["prepare corpus"] else [])]
+    command += ['folder="again"'] if case is CASES["prepare corpus again"] else []
+    with unharmed(here, places):
+        result = crosscut_here(*command)
+        print(result.stdout, result.stderr)
     assert "Traceback" not in result.stderr, result.stderr
     return result
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in CASES])
 def test_foreign_things_stay_and_do_not_hinder(crosscut_here, here, name):
+    PREPARED.get(name, lambda _: None)(here)
     result = run_with(crosscut_here, here, CASES[name], CASES[name].stays)
     assert result.returncode == CASES[name].status, result.stdout + result.stderr
 
@@ -241,10 +306,26 @@ REFUSED = [(name, place) for name, case in CASES.items() for place in case.refus
 @pytest.mark.one_in(11)
 @pytest.mark.parametrize(("name", "place"), REFUSED, ids=lambda value: value)
 def test_foreign_thing_whose_name_is_needed_stops_the_command(crosscut_here, here, name, place):
+    PREPARED.get(name, lambda _: None)(here)
     result = run_with(crosscut_here, here, CASES[name], [place])
     assert result.returncode == 2, result.stdout + result.stderr
     path = place_of(here, place).relative_to(here)
     assert any(f"{each}`" in result.stderr for each in (path, path.parent)), "the message names it, or its folder"
+
+
+@pytest.mark.slow  # starts a server
+def test_server_leaves_foreign_things(fork, here, tmp_path):
+    """Of an encoder and of a run."""
+    make_encoder(here / "encoder", "bert")
+    for place in ("run", "encoder"):
+        with unharmed(here, [*READ, "encoder/notes.txt", "encoder/mine/"]):
+            server = fork("serve", str(here / place), "--port", "0", "--device", "cpu")
+            deadline = time.monotonic() + 120
+            while "http://" not in (tmp_path / "stdout").read_text() and time.monotonic() < deadline:
+                time.sleep(0.1)
+            os.kill(server.pid, signal.SIGTERM)
+            status, output, errors = server.ended()
+        assert "http://" in output and "Traceback" not in errors, (status, output, errors)
 
 
 KEYS = {
@@ -318,5 +399,4 @@ def test_run_whose_start_was_killed_before_its_first_file_starts_again(crosscut_
     Path("new/.crosscut").write_text('{"id": "00112233445566ff", "folder": ""}')
     Path("new/.lock").touch()
     os.utime("new/.lock", (1, 1))
-    result = crosscut_here(*CASES["train"].command)
-    assert result.returncode == 0, result.stderr
+    crosscut_here(*CASES["train"].command, status=0)

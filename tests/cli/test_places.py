@@ -45,8 +45,7 @@ def fail(crosscut_here, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def run(command: str, place: str) -> str:
-        result = crosscut_here(*(word.replace("{}", place) for word in COMMANDS[command]))
-        assert result.returncode == 2, result.stdout + result.stderr
+        result = crosscut_here(*(word.replace("{}", place) for word in COMMANDS[command]), status=2)
         (message,) = result.stderr.strip().splitlines()[-1:]
         assert len(message) < 1500
         return str(message)
@@ -81,29 +80,23 @@ def read_only(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("settings", "told"),
-    [
-        (
-            ["output.folder={}/run"],
-            "The run's folder must be a folder, but `{}/run` is a file, or a path inside a file.",
-        ),
-        (
-            ["output.folder=run", "checkpoint.folder={}/checkpoints"],
-            "The run's folder must be a folder, but `{}/checkpoints` is a file, or a path inside a file.",
-        ),
-        (["output.folder=/proc/run"], "The run's folder must be writable, but `/proc/run` is not: "),
-        (["output.folder=run", "checkpoint.folder=/proc"], "The run's folder must be writable, but `/proc` is not: "),
-        (["output.folder=run", "data.tokens={}/tokens"], "`{}/tokens` must be a path where a folder can be created"),
-    ],
+    {
+        "output.folder={}/run": "The run's folder must be a folder, but `{}/run` is a file, or a path inside a file.",
+        "output.folder=run checkpoint.folder={}/checkpoints": "The run's folder must be a folder, but `{}/checkpoints` "
+        "is a file, or a path inside a file.",
+        "output.folder=/proc/run": "The run's folder must be writable, but `/proc/run` is not: ",
+        "output.folder=run checkpoint.folder=/proc": "The run's folder must be writable, but `/proc` is not: ",
+        "output.folder=run data.tokens={}/tokens": "`{}/tokens` must be a path where a folder can be created",
+    }.items(),
 )
 @pytest.mark.usefixtures("no_launch")
 def test_training_into_a_read_only_folder_is_told_before_it_starts(
     crosscut_here, book, tmp_path, monkeypatch, settings, told
 ):
-    if any("/proc" in setting for setting in settings) and sys.platform != "linux":
+    if "/proc" in settings and sys.platform != "linux":
         pytest.skip("only Linux has /proc, where nothing can be created")
     monkeypatch.chdir(tmp_path)
     place = str(read_only(tmp_path))
-    result = crosscut_here("train", *TINY, f"data.text={book}", *(text.replace("{}", place) for text in settings))
-    assert result.returncode == 2
+    result = crosscut_here("train", *TINY, f"data.text={book}", *settings.replace("{}", place).split(), status=2)
     assert result.stderr.strip().splitlines()[-1].startswith(f"crosscut: {told.replace('{}', place)}")
     assert not (tmp_path / "run" / "tokens").exists(), "nothing was prepared"

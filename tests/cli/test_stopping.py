@@ -84,8 +84,7 @@ def test_stopped_run_exits_75_and_the_same_command_completes_it(crosscut_here, f
     )
     assert "--resume auto`." in errors
     assert "Traceback" not in errors
-    completed = crosscut_here(*command, f"training.steps={step + 3}", "training.validate_every=0")
-    assert completed.returncode == 0, completed.stderr
+    crosscut_here(*command, f"training.steps={step + 3}", "training.validate_every=0", status=0)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "loss" in row] == list(range(1, step + 4))
     again = crosscut_here(*command, f"training.steps={step + 3}", "training.validate_every=0")

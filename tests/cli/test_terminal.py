@@ -58,8 +58,9 @@ def run_folder(tmp_path_factory, book):
 
     folder = tmp_path_factory.mktemp("terminal")
     settings = [*TINY, f"data.text={book}", f"data.tokens={folder}/tokens", f"output.folder={folder}/run"]
-    table = {"model": {"num_layers": 1, "hidden_size": 1, "num_heads": 1}, "output": {"sample_prompt": EVIL}}
-    run_training(load_run(table, [*settings, "training.steps=2", "output.sample_tokens=0"]))
+    run_training(
+        load_run({"output": {"sample_prompt": EVIL}}, [*settings, "training.steps=2", "output.sample_tokens=0"])
+    )
     return folder / "run"
 
 
@@ -111,8 +112,7 @@ JSON_ERRORS = {
 @pytest.mark.parametrize(("arguments", "kind"), JSON_ERRORS.values(), ids=JSON_ERRORS)
 def test_error_of_a_command_with_json_is_json(crosscut_here, tmp_path, monkeypatch, arguments, kind):
     monkeypatch.chdir(tmp_path)
-    result = crosscut_here(*arguments)
-    assert result.returncode == 2
+    result = crosscut_here(*arguments, status=2)
     assert set(error := json.loads(result.stdout)["error"]) == {"kind", "message"}
     assert error["kind"] == kind
     assert result.stderr == ""
@@ -124,8 +124,7 @@ def test_error_of_a_command_with_json_is_json(crosscut_here, tmp_path, monkeypat
     ids=["file", "override", "text"],
 )  # fmt: skip
 def test_argument_that_is_not_utf8_is_told(crosscut_here, arguments):
-    result = crosscut_here(*arguments)
-    assert result.returncode == 2
+    result = crosscut_here(*arguments, status=2)
     assert result.stderr.startswith("crosscut: Every argument must be UTF-8 text, but `")
     assert "is not. Type it in UTF-8, or rename the file." in result.stderr
 
@@ -136,8 +135,7 @@ def test_argument_that_is_not_utf8_is_told(crosscut_here, arguments):
     ids=" ".join,
 )
 def test_argument_with_nul_is_told(crosscut_here, arguments):
-    result = crosscut_here(*arguments)
-    assert result.returncode == 2
+    result = crosscut_here(*arguments, status=2)
     assert result.stderr.startswith("crosscut: An argument must not contain a NUL character, but is ")
 
 
@@ -145,8 +143,7 @@ def test_argument_with_nul_is_told(crosscut_here, arguments):
 def test_config_with_nul_is_told(crosscut_here, command, tmp_path):
     file = tmp_path / "run.toml"
     file.write_text('model.preset = "gpt2-small"\noutput.folder = "a\\u0000b"\n')
-    result = crosscut_here(*command, str(file))
-    assert result.returncode == 2
+    result = crosscut_here(*command, str(file), status=2)
     assert "`output.folder` must not contain a NUL character, but is 'a\\x00b'. Remove the character." in result.stderr
 
 
@@ -165,8 +162,7 @@ def test_text_in_an_unexpected_error_moves_no_cursor(crosscut_here, monkeypatch)
         raise RuntimeError(EVIL)
 
     monkeypatch.setattr(commands, "main", fail)
-    result = crosscut_here("plan")
-    assert result.returncode == 1
+    result = crosscut_here("plan", status=1)
     assert f"RuntimeError: {SHOWN}" in result.stderr
     assert result.stderr.startswith("Traceback")
     assert "\x1b" not in result.stderr

@@ -15,8 +15,7 @@ RUN = (
 
 
 def test_verify_prints_a_table_and_its_verdict(crosscut_here):
-    done = crosscut_here("verify", *RUN, "--layout", "tensor=1")
-    assert done.returncode == 0, done.stderr
+    done = crosscut_here("verify", *RUN, "--layout", "tensor=1", status=0)
     assert "blocks.0.attention.qkv" in done.stdout
     assert "tensor 1 x data 1 equals the uncut model" in done.stdout
 
@@ -24,9 +23,8 @@ def test_verify_prints_a_table_and_its_verdict(crosscut_here):
 @pytest.mark.slow
 def test_verify_takes_several_layouts_and_answers_in_json(crosscut_here):
     done = crosscut_here(
-        "verify", *RUN, "--layout", "tensor=1,data=1", "--layout", "tensor=2,sequence_parallel=true", "--json"
+        "verify", *RUN, "--layout", "tensor=1,data=1", "--layout", "tensor=2,sequence_parallel=true", "--json", status=0
     )
-    assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["same"] is True
     assert [report["layout"] for report in answer["reports"]] == [
@@ -42,8 +40,7 @@ def layouts_of(crosscut_here, monkeypatch):
     def find(*arguments: str) -> list[str]:
         found = []
         monkeypatch.setattr("crosscut.verification.verify_runs", lambda runs: found.extend(runs) or sys.exit(0))
-        done = crosscut_here(*arguments)
-        assert done.returncode == 0, done.stderr
+        crosscut_here(*arguments, status=0)
         return [str(run.layout) for run in found]
 
     return find
@@ -58,8 +55,7 @@ def test_a_layout_that_is_given_stands_in_for_one_that_the_model_does_not_allow(
 
 def test_a_layout_that_is_given_does_not_hide_a_mistake_in_the_runs_own(crosscut_here):
     for mistake in ("layout.tenser=2", "layout.tensor=two"):
-        refused = crosscut_here("verify", *RUN, mistake, "--layout", "tensor=1")
-        assert refused.returncode == 2
+        refused = crosscut_here("verify", *RUN, mistake, "--layout", "tensor=1", status=2)
         assert mistake.partition("=")[0] in refused.stderr
 
 
@@ -75,10 +71,8 @@ ON_ONE_RANK_ALONE = [
 def test_nothing_else_that_the_runs_own_layout_forbids_stands_in_the_way(crosscut, arguments):
     if "training.compile=on" in arguments and not _has_cpp_compiler():
         pytest.skip("inductor needs a C++ compiler on the CPU")
-    refused = crosscut("verify", *RUN, "layout.tensor=2", *arguments)
-    assert refused.returncode == 2, refused.stdout
-    done = crosscut("verify", *RUN, "layout.tensor=2", *arguments, "--layout", "tensor=1", timeout=300)
-    assert done.returncode == 0, done.stderr
+    crosscut("verify", *RUN, "layout.tensor=2", *arguments, status=2)
+    crosscut("verify", *RUN, "layout.tensor=2", *arguments, "--layout", "tensor=1", timeout=300, status=0)
 
 
 @pytest.mark.slow
@@ -86,8 +80,7 @@ def test_the_option_that_a_report_names_for_the_runs_precision_has_it(crosscut_h
     arguments = ("verify", *RUN, "model.hidden_size=64", "training.precision=float8", "--layout", "tensor=2", "--json")
     left_out, *_ = json.loads(crosscut_here(*arguments).stdout)["reports"][0]["left_out"]
     option = left_out.partition("(verify it with ")[2].partition(",")[0].split()
-    done = crosscut_here(*arguments, *option)
-    assert done.returncode == 0, done.stderr
+    done = crosscut_here(*arguments, *option, status=0)
     (report,) = json.loads(done.stdout)["reports"]
     assert report["precision"] == "float8"
     assert not any("float8" in told for told in report["left_out"])
@@ -133,28 +126,23 @@ def test_a_layout_that_is_given_replaces_the_sizes_of_axes_alone(layouts_of):
     ],
 )  # fmt: skip
 def test_a_layout_that_does_not_fit_the_runs_other_settings_is_refused(crosscut_here, settings, layout, told):
-    done = crosscut_here("verify", *RUN, *settings, "--layout", layout)
-    assert done.returncode == 2
-    assert told in done.stderr
+    assert told in crosscut_here("verify", *RUN, *settings, "--layout", layout, status=2).stderr
 
 
 def test_difference_exits_with_1_and_names_the_module(crosscut_here, monkeypatch):
     monkeypatch.setattr("crosscut.launch.processes._run_rank", faulty_rank)
-    done = crosscut_here("verify", *RUN, "--layout", "tensor=2")
-    assert done.returncode == 1, done.stderr
+    done = crosscut_here("verify", *RUN, "--layout", "tensor=2", status=1)
     assert "tensor 2 x data 1 DIFFERS from the uncut model" in done.stdout
     assert "blocks.0.attention" in done.stdout.partition("The first difference is in the forward pass of ")[2]
 
 
 def test_layout_with_an_unknown_axis_names_the_nearest(crosscut_here):
-    done = crosscut_here("verify", "--layout", "tensr=2")
-    assert done.returncode == 2
+    done = crosscut_here("verify", "--layout", "tensr=2", status=2)
     assert "`layout.tensr` must be a key of `layout`, but there is no such key. The nearest is" in done.stderr
 
 
 def test_layout_that_the_model_does_not_allow_is_refused(crosscut_here):
-    done = crosscut_here("verify", *RUN, "--layout", "tensor=3")
-    assert done.returncode == 2
+    done = crosscut_here("verify", *RUN, "--layout", "tensor=3", status=2)
     assert "`layout.tensor` must divide `model.num_heads` (4), but is 3. Try 1, 2 or 4." in done.stderr
 
 

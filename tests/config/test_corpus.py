@@ -55,73 +55,45 @@ def test_a_file_with_sources_is_a_corpus(tmp_path):
 
 
 MESSAGES = {
-    "no sources": (
-        {"sources": []},
-        "`sources` must name at least one source, but is empty. Add a [[sources]] section.",
-    ),
-    "one section": ({"sources": SOURCE}, f"`sources` must be one or more sections [[sources]], but is {SOURCE!r}."),
-    "unknown section": (
-        {"url": {}},
-        "`url` must be a section of a corpus, but there is no such key. The nearest is `urls`.",
-    ),
-    "no folder": ({"folder": ""}, "`folder` must name a folder for the corpus, but is empty."),
-    "similarity": (
-        {"duplicates": {"jaccard": 0.2}},
-        "`duplicates.jaccard` must be between 0.3 and 1, but is 0.2. The paper uses 0.7.",
-    ),
-    "recall": ({"duplicates": {"recall": 1.0}}, "`duplicates.recall` must be above 0 and at most 0.9999, but is 1.0."),
-    "action": (
-        {"leakage": {"action": "delete"}},
-        "`leakage.action` must be 'report', 'document' or 'passage', but is 'delete'.",
-    ),
-    "false positives": (
-        {"leakage": {"false_positives": 0.0}},
-        "`leakage.false_positives` must be above 0 and at most 0.1, but is 0.0.",
-    ),
-    "normalization": (
-        {"cleaning": {"normalization": "NFKC"}},
-        "`cleaning.normalization` must be 'none' or 'NFC', but is 'NFKC'.",
-    ),
-    "repair": ({"cleaning": {"uncurl_quotes": "yes"}}, "`cleaning.uncurl_quotes` must be true or false, but is 'yes'."),
-    "detector": (
-        {"language": {"detector": "fasttext"}},
-        "`language.detector` must be 'eldc' or 'langdetect', but is 'fasttext'.",
-    ),
-    "extraction": ({"html": {"extraction": "slow"}}, "`html.extraction` must be 'fast' or 'careful', but is 'slow'."),
-    "engine": ({"engine": {"kind": "slurm"}}, "`engine.kind` must be 'local' or 'ray', but is 'slurm'."),
-    "rejects": ({"ingest": {"max_rejects": 1.0}}, "`ingest.max_rejects` must be at least 0 and below 1, but is 1.0."),
+    "sources = []": "`sources` must name at least one source, but is empty. Add a [[sources]] section.",
+    "sources = {name = 'web', files = ['web.jsonl']}": "`sources` must be one or more sections [[sources]], but is "
+    "{'name': 'web', 'files': ['web.jsonl']}.",
+    "url = {}": "`url` must be a section of a corpus, but there is no such key. The nearest is `urls`.",
+    "folder = ''": "`folder` must name a folder for the corpus, but is empty.",
+    "duplicates.jaccard = 0.2": "`duplicates.jaccard` must be between 0.3 and 1, but is 0.2. The paper uses 0.7.",
+    "duplicates.recall = 1.0": "`duplicates.recall` must be above 0 and at most 0.9999, but is 1.0.",
+    "leakage.action = 'delete'": "`leakage.action` must be 'report', 'document' or 'passage', but is 'delete'.",
+    "leakage.false_positives = 0.0": "`leakage.false_positives` must be above 0 and at most 0.1, but is 0.0.",
+    "cleaning.normalization = 'NFKC'": "`cleaning.normalization` must be 'none' or 'NFC', but is 'NFKC'.",
+    "cleaning.uncurl_quotes = 'yes'": "`cleaning.uncurl_quotes` must be true or false, but is 'yes'.",
+    "language.detector = 'fasttext'": "`language.detector` must be 'eldc' or 'langdetect', but is 'fasttext'.",
+    "html.extraction = 'slow'": "`html.extraction` must be 'fast' or 'careful', but is 'slow'.",
+    "engine.kind = 'slurm'": "`engine.kind` must be 'local' or 'ray', but is 'slurm'.",
+    "ingest.max_rejects = 1.0": "`ingest.max_rejects` must be at least 0 and below 1, but is 1.0.",
 }
 
 
-@pytest.mark.parametrize("case", MESSAGES)
-def test_messages(case):
-    table, message = MESSAGES[case]
-    assert refusal(ConfigError, load_corpus, {"folder": "out", "sources": [SOURCE], **table}) == message
+@pytest.mark.parametrize("setting", MESSAGES)
+def test_messages(setting):
+    table = {"folder": "out", "sources": [SOURCE], **tomllib.loads(setting)}
+    assert refusal(ConfigError, load_corpus, table) == MESSAGES[setting]
 
 
 SOURCE_MESSAGES = {
-    "name": (
-        {"name": "my web"},
-        "`sources.name` must consist of letters, digits, dots, dashes and underscores, but is 'my web'.",
-    ),
-    "files": ({"files": []}, "`sources.files` of `web` must name files or URLs, but is empty."),
-    "weight": ({"weight": 0}, "`sources.weight` must be above 0 and at most 100, but is 0.0."),
-    "cleaner": ({"cleaners": ["join"]}, "`sources.cleaners` must be 'join_lines', but is 'join'."),
-    "tokens without tokenizer": (
-        {"format": "megatron"},
-        "`tokens.tokenizer` must name the `tokenizer.json` that made the tokens of a `megatron` source, but is empty.",
-    ),
-    "key": (
-        {"wieght": 1},
-        "`sources.wieght` must be a key of `sources`, but there is no such key. The nearest is `sources.weight`.",
-    ),
+    "name = 'my web'": "`sources.name` must consist of letters, digits, dots, dashes and underscores, but is 'my web'.",
+    "files = []": "`sources.files` of `web` must name files or URLs, but is empty.",
+    "weight = 0": "`sources.weight` must be above 0 and at most 100, but is 0.0.",
+    "cleaners = ['join']": "`sources.cleaners` must be 'join_lines', but is 'join'.",
+    "format = 'megatron'": "`tokens.tokenizer` must name the `tokenizer.json` that made the tokens of a `megatron` "
+    "source, but is empty.",
+    "wieght = 1": "`sources.wieght` must be a key of `sources`, but there is no such key. The nearest is "
+    "`sources.weight`.",
 }
 
 
-@pytest.mark.parametrize("case", SOURCE_MESSAGES)
-def test_messages_of_sources(case):
-    changes, message = SOURCE_MESSAGES[case]
-    assert refused({**SOURCE, **changes}) == message
+@pytest.mark.parametrize("setting", SOURCE_MESSAGES)
+def test_messages_of_sources(setting):
+    assert refused({**SOURCE, **tomllib.loads(setting)}) == SOURCE_MESSAGES[setting]
 
 
 def test_two_sources_have_two_names():

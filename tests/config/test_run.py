@@ -1,22 +1,11 @@
 import dataclasses
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
 import crosscut.config
-from crosscut.config import (
-    PRESETS,
-    ConfigError,
-    Layout,
-    ModelConfig,
-    OptimizerConfig,
-    RunConfig,
-    TrainingConfig,
-    padded_vocab_size,
-)
-from tests.refusals import refusal
+from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig, padded_vocab_size
 
 MODEL = ModelConfig(num_layers=2, hidden_size=48, num_heads=6)
 
@@ -97,19 +86,6 @@ def test_config_and_planner_import_neither_torch_nor_numpy() -> None:
     program = "import sys, crosscut.config, crosscut.planner; print(*({'torch', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
-
-
-def test_a_rate_of_scalars_needs_scalars() -> None:
-    def make(**model: Any) -> RunConfig:
-        sizes = {"num_layers": 1, "hidden_size": 16, "num_heads": 2}
-        return RunConfig(model=ModelConfig(**sizes, **model), optimizer=OptimizerConfig(scalar_learning_rate=0.1))
-
-    make(norm_affine=False)
-    make(biases="none")
-    assert refusal(ConfigError, make, norm_affine=False, biases="none") == (
-        "`optimizer.scalar_learning_rate` must be 0 for a model whose matrices have no biases and whose norms have no "
-        "parameters, but is 0.1. Remove `optimizer.scalar_learning_rate`, or set model.norm_affine=true."
-    )
 
 
 def sizes(num_steps: int, **training: int) -> list[int]:

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from benchmarks.corpus.languages import is_faulty, read_languages
 from crosscut.config import ConfigError, CorpusConfig, CrosscutError, DataError, load_corpus
-from crosscut.config.system.deletion import MARKER_FILE
+from crosscut.config.system.markers import MARKER_FILE
 from crosscut.corpus import CorpusResult, explain_document, prepare_corpus, print_summary
 from crosscut.corpus.documents import read_table
 from crosscut.data import TokenFolder, Tokenizer, read_documents

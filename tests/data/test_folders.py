@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from crosscut.config import DataError
-from crosscut.config.system.deletion import DRAFT, MARKER_FILE, make_folder
+from crosscut.config.system.deletion import make_folder
+from crosscut.config.system.markers import DRAFT, MARKER_FILE
 from crosscut.data.folders import beside, complete, exchange, is_taken
 
 

@@ -44,7 +44,8 @@ def test_planted_deletion_is_found(tmp_path, capsys, planted):
     assert deletions.main([str(tmp_path)]) == 1
     out = capsys.readouterr()
     assert out.out.startswith(f"{tmp_path}/planted.py:")
-    assert out.err.startswith("Only `crosscut/config/system/deletion.py` may remove, rename or replace files, but ")
+    homes = "`crosscut/config/system/deletion.py` and `crosscut/config/system/object_deletion.py`"
+    assert out.err.startswith(f"Only {homes} may remove, rename or replace files, but ")
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_what_removes_no_file_passes(tmp_path, harmless):
     assert list(deletions.findings([tmp_path])) == []
 
 
-def test_the_module_that_the_check_leaves_out_is_the_one_that_removes_files():
+def test_the_modules_that_the_check_leaves_out_are_those_that_remove_files():
     """`make check` runs the check of the whole package."""
-    home = deletions.HOME.read_text(encoding="utf-8")
-    assert "os.unlink" in home and "shutil.rmtree" in home
+    local, objects = (home.read_text(encoding="utf-8") for home in deletions.HOMES)
+    assert "os.unlink" in local and "shutil.rmtree" in local and ".rm_file(" in objects

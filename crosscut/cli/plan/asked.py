@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from crosscut.cli.arguments import has_file
 from crosscut.config import PRESETS, ConfigError, Layout, RunConfig, load_run
 from crosscut.config.checks import listed
+from crosscut.config.loading.keys import nearest
 from crosscut.config.system.terminal import echo
 
 if TYPE_CHECKING:
@@ -71,9 +72,7 @@ def _preset(name: str) -> str:
         raise ConfigError(
             f"`--model` must name one preset, but {name!r} is the end of several names. Choose {listed(found)}."
         )
-    import difflib
-
     ends = {preset.partition("-")[2]: preset for preset in reversed(PRESETS)} | {preset: preset for preset in PRESETS}
-    close = difflib.get_close_matches(wanted, ends, n=1, cutoff=0.5)
+    close = nearest(wanted, ends)
     hint = f"The nearest is `{ends[close[0]]}`." if close else f"Choose {listed(f'`{preset}`' for preset in PRESETS)}."
     raise ConfigError(f"`--model` must name a preset, but is `{name}`. {hint}")

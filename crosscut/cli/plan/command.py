@@ -7,11 +7,10 @@ options of the other two commands, with the reason.
 
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
 
 import click
 
-from crosscut.cli.arguments import RunCommand, file_option, gathered, run_arguments
+from crosscut.cli.arguments import OptionValue, RunCommand, file_option, gathered, run_arguments
 from crosscut.cli.plan.dry_run import DryRunOptions, show_dry_run
 from crosscut.cli.plan.forecast import ForecastOptions, number_of_tokens, price_per_hour, show_forecast
 from crosscut.cli.plan.refusal import refuse_options
@@ -81,13 +80,13 @@ def dry_run(options: DryRunOptions) -> None:
     show_dry_run(options)
 
 
-class _Plan(RunCommand):
+class _PlanCommand(RunCommand):
     """The forecast command. If the arguments contain `--calibrate` or `--dry-run`, the command for this option parses
     them.
     """
 
     def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: OptionValue
     ) -> click.Context:
         """Parse the arguments with the command that the options in `args` select."""
         options = {word.partition("=")[0] for word in (args[: args.index("--")] if "--" in args else args)}
@@ -107,7 +106,7 @@ class _Plan(RunCommand):
                     formatter.write(f"  {line}\n")
 
 
-@click.command(cls=_Plan)
+@click.command(cls=_PlanCommand)
 @run_arguments()
 @_model
 @click.option("--gpus", type=int, help="Number of devices.  [default: the number of ranks in the run's layout]")

@@ -1,12 +1,12 @@
 """The command `crosscut plan --dry-run`."""
 
-import json
 import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
+from crosscut.cli.arguments import echo_json
 from crosscut.cli.plan.asked import asked_device, asked_run, with_vocabulary
 from crosscut.config import load_layout
 from crosscut.config.checks import divisors
@@ -32,7 +32,7 @@ class DryRunOptions:
     as_json: bool
 
 
-class _Progress:
+class _DryRunProgress:
     """Progress of a dry run: a line every few seconds, on the error stream."""
 
     def __init__(self) -> None:
@@ -63,10 +63,10 @@ def show_dry_run(options: DryRunOptions) -> None:
     on_cpu = run.training.device == "cpu" if device is None else device.device == "cpu"
     precision = None if device is None else device.fast_precision
     rehearsal = rehearse(
-        run, rank=options.rank, device="cpu" if on_cpu else "cuda", precision=precision, tell=_Progress().tell
+        run, rank=options.rank, device="cpu" if on_cpu else "cuda", precision=precision, tell=_DryRunProgress().tell
     )
     if options.as_json:
-        echo(json.dumps(to_json(rehearsal), indent=2))
+        echo_json(to_json(rehearsal))
     else:
         print_rehearsal(rehearsal)
         if device is not None and (text := _text_against_memory(rehearsal, device)):

@@ -1,6 +1,5 @@
 """The command `crosscut plan`: search the layouts of a run, and print or write the plans."""
 
-import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from crosscut.cli.arguments import echo_json
 from crosscut.cli.plan.asked import asked_device, asked_run, with_vocabulary
 from crosscut.config import ConfigError, RunConfig, write_toml, write_whole
 from crosscut.config.checks import listed
@@ -94,7 +94,7 @@ def show_forecast(options: ForecastOptions) -> None:
     if options.as_json:
         from crosscut.planner.facts import to_json
 
-        echo(json.dumps(to_json(plans, top=options.top, tokens=options.tokens, price=options.price), indent=2))
+        echo_json(to_json(plans, top=options.top, tokens=options.tokens, price=options.price))
     else:
         from crosscut.cli.plan.table import show_plans
 

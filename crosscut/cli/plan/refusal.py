@@ -2,8 +2,6 @@
 click command of its own.
 """
 
-from typing import Any
-
 import click
 from click.core import ParameterSource
 
@@ -25,7 +23,7 @@ def refuse_options(command: click.Command, *others: click.Command, message: str,
 
 
 def _refused(parameter: click.Parameter, message: str, *, hidden: bool) -> click.Parameter:
-    def refuse(context: click.Context, typed: click.Parameter, value: Any) -> None:
+    def refuse(context: click.Context, typed: click.Parameter, value: object) -> None:
         if context.get_parameter_source(str(typed.name)) is not ParameterSource.DEFAULT:
             option = typed.opts[0] if isinstance(typed, click.Option) else "RUN.toml"
             raise ConfigError(message.format(option=option, value=_told(value)))

@@ -2,11 +2,10 @@
 and the layouts that do not fit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.text import Text
 
 from crosscut.cli.plan.ranking import columns, legend, ranking, seconds_text
@@ -34,39 +33,43 @@ def show_plans(plans: "Plans", options: "ForecastOptions", asked: RunConfig) -> 
     because the plan chooses their values.
     """
     console = new_console(width=_WIDTH)
-    training, model = plans.asked.training, plans.asked.model
-    vocabulary = "" if asked.model.vocab_size else f"; a vocabulary of {model.vocab_size:,} (data.vocab_size)"
-    parameters = f"{_in_words(count_parameters(model))} parameters"
-    console.print(Text(f"{parameters} on {plans.num_ranks:,} x {plans.hardware.name}, in {training.precision}"))
-    batch = f"{training.batch_size:,} sequences of {training.sequence_length:,} tokens per step"
-    if training.initial_batch_size:
-        batch += f" ({training.initial_batch_size:,} at the start, growing over {training.ramp_steps:,} steps)"
-    console.print(Text(f"{batch}{vocabulary}"))
-    console.print(Text(f"recipe {describe_recipe(asked)}" if asked.recipe else describe_recipe(asked)))
-    given = [name for name in (argument.partition("=")[0] for argument in options.arguments) if name in CHOSEN]
-    if given:
-        console.print(Text(f"The plan chooses the values of {', '.join(given)}; the given values have no effect."))
+    for line in _heading(plans, options, asked):
+        console.print(Text(line))
     if plans.fitting:
         shown = columns(plans, options)
         for part in (ranking(shown, width=_WIDTH), "", legend(shown), ""):
             console.print(part, crop=False)
-        _show_margin(console, plans)
-        _show_best(console, plans.fitting[0], plans.asked, plans.hardware)
-    _show_rejected(console, plans)
+        for line in (*_margin(plans), *_details(plans.fitting[0], plans.asked, plans.hardware)):
+            console.print(Text(line))
+    for line in _rejected(plans, console.width):
+        console.print(Text(line))
 
 
-def _show_margin(console: Console, plans: "Plans") -> None:
-    """Print the fastest layout that leaves a margin of memory, if the first layout leaves none."""
+def _heading(plans: "Plans", options: "ForecastOptions", asked: RunConfig) -> Iterator[str]:
+    training, model = plans.asked.training, plans.asked.model
+    vocabulary = "" if asked.model.vocab_size else f"; a vocabulary of {model.vocab_size:,} (data.vocab_size)"
+    parameters = f"{_in_words(count_parameters(model))} parameters"
+    yield f"{parameters} on {plans.num_ranks:,} x {plans.hardware.name}, in {training.precision}"
+    batch = f"{training.batch_size:,} sequences of {training.sequence_length:,} tokens per step"
+    if training.initial_batch_size:
+        batch += f" ({training.initial_batch_size:,} at the start, growing over {training.ramp_steps:,} steps)"
+    yield f"{batch}{vocabulary}"
+    yield f"recipe {describe_recipe(asked)}" if asked.recipe else describe_recipe(asked)
+    given = [name for name in (argument.partition("=")[0] for argument in options.arguments) if name in CHOSEN]
+    if given:
+        yield f"The plan chooses the values of {', '.join(given)}; the given values have no effect."
+
+
+def _margin(plans: "Plans") -> Iterator[str]:
+    """The fastest layout that leaves a margin of memory, if the first layout leaves none."""
     best = plans.fitting[0]
     roomy = next((plan for plan in plans.fitting if not plans.is_near_limit(plan)), None)
     if roomy is None or roomy is best:
         return
     row, slower = plans.fitting.index(roomy) + 1, roomy.time.total / best.time.total - 1
-    console.print(
-        Text(
-            f"The first layout without a star is number {row}: {roomy.candidate.layout}, micro-batch "
-            f"{roomy.candidate.micro_batch_size}, {roomy.memory.total / 1e9:.1f} GB, {slower:.1%} slower.\n"
-        )
+    yield (
+        f"The first layout without a star is number {row}: {roomy.candidate.layout}, micro-batch "
+        f"{roomy.candidate.micro_batch_size}, {roomy.memory.total / 1e9:.1f} GB, {slower:.1%} slower.\n"
     )
 
 
@@ -74,7 +77,7 @@ def _in_words(number: int) -> str:
     return f"{number / 1e9:,.3g} billion" if number >= 1e9 else f"{number / 1e6:.3g} million"
 
 
-def _show_best(console: Console, best: "Plan", asked: RunConfig, hardware: "Hardware") -> None:
+def _details(best: "Plan", asked: RunConfig, hardware: "Hardware") -> Iterator[str]:
     held = ", ".join(
         f"{name.replace('_', ' ')} {getattr(best.memory, name) / 1e9:.2f}"
         for name in MEMORY_CATEGORIES
@@ -83,26 +86,19 @@ def _show_best(console: Console, best: "Plan", asked: RunConfig, hardware: "Hard
     where = "of a rank"
     if best.candidate.layout.pipeline > 1:
         where = f"of rank {best.candidate.pipeline_rank} of the pipeline, the fullest one,"
-    console.print(Text(f"With the first layout, the memory {where} peaks at: {best.memory.instant}. In GB: {held}."))
+    yield f"With the first layout, the memory {where} peaks at: {best.memory.instant}. In GB: {held}."
     if stages := best.candidate.layout.stages:
         sizes = ", ".join(map(str, stages))
-        console.print(
-            Text(
-                f"The first layout has layout.stages=[{sizes}], which is faster than a cut into stages of equal FLOPs."
-            )
-        )
+        yield f"The first layout has layout.stages=[{sizes}], which is faster than a cut into stages of equal FLOPs."
     sent = [_sent(fact) for fact in traffic_facts(best) if fact["bytes"] >= 1e6]
     if sent:
-        console.print(Text(f"In a step with the first layout, a rank sends {'; '.join(sent)}."))
+        yield f"In a step with the first layout, a rank sends {'; '.join(sent)}."
     reason = best.run(asked).reason_against_compiling
     if reason and asked.training.compile != "off":
-        console.print(Text(f"The first layout's layers are not compiled: {reason}."))
+        yield f"The first layout's layers are not compiled: {reason}."
     if hardware.device == "cuda" and (reason := reason_against_halves(best.candidate)):
-        console.print(
-            Text(
-                "In the first layout, the forward messages of the split sequence overlap with no matrix product: "
-                f"{reason}."
-            )
+        yield (
+            f"In the first layout, the forward messages of the split sequence overlap with no matrix product: {reason}."
         )
 
 
@@ -115,14 +111,14 @@ def _sent(fact: Mapping[str, Any]) -> str:
     )
 
 
-def _show_rejected(console: Console, plans: "Plans") -> None:
+def _rejected(plans: "Plans", width: int) -> Iterator[str]:
     leanest = plans.leanest
     fit, rest = len(plans.fitting), len(plans.rejected)
     number = f"{fit:,} layout{' fits' if fit == 1 else 's fit'}, {rest:,} {'does' if rest == 1 else 'do'} not"
     closest = f"; the closest {'is' if len(leanest) == 1 else 'are'}:" if leanest else "."
-    console.print(Text(f"\n{number}{closest}"))
+    yield f"\n{number}{closest}"
     for rejected in leanest[:_MOST_REJECTED]:
         line = f"{rejected.label}: {rejected.reason}"
-        console.print(Text(fill(line, console.width, initial_indent="  ", subsequent_indent="    ")))
+        yield fill(line, width, initial_indent="  ", subsequent_indent="    ")
     if len(leanest) > _MOST_REJECTED:
-        console.print(Text(f"  and {len(leanest) - _MOST_REJECTED} more (--json lists all)"))
+        yield f"  and {len(leanest) - _MOST_REJECTED} more (--json lists all)"

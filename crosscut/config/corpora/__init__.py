@@ -18,23 +18,7 @@ from crosscut.config.corpora.stages import (
 )
 
 __all__ = [
-    "Cleaner",
-    "CleaningConfig",
-    "CorpusConfig",
-    "DuplicatesConfig",
-    "EngineConfig",
-    "EngineKind",
-    "Extraction",
-    "HtmlConfig",
-    "IngestConfig",
-    "LanguageConfig",
-    "LanguageDetector",
-    "LeakageAction",
-    "LeakageConfig",
-    "LengthConfig",
-    "Normalization",
-    "SourceConfig",
-    "SourceFormat",
-    "TokensConfig",
-    "UrlsConfig",
-]
+    "Cleaner", "CleaningConfig", "CorpusConfig", "DuplicatesConfig", "EngineConfig", "EngineKind", "Extraction",
+    "HtmlConfig", "IngestConfig", "LanguageConfig", "LanguageDetector", "LeakageAction", "LeakageConfig",
+    "LengthConfig", "Normalization", "SourceConfig", "SourceFormat", "TokensConfig", "UrlsConfig",
+]  # fmt: skip

@@ -12,8 +12,8 @@ computes attention for all tokens, with its share of the heads.
 
 from typing import NamedTuple
 
-from crosscut.config.checks import divisors, listed
-from crosscut.config.errors import ConfigError, LayoutError
+from crosscut.config.checks import divisors, listed, multiples_around, require_value
+from crosscut.config.errors import LayoutError
 from crosscut.config.layout import ContextAttention, Layout
 from crosscut.config.model import HeadKind, ModelConfig
 from crosscut.config.training import TrainingConfig
@@ -73,10 +73,9 @@ def require_context(model: ModelConfig, layout: Layout, training: TrainingConfig
     if layout.context == 1:
         return
     if model.head is not HeadKind.NEXT_TOKEN:
-        raise LayoutError(
-            f'`layout.context` must be 1 for a model with `model.head` = "{model.head}", but is {layout.context}. '
-            "Context parallelism is only for models that predict the next token. Remove `layout.context`."
-        )
+        remedy = "Context parallelism is only for models that predict the next token. Remove `layout.context`."
+        when = f'for a model with `model.head` = "{model.head}"'
+        require_value("layout.context", layout.context, 1, when, remedy, error=LayoutError)
     _require_pieces(layout, training.sequence_length)
     heads, _ = heads_of_rank(model, layout)
     way = layout.context_attention
@@ -86,12 +85,12 @@ def require_context(model: ModelConfig, layout: Layout, training: TrainingConfig
             f"(`model.num_heads` {model.num_heads} / `layout.tensor` {layout.tensor}), but is {layout.context}. "
             f'Try {listed(divisors(heads))}, or set layout.context_attention="auto".'
         )
-    if way is ContextAttention.RING and model.dropout:
-        raise ConfigError(
-            f'`model.dropout` must be 0 with layout.context_attention="ring", but is {model.dropout}. The ring merges '
-            "the results of several kernels, and these kernels cannot drop scores. Set "
+    if way is ContextAttention.RING:
+        remedy = (
+            "The ring merges the results of several kernels, and these kernels cannot drop scores. Set "
             'layout.context_attention="auto", or model.dropout=0.'
         )
+        require_value("model.dropout", model.dropout, 0, 'with layout.context_attention="ring"', remedy)
 
 
 def _require_pieces(layout: Layout, length: int) -> None:
@@ -102,9 +101,8 @@ def _require_pieces(layout: Layout, length: int) -> None:
     multiple = 2 * layout.context * split
     if length % multiple:
         by = " x `layout.tensor`" if split > 1 else ""
-        below = length // multiple * multiple
         raise LayoutError(
             f"`training.sequence_length` must be a multiple of {multiple} (2 x `layout.context`{by}), but is {length}. "
             "Every context rank has an early and a late piece of each sequence. "
-            f"Try {listed([each for each in (below, below + multiple) if each])}."
+            f"Try {listed(multiples_around(length, multiple))}."
         )

@@ -2,7 +2,7 @@
 divisible.
 """
 
-from crosscut.config.checks import divisors, listed
+from crosscut.config.checks import divisors, listed, multiples_around
 from crosscut.config.errors import ConfigError, LayoutError
 from crosscut.config.layout import Layout
 from crosscut.config.model import ModelConfig
@@ -16,7 +16,7 @@ def require_batch(layout: Layout, training: TrainingConfig) -> None:
     if batch % data:
         raise LayoutError(
             f"`{name}` must be a multiple of `layout.data` ({data}), but is {batch}. "
-            f"Try {listed(_multiples_around(batch, data))}."
+            f"Try {listed(multiples_around(batch, data))}."
         )
     if micro and batch // data % micro:
         raise ConfigError(
@@ -73,7 +73,7 @@ def require_sequence(model: ModelConfig, layout: Layout, training: TrainingConfi
     if layout.sequence_parallel and length % tensor:
         raise LayoutError(
             f"`training.sequence_length` must be a multiple of `layout.tensor` ({tensor}) under sequence "
-            f"parallelism, but is {length}. Try {listed(_multiples_around(length, tensor))}."
+            f"parallelism, but is {length}. Try {listed(multiples_around(length, tensor))}."
         )
 
 
@@ -104,9 +104,3 @@ def _require_multiples(model: ModelConfig, tensor: int, multiple: int) -> None:
                 f"{name} must be a multiple of {multiple} for float8 products, but is {width}. Choose other sizes, "
                 'or set training.precision="bfloat16".'
             )
-
-
-def _multiples_around(number: int, divisor: int) -> list[int]:
-    """Return the nearest positive multiples of `divisor` below and above `number`."""
-    below = number // divisor * divisor
-    return [multiple for multiple in (below, below + divisor) if multiple]

@@ -5,11 +5,11 @@ import glob
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from math import isnan
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from crosscut.config.checks import MOST_SEED, Choice, require_one_of, require_text, shown
 from crosscut.config.corpora import CorpusConfig
@@ -19,6 +19,12 @@ from crosscut.config.loading.mistakes import Mistakes
 from crosscut.config.model import ModelConfig
 from crosscut.config.run import RunConfig
 from crosscut.config.system.files import parse_toml
+from crosscut.config.system.records import Kind, fields_of
+
+_T = TypeVar("_T")
+
+Table = dict[str, object]
+"""Settings that are not checked yet, keyed by section or by field."""
 
 _MOST_SECTIONS = 1000
 """Maximum number of sections in an array of sections, such as the folders of a mixture."""
@@ -32,7 +38,7 @@ meant takes time."""
 class Override(str):
     """A value from the command line as the user typed it. The key decides how the value is interpreted."""
 
-    def parsed(self) -> Any:
+    def parsed(self) -> object:
         """The value parsed as TOML, or the unchanged string if it is not valid TOML."""
         try:
             table = parse_toml(f"value = {self}")
@@ -40,7 +46,7 @@ class Override(str):
             return str(self)
         return table["value"] if len(table) == 1 else str(self)  # a string with line breaks may parse as several keys
 
-    def items(self) -> Any:
+    def items(self) -> object:
         """The value of a key that takes a list: a TOML array, or items with commas between them, as in `a.txt,b.txt`
         and `[a.txt, b.txt]`. Each item is an `Override`. The name of an existing file and a glob that matches files may
         contain commas and brackets.
@@ -89,7 +95,7 @@ def _joined_files(parts: list[str]) -> Iterator[str]:
         start = end
 
 
-def parsed(value: Any) -> Any:
+def parsed(value: object) -> object:
     """Return the parsed value of an override. Any other value is returned unchanged."""
     return value.parsed() if isinstance(value, Override) else value
 
@@ -106,7 +112,13 @@ class SectionBuilder:
         self._mistakes = mistakes
         self._given: set[str] = set()
 
-    def build(self, kind: type, table: Any, path: str = "", place: str = "") -> Any:
+    def build_whole(self, kind: type[_T], table: object, path: str = "") -> _T:
+        """Build the dataclass `kind` from a table. Raises `ConfigError` with all mistakes."""
+        built = self.build(kind, table, path)
+        self._mistakes.raise_all()
+        return typing.cast(_T, built)
+
+    def build(self, kind: type[_T], table: object, path: str = "", place: str = "") -> _T | None:
         """Build the dataclass `kind` from a table, recursively. Returns None if a mistake makes this impossible.
 
         `path` is the dotted name of the table, such as `data.mixture`. For a table in an array of tables, `place` is
@@ -125,13 +137,13 @@ class SectionBuilder:
     def _note(self, message: str, place: str = "") -> None:
         self._mistakes.note(ConfigError(message), place)
 
-    def _refuse_unknown(self, kind: type, table: Mapping[str, Any], path: str, place: str) -> dict[str, Any]:
+    def _refuse_unknown(self, kind: type, table: Mapping[str, object], path: str, place: str) -> Table:
         """Record as mistakes the keys that `kind` does not have, but at most `_MOST_UNKNOWN` of them. If the key of a
         required field is misspelt, the result maps the correct key to the given value, so that other checks can use
         this value.
         """
-        known = _names(kind)
-        meant: dict[str, Any] = {}
+        hints, required = fields_of(kind)
+        known, meant = list(hints), Table()
         for key in islice((key for key in table if key not in known), _MOST_UNKNOWN):
             if not path:
                 self._refuse_at_top(kind, key, table[key])
@@ -141,32 +153,33 @@ class SectionBuilder:
                 choices = advice(found, [*known, "preset"] if path == "model" else known)
                 self._note(f"`{name}` must be a key of `{path}`, but there is no such key.{choices}", f"{place}.{key}")
                 self._mistakes.doubt(found)
-                meant |= {field: table[key] for field in _required(kind) if [_joined(path, field)] == found}
+                meant |= {field: table[key] for field in required if [_joined(path, field)] == found}
         return {field: value for field, value in meant.items() if field not in table}
 
-    def _refuse_at_top(self, kind: type, key: str, value: Any) -> None:
+    def _refuse_at_top(self, kind: type, key: str, value: object) -> None:
         """Record a mistake for a key without a section, or for each key of an unknown section."""
         names = [f"{key}.{inner}" for inner in value] if isinstance(value, Mapping) else [key]
         found = {name: meant_keys(name, self._keys) for name in names}
         if not any(found.values()):
-            close = [name for name in (nearest(key, _names(kind)),) if name]
-            told = advice(close, _names(kind))
-            self._note(f"`{key}` must be a section of {_WHOLES[kind]}, but there is no such key.{told}", key)
+            known = fields_of(kind)[0]
+            close = nearest(key, known)
+            self._note(
+                f"`{key}` must be a section of {_WHOLES[kind]}, but there is no such key.{advice(close, known)}", key
+            )
             self._mistakes.doubt(close)
             return
         for name, keys in found.items():
             self._note(f"`{name}` must be a key of {_WHOLES[kind]}, but there is no such key.{advice(keys)}", name)
             self._mistakes.doubt(keys)
 
-    def _values(self, kind: type, table: Mapping[str, Any], path: str, place: str) -> dict[str, Any] | None:
+    def _values(self, kind: type, table: Mapping[str, object], path: str, place: str) -> Table | None:
         """Values of the fields that the table gives. None if a section is missing or cannot be built, or if a value
         without a default is missing. The section of the model is an exception: stand-ins replace its missing values, so
         that its other fields and the other sections are still checked.
         """
-        fields, hints = _fields(kind), typing.get_type_hints(kind)
-        values: dict[str, Any] = {}
-        failed = set()
-        for key in (key for key in table if key in fields):
+        hints, required = fields_of(kind)
+        values, failed = Table(), set[str]()
+        for key in (key for key in table if key in hints):
             name, at = _joined(path, key), _joined(place, key)
             try:
                 values[key] = self._convert(hints[key], table[key], name, at)
@@ -174,7 +187,7 @@ class SectionBuilder:
             except ConfigError as error:
                 self._mistakes.note(error, at)
                 self._mistakes.doubt([name])
-            if values.get(key) is None and (section_of(hints[key]) or _is_required(fields[key])):
+            if values.get(key) is None and (section_of(hints[key]) or key in required):
                 failed.add(key)
         failed.update(self._missing(kind, table, path, place))
         if path == "model":
@@ -183,32 +196,32 @@ class SectionBuilder:
             return values
         return None if failed else values
 
-    def _missing(self, kind: type, table: Mapping[str, Any], path: str, place: str) -> list[str]:
+    def _missing(self, kind: type, table: Mapping[str, object], path: str, place: str) -> list[str]:
         """Required fields that the table does not give. They are recorded as mistakes, unless the table also has an
         unknown key that resembles no known one, because that key may be a required field under a wrong name.
         """
-        missing = [key for key in _required(kind) if key not in table]
+        known, required = fields_of(kind)
+        missing = [key for key in required if key not in table]
         names = [name for key in missing if not self._mistakes.is_doubtful(name := _joined(path, key))]
-        known = _fields(kind).keys()
         if names and all(key in known or meant_keys(_joined(path, key), self._keys) for key in table):
             verb = "is" if len(names) == 1 else "are"
             hint = _MODEL_HINT if "model" in (path, *names) else ""
             self._note(f"{quoted(names)} must be given, but {verb} missing.{hint}", place)
         return missing
 
-    def _stand_in(self, key: str, values: dict[str, Any]) -> None:
+    def _stand_in(self, key: str, values: Table) -> None:
         """Replace a missing or wrong size of the model with a stand-in, a value with which the other fields can be
         checked.
 
         The user did not give this value, so mistakes that name the size, or a size that is computed from it, are not
         recorded.
         """
-        heads = values.get("num_heads", 1)
+        heads = typing.cast(int, values.get("num_heads", 1))
         values[key] = _HEAD_SIZE * min(max(heads, 1), _MOST_HEADS) if key == "hidden_size" else 1
         derived = [name for name in _DERIVED.get(key, ()) if not values.get(name)]
         self._mistakes.doubt(f"model.{name}" for name in (key, *derived))
 
-    def _construct(self, kind: type, values: dict[str, Any], path: str, place: str) -> Any:
+    def _construct(self, kind: Callable[..., _T], values: Table, path: str, place: str) -> _T | None:
         """Create the dataclass. If the dataclass refuses a value, the mistake is recorded and the default is used."""
         while True:
             try:
@@ -220,7 +233,7 @@ class SectionBuilder:
                 if not self._leave_out(kind, values, names, path):
                     return None
 
-    def _leave_out(self, kind: type, values: dict[str, Any], names: Iterable[str], path: str) -> bool:
+    def _leave_out(self, kind: Kind, values: Table, names: Iterable[str], path: str) -> bool:
         """Find the first key of `names` that the user gave, and replace its value with the default. A model size
         that has no default gets a stand-in. Returns whether a value was replaced.
 
@@ -228,36 +241,38 @@ class SectionBuilder:
         """
         name = next((name for name in names if name in self._given), "")
         section, _, key = name.removeprefix(f"{path}.").rpartition(".")
-        owner = type(values.get(section)) if section else kind
-        field = _fields(owner).get(key) if dataclasses.is_dataclass(owner) else None
-        if field is not None and kind is ModelConfig and _is_required(field):
-            self._given.discard(name)
-            self._stand_in(key, values)
-            return True
-        if field is None or _is_required(field):
+        inner: Kind = values.get(section)
+        owner = type(inner) if section else kind
+        hints, required = fields_of(owner) if dataclasses.is_dataclass(owner) else ({}, ())
+        if key not in hints or (key in required and kind is not ModelConfig):
             return False
         self._given.discard(name)
+        if key in required:
+            self._stand_in(key, values)
+            return True
         self._mistakes.doubt([name])
-        if section:
-            values[section] = dataclasses.replace(values[section], **{key: field.default})
-        else:
+        if not section:
             del values[key]
+            return True
+        try:
+            values[section] = dataclasses.replace(inner, **{key: getattr(owner, key)})
+        except ConfigError:  # the default does not suit the other values of the section
+            return False
         return True
 
-    def _convert(self, kind: Any, value: Any, name: str, place: str) -> Any:
+    def _convert(self, kind: Any, value: object, name: str, place: str) -> object:
         if isinstance(kind, type) and issubclass(kind, Choice):
             if not isinstance(value, str):
                 require_one_of(name, value, kind)
             return self._convert(str, value, name, place)  # the dataclass replaces the string with a member
+        section, is_tuple = section_of(kind), typing.get_origin(kind) is tuple
         if isinstance(value, Override):
-            is_list = typing.get_origin(kind) is tuple and not section_of(kind)
+            is_list = is_tuple and section is None
             value = value.items() if is_list else value.as_text() if kind is str else value.parsed()
-        if dataclasses.is_dataclass(kind):
-            return self.build(typing.cast(type, kind), value, name, place)
-        if section_of(kind):
-            return self._items(kind, value, name, place)
-        if typing.get_origin(kind) is tuple:
-            return _integers(value, name) if typing.get_args(kind)[0] is int else _strings(value, name)
+        if section is not None:
+            return (self._items if is_tuple else self.build)(section, value, name, place)
+        if is_tuple:
+            return _scalars(int if typing.get_args(kind)[0] is int else str, value, name)
         if kind is float and type(value) is int and abs(value) <= MOST_SEED:
             return float(value)
         if type(value) is not kind and not (kind is str and isinstance(value, Choice)):
@@ -265,7 +280,7 @@ class SectionBuilder:
         _require_usual(name, value)
         return value
 
-    def _items(self, kind: Any, value: Any, name: str, place: str) -> tuple[Any, ...] | None:
+    def _items(self, item: type[_T], value: object, name: str, place: str) -> tuple[_T, ...] | None:
         """Build an array of tables. Returns None if an item cannot be built."""
         if not isinstance(value, list | tuple):
             raise ConfigError(f"`{name}` must be one or more sections [[{name}]], but is {shown(value)}.")
@@ -273,30 +288,24 @@ class SectionBuilder:
             raise ConfigError(
                 f"`{name}` must have at most {_MOST_SECTIONS:,} sections, but has {len(value):,}. Remove some sections."
             )
-        item = typing.cast(type, section_of(kind))
         items = [self.build(item, table, name, f"{place}.{index}") for index, table in enumerate(value)]
-        return None if None in items else tuple(items)
+        built = tuple(one for one in items if one is not None)
+        return built if len(built) == len(items) else None
 
 
-def _strings(value: Any, name: str) -> tuple[str, ...]:
-    items = [value] if isinstance(value, str) else value
+def _scalars(kind: type[int] | type[str], value: object, name: str) -> tuple[int | str, ...]:
+    """Read a list of integers or of strings. A string alone is a list of one string."""
+    items = [value] if kind is str and isinstance(value, str) else value
     if isinstance(items, list | tuple):
-        items = [item.as_text() if isinstance(item, Override) else item for item in items]
-    if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
-        raise ConfigError(f"`{name}` must be a list of strings, but is {shown(value)}.")
+        items = [
+            item if not isinstance(item, Override) else item.as_text() if kind is str else item.parsed()
+            for item in items
+        ]
+    if not isinstance(items, list) or not all(isinstance(item, kind) and type(item) is not bool for item in items):
+        raise ConfigError(f"`{name}` must be a list of {_ITEM_NAMES[kind]}, but is {shown(items)}.")
     for item in items:
         _require_usual(name, item)
     return tuple(items)
-
-
-def _integers(value: Any, name: str) -> tuple[int, ...]:
-    if isinstance(value, list | tuple):
-        value = [parsed(item) for item in value]
-    if not isinstance(value, list | tuple) or not all(type(item) is int for item in value):
-        raise ConfigError(f"`{name}` must be a list of integers, but is {shown(value)}.")
-    for item in value:
-        _require_usual(name, item)
-    return tuple(value)
 
 
 def _require_usual(name: str, value: object) -> None:
@@ -313,25 +322,9 @@ def _joined(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def _fields(kind: type) -> dict[str, dataclasses.Field[Any]]:
-    return {field.name: field for field in dataclasses.fields(kind)}
-
-
-def _names(kind: type) -> list[str]:
-    return list(_fields(kind))
-
-
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
-def _required(kind: type) -> list[str]:
-    return [name for name, field in _fields(kind).items() if _is_required(field)]
-
-
 _MODEL_HINT = (
-    f" Give {quoted([f'model.{name}' for name in _required(ModelConfig)])}, or a `model.preset` such as `gpt2-small`, "
-    "`llama3-8b` or `demo` (docs/configuration.md lists all presets)."
+    f" Give {quoted([f'model.{name}' for name in fields_of(ModelConfig)[1]])}, or a `model.preset` such as "
+    "`gpt2-small`, `llama3-8b` or `demo` (docs/configuration.md lists all presets)."
 )
 """Advice for a model section without sizes. Starts with a space."""
 
@@ -348,5 +341,7 @@ _DERIVED: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
 _TYPE_NAMES: Mapping[type, str] = types.MappingProxyType(
     {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 )
+
+_ITEM_NAMES: Mapping[type, str] = types.MappingProxyType({int: "integers", str: "strings"})
 
 _WHOLES: Mapping[type, str] = types.MappingProxyType({RunConfig: "a run", CorpusConfig: "a corpus"})

@@ -137,10 +137,9 @@ def _similarity(name: str, key: str) -> float:
     return difflib.SequenceMatcher(None, last, key_last).ratio() + (_SAME_SECTION if section == of != "" else 0)
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Word in `known` that is most similar to `word`. None if no word is similar."""
-    close = difflib.get_close_matches(word[:_LONGEST_NAME], list(known), n=1, cutoff=0.5)
-    return close[0] if close else None
+def nearest(word: str, known: Iterable[str]) -> list[str]:
+    """The word in `known` that is most similar to `word`. Empty if no word is similar."""
+    return difflib.get_close_matches(word[:_LONGEST_NAME], list(known), n=1, cutoff=0.5)
 
 
 def advice(found: Sequence[str], choices: Iterable[str] = ()) -> str:

@@ -3,17 +3,15 @@
 import dataclasses
 import re
 import tomllib
-import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from crosscut.config.axes import OPTIONS
 from crosscut.config.checks import require_text, shown
 from crosscut.config.corpora import CorpusConfig
 from crosscut.config.errors import ConfigError
 from crosscut.config.layout import Layout
-from crosscut.config.loading.building import Override, SectionBuilder, parsed
+from crosscut.config.loading.building import Override, SectionBuilder, Table, parsed
 from crosscut.config.loading.keys import advice, keys_of, meant_keys, nearest
 from crosscut.config.loading.mistakes import Mistakes
 from crosscut.config.loading.recipe import expand_recipe
@@ -23,11 +21,9 @@ from crosscut.config.published.presets import MODERN, PRESETS
 from crosscut.config.run import RunConfig
 from crosscut.config.system.files import parse_toml, read_small, write_whole
 
-Table = dict[str, Any]
-
 
 def load_run(
-    source: Path | Mapping[str, Any],
+    source: Path | Mapping[str, object],
     overrides: Iterable[str] = (),
     *,
     change_layout: Callable[[Layout], Layout] | None = None,
@@ -54,20 +50,16 @@ def load_run(
     if change_layout is not None and (own := builder.build(Layout, table.get("layout", {}), "layout")) is not None:
         table["layout"] = dataclasses.asdict(change_layout(own))
     expand_recipe(table, preset, mistakes)
-    run = builder.build(RunConfig, table)
-    mistakes.raise_all()
-    return typing.cast(RunConfig, run)
+    return builder.build_whole(RunConfig, table)
 
 
-def load_corpus(source: Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> CorpusConfig:
+def load_corpus(source: Path | Mapping[str, object], overrides: Iterable[str] = ()) -> CorpusConfig:
     """Load a corpus from a TOML file or a parsed table, with overrides as in `load_run`. Overrides cannot change the
     sources. Raises `ConfigError` with all mistakes.
     """
     table, mistakes = _read(source, keys_of(CorpusConfig))
     _override(table, overrides, mistakes)
-    corpus = SectionBuilder(keys_of(CorpusConfig), mistakes).build(CorpusConfig, table)
-    mistakes.raise_all()
-    return typing.cast(CorpusConfig, corpus)
+    return SectionBuilder(keys_of(CorpusConfig), mistakes).build_whole(CorpusConfig, table)
 
 
 def is_corpus(path: Path) -> bool:
@@ -86,9 +78,7 @@ def load_layout(text: str, like: Layout | None = None) -> Layout:
     table, mistakes = _read(dataclasses.asdict(like or Layout()) | dict.fromkeys(OPTIONS, 1), keys)
     parts = re.split(r",(?![^\[]*\])", text)  # the commas of a list do not separate settings
     _override(table, [part.strip() for part in parts if part.strip()], mistakes)
-    layout = SectionBuilder(keys, mistakes).build(Layout, table, "layout")
-    mistakes.raise_all()
-    return typing.cast(Layout, layout)
+    return SectionBuilder(keys, mistakes).build_whole(Layout, table, "layout")
 
 
 def meant_settings(name: str) -> list[str]:
@@ -122,7 +112,7 @@ def write_toml(config: RunConfig | CorpusConfig, path: Path) -> None:
     write_whole(path, dump_toml(config))
 
 
-def _read(source: Path | Mapping[str, Any], keys: Iterable[str]) -> tuple[Table, Mistakes]:
+def _read(source: Path | Mapping[str, object], keys: Iterable[str]) -> tuple[Table, Mistakes]:
     """Read the table of a config. Return the table and an object that collects mistakes, which is still empty. `keys`
     are all keys that the config may have.
     """
@@ -132,8 +122,8 @@ def _read(source: Path | Mapping[str, Any], keys: Iterable[str]) -> tuple[Table,
     return table, Mistakes(keys, file=source, text=text)
 
 
-def _copy(value: Any) -> Any:
-    return {k: _copy(v) for k, v in value.items()} if isinstance(value, Mapping) else value
+def _copy(value: object) -> object:
+    return {key: _copy(inner) for key, inner in value.items()} if isinstance(value, Mapping) else value
 
 
 _TEXT = re.compile(r"\.(txt|jsonl|tsv|parquet)(\.(gz|bz2|zst|xz))?$")
@@ -220,7 +210,7 @@ def _dashed(option: str, value: str) -> ConfigError:
 def _apply(table: Table, name: str, text: str, mistakes: Mistakes) -> None:
     *sections, key = name.split(".")
     for depth, section in enumerate(sections, 1):
-        inside: Any = table.setdefault(section, {})
+        inside = table.setdefault(section, {})
         if not isinstance(inside, dict):
             mistakes.doubt([".".join(sections[:depth])])
             raise ConfigError(f"`{name}` must name a key of a section, but `{section}` is a value.")
@@ -242,7 +232,7 @@ def _expand_preset(table: Table, mistakes: Mistakes) -> str:
     if isinstance(name, str) and name in PRESETS:
         table["model"] = {**PRESETS[name], **model}
         return name
-    close = [preset for preset in (nearest(shown(name), PRESETS),) if preset]
+    close = nearest(shown(name), PRESETS)
     mistakes.note(ConfigError(f"`model.preset` must name a preset, but is {shown(name)}.{advice(close, PRESETS)}"))
     if close:
         table["model"] = {**PRESETS[close[0]], **model}
@@ -273,7 +263,7 @@ def _expand_published(table: Table, mistakes: Mistakes) -> None:
     A resumed run does not need the folder, because its resolved config already contains the model and the tokenizer.
     """
     training, model, data = (table.get(name, {}) for name in ("training", "model", "data"))
-    if not all(isinstance(section, dict) for section in (training, model, data)):
+    if not (isinstance(training, dict) and isinstance(model, dict) and isinstance(data, dict)):
         return
     name = parsed(training.get("initialize_from", ""))
     if not isinstance(name, str) or not name:

@@ -1,17 +1,18 @@
 """Expand a run's `recipe` into settings, and compute the settings whose defaults depend on other settings."""
 
-import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import TypeGuard
 
-from crosscut.config.checks import shown
+from crosscut.config.checks import Settings, shown
 from crosscut.config.errors import ConfigError
-from crosscut.config.loading.building import parsed
+from crosscut.config.loading.building import Table, parsed
 from crosscut.config.loading.keys import advice, nearest
 from crosscut.config.loading.mistakes import Mistakes
 from crosscut.config.model import ModelConfig
 from crosscut.config.optimizer import MatrixOptimizer, OptimizerConfig
 from crosscut.config.published.presets import PRESETS, sequence_length_of
 from crosscut.config.recipes import RECIPES, default_recipe, steps_between_validations
+from crosscut.config.system.records import fields_of
 from crosscut.config.training import TrainingConfig
 
 _WARM_UP_SHARE, _DECAY = 20, 10
@@ -23,7 +24,7 @@ _INITIAL_WEIGHTS = ("initial_spread", "zero_initial_outputs")
 keys."""
 
 
-def expand_recipe(table: dict[str, Any], preset: str, mistakes: Mistakes) -> None:
+def expand_recipe(table: Table, preset: str, mistakes: Mistakes) -> None:
     """Add the settings of the recipe that the key `recipe` names, except those that the run gives. If the key is
     missing or empty, `default_recipe` chooses a recipe for the model, and the key becomes its name; it stays empty if
     the run leaves nothing to the recipe. `preset` is the name of the model's preset, or empty.
@@ -38,83 +39,78 @@ def expand_recipe(table: dict[str, Any], preset: str, mistakes: Mistakes) -> Non
     An unknown recipe is recorded as a mistake. The most similar recipe, or the default recipe, is used in its place, so
     that the mistake does not cause further errors.
     """
-    training = table.get("training")
-    initial = parsed(training.get("initialize_from", "")) if isinstance(training, dict) else ""
-    default = default_recipe(_model_of(table), preset=preset, initialize_from=initial)
+    for section in ("training", "optimizer"):
+        table.setdefault(section, {})
+    sections = {name: section for name, section in table.items() if isinstance(section, dict)}
+    initial = parsed(sections.get("training", {}).get("initialize_from", ""))
+    default = default_recipe(_model_of(sections.get("model", {})), preset=preset, initialize_from=initial)
     given = parsed(table.get("recipe", ""))
     name = given or default
     if not isinstance(name, str) or name not in RECIPES:
-        close = [found for found in (nearest(shown(name), RECIPES),) if found]
+        close = nearest(shown(name), RECIPES)
         mistakes.note(ConfigError(f"`recipe` must name a recipe, but is {shown(name)}.{advice(close, RECIPES)}"))
         name = close[0] if close else default
-    table["recipe"] = name if given or not _is_complete(table) else ""
+    table["recipe"] = name if given or not _is_complete(sections) else ""
     recipe = _for_published_weights(RECIPES[name]) if initial else RECIPES[name]
-    defaults = {
-        "training": {**_plain(TrainingConfig), **recipe.get("training", {})},
-        "optimizer": {**_plain(OptimizerConfig), **recipe.get("optimizer", {})},
-    }
-    for section in defaults:
-        table.setdefault(section, {})
-    if all(isinstance(table[section], dict) for section in defaults):
-        _limit(table, defaults, preset)
+    if "training" in sections and "optimizer" in sections:
+        training = TrainingConfig(**recipe.get("training", {}))
+        _limit(sections, training, OptimizerConfig(**recipe.get("optimizer", {})), preset)
     for section, values in recipe.items():
-        if isinstance(table.setdefault(section, {}), dict):
-            table[section] = {**values, **table[section]}
+        own = table.setdefault(section, {})
+        if isinstance(own, dict):
+            table[section] = {**values, **own}
 
 
-def _model_of(table: dict[str, Any]) -> ModelConfig | None:
-    """Model of the run, or None if the settings of the model are wrong, which is reported later."""
-    section, names = table.get("model"), {field.name for field in dataclasses.fields(ModelConfig)}
+def _model_of(section: Table) -> ModelConfig | None:
+    """Model of the run, or None if the settings of the model are missing, or wrong, which is reported later."""
+    values: Settings = {key: parsed(value) for key, value in section.items() if key in fields_of(ModelConfig)[0]}
     try:
-        return (
-            ModelConfig(**{key: parsed(value) for key, value in section.items() if key in names}) if section else None
-        )
+        return ModelConfig(**values) if section else None
     except (ConfigError, TypeError, ValueError, AttributeError):
         return None
 
 
-def _is_complete(table: dict[str, Any]) -> bool:
+def _is_complete(sections: Mapping[str, Table]) -> bool:
     """Whether the run gives every setting that the recipe "small" sets, as the resolved file of a run does."""
-    return all(
-        isinstance(table.get(section), dict) and values.keys() <= table[section].keys()
-        for section, values in RECIPES["small"].items()
-    )
+    return all(values.keys() <= sections.get(name, {}).keys() for name, values in RECIPES["small"].items())
 
 
-def _for_published_weights(recipe: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _for_published_weights(recipe: Mapping[str, Settings]) -> Mapping[str, Settings]:
     """Recipe without the settings that the folder in `training.initialize_from` determines."""
     training = {key: value for key, value in recipe.get("training", {}).items() if key not in _INITIAL_WEIGHTS}
     return {"training": training, "optimizer": recipe.get("optimizer", {})}
 
 
-def _limit(table: dict[str, Any], defaults: dict[str, dict[str, Any]], preset: str) -> None:
-    """Compute the settings that depend on other settings, except those that the run gives."""
-    training, optimizer = table["training"], table["optimizer"]
-    steps, rate = (_number(table, defaults, *key) for key in (("training", "steps"), ("optimizer", "learning_rate")))
+def _limit(sections: Mapping[str, Table], training: TrainingConfig, optimizer: OptimizerConfig, preset: str) -> None:
+    """Compute the settings that depend on other settings, except those that the run gives. `training` and `optimizer`
+    are those of the recipe.
+    """
+    model, layout, loop, rates = (sections.get(name, {}) for name in ("model", "layout", "training", "optimizer"))
+    steps = _number(loop.get("steps", training.steps))
+    rate = _number(rates.get("learning_rate", optimizer.learning_rate))
     if steps is not None:
-        warm_up, every = defaults["optimizer"]["warmup_steps"], defaults["training"]["validate_every"]
-        optimizer.setdefault("warmup_steps", min(warm_up, int(steps) // _WARM_UP_SHARE))
-        training.setdefault("validate_every", min(every, steps_between_validations(int(steps))))
-    if rate is not None and "learning_rate" in optimizer:
-        optimizer.setdefault("min_learning_rate", min(defaults["optimizer"]["min_learning_rate"], rate / _DECAY))
-    layout, batch = table.get("layout"), defaults["training"]["batch_size"]
-    data = parsed(layout.get("data")) if isinstance(layout, dict) else None
-    training.setdefault("batch_size", batch + -batch % data if type(data) is int and data > 0 else batch)
-    model = table.get("model")
-    if isinstance(model, dict) and parsed(model.get("tied")) is True:
-        optimizer.setdefault("head_learning_rate", 0.0)
-    if parsed(optimizer.get("matrices", defaults["optimizer"]["matrices"])) != MatrixOptimizer.MUON:
-        optimizer.setdefault("matrix_learning_rate", 0.0)
-    length = sequence_length_of(preset) if preset in PRESETS else defaults["training"]["sequence_length"]
-    longest = parsed(model.get("max_sequence_length")) if isinstance(model, dict) else None
-    training.setdefault("sequence_length", min(length, longest) if type(longest) is int and longest > 0 else length)
+        rates.setdefault("warmup_steps", min(optimizer.warmup_steps, int(steps) // _WARM_UP_SHARE))
+        loop.setdefault("validate_every", min(training.validate_every, steps_between_validations(int(steps))))
+    if rate is not None and "learning_rate" in rates:
+        rates.setdefault("min_learning_rate", min(optimizer.min_learning_rate, rate / _DECAY))
+    data, batch = parsed(layout.get("data")), training.batch_size
+    loop.setdefault("batch_size", batch + -batch % data if _is_size(data) else batch)
+    if parsed(model.get("tied")) is True:
+        rates.setdefault("head_learning_rate", 0.0)
+    if parsed(rates.get("matrices", optimizer.matrices)) != MatrixOptimizer.MUON:
+        rates.setdefault("matrix_learning_rate", 0.0)
+    length = sequence_length_of(preset) if preset in PRESETS else training.sequence_length
+    longest = parsed(model.get("max_sequence_length"))
+    loop.setdefault("sequence_length", min(length, longest) if _is_size(longest) else length)
 
 
-def _number(table: dict[str, Any], defaults: dict[str, dict[str, Any]], section: str, key: str) -> float | None:
+def _is_size(value: object) -> TypeGuard[int]:
+    return type(value) is int and value > 0
+
+
+def _number(value: object) -> float | None:
     """Value of a setting. None if the value is not a positive number below 2^63."""
-    value = parsed(table[section].get(key, defaults[section][key]))
-    return value if type(value) in (int, float) and 0 < value < 2**63 else None
-
-
-def _plain(kind: type) -> dict[str, Any]:
-    return {field.name: field.default for field in dataclasses.fields(kind)}
+    number = parsed(value)
+    if isinstance(number, int | float) and type(number) is not bool and 0 < number < 2**63:
+        return number
+    return None

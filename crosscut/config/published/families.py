@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -15,12 +14,12 @@ class Family:
     architecture: str
     keys: Mapping[str, str]
     """Mapping from the name of a field in `ModelConfig` to the field's key in the family's `config.json`."""
-    fixed: Mapping[str, Any]
+    fixed: Mapping[str, object]
     """Fields of `ModelConfig` that have the same value in all models of the family."""
-    defaults: Mapping[str, Any]
+    defaults: Mapping[str, object]
     """Default values of the family that differ from the defaults of `ModelConfig`. A default applies if a file omits
     the key of the field."""
-    required: Mapping[str, tuple[Any, ...]]
+    required: Mapping[str, tuple[object, ...]]
     """Other keys that change the computation, with the values that Crosscut supports. The first value applies if a file
     omits the key."""
     biases: tuple[str, ...] = ()
@@ -31,12 +30,21 @@ class Family:
     """Length of the sliding attention window in tokens, if a file does not give it. None means full attention."""
     is_windowed: bool = False
     """Whether the sliding window is active even if a file does not set `use_sliding_window`."""
-    heads: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    heads: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Heads of the family's other architectures. Each key is the name of an architecture in the file, and its value
     holds the fields of `ModelConfig` that describe the head. A file with an unknown architecture is read without its
     head."""
     first_position: int = 0
     """Row of the first position in the table of learned positions. No text uses the rows before it."""
+
+
+_TASK_MODELS = {"classes": "SequenceClassification", "spans": "QuestionAnswering", "choice": "MultipleChoice"}
+"""Ends of the names of architectures that solve a task, keyed by their head."""
+
+
+def _task_models(prefix: str, *heads: str) -> dict[str, Mapping[str, object]]:
+    """Architectures with a head for a task, such as `GPT2ForSequenceClassification`."""
+    return {f"{prefix}For{_TASK_MODELS[head]}": {"head": head} for head in heads}
 
 
 _LLAMA_KEYS = {
@@ -92,7 +100,7 @@ GPT2 = Family(
         "quantization_config": (None,),
     },
     dropouts=("embd_pdrop", "attn_pdrop"),
-    heads={"GPT2ForSequenceClassification": {"head": "classes"}, "GPT2ForQuestionAnswering": {"head": "spans"}},
+    heads=_task_models("GPT2", "classes", "spans"),
 )
 BIGCODE = dataclasses.replace(
     GPT2,
@@ -106,7 +114,7 @@ BIGCODE = dataclasses.replace(
         "add_cross_attention": (False,),
         "quantization_config": (None,),
     },
-    heads={"GPTBigCodeForSequenceClassification": {"head": "classes"}},
+    heads=_task_models("GPTBigCode", "classes"),
 )
 LLAMA = Family(
     "llama",
@@ -116,7 +124,7 @@ LLAMA = Family(
     _LLAMA_DEFAULTS,
     _LLAMA_REQUIRED,
     biases=("attention_bias", "mlp_bias"),
-    heads={"LlamaForSequenceClassification": {"head": "classes"}, "LlamaForQuestionAnswering": {"head": "spans"}},
+    heads=_task_models("Llama", "classes", "spans"),
 )
 _WINDOWED = dataclasses.replace(LLAMA, biases=(), window=4096)
 MISTRAL = dataclasses.replace(
@@ -124,14 +132,14 @@ MISTRAL = dataclasses.replace(
     model_type="mistral",
     architecture="MistralForCausalLM",
     is_windowed=True,
-    heads={"MistralForSequenceClassification": {"head": "classes"}},
+    heads=_task_models("Mistral", "classes"),
 )
 QWEN2 = dataclasses.replace(
     _WINDOWED,
     model_type="qwen2",
     architecture="Qwen2ForCausalLM",
     fixed={**_LLAMA_FIXED, "biases": "qkv"},
-    heads={"Qwen2ForSequenceClassification": {"head": "classes"}, "Qwen2ForQuestionAnswering": {"head": "spans"}},
+    heads=_task_models("Qwen2", "classes", "spans"),
 )
 QWEN3 = dataclasses.replace(
     _WINDOWED,
@@ -139,7 +147,7 @@ QWEN3 = dataclasses.replace(
     architecture="Qwen3ForCausalLM",
     fixed={**_LLAMA_FIXED, "qk_norm": True, "qk_norm_kind": "rms"},
     required={**_LLAMA_REQUIRED, "attention_bias": (False,)},
-    heads={"Qwen3ForSequenceClassification": {"head": "classes"}, "Qwen3ForQuestionAnswering": {"head": "spans"}},
+    heads=_task_models("Qwen3", "classes", "spans"),
 )
 STARCODER2 = Family(
     "starcoder2",
@@ -151,7 +159,7 @@ STARCODER2 = Family(
     biases=("use_bias",),
     dropouts=("embedding_dropout", "attention_dropout"),
     is_windowed=True,
-    heads={"Starcoder2ForSequenceClassification": {"head": "classes"}},
+    heads=_task_models("Starcoder2", "classes"),
 )
 ARCEE = dataclasses.replace(
     LLAMA,
@@ -159,7 +167,7 @@ ARCEE = dataclasses.replace(
     architecture="ArceeForCausalLM",
     fixed={**_LLAMA_FIXED, "mlp": "relu2"},
     required={"hidden_act": ("relu2",), "quantization_config": (None,)},
-    heads={"ArceeForSequenceClassification": {"head": "classes"}, "ArceeForQuestionAnswering": {"head": "spans"}},
+    heads=_task_models("Arcee", "classes", "spans"),
 )
 NANOCHAT = dataclasses.replace(
     LLAMA,
@@ -216,9 +224,7 @@ BERT = Family(
     heads={
         "BertForPreTraining": {"head": "masked_tokens", "sentence_order": True},
         "BertForMaskedLM": {"head": "masked_tokens", "sentence_order": False},
-        "BertForSequenceClassification": {"head": "classes"},
-        "BertForQuestionAnswering": {"head": "spans"},
-        "BertForMultipleChoice": {"head": "choice"},
+        **_task_models("Bert", "classes", "spans", "choice"),
     },
 )
 ROBERTA = dataclasses.replace(
@@ -228,9 +234,7 @@ ROBERTA = dataclasses.replace(
     required={**BERT.required, "pad_token_id": (1,)},
     heads={
         "RobertaForMaskedLM": {"head": "masked_tokens", "sentence_order": False},
-        "RobertaForSequenceClassification": {"head": "classes"},
-        "RobertaForQuestionAnswering": {"head": "spans"},
-        "RobertaForMultipleChoice": {"head": "choice"},
+        **_task_models("Roberta", "classes", "spans", "choice"),
     },
     first_position=2,
 )

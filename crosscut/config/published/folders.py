@@ -8,14 +8,13 @@ this key, an error names the key.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from crosscut.config.checks import MOST, listed, shown
+from crosscut.config.checks import MOST, Settings, listed, shown
 from crosscut.config.errors import ConfigError
 from crosscut.config.model import Biases, HeadKind, ModelConfig, Positions
 from crosscut.config.published.families import FAMILIES, MISTRAL, ROBERTA, SOFT_CAP_FIELD, Family
 from crosscut.config.published.rotary import rotary_fields, rotary_keys
-from crosscut.config.published.table import PublishedTable
+from crosscut.config.published.table import PublishedTable, Table
 from crosscut.config.system.files import read_json
 
 MODEL_FILE = "config.json"
@@ -56,14 +55,17 @@ def read_published(folder: Path) -> Published:
     family = _family_of(table)
     for key, allowed in family.required.items():
         table.require(key, allowed)
-    fields = {**family.defaults, **{ours: table.take(key, ours) for ours, key in family.keys.items() if key in table}}
+    fields: Settings = {
+        **family.defaults,
+        **{ours: table.take(key, ours) for ours, key in family.keys.items() if key in table},
+    }
     if table.names_null(family.keys.get(SOFT_CAP_FIELD, "")):
         fields[SOFT_CAP_FIELD] = 0.0
     fields.update(family.fixed, **_heads(table, family))
     if family.first_position and "max_sequence_length" in fields:
         table.require_at_least(family.keys["max_sequence_length"], family.first_position + 1)
         fields["max_sequence_length"] -= family.first_position
-    window: dict[str, Any] = {}
+    window: Settings = {}
     if fields["positions"] == Positions.ROTARY:
         fields.update(_biases(table, family), **rotary_fields(table, fields.get("max_sequence_length")))
         fields.update(window := _window(table, family, fields))
@@ -85,7 +87,7 @@ def first_position_of(folder: Path) -> int:
     return _family_of(PublishedTable(folder / MODEL_FILE)).first_position if is_published(folder) else 0
 
 
-def _model(fields: Mapping[str, Any], family: Family, path: Path) -> ModelConfig:
+def _model(fields: Settings, family: Family, path: Path) -> ModelConfig:
     """Build a model from the values of a `config.json`. Errors name the file's keys instead of our fields."""
     try:
         return ModelConfig(**fields)
@@ -157,7 +159,7 @@ def require_exportable(model: ModelConfig) -> None:
 
 def published_table(
     model: ModelConfig, *, dtype: str, begin: int, stops: tuple[int, ...], labels: tuple[str, ...] = ()
-) -> dict[str, Any]:
+) -> Table:
     """Build the `config.json` of a model. `dtype` is torch's name for the element type of the tensors, `begin` is the
     token id with which a text begins, `stops` are the token ids that end a text, and `labels` are the names of the
     classes of a model with `head = "classes"`.
@@ -167,7 +169,7 @@ def published_table(
     """
     require_exportable(model)
     family, _ = _nearest(model)
-    table: dict[str, Any] = {"architectures": [_architecture(family, model)], "model_type": family.model_type}
+    table: Table = {"architectures": [_architecture(family, model)], "model_type": family.model_type}
     table.update({key: getattr(model, ours) for ours, key in family.keys.items()})
     if not model.logit_softcap and SOFT_CAP_FIELD in family.keys:
         table[family.keys[SOFT_CAP_FIELD]] = None
@@ -181,7 +183,7 @@ def published_table(
     return {**table, "bos_token_id": begin, "eos_token_id": ends, "torch_dtype": dtype}
 
 
-def _named_classes(number: int, labels: tuple[str, ...]) -> dict[str, Any]:
+def _named_classes(number: int, labels: tuple[str, ...]) -> Table:
     """Keys for the names of the classes. Without labels, the names are the defaults of `transformers`."""
     names = labels or tuple(f"LABEL_{index}" for index in range(number))
     if len(names) != number or len(set(names)) != number:
@@ -208,7 +210,7 @@ def _family_of(table: PublishedTable) -> Family:
     return FAMILIES[name]
 
 
-def _heads(table: PublishedTable, family: Family) -> Mapping[str, Any]:
+def _heads(table: PublishedTable, family: Family) -> Mapping[str, object]:
     """Fields for the heads of the file's architecture. Empty if Crosscut does not support these heads: an untied output
     projection for masked tokens, or a classifier that predicts numbers or several classes at once.
     """
@@ -252,7 +254,7 @@ def _architecture(family: Family, model: ModelConfig) -> str:
     return family.architecture
 
 
-def _biases(table: PublishedTable, family: Family) -> dict[str, Any]:
+def _biases(table: PublishedTable, family: Family) -> Table:
     """Value of `model.biases`, "all" or "none", if the file gives it. Empty otherwise."""
     if not family.biases:
         return {}
@@ -263,7 +265,7 @@ def _biases(table: PublishedTable, family: Family) -> dict[str, Any]:
     return {"biases": "all" if last[1] else "none"}
 
 
-def _window(table: PublishedTable, family: Family, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _window(table: PublishedTable, family: Family, fields: Settings) -> Settings:
     """Maximum sequence length of a model with a sliding window: the length of the window. For sequences up to this
     length, a sliding window is the same as full attention.
     """
@@ -274,7 +276,7 @@ def _window(table: PublishedTable, family: Family, fields: Mapping[str, Any]) ->
     return {"max_sequence_length": min(fields["max_sequence_length"], table.number("sliding_window", window, int))}
 
 
-def _nearest(model: ModelConfig) -> tuple[Family, dict[str, Any]]:
+def _nearest(model: ModelConfig) -> tuple[Family, Table]:
     """Return the family that is closest to a model, and the fields in which the model differs, with the family's
     values. There are no such fields if the model belongs to the family.
     """
@@ -282,7 +284,7 @@ def _nearest(model: ModelConfig) -> tuple[Family, dict[str, Any]]:
     return min(candidates, key=lambda candidate: len(candidate[1]))
 
 
-def _differences(family: Family, model: ModelConfig) -> tuple[Family, dict[str, Any]]:
+def _differences(family: Family, model: ModelConfig) -> tuple[Family, Table]:
     """Return the family, and the fields in which the model differs from it, with the family's values."""
     wanted = dict(family.fixed)
     if wanted["positions"] == Positions.LEARNED:

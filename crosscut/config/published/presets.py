@@ -7,8 +7,7 @@ billion parameters. Table 4 lists the models that the paper trained. The 8.3B mo
 but 32 heads in Table 1 and 24 in Table 4.
 """
 
-from typing import Any
-
+from crosscut.config.checks import Settings
 from crosscut.config.model import ModelConfig
 
 GPT2_VOCAB_SIZE = 50_257
@@ -17,23 +16,33 @@ BERT_VOCAB_SIZE = 30_522
 """Size of BERT's uncased vocabulary."""
 
 
-def _shape(num_layers: int, hidden_size: int, num_heads: int, **rest: Any) -> dict[str, Any]:
+def _shape(num_layers: int, hidden_size: int, num_heads: int, **rest: object) -> Settings:
     return {"num_layers": num_layers, "hidden_size": hidden_size, "num_heads": num_heads, **rest}
 
 
-def _llama(num_layers: int, hidden_size: int, num_heads: int, **rest: Any) -> dict[str, Any]:
+def _gpt(num_layers: int, hidden_size: int, num_heads: int, **rest: object) -> Settings:
+    return _shape(num_layers, hidden_size, num_heads, vocab_size=GPT2_VOCAB_SIZE, **rest)
+
+
+def _llama(num_layers: int, hidden_size: int, num_heads: int, **rest: object) -> Settings:
     family = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "dropout": 0.0}
     return {**_shape(num_layers, hidden_size, num_heads), **family, **rest}
 
 
-def _bert(num_layers: int, hidden_size: int, num_heads: int, **rest: Any) -> dict[str, Any]:
+def _bert(num_layers: int, hidden_size: int, num_heads: int, **rest: object) -> Settings:
     family = {"attention": "bidirectional", "token_types": 2, "head": "masked_tokens", "sentence_order": True}
     return {**_shape(num_layers, hidden_size, num_heads), **family, "max_sequence_length": 512, **rest}
 
 
-_ORIGINAL_BERT: dict[str, Any] = {"norm_place": "after", "mlp": "gelu_exact", "norm_epsilon": 1e-12}
+_ORIGINAL_BERT: Settings = {"norm_place": "after", "mlp": "gelu_exact", "norm_epsilon": 1e-12}
 
-MODERN: dict[str, Any] = {
+_QWEN: Settings = {"vocab_size": 151_936, "rotary_base": 1_000_000.0, "norm_epsilon": 1e-6}
+_LLAMA2: Settings = {"vocab_size": 32_000, "max_sequence_length": 4096, "tied": False}
+_LLAMA3: Settings = {
+    "num_kv_heads": 8, "vocab_size": 128_256, "max_sequence_length": 8192, "rotary_base": 500_000.0, "tied": False,
+}  # fmt: skip
+
+MODERN: Settings = {
     "positions": "rotary",
     "norm": "rms",
     "norm_affine": False,
@@ -46,28 +55,28 @@ MODERN: dict[str, Any] = {
 }
 """Settings of the models of the recipe "modern" (docs/recipe.md)."""
 
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, Settings] = {
     # Paper, Table 1: the scaling study.
-    "megatron-1.2b": _shape(40, 1536, 16, vocab_size=GPT2_VOCAB_SIZE),
-    "megatron-2.5b": _shape(54, 1920, 20, vocab_size=GPT2_VOCAB_SIZE),
-    "megatron-4.2b": _shape(64, 2304, 24, vocab_size=GPT2_VOCAB_SIZE),
-    "megatron-8.3b": _shape(72, 3072, 32, vocab_size=GPT2_VOCAB_SIZE),
+    "megatron-1.2b": _gpt(40, 1536, 16),
+    "megatron-2.5b": _gpt(54, 1920, 20),
+    "megatron-4.2b": _gpt(64, 2304, 24),
+    "megatron-8.3b": _gpt(72, 3072, 32),
     # Paper, Table 4: the models that were trained to convergence (the 2.5B model is in Table 1).
-    "megatron-355m": _shape(24, 1024, 16, vocab_size=GPT2_VOCAB_SIZE),
-    "megatron-8.3b-24-heads": _shape(72, 3072, 24, vocab_size=GPT2_VOCAB_SIZE),
+    "megatron-355m": _gpt(24, 1024, 16),
+    "megatron-8.3b-24-heads": _gpt(72, 3072, 24),
     # GPT-2 (Radford et al. 2019), Table 2, with the parameter counts of the released models.
-    "gpt2-small": _shape(12, 768, 12, vocab_size=GPT2_VOCAB_SIZE),
-    "gpt2-medium": _shape(24, 1024, 16, vocab_size=GPT2_VOCAB_SIZE),
-    "gpt2-large": _shape(36, 1280, 20, vocab_size=GPT2_VOCAB_SIZE),
-    "gpt2-xl": _shape(48, 1600, 25, vocab_size=GPT2_VOCAB_SIZE),
+    "gpt2-small": _gpt(12, 768, 12),
+    "gpt2-medium": _gpt(24, 1024, 16),
+    "gpt2-large": _gpt(36, 1280, 20),
+    "gpt2-xl": _gpt(48, 1600, 25),
     # Larger models, with GPT-2's vocabulary. Their published layouts are in examples/, in files of the same names.
     # Turing-NLG: Microsoft's announcement of 2020-02-13.
-    "turing-nlg-17b": _shape(78, 4256, 28, vocab_size=GPT2_VOCAB_SIZE),
+    "turing-nlg-17b": _gpt(78, 4256, 28),
     # GPT-3 (Brown et al. 2020, arXiv 2005.14165, Table 2.1) with dense attention in all layers, as in Narayanan et al.
     # 2021 (arXiv 2104.04473). Half of the original's layers have sparse attention.
-    "gpt3-175b": _shape(96, 12_288, 96, vocab_size=GPT2_VOCAB_SIZE, max_sequence_length=2048),
+    "gpt3-175b": _gpt(96, 12_288, 96, max_sequence_length=2048),
     # Megatron-Turing NLG (Smith et al. 2022, arXiv 2201.11990).
-    "mt-nlg-530b": _shape(105, 20_480, 128, vocab_size=GPT2_VOCAB_SIZE, max_sequence_length=2048),
+    "mt-nlg-530b": _gpt(105, 20_480, 128, max_sequence_length=2048),
     # The paper's later version, section 5.3: BERT with the norms before the sublayers.
     "megatron-bert-336m": _bert(24, 1024, 16, vocab_size=BERT_VOCAB_SIZE),
     "megatron-bert-1.3b": _bert(24, 2048, 32, vocab_size=BERT_VOCAB_SIZE),
@@ -77,70 +86,24 @@ PRESETS: dict[str, dict[str, Any]] = {
     "bert-large": _bert(24, 1024, 16, vocab_size=BERT_VOCAB_SIZE, **_ORIGINAL_BERT),
     # Published models of the Llama kind, with the values of their own configurations.
     "smollm2-135m": _llama(
-        30,
-        576,
-        9,
-        num_kv_heads=3,
-        mlp_size=1536,
-        vocab_size=49_152,
-        max_sequence_length=8192,
-        rotary_base=100_000.0,
+        30, 576, 9, num_kv_heads=3, mlp_size=1536, vocab_size=49_152, max_sequence_length=8192, rotary_base=100_000.0
     ),
     "qwen2.5-0.5b": _llama(
-        24,
-        896,
-        14,
-        num_kv_heads=2,
-        mlp_size=4864,
-        vocab_size=151_936,
-        max_sequence_length=32_768,
-        rotary_base=1_000_000.0,
-        norm_epsilon=1e-6,
-        biases="qkv",
+        24, 896, 14, num_kv_heads=2, mlp_size=4864, max_sequence_length=32_768, biases="qkv", **_QWEN
     ),
     "qwen3-0.6b": _llama(
-        28,
-        1024,
-        16,
-        num_kv_heads=8,
-        head_size=128,
-        mlp_size=3072,
-        vocab_size=151_936,
-        max_sequence_length=40_960,
-        rotary_base=1_000_000.0,
-        norm_epsilon=1e-6,
-        qk_norm=True,
+        28, 1024, 16, num_kv_heads=8, head_size=128, mlp_size=3072, max_sequence_length=40_960, qk_norm=True, **_QWEN
     ),
-    "llama2-7b": _llama(32, 4096, 32, mlp_size=11_008, vocab_size=32_000, max_sequence_length=4096, tied=False),
-    "llama2-13b": _llama(40, 5120, 40, mlp_size=13_824, vocab_size=32_000, max_sequence_length=4096, tied=False),
-    "llama3-8b": _llama(
-        32,
-        4096,
-        32,
-        num_kv_heads=8,
-        mlp_size=14_336,
-        vocab_size=128_256,
-        max_sequence_length=8192,
-        rotary_base=500_000.0,
-        tied=False,
-    ),
-    "llama3-70b": _llama(
-        80,
-        8192,
-        64,
-        num_kv_heads=8,
-        mlp_size=28_672,
-        vocab_size=128_256,
-        max_sequence_length=8192,
-        rotary_base=500_000.0,
-        tied=False,
-    ),
+    "llama2-7b": _llama(32, 4096, 32, mlp_size=11_008, **_LLAMA2),
+    "llama2-13b": _llama(40, 5120, 40, mlp_size=13_824, **_LLAMA2),
+    "llama3-8b": _llama(32, 4096, 32, mlp_size=14_336, **_LLAMA3),
+    "llama3-70b": _llama(80, 8192, 64, mlp_size=28_672, **_LLAMA3),
     # Models for a laptop's CPU. The tokenizer determines the vocabulary size.
     "laptop-tiny": _shape(2, 64, 4, max_sequence_length=128),
     "laptop-small": _shape(4, 256, 4, max_sequence_length=256),
     "laptop-base": _shape(6, 384, 6, max_sequence_length=256),
     "laptop-llama": _llama(4, 256, 4, num_kv_heads=2, mlp_size=704, max_sequence_length=256),
-    "laptop-bert": {**_bert(4, 256, 4), "max_sequence_length": 128},
+    "laptop-bert": _bert(4, 256, 4, max_sequence_length=128),
     # The demo's model (config/demo.toml).
     "demo": _shape(4, 128, 4, max_sequence_length=128, **MODERN),
 }

@@ -5,16 +5,15 @@ scaling of the frequencies by `rope_type` (or `type`), with the names of `model.
 """
 
 import math
-from typing import Any
 
-from crosscut.config.checks import listed, shown
+from crosscut.config.checks import Settings, listed, shown
 from crosscut.config.errors import ConfigError
 from crosscut.config.model import ModelConfig, RotaryScaling
-from crosscut.config.published.table import PublishedTable
+from crosscut.config.published.table import PublishedTable, Table
 
 _UNSCALED = "default"
 _LENGTH = "original_max_position_embeddings"
-_REQUIRED: dict[RotaryScaling, dict[str, Any]] = {
+_REQUIRED: dict[RotaryScaling, Table] = {
     RotaryScaling.LLAMA3: {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
     RotaryScaling.YARN: {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True},
 }
@@ -22,28 +21,28 @@ _REQUIRED: dict[RotaryScaling, dict[str, Any]] = {
 keys. A YaRN file may omit a key, because the values are the defaults of `transformers`."""
 
 
-def rotary_fields(table: PublishedTable, longest: int | None) -> dict[str, Any]:
+def rotary_fields(table: PublishedTable, longest: int | None) -> Settings:
     """Fields of `ModelConfig` for the rotary positions in a file. `longest` is the file's maximum sequence length, or
     None if the file has none.
 
     Raises `ConfigError` for a value that is missing or that Crosscut does not support.
     """
     rope = {**table.section("rope_scaling"), **table.section("rope_parameters")}
-    kind = rope.get("rope_type", rope.get("type", _UNSCALED))
+    kind = _type_of(rope)
     base = rope.get("rope_theta", table.get("rope_theta", 10_000.0))
-    fields: dict[str, Any] = {"rotary_base": table.number("rope_theta", base)}
+    fields: Settings = {"rotary_base": table.number("rope_theta", base, float)}
     partial = rope.get("partial_rotary_factor", table.get("partial_rotary_factor", 1.0))
     if partial != 1.0:
         raise table.refusal("partial_rotary_factor", "1.0", partial)
     if kind == _UNSCALED:
         return fields
-    if kind not in list(RotaryScaling):
+    scaling = next((scaling for scaling in RotaryScaling if scaling == kind), None)
+    if scaling is None:
         raise table.refusal("rope_type", listed(map(repr, (_UNSCALED, *map(str, RotaryScaling)))), kind)
-    scaling = RotaryScaling(kind)
     _require_constants(table, rope, scaling)
-    fields["rotary_factor"] = _required(table, rope, scaling, "factor", float)
+    fields["rotary_factor"] = _required(table, rope, "factor", float)
     if scaling in (RotaryScaling.LLAMA3, RotaryScaling.YARN):
-        fields["rotary_original_length"] = _required(table, rope, scaling, _LENGTH, int)
+        fields["rotary_original_length"] = _required(table, rope, _LENGTH, int)
     if scaling is RotaryScaling.DYNAMIC and longest is not None:
         fields.update(rotary_original_length=longest, max_sequence_length=int(longest * fields["rotary_factor"]))
     if scaling is RotaryScaling.YARN:
@@ -51,11 +50,11 @@ def rotary_fields(table: PublishedTable, longest: int | None) -> dict[str, Any]:
     return fields if fields["rotary_factor"] == 1.0 else {**fields, "rotary_scaling": scaling}
 
 
-def rotary_keys(model: ModelConfig, longest_key: str) -> dict[str, Any]:
+def rotary_keys(model: ModelConfig, longest_key: str) -> Table:
     """Keys of a `config.json` for the rotary positions of a model. `longest_key` is the key of the maximum sequence
     length. With dynamic scaling, the value of this key is the original length.
     """
-    keys: dict[str, Any] = {"rope_theta": model.rotary_base, "rope_scaling": None}
+    keys: Table = {"rope_theta": model.rotary_base, "rope_scaling": None}
     if model.rotary_factor == 1.0:
         return keys
     scaling = model.rotary_scaling
@@ -69,7 +68,11 @@ def rotary_keys(model: ModelConfig, longest_key: str) -> dict[str, Any]:
     return {**keys, "rope_scaling": rope}
 
 
-def _require_constants(table: PublishedTable, rope: dict[str, Any], scaling: RotaryScaling) -> None:
+def _type_of(rope: Table) -> object:
+    return rope.get("rope_type", rope.get("type", _UNSCALED))
+
+
+def _require_constants(table: PublishedTable, rope: Table, scaling: RotaryScaling) -> None:
     for key, wanted in _REQUIRED.get(scaling, {}).items():
         value = rope.get(key)
         if value is None and scaling is RotaryScaling.YARN:
@@ -78,26 +81,24 @@ def _require_constants(table: PublishedTable, rope: dict[str, Any], scaling: Rot
             raise table.refusal(key, shown(wanted), value)
 
 
-def _required(
-    table: PublishedTable, rope: dict[str, Any], scaling: RotaryScaling, key: str, kind: type[float] | type[int]
-) -> Any:
+def _required(table: PublishedTable, rope: Table, key: str, kind: type[float] | type[int]) -> float:
     if key not in rope:
         raise ConfigError(
-            f"`{key}` must be given in `{table.path}` for rope_type '{scaling}', but is missing. Download the "
+            f"`{key}` must be given in `{table.path}` for rope_type '{_type_of(rope)}', but is missing. Download the "
             "file again."
         )
     return table.number(key, rope[key], kind)
 
 
-def _attention_factor(table: PublishedTable, rope: dict[str, Any], factor: float) -> dict[str, Any]:
+def _attention_factor(table: PublishedTable, rope: Table, factor: float) -> Settings:
     """Field for YaRN's attention factor. Empty if the file uses YaRN's default. DeepSeek's files give `mscale` and
     `mscale_all_dim` instead: the attention factor is (0.1 mscale ln f + 1) / (0.1 mscale_all_dim ln f + 1), where f is
     the factor of the frequencies.
     """
     if rope.get("attention_factor") is not None:
-        return {"rotary_attention_factor": table.number("attention_factor", rope["attention_factor"])}
+        return {"rotary_attention_factor": table.number("attention_factor", rope["attention_factor"], float)}
     coefficients = [
-        table.number(key, rope[key]) for key in ("mscale", "mscale_all_dim") if rope.get(key) not in (None, 0)
+        table.number(key, rope[key], float) for key in ("mscale", "mscale_all_dim") if rope.get(key) not in (None, 0)
     ]
     if len(coefficients) < 2 or factor <= 1:
         return {}

@@ -21,6 +21,7 @@ from typing import IO, Any
 
 from crosscut.config.errors import ConfigError, CrosscutError
 from crosscut.config.system.deletion import remove_made, replace_file
+from crosscut.config.system.markers import closing
 
 MOST_BYTES = 1 << 28
 """Maximum size of a JSON or TOML file. The largest real files are tokenizers of 50 MB."""
@@ -38,12 +39,7 @@ _NOT_KEYS = re.compile(
 )
 """Strings, which may be parts of a key, and comments of a TOML file."""
 
-_ENDLESS = {
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
+_ENDLESS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 """Types of files whose reading may never end, by the bits of `st_mode`."""
 
 
@@ -229,11 +225,8 @@ def copy_file(source: Path, path: Path) -> None:
 
 def flush_to_disk(path: Path) -> None:
     """Flush a file, or the names in a folder, to the disk, so that they survive a power failure."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
+    with closing(os.open(path, os.O_RDONLY)) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def require_writable_file(setting: str, path: Path) -> None:

@@ -27,6 +27,7 @@ from crosscut.config.errors import ConfigError, TrainingError
 from crosscut.config.system.deletion import remove_empty_folder, remove_made
 from crosscut.config.system.files import parse_json, write_whole
 from crosscut.config.system.machine import machine_identity, process_start
+from crosscut.config.system.markers import closing
 from crosscut.config.system.records import from_json
 
 LOCK_FILE = ".lock"
@@ -294,12 +295,10 @@ def _read(path: Path) -> Holder | None:
         if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link, and a socket
             raise
         raise _not_a_file(path) from None
-    try:
+    with closing(descriptor):
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise _not_a_file(path)
         content = os.read(descriptor, _MOST_BYTES)
-    finally:
-        os.close(descriptor)
     if content and not content.startswith(_BEGINNING[: len(content)]):
         raise ConfigError(
             f"`{path}` must be the lock of a run, but Crosscut did not write this file. Move it away, or choose "

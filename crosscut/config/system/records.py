@@ -15,9 +15,12 @@ from enum import Enum
 from functools import lru_cache
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 _T = TypeVar("_T")
+
+Kind: TypeAlias = Any
+"""Type of a field, such as `int`, `tuple[int, ...]` or a dataclass. Python has no type for all of them."""
 
 LARGEST = (1 << 63) - 1
 """Largest integer that a field may have. It is also the largest that torch and numpy can hold."""
@@ -54,18 +57,19 @@ def from_json(kind: type[_T], value: object, name: str = "the content") -> _T:
     return typing.cast(_T, _read(kind, value, name))
 
 
-def _read(kind: Any, value: object, name: str) -> Any:
+def _read(kind: Any, value: object, name: str) -> object:
     if kind is Any:
         return value
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         return _count(value, name)
-    if origin in (typing.Union, types.UnionType):
-        return _optional(arguments, value, name)
+    if origin in (typing.Union, types.UnionType):  # a value that may also be null
+        (kind,) = (one for one in arguments if one is not types.NoneType)
+        return None if value is None else _read(kind, value, name)
     if origin in (tuple, list, frozenset, Sequence):
         return _items(origin, arguments, value, name)
     if origin in (dict, Mapping):
-        table = _checked(value, Mapping, name, "an object")
+        table = _table(value, name)
         return {_read(arguments[0], key, name): _read(arguments[1], one, f"{name}.{key}") for key, one in table.items()}
     if origin is typing.Literal:
         return _one_of(arguments, value, name)
@@ -74,33 +78,30 @@ def _read(kind: Any, value: object, name: str) -> Any:
     return _scalar(kind, value, name)
 
 
-def _optional(arguments: tuple[Any, ...], value: object, name: str) -> Any:
-    """Read a value that may also be null."""
-    (kind,) = (one for one in arguments if one is not types.NoneType)
-    return None if value is None else _read(kind, value, name)
-
-
-def _items(origin: Any, arguments: tuple[Any, ...], value: object, name: str) -> Any:
+def _items(origin: Kind, arguments: tuple[Kind, ...], items: object, name: str) -> object:
     """Read a list. A tuple has one type for all items (`tuple[int, ...]`), or one for each."""
-    items = _checked(value, list | tuple, name, "a list")
+    if not isinstance(items, list | tuple):
+        raise ValueError(f"`{name}` must be a list, but is {reprlib.repr(items)}")
+    make = tuple if origin is Sequence else origin
     if arguments[0] is str and set(map(type, items)) == {str}:  # the usual list of texts, at once
-        return origin(items) if origin is not Sequence else tuple(items)
+        return make(items)
     if origin is not tuple or arguments[1:] == (...,):
         kinds = [arguments[0]] * len(items)
     elif len(items) == len(arguments):
         kinds = list(arguments)
     else:
-        raise ValueError(f"`{name}` must be a list of {len(arguments)} values, but is {reprlib.repr(value)}")
-    read = (_read(kind, item, f"{name}[{index}]") for index, (kind, item) in enumerate(zip(kinds, items, strict=True)))
-    return tuple(read) if origin is Sequence else origin(read)
+        raise ValueError(f"`{name}` must be a list of {len(arguments)} values, but is {reprlib.repr(items)}")
+    return make(
+        _read(kind, item, f"{name}[{index}]") for index, (kind, item) in enumerate(zip(kinds, items, strict=True))
+    )
 
 
-def _object(kind: Any, value: object, name: str) -> Any:
+def _object(kind: Kind, value: object, name: str) -> object:
     """Read a dataclass from an object. A named tuple may also be a list, as `json.dumps` writes it."""
-    hints, required = _fields_of(kind)
+    hints, required = fields_of(kind)
     if isinstance(value, list | tuple) and hasattr(kind, "_fields") and len(value) == len(hints):
         value = dict(zip(hints, value, strict=True))
-    table = _checked(value, Mapping, name, "an object")
+    table = _table(value, name)
     for key in required:
         if key not in table:
             raise ValueError(f"`{key}` is missing")
@@ -108,8 +109,10 @@ def _object(kind: Any, value: object, name: str) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _fields_of(kind: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Types of the fields by name, and the names of those without a default."""
+def fields_of(kind: Kind) -> tuple[Mapping[str, Kind], tuple[str, ...]]:
+    """Return the types of the fields of a dataclass or a named tuple by name, and the names of those without a
+    default.
+    """
     hints = typing.get_type_hints(kind, include_extras=True)
     if not dataclasses.is_dataclass(kind):
         return hints, tuple(name for name in hints if name not in kind._field_defaults)
@@ -119,7 +122,7 @@ def _fields_of(kind: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     return {field.name: hints[field.name] for field in fields}, tuple(required)
 
 
-def _scalar(kind: Any, value: object, name: str) -> Any:
+def _scalar(kind: Kind, value: object, name: str) -> object:
     if issubclass(kind, Enum):
         return kind(_one_of([one.value for one in kind], value, name))
     if issubclass(kind, Path):
@@ -147,7 +150,7 @@ def _count(value: object, name: str) -> int:
     return typing.cast(int, _scalar(int, value, name))
 
 
-def _checked(value: object, kind: Any, name: str, spelled: str) -> Any:
-    if not isinstance(value, kind):
-        raise ValueError(f"`{name}` must be {spelled}, but is {reprlib.repr(value)}")
+def _table(value: object, name: str) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"`{name}` must be an object, but is {reprlib.repr(value)}")
     return value

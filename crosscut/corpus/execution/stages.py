@@ -24,18 +24,9 @@ from enum import Flag, auto
 from pathlib import Path
 from typing import Any
 
-from crosscut.config.system.deletion import (
-    MARKER_FILE,
-    ForeignFolderError,
-    adopt,
-    make_folder,
-    marker_of,
-    remove_file,
-    remove_folder,
-    replace_file,
-    why_kept,
-)
+from crosscut.config.system.deletion import adopt, make_folder, remove_file, remove_folder, replace_file, why_kept
 from crosscut.config.system.files import flush_to_disk, parse_json, read_small, write_whole
+from crosscut.config.system.markers import MARKER_FILE, ForeignFolderError, marker_of
 from crosscut.config.system.records import from_json
 from crosscut.corpus.execution.budget import Note, RecordWatch, is_list_of_losses, losses_name, read_losses
 from crosscut.data.folders import unwritable

@@ -29,7 +29,8 @@ import numpy.typing as npt
 from crosscut.config.corpora import CorpusConfig, TokensConfig
 from crosscut.config.data import Objective
 from crosscut.config.errors import DamagedDataError, DataError
-from crosscut.config.system.deletion import MARKER_FILE, remove_file, why_kept
+from crosscut.config.system.deletion import remove_file, why_kept
+from crosscut.config.system.markers import MARKER_FILE
 from crosscut.corpus.documents import Part, read_table
 from crosscut.corpus.execution.stages import (
     CorpusStage,

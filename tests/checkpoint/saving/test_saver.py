@@ -25,7 +25,7 @@ from crosscut.checkpoint import (
 from crosscut.checkpoint.saving.staging import HostBuffers
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import CheckpointConfig, CheckpointError, RankFailure
-from crosscut.config.system.deletion import MARKER_FILE
+from crosscut.config.system.markers import MARKER_FILE
 from crosscut.launch import launch, process_group
 from tests.checkpoint.states import progress_at, save_steps, small_state, step
 

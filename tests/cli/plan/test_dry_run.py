@@ -22,7 +22,7 @@ def run(*arguments: str) -> str:
     """Run a command in this process and return its output. The error about a user's mistake is raised."""
     result = CliRunner().invoke(commands, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout
 
 
 def test_a_dry_run_stands_beside_the_formulas() -> None:

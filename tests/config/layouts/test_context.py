@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from crosscut.config import ConfigError, load_run
-from tests.refusals import refusal
+from crosscut.config import load_run
 
 
 def _run(layout: dict[str, Any], *overrides: str, **model: Any) -> Any:
@@ -16,71 +15,6 @@ def _run(layout: dict[str, Any], *overrides: str, **model: Any) -> Any:
         "layout": layout,
     }
     return load_run(table, overrides)
-
-
-@pytest.mark.parametrize(
-    ("layout", "overrides", "message"),
-    [
-        (
-            {"context": 4},
-            ["training.sequence_length=60"],
-            (
-                "`training.sequence_length` must be a multiple of 8 (2 x `layout.context`), but is 60. Every context "
-                "rank has an early and a late piece of each sequence. Try 56 or 64."
-            ),
-        ),
-        (
-            {"context": 4, "tensor": 2, "sequence_parallel": True},
-            ["training.sequence_length=56"],
-            (
-                "`training.sequence_length` must be a multiple of 16 (2 x `layout.context` x `layout.tensor`), but is "
-                "56. Every context rank has an early and a late piece of each sequence. Try 48 or 64."
-            ),
-        ),
-        (
-            {"context": 8, "tensor": 3, "context_attention": "all_to_all"},
-            [],
-            (
-                "For all-to-all attention, `layout.context` must divide the 4 heads of a tensor rank "
-                "(`model.num_heads` 12 / `layout.tensor` 3), but is 8. Try 1, 2 or 4, or set "
-                'layout.context_attention="auto".'
-            ),
-        ),
-        (
-            {"context": 2, "context_attention": "ring"},
-            ["model.dropout=0.1"],
-            (
-                '`model.dropout` must be 0 with layout.context_attention="ring", but is 0.1. The ring merges the '
-                "results of several kernels, and these kernels cannot drop scores. Set "
-                'layout.context_attention="auto", or model.dropout=0.'
-            ),
-        ),
-        (
-            {"context": 2},
-            ["model.head=masked_tokens", "model.attention=bidirectional", "data.objective=masked"],
-            (
-                '`layout.context` must be 1 for a model with `model.head` = "masked_tokens", but is 2. Context '
-                "parallelism is only for models that predict the next token. Remove `layout.context`."
-            ),
-        ),
-        (
-            {"context": 2, "data": 4, "sharding": "zero3", "shard_group": 2},
-            [],
-            (
-                "`layout.shard_group` must be 0 with `layout.context` above 1, but is 2. The context ranks and all "
-                "data ranks together hold one copy of the state. Remove `layout.shard_group`."
-            ),
-        ),
-    ],
-)
-def test_what_cannot_be_is_said_before_a_rank_starts(
-    layout: dict[str, Any], overrides: list[str], message: str
-) -> None:
-    assert message in refusal(ConfigError, _run, layout, *overrides)
-
-
-def test_one_context_rank_needs_none_of_this() -> None:
-    _run({"context_attention": "ring"}, "training.sequence_length=61", "model.dropout=0.1")
 
 
 @pytest.mark.parametrize(

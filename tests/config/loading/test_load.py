@@ -207,27 +207,23 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
     assert message_of(tmp_path) == f"`{tmp_path}` must be a readable TOML file, but is not: Is a directory."
 
 
-@pytest.mark.parametrize(
-    ("text", "number", "message"),
-    [
-        ("[training]\nsteps = 1\nsteps = 2\nseed = 1\n", 3, "`training.steps` must be given once, but is given twice."),
-        ("[training]\nsteps = 1\nsteps = 2", 3, "`training.steps` must be given once, but is given twice."),
-        ("[training]\nsteps = 1\n[training]\nseed = 2\n", 3, "`training` must be given once, but is given twice."),
-        (
-            "[output]\nfolder = runs\n",
-            2,
-            "`folder = runs` must be valid TOML, but is not: Invalid value (column 10). Strings need quotes;",
-        ),
-        ("[model\n", 1, "`[model` must be valid TOML, but is not: Expected ']' at the end of a table declaration"),
-        ("[data]\ntext = [\n", 2, "`text = [` must be valid TOML, but is not: "),
-    ],
-)
-def test_a_file_that_does_not_parse_is_named_with_the_line(
-    tmp_path: Path, text: str, number: int, message: str
-) -> None:
+TWICE = "must be given once, but is given twice."
+NOT_TOML = {
+    "[training]\nsteps = 1\nsteps = 2\nseed = 1\n": f"3: `training.steps` {TWICE}",
+    "[training]\nsteps = 1\nsteps = 2": f"3: `training.steps` {TWICE}",
+    "[training]\nsteps = 1\n[training]\nseed = 2\n": f"3: `training` {TWICE}",
+    "[output]\nfolder = runs\n": "2: `folder = runs` must be valid TOML, but is not: Invalid value (column 10). "
+    "Strings need quotes;",
+    "[model\n": "1: `[model` must be valid TOML, but is not: Expected ']' at the end of a table declaration",
+    "[data]\ntext = [\n": "2: `text = [` must be valid TOML, but is not: ",
+}
+
+
+@pytest.mark.parametrize("text", NOT_TOML)
+def test_a_file_that_does_not_parse_is_named_with_the_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "run.toml"
     path.write_text(text)
-    assert message_of(path).startswith(f"{path}:{number}: {message}")
+    assert message_of(path).startswith(f"{path}:{NOT_TOML[text]}")
 
 
 def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
@@ -247,51 +243,35 @@ def test_an_override_does_not_reach_into_a_value() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        (
-            with_model(training={"step": 5}),
-            "`training.step` must be a key of `training`, but there is no such key. The nearest is `training.steps`.",
-        ),
-        (
-            with_model(layout={"zzz": 5}),
-            (
-                "`layout.zzz` must be a key of `layout`, but there is no such key. "
-                "Choose `tensor`, `data`, `context`, `context_attention`, `pipeline`, `schedule`, `stages_per_rank`, "
-                "`stages`, `expert`, `sequence_parallel`, `sharding`, `shard_group`, `symmetric_memory` or `elastic`."
-            ),
-        ),
-        (
-            {"model": {"prest": "gpt2-small"}},
-            "`model.prest` must be a key of `model`, but there is no such key. The nearest is `model.preset`.",
-        ),
-        (
-            with_model(trainin={}),
-            "`trainin` must be a section of a run, but there is no such key. The nearest is `training`.",
-        ),
-        (
-            {"model": {"preset": "gpt2-smal"}},
-            "`model.preset` must name a preset, but is 'gpt2-smal'. The nearest is `gpt2-small`.",
-        ),
-        ({"model": 5}, "`model` must be a section, but is 5. The nearest is `model.preset`."),
-        (with_model(training=[1]), "`training` must be a section, but is [1]."),
-        (with_model(training={"steps": 1.5}), "`training.steps` must be a whole number, but is 1.5."),
-        (with_model(training={"steps": True}), "`training.steps` must be a whole number, but is true."),
-        (
-            with_model(training={"recompute": True}),
-            "`training.recompute` must be 'none', 'selective', 'operators' or 'full', but is true.",
-        ),
-        (with_model(optimizer={"beta1": "0.9"}), "`optimizer.beta1` must be a number, but is '0.9'."),
-        (with_model(data={"verify": 1}), "`data.verify` must be true or false, but is 1."),
-        (with_model(output={"folder": 3}), "`output.folder` must be a string, but is 3."),
-        (with_model(data={"text": ["a", 1]}), "`data.text` must be a list of strings, but is ['a', 1]."),
-        (with_model(data={"text": 1}), "`data.text` must be a list of strings, but is 1."),
-        (with_model(layout={"tensor": 0}), "`layout.tensor` must be at least 1, but is 0."),
-    ],
-)
-def test_a_table_that_cannot_be_says_why(source: dict[str, Any], message: str) -> None:
-    assert message_of(source) == message
+TABLE_MESSAGES = {
+    "training.step = 5": "`training.step` must be a key of `training`, but there is no such key. The nearest is "
+    "`training.steps`.",
+    "layout.zzz = 5": "`layout.zzz` must be a key of `layout`, but there is no such key. Choose `tensor`, `data`, "
+    "`context`, `context_attention`, `pipeline`, `schedule`, `stages_per_rank`, `stages`, `expert`, "
+    "`sequence_parallel`, `sharding`, `shard_group`, `symmetric_memory` or `elastic`.",
+    "model.prest = 'gpt2-small'": "`model.prest` must be a key of `model`, but there is no such key. The nearest is "
+    "`model.preset`.",
+    "[trainin]": "`trainin` must be a section of a run, but there is no such key. The nearest is `training`.",
+    "model.preset = 'gpt2-smal'": "`model.preset` must name a preset, but is 'gpt2-smal'. The nearest is `gpt2-small`.",
+    "model = 5": "`model` must be a section, but is 5. The nearest is `model.preset`.",
+    "training = [1]": "`training` must be a section, but is [1].",
+    "training.steps = 1.5": "`training.steps` must be a whole number, but is 1.5.",
+    "training.steps = true": "`training.steps` must be a whole number, but is true.",
+    "training.recompute = true": "`training.recompute` must be 'none', 'selective', 'operators' or 'full', but is "
+    "true.",
+    "optimizer.beta1 = '0.9'": "`optimizer.beta1` must be a number, but is '0.9'.",
+    "data.verify = 1": "`data.verify` must be true or false, but is 1.",
+    "output.folder = 3": "`output.folder` must be a string, but is 3.",
+    "data.text = ['a', 1]": "`data.text` must be a list of strings, but is ['a', 1].",
+    "data.text = 1": "`data.text` must be a list of strings, but is 1.",
+    "layout.tensor = 0": "`layout.tensor` must be at least 1, but is 0.",
+}
+
+
+@pytest.mark.parametrize("text", TABLE_MESSAGES)
+def test_a_table_that_cannot_be_says_why(text: str) -> None:
+    given = tomllib.loads(text)
+    assert message_of(given if "model" in given else with_model(**given)) == TABLE_MESSAGES[text]
 
 
 @pytest.mark.parametrize("name", ["zzz", ["gpt2-small"], 5])
@@ -302,22 +282,19 @@ def test_a_preset_that_nothing_resembles_gives_the_list(name: object) -> None:
         assert message_of({"model": {"preset": name}}).endswith(f" Choose `{known}`.")
 
 
-@pytest.mark.parametrize(
-    ("source", "missing"),
-    [
-        ({}, "`model` must be given, but is missing."),
-        ({"training": {}}, "`model` must be given, but is missing."),
-        (
-            {"model": {}},
-            "`model.num_layers`, `model.hidden_size` and `model.num_heads` must be given, but are missing.",
-        ),
-        ({"model": {"num_layers": 2, "num_heads": 4}}, "`model.hidden_size` must be given, but is missing."),
-    ],
-)
-def test_a_run_without_a_model_says_what_to_give(source: dict[str, Any], missing: str) -> None:
-    assert message_of(source) == (
-        f"{missing} Give `model.num_layers`, `model.hidden_size` and `model.num_heads`, or a `model.preset` such as "
-        "`gpt2-small`, `llama3-8b` or `demo` (docs/configuration.md lists all presets)."
+MISSING = {
+    "": "`model` must be given, but is missing.",
+    "[training]": "`model` must be given, but is missing.",
+    "[model]": "`model.num_layers`, `model.hidden_size` and `model.num_heads` must be given, but are missing.",
+    "model = {num_layers = 2, num_heads = 4}": "`model.hidden_size` must be given, but is missing.",
+}
+
+
+@pytest.mark.parametrize("text", MISSING)
+def test_a_run_without_a_model_says_what_to_give(text: str) -> None:
+    assert message_of(tomllib.loads(text)) == (
+        f"{MISSING[text]} Give `model.num_layers`, `model.hidden_size` and `model.num_heads`, or a `model.preset` such "
+        "as `gpt2-small`, `llama3-8b` or `demo` (docs/configuration.md lists all presets)."
     )
 
 

@@ -26,6 +26,11 @@ def message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return of
 
 
+def places(told: str) -> list[str]:
+    """Beginnings of the lines of a message: the file, the line and the key of each mistake."""
+    return [line.split(" must")[0] for line in told.splitlines()]
+
+
 def test_mistakes_of_the_file_and_the_command_line_are_told_together(message) -> None:
     text = """\
 [model]
@@ -91,7 +96,7 @@ def test_a_value_of_the_command_line_has_no_line(message) -> None:
 def test_several_conditions_between_sections_are_told(message) -> None:
     training = "[optimizer]\nwarmup_steps = 9\n[training]\nsteps = 5\nbatch_size = 4\n"
     text = f"{MODEL}[layout]\ntensor = 4\ndata = 3\n{training}"
-    assert [line.split(" must")[0] for line in message(text).splitlines()] == [
+    assert places(message(text)) == [
         "3 settings are wrong:",
         "  run.toml:6: `layout.tensor`",
         "  run.toml:9: `optimizer.warmup_steps`",
@@ -116,12 +121,12 @@ def test_what_only_follows_from_a_mistake_is_not_told(message, text: str, number
 
 def test_a_broken_model_does_not_hide_other_mistakes(message) -> None:
     told = message('[model]\npreset = "gpt2-smal"\n[training]\nsteps = 0\n')
-    assert [line.split(" must")[0] for line in told.splitlines()[1:]] == [
+    assert places(told)[1:] == [
         "  run.toml:2: `model.preset`",
         "  run.toml:4: `training.steps`",
     ]
     told = message("[model]\nnum_layers = 2\nhidden_size = 0\n[training]\nsteps = 0\n")
-    assert [line.split(" must")[0] for line in told.splitlines()[1:]] == [
+    assert places(told)[1:] == [
         "  run.toml:1: `model.num_heads`",
         "  run.toml:3: `model.hidden_size`",
         "  run.toml:5: `training.steps`",
@@ -142,7 +147,7 @@ def test_a_size_that_is_misspelt_missing_or_wrong_hides_no_other_mistake(message
         f"[model]\n{size}\nnum_layers = 2\nnum_heads = 4\ndropout = 1.5\nlearning_rate = 1e-3\n"
         '[training]\nsteps = "sixty"\n[layout]\ntensor = 3\n'
     )
-    assert [line.split(" must")[0] for line in told.splitlines()] == [
+    assert places(told) == [
         "5 settings are wrong:",
         first,
         "  run.toml:5: `model.dropout`",
@@ -178,17 +183,21 @@ def test_an_item_of_an_array_has_its_own_line(tmp_path: Path, monkeypatch: pytes
     Path("corpus.toml").write_text(
         'folder = "out"\n[[sources]]\nname = "a"\nfiles = ["a"]\n[[sources]]\nname = "b c"\nfiles = ["b"]\nwieght = 2\n'
     )
-    assert [
-        line.split(" must")[0]
-        for line in refusal(ConfigError, load_corpus, Path("corpus.toml"), ["ngram=0"]).splitlines()
-    ] == ["3 settings are wrong:", "  corpus.toml:6: `sources.name`", "  corpus.toml:8: `sources.wieght`", "  `ngram`"]
+    assert places(refusal(ConfigError, load_corpus, Path("corpus.toml"), ["ngram=0"])) == [
+        "3 settings are wrong:",
+        "  corpus.toml:6: `sources.name`",
+        "  corpus.toml:8: `sources.wieght`",
+        "  `ngram`",
+    ]
 
 
 def test_all_mistakes_of_a_layout_are_told() -> None:
-    assert [
-        line.split(" must")[0]
-        for line in refusal(ConfigError, load_layout, "tensor=0,dat=2,sharding=zero9").splitlines()
-    ] == ["3 settings are wrong:", "  `layout.dat`", "  `layout.tensor`", "  `layout.sharding`"]
+    assert places(refusal(ConfigError, load_layout, "tensor=0,dat=2,sharding=zero9")) == [
+        "3 settings are wrong:",
+        "  `layout.dat`",
+        "  `layout.tensor`",
+        "  `layout.sharding`",
+    ]
 
 
 def test_a_later_error_is_placed_too(tmp_path: Path) -> None:

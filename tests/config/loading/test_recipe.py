@@ -1,5 +1,6 @@
 import dataclasses
 import tomllib
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,6 @@ def test_published_models_have_the_papers_recipe_and_others_are_small(preset: st
     name = "modern" if preset == DEMO_PRESET else "small" if preset in LAPTOP_PRESETS else "paper"
     assert run == load_run({"model": {"preset": preset}, "recipe": name})
     assert (run.training.batch_size == 512) == (name == "paper")
-
-
-def test_a_small_model_of_ones_own_is_small() -> None:
-    run = load()
-    assert run == load("recipe=small")
-    assert (run.training.batch_size, run.training.sequence_length, run.training.steps) == (8, 256, 500)
 
 
 SHAPES = {
@@ -123,55 +118,53 @@ def test_what_the_run_gives_replaces_the_recipe() -> None:
     assert run.optimizer.learning_rate == 1e-3
 
 
-@pytest.mark.parametrize(
-    ("steps", "warm_up", "every"),
-    [(1, 0, 1), (4, 0, 1), (8, 0, 2), (10, 0, 3), (39, 1, 10), (100, 5, 10), (200, 10, 20), (300_000, 3000, 1000)],
-)
-def test_warm_up_and_validation_fit_the_steps(steps: int, warm_up: int, every: int) -> None:
-    run = load(f"training.steps={steps}")
-    assert (run.optimizer.warmup_steps, run.training.validate_every) == (warm_up, every)
-    assert load(f"training.steps={steps}", "optimizer.warmup_steps=0").optimizer.warmup_steps == 0
+RESULTS: dict[str, dict[str, object]] = {
+    "": {"training.batch_size": 8, "training.sequence_length": 256, "training.steps": 500},
+    "optimizer.learning_rate=5e-5": {"optimizer.min_learning_rate": 5e-6},
+    "optimizer.learning_rate=0.01": {"optimizer.min_learning_rate": 1e-4},
+    "optimizer.learning_rate=1e-3 optimizer.min_learning_rate=0": {"optimizer.min_learning_rate": 0},
+    "model.max_sequence_length=100": {"training.sequence_length": 100},
+    "model.max_sequence_length=100 recipe=paper": {"training.sequence_length": 100},
+    "model.max_sequence_length=5000 recipe=paper": {"training.sequence_length": 1024},
+    "recipe=modern": {
+        "model.norm_affine": False, "model.tied": False, "model.mlp": "relu2", "optimizer.schedule": "linear",
+        "optimizer.embedding_learning_rate": 0.05, "optimizer.matrices": "muon",
+        "optimizer.matrix_learning_rate": 0.012, "training.initial_spread": "fan_in",
+    },
+    "recipe=modern model.tied=true model.norm=layer model.norm_affine=true": {
+        "model.tied": True, "optimizer.head_learning_rate": 0.0,
+    },
+    "recipe=modern optimizer.matrices=adamw": {
+        "optimizer.matrices": "adamw", "optimizer.matrix_learning_rate": 0.0, "optimizer.embedding_learning_rate": 0.05,
+    },
+    "recipe=modern optimizer.matrices=adamw optimizer.matrix_learning_rate=0.003": {
+        "optimizer.matrix_learning_rate": 0.003,
+    },
+    "recipe=modern optimizer.learning_rate=1e-3": {
+        "optimizer.learning_rate": 1e-3, "optimizer.matrix_learning_rate": 0.012,
+        "optimizer.embedding_learning_rate": 0.05, "optimizer.head_learning_rate": 5e-3,
+    },
+    **{f"layout.data={data}": {"training.batch_size": batch} for data, batch in {1: 8, 3: 9, 16: 16}.items()},
+    **{
+        f"training.steps={steps}": {"optimizer.warmup_steps": warm_up, "training.validate_every": every}
+        for steps, warm_up, every in (
+            (1, 0, 1), (4, 0, 1), (8, 0, 2), (10, 0, 3), (39, 1, 10), (100, 5, 10), (200, 10, 20),
+            (300_000, 3000, 1000),
+        )
+    },
+    "training.steps=100 optimizer.warmup_steps=0": {"optimizer.warmup_steps": 0},
+}  # fmt: skip
+"""Values that the settings of a run and its recipe give, by default the recipe "small"."""
 
 
-def test_a_low_learning_rate_lowers_its_minimum() -> None:
-    assert load("optimizer.learning_rate=5e-5").optimizer.min_learning_rate == pytest.approx(5e-6)
-    assert load("optimizer.learning_rate=0.01").optimizer.min_learning_rate == 1e-4
-    assert load("optimizer.learning_rate=1e-3", "optimizer.min_learning_rate=0").optimizer.min_learning_rate == 0
+@pytest.mark.parametrize("settings", RESULTS)
+def test_what_a_run_leaves_out_suits_what_it_gives(settings: str) -> None:
+    run = load(*settings.split())
+    assert {name: attrgetter(name)(run) for name in RESULTS[settings]} == pytest.approx(RESULTS[settings])
+    assert run.recipe == (settings.partition("recipe=")[2].partition(" ")[0] or "small")
 
 
-def test_sequences_are_no_longer_than_the_model_allows() -> None:
-    assert load("model.max_sequence_length=100").training.sequence_length == 100
-    assert load("model.max_sequence_length=100", "recipe=paper").training.sequence_length == 100
-    assert load("model.max_sequence_length=5000", "recipe=paper").training.sequence_length == 1024
-
-
-def test_one_word_is_the_modern_recipe() -> None:
-    run = load("recipe=modern")
-    assert (run.model.norm_affine, run.model.tied, run.model.mlp) == (False, False, "relu2")
-    assert (run.optimizer.schedule, run.optimizer.embedding_learning_rate) == ("linear", 0.05)
-    assert (run.optimizer.matrices, run.optimizer.matrix_learning_rate) == ("muon", 0.012)
-    assert run.training.initial_spread == "fan_in"
-    tied = load("recipe=modern", "model.tied=true", "model.norm=layer", "model.norm_affine=true")
-    assert (tied.model.tied, tied.optimizer.head_learning_rate) == (True, 0.0)
-
-
-def test_the_rate_of_muon_is_left_out_with_muon() -> None:
-    run = load("recipe=modern", "optimizer.matrices=adamw")
-    assert (run.optimizer.matrices, run.optimizer.matrix_learning_rate) == ("adamw", 0.0)
-    assert run.optimizer.embedding_learning_rate == 0.05
-    own = load("recipe=modern", "optimizer.matrices=adamw", "optimizer.matrix_learning_rate=0.003")
-    assert own.optimizer.matrix_learning_rate == 0.003
-
-
-def test_another_learning_rate_leaves_the_rates_by_role() -> None:
-    run = load("recipe=modern", "optimizer.learning_rate=1e-3").optimizer
-    assert (run.learning_rate, run.matrix_learning_rate) == (1e-3, 0.012)
-    assert (run.embedding_learning_rate, run.head_learning_rate) == (0.05, 5e-3)
-
-
-@pytest.mark.parametrize(("data", "batch"), [(1, 8), (3, 9), (16, 16)])
-def test_the_batch_fits_the_data_ranks(data: int, batch: int) -> None:
-    assert load(f"layout.data={data}").training.batch_size == batch
+def test_a_batch_that_is_given_is_not_rounded() -> None:
     with pytest.raises(ConfigError):
         load("layout.data=3", "training.batch_size=8")
 

@@ -14,21 +14,18 @@ import pytest
 from crosscut.config import ConfigError
 from crosscut.config.system import deletion
 from crosscut.config.system.deletion import (
-    MARKER_FILE,
-    ForeignFolderError,
-    Marker,
-    Prefix,
     claim,
     make_folder,
-    marker_of,
     remove_file,
     remove_folder,
     remove_if_empty,
     rename_folder,
     why_kept,
-    why_not_private,
 )
 from crosscut.config.system.files import copy_file, open_own, write_whole
+from crosscut.config.system.markers import MARKER_FILE, ForeignFolderError, Marker, marker_of
+from crosscut.config.system.object_deletion import Prefix
+from crosscut.config.system.private_folders import why_not_private
 
 
 def is_text(name: str) -> bool:

@@ -15,7 +15,7 @@ import pytest
 
 from crosscut.config.corpora import CorpusConfig, EngineConfig, IngestConfig, SourceConfig
 from crosscut.config.errors import DamagedDataError, DataError
-from crosscut.config.system.deletion import MARKER_FILE
+from crosscut.config.system.markers import MARKER_FILE
 from crosscut.corpus.audit.explain import explain
 from crosscut.corpus.audit.lookup import Runs
 from crosscut.corpus.documents import READ, Part

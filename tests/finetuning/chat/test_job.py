@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from crosscut.config import ConfigError, CrosscutError, DataError, Layout, RunHung, RunStopped, load_run
+from crosscut.finetuning.chat.job import ChatOrder, _run_of
 from crosscut.launch import door
 from crosscut.pretrained import export_checkpoint, find_model
 from crosscut.training import run_training
@@ -176,3 +177,15 @@ def test_conversations_that_are_too_long_may_be_left_out(model, tmp_path, forked
     )  # fmt: skip
     assert "done" in result.output
     assert (tmp_path / "run" / "chat" / "training.npz").is_file()
+
+
+@pytest.mark.parametrize(
+    ("epochs", "overrides", "every"),
+    [(1.0, (), 2), (100.0, (), 80), (1.0, ("training.validate_every=3",), 3), (1.0, ("training.steps=8",), 0)],
+)
+def test_a_short_run_does_not_mainly_validate(published, epochs, overrides, every):
+    """64 sequences in batches of 8."""
+    order = ChatOrder(files=("a",), model=str(published("llama")), output="out", epochs=epochs, lora_rank=2,
+                      overrides=("training.sequence_length=32", *overrides))  # fmt: skip
+    run = _run_of(order, num_sequences=64)
+    assert (run.training.steps, run.training.validate_every) == (8 * epochs, every)

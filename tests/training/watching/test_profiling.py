@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from crosscut.config import ConfigError
-from crosscut.config.system.deletion import MARKER_FILE
+from crosscut.config.system.markers import MARKER_FILE
 from crosscut.planner import parameters_per_rank
 from crosscut.planner.stages import schedule_of_run
 from crosscut.training.speed import compilation
