@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from crosscut.kernels.functions import Call, call
+from crosscut.kernels.functions import Caller, call
 from crosscut.kernels.rms_norm import rms_norm
 from crosscut.parallel.mesh import ParallelMesh
 from crosscut.parallel.state.parameters import local_inside, local_on_sequence, replicated_parameter
@@ -20,7 +20,7 @@ class NormPlace(NamedTuple):
     """Whether the norm is inside a parallel region, for example if it normalises a rank's own heads. If true, each rank
     computes only a partial gradient of the norm's parameters, with or without sequence parallelism.
     """
-    call: Call = call
+    call: Caller = call
     """Function that calls the computation of the norm, for example with recomputation in the backward pass."""
 
 

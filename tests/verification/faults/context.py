@@ -236,8 +236,14 @@ def keys_of_other_heads(patch: Patch) -> None:
 
 @fault("the gradients of exchanged heads come back in another order", "blocks.1.attention", EXCHANGED)
 def gradients_of_other_heads(patch: Patch) -> None:
-    backward = operators._ExchangeTokens.backward
-    patch.setattr(operators._ExchangeTokens, "backward", staticmethod(lambda ctx, grad: backward(ctx, grad.roll(1, 1))))
+    exchanged = operators.exchanged
+
+    def rolled(x: Tensor, axis: Axis, *, forward: Any, backward: Any) -> Tensor:
+        is_left = forward is operators._tokens_to_heads
+        back = (lambda grad, axis: backward(grad.roll(1, 1), axis)) if is_left else backward
+        return exchanged(x, axis, forward=forward, backward=back)
+
+    patch.setattr(operators, "exchanged", rolled)
 
 
 @fault("the ring turns the other way", "blocks.0.attention", RING, **WITHOUT_DROPOUT)
