@@ -16,7 +16,7 @@ from torch import Tensor
 
 from crosscut.config import Layout, LayoutError
 from crosscut.kernels.deferral import Deferral
-from crosscut.kernels.products import ORDINARY, DeferringProducts
+from crosscut.kernels.products import ORDINARY, deferring
 from crosscut.parallel import CollectiveRecorder, ParallelMesh, Sent, fused, make_mesh
 from tests.parallel.stand_ins import products_in_pieces
 from tests.parallel.twins import CPU, LAYOUTS, each, part, split_sequence
@@ -194,9 +194,7 @@ def _is_freed_before_deferred_gradients() -> bool:
     mesh, deferral = make_mesh(Layout(), CPU), Deferral()
     leaf, weight = _whole_numbers(B, S, I, seed=1).requires_grad_(), _whole_numbers(4, I, seed=2).requires_grad_()
     hidden = weakref.ref(leaf)
-    outputs = fused.enter_and_multiply(
-        leaf * 2, (weight,), (None,), mesh=mesh, products=DeferringProducts(ORDINARY, deferral)
-    )
+    outputs = fused.enter_and_multiply(leaf * 2, (weight,), (None,), mesh=mesh, products=deferring(ORDINARY, deferral))
     with deferral.collecting() as deferred:
         outputs[0].sum().backward()
     expected = (2 * leaf.detach()).sum((0, 1)).expand(4, I)

@@ -419,9 +419,9 @@ def z_loss_of_own_part(patch: Patch) -> None:
 def soft_cap_without_derivatives(patch: Patch) -> None:
     losses_of_chunk = cross_entropy._losses_of_chunk
 
-    def without_slopes(hidden: Tensor, rows: Tensor, targets: Tensor, part: Any, plan: Any, buffers: Any) -> Any:
-        kept = buffers if part.axis.size == 1 else buffers._replace(slopes=None)
-        return losses_of_chunk(hidden, rows, targets, part, plan, kept)
+    def without_slopes(hidden: Tensor, rows: Tensor, targets: Tensor, plan: Any, buffers: Any) -> Any:
+        kept = buffers if plan.part.axis.size == 1 else buffers._replace(slopes=None)
+        return losses_of_chunk(hidden, rows, targets, plan, kept)
 
     patch.setattr(cross_entropy, "_losses_of_chunk", without_slopes)
 

@@ -188,7 +188,7 @@ def _difference(parameter: Tensor | None, mesh: ParallelMesh, *, is_tied: bool) 
         between = edges.sum(0).nan_to_num(0.0, torch.inf)
         finite = edges.abs().nan_to_num(posinf=0.0)
         apart, largest = max(apart, between.max().item()), max(largest, finite.max().item())
-    told: list[tuple[float, float]] = from_all_ranks((apart, largest), mesh)
+    told = from_all_ranks((apart, largest), mesh)
     apart, largest = max(apart for apart, _ in told), max(largest for _, largest in told)
     return apart if apart == math.inf else apart / (largest or 1.0)
 
@@ -198,7 +198,7 @@ def _describe(mine: dict[str, tuple[int, bool]], mesh: ParallelMesh) -> Drift:
     rank to its hash, and to whether the parameter is replicated over the tensor axis. Every rank must call this
     function.
     """
-    held_by: list[dict[str, tuple[int, bool]]] = from_all_ranks(mine, mesh)
+    held_by = from_all_ranks(mine, mesh)
     groups = {is_replicated: _same_ranks(layout_of(mesh), is_replicated) for is_replicated in (False, True)}
     found: list[Drift] = []
     is_replicated = {name: whole for of_rank in held_by for name, (_, whole) in of_rank.items()}
