@@ -38,7 +38,7 @@ from torch import Tensor
 from crosscut.config import Layout
 from crosscut.config.axes import AXES, AxisRole
 from crosscut.parallel.collectives import all_gather_objects, all_reduce, background_group, from_all_ranks
-from crosscut.parallel.mesh import Axis, ParallelMesh, layout_of
+from crosscut.parallel.mesh import Axis, ParallelMesh
 from crosscut.parallel.state.parameters import cut_dim, local_part
 
 _POSITION = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -199,7 +199,7 @@ def _describe(mine: dict[str, tuple[int, bool]], mesh: ParallelMesh) -> Drift:
     function.
     """
     held_by = from_all_ranks(mine, mesh)
-    groups = {is_replicated: _same_ranks(layout_of(mesh), is_replicated) for is_replicated in (False, True)}
+    groups = {is_replicated: _same_ranks(mesh.layout, is_replicated) for is_replicated in (False, True)}
     found: list[Drift] = []
     is_replicated = {name: whole for of_rank in held_by for name, (_, whole) in of_rank.items()}
     for name, whole in is_replicated.items():

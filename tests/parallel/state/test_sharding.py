@@ -19,7 +19,6 @@ from crosscut.parallel import (
     reshard,
     shard_model,
 )
-from crosscut.parallel.mesh import layout_of
 from crosscut.parallel.state import sharding
 from tests.parallel.twins import CPU
 from tests.ranks import RankPool
@@ -177,21 +176,3 @@ def _shard_with_an_older_torch() -> None:
 def test_an_older_torch_must_be_told_that_all_is_used(ranks: RankPool) -> None:
     with pytest.raises(LayoutError, match=r"`always_used` must be true with PyTorch before 2\.12, but is false"):
         ranks.run(2, _shard_with_an_older_torch)
-
-
-def _layout_again(layout: Layout) -> Layout:
-    return layout_of(make_mesh(layout, CPU))
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        Layout(tensor=2, data=2, sequence_parallel=True),
-        Layout(tensor=2, data=2, sharding="zero2"),
-        Layout(data=4, sharding="zero3", shard_group=2),
-        Layout(data=4, sharding="zero3"),
-    ],
-    ids=str,
-)
-def test_a_mesh_tells_its_layout(ranks: RankPool, layout: Layout) -> None:
-    assert ranks.run(4, _layout_again, layout) == [layout] * 4
