@@ -92,7 +92,7 @@ def run_twin(
 ) -> dict[str, Any]:
     """Job of a rank: forward and backward pass, reduction, gradient norm and one optimizer step of a parallel layer."""
     mesh = make_mesh(layout, CPU)
-    layer = make(mesh)
+    layer = make(mesh=mesh)
     parameters = dict(layer.named_parameters())
     assert parameters.keys() == weights.keys()
     for name, parameter in parameters.items():

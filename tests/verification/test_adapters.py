@@ -36,7 +36,6 @@ def keys_and_values_exchanged(patch: Patch) -> None:
     plain = ColumnParallelLinear.add_adapted
 
     def faulty(self: ColumnParallelLinear, y: Tensor, low: Tensor) -> Tensor:
-        assert self.adapter is not None
         if self.adapter.num_matrices == 2 and self.mesh.tensor.size > 1:
             low = low.roll(low.shape[-1] // 2, -1)
         return plain(self, y, low)
@@ -104,5 +103,4 @@ def test_a_fault_of_an_adapter_is_found_and_its_module_named(ranks: RankPool, na
     _, module, layout, options = FAULTS[name]
     report = ranks.run(layout.world_size, _verify, name, layout, options)[0]
     assert not report.same
-    assert report.first is not None
     assert report.first.module == module, report.first

@@ -38,7 +38,6 @@ def test_parts_that_drop_each_for_itself_agree():
 def test_copies_that_drop_each_for_itself_are_told():
     first = DropoutDraw("dropout", "first state", "first tensor")
     found = _found([first, SAME], [first, DropoutDraw("dropout", "other state", "tensor")], layout=Layout(tensor=2))
-    assert found is not None
     assert found.module == "dropout"
     assert "Ranks 0 and 1 drop from the same tensor" in found.told
 
@@ -46,14 +45,12 @@ def test_copies_that_drop_each_for_itself_are_told():
 def test_parts_that_drop_alike_are_told():
     parts = [[SAME], [DropoutDraw("dropout", "third", "third")], [DropoutDraw("dropout", "state", "another")]]
     found = _found(*parts, layout=Layout(tensor=3))
-    assert found is not None
     assert "Ranks 0 and 2 drop from different tensors" in found.told
 
 
 def test_data_ranks_must_draw_differently_whatever_they_drop_from():
     assert _found([SAME], [DropoutDraw("dropout", "other state", "tensor")], layout=Layout(data=2)) is None
     found = _found([SAME], [SAME], layout=Layout(data=2))
-    assert found is not None
     assert "see different data" in found.told
 
 
@@ -65,7 +62,6 @@ def test_ranks_must_drop_with_the_same_probability_in_the_same_modules(layout):
     assert _found([own], [part._replace(operator="fused [0.1]")], layout=layout) is None, "kernels may differ"
     for wrong in (part._replace(operator="bernoulli [0.8]"), part._replace(module="late")):
         found = _found([own], [wrong], layout=layout)
-        assert found is not None
         assert "in different modules or with different probabilities" in found.told
 
 
@@ -75,7 +71,6 @@ def test_what_was_not_seen_is_not_judged():
 
 def test_rank_that_draws_less_often_is_told():
     found = _found([SAME, DropoutDraw("late", "s", "t")], [SAME], layout=Layout(tensor=2))
-    assert found is not None
     assert found.module == "late"
     assert "make different numbers of draws" in found.told
 
@@ -97,7 +92,6 @@ def test_no_two_draws_use_the_same_numbers(
     layout: Layout, draws: list[list[DropoutDraw]], named: tuple[str, int]
 ) -> None:
     found = _found(*draws, layout=layout)
-    assert found is not None
     assert (found.module, found.micro_batch) == named
     assert "draws the same numbers as `dropout` in micro-batch 1" in found.told
 
@@ -128,7 +122,6 @@ def test_a_rank_with_the_first_tokens_starts_its_stream_as_the_uncut_model_does(
     ranks = [Drawn([], [], {}, []), Drawn([], [], {}, []), uncut, other]
     assert first_other_start(ranks, uncut, Layout(pipeline=2, data=2)) is None, "the data ranks have other streams"
     found = first_other_start([*ranks[:2], other, uncut], uncut, Layout(pipeline=2, data=2))
-    assert found is not None
     assert (found.module, found.micro_batch) == ("blocks.1", 2)
     assert first_other_start([other, other], uncut, Layout(tensor=2, sequence_parallel=True)) is None
 

@@ -206,7 +206,6 @@ def test_an_unused_parameter_has_a_gradient_of_zeros_on_any_number_of_data_ranks
     """An optimizer passes over what has no gradient, and decays what has one of zeros."""
     for data in (1, 2):
         for (gradient,) in ranks.run(data, _use_some, Layout(data=data), [set()]):
-            assert gradient is not None
             assert not gradient.any()
 
 
