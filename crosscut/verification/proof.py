@@ -136,8 +136,7 @@ def _shared_bounds(claim: Claim, model: nn.Module, mesh: ParallelMesh, uncut: "_
         dtype = claim.compute_dtype or next(model.parameters()).dtype
         whole = model if mesh.pipeline is None else uncut.model
         bounds = _bounds(whole, uncut.recording, dtype, claim.product_dtype or dtype)
-    shared = share_from_first(bounds)
-    assert isinstance(shared, Bounds)
+    shared: Bounds = share_from_first(bounds)
     return shared
 
 

@@ -12,17 +12,7 @@ from crosscut.config import IGNORED, ConfigError, Layout, ModelConfig
 from crosscut.model import Batch
 from crosscut.model.documents import Context, Documents, attention_mask, find_documents
 from crosscut.parallel import GradientReducer
-from tests.model.twins import (
-    CONFIG,
-    FAMILIES,
-    S,
-    assert_gradients_of,
-    batch,
-    context_for,
-    plain_twin,
-    randomised,
-    real,
-)
+from tests.model.twins import CONFIG, FAMILIES, S, assert_gradients_of, batch, context_for, plain_twin, randomised, real
 from tests.ranks import RankPool
 
 END = 9

@@ -40,8 +40,7 @@ class Layers(nn.Module):
         super().__init__()
         place: Any = {"mesh": mesh, "dtype": dtype, "how": Multiplication(products)}
         self.columns = ColumnParallelLinears(
-            a=ColumnParallelLinear(IN, WIDTH, **place),
-            b=ColumnParallelLinear(IN, Blocks(1, 7), bias=False, **place),
+            a=ColumnParallelLinear(IN, WIDTH, **place), b=ColumnParallelLinear(IN, Blocks(1, 7), bias=False, **place)
         )
         self.row = RowParallelLinear(WIDTH, IN, **place)
         self.output = VocabParallelOutput(50, IN, mesh=mesh, dtype=dtype)

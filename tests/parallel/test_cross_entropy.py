@@ -61,7 +61,7 @@ def _loss(
     with CollectiveRecorder(mesh) as forward:
         loss = vocab_parallel_cross_entropy(
             copy_to_tensor_parallel(leaves["hidden"], axis), leaves["weight"], targets,
-            vocab_size=V, axis=axis, settings=LossSettings(**options),
+            vocab_size=V, axis=axis, settings=LossSettings(**options)
         )  # fmt: skip
     with CollectiveRecorder(mesh) as backward:
         loss.backward()
@@ -214,7 +214,7 @@ def test_a_float32_weight_beside_bfloat16_hidden_states(ranks: RankPool) -> None
     results = ranks.run(2, _loss, 2, hidden.bfloat16(), weight.float(), targets, {"chunk_tokens": 5})
     for result in results:
         assert [result[name].dtype for name in ("loss", "hidden", "weight")] == [
-            torch.float32, torch.bfloat16, torch.float32,
+            torch.float32, torch.bfloat16, torch.float32
         ]  # fmt: skip
         _assert_near(result, expected, 1e-2, rtol=0.0, atol=0.1)
     together = joined([r["weight"] for r in results], 0)[:V].double()
@@ -326,7 +326,7 @@ def _most_at_once(dtype: torch.dtype, passes: bool) -> list[float]:
 
 
 @pytest.mark.parametrize(("dtype", "passes", "most"), [
-    (torch.float32, False, 2.1), (torch.bfloat16, False, 3.1), (torch.bfloat16, True, 8.1), (torch.float32, True, 8.1),
+    (torch.float32, False, 2.1), (torch.bfloat16, False, 3.1), (torch.bfloat16, True, 8.1), (torch.float32, True, 8.1)
 ], ids=str)  # fmt: skip
 def test_a_chunk_leaves_nothing_as_large_as_itself_to_the_next(
     ranks: RankPool, dtype: torch.dtype, passes: bool, most: float

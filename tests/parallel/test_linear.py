@@ -328,10 +328,7 @@ def _indivisible(layout: Layout, make: Any) -> None:
 
 @pytest.mark.parametrize(
     ("make", "dim", "shape"),
-    [
-        (partial(ColumnParallelLinear, I, 21), 0, r"\(21, 12\)"),
-        (partial(RowParallelLinear, 7, O), 1, r"\(20, 7\)"),
-    ],
+    [(partial(ColumnParallelLinear, I, 21), 0, r"\(21, 12\)"), (partial(RowParallelLinear, 7, O), 1, r"\(20, 7\)")],
     ids=["columns", "rows"],
 )
 def test_a_cut_that_does_not_divide_is_refused(ranks: RankPool, make: Any, dim: int, shape: str) -> None:

@@ -82,6 +82,14 @@ def joined(parts: list[Tensor], dim: int | None) -> Tensor:
     return parts[0]
 
 
+def reduce_gradients(loss: Callable[[], Tensor], parameters: Iterable[nn.Parameter], mesh: ParallelMesh) -> None:
+    """Run the backward pass of a loss, and sum the gradients over the ranks."""
+    reducer = GradientReducer(parameters, mesh)
+    reducer.arm()
+    loss().backward()
+    reducer.finish()
+
+
 def run_twin(
     layout: Layout,
     make: Callable[[ParallelMesh], nn.Module],

@@ -18,7 +18,7 @@ from torch.autograd import Function
 from torch.distributed.fsdp import FSDPModule
 
 from crosscut.architecture import GatedMLP, Layer
-from crosscut.config import IGNORED, Layout
+from crosscut.config import IGNORED, Layout, RunConfig
 from crosscut.config.axes import AxisRole, role_of
 from crosscut.config.model import FeedForward, NormPosition
 from crosscut.data import mixture
@@ -60,7 +60,7 @@ from crosscut.training.optimization import averaging, muon
 from crosscut.training.speed import compilation
 from crosscut.verification import LayoutReport, for_verification, verify_module, verify_on_mesh
 from crosscut.verification.run_proof import MICRO_BATCHES
-from tests.verification.runs import BERT, CHOICE, CLASSES, CPU, MASKED, SPANS, tiny_run
+from tests.verification.runs import BERT, CHOICE, CLASSES, CPU, MASKED, SPANS, tiny_run, verify_run
 
 Patch = pytest.MonkeyPatch
 
@@ -130,6 +130,13 @@ def instead_of(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable
         return plant
 
     return planter
+
+
+def verify_planted(plant: Callable[[Patch], None], run: RunConfig) -> LayoutReport:
+    """On a rank: verify a run with a fault planted."""
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        return verify_run(run)
 
 
 def verify_with(

@@ -95,8 +95,8 @@ CHANGED = {
     "sharding": ({"data": 2}, {"data": 2, "sharding": "zero2"}),
     "shard_group": ({"data": 4, "sharding": "zero3"}, {"data": 4, "sharding": "zero3", "shard_group": 2}),
     "symmetric_memory": (
-        {"tensor": 2, "sequence_parallel": True}, {"tensor": 2, "sequence_parallel": True, "symmetric_memory": True},
-    ),
+        {"tensor": 2, "sequence_parallel": True}, {"tensor": 2, "sequence_parallel": True, "symmetric_memory": True}
+    )
 }  # fmt: skip
 
 
