@@ -1,5 +1,5 @@
-"""Interface through which layers call functions (`Caller`), the typed context of autograd functions (`Context`), and a
-fast way to call autograd functions in inference.
+"""Interface through which layers call functions (`Caller`), the typed context of autograd functions
+(`AutogradContext`), and a fast way to call autograd functions in inference.
 """
 
 from collections.abc import Callable
@@ -25,9 +25,9 @@ def call(function: Callable[..., Tensor], *inputs: object) -> Tensor:
     return function(*inputs)
 
 
-class Context(Protocol[_Saved]):
-    """Context `ctx` of an autograd function, for type checkers. `_Saved` is the tuple of the saved tensors. A function
-    that keeps other values, too, declares them in a subclass.
+class AutogradContext(Protocol[_Saved]):
+    """Context `ctx` of an autograd function, for type checkers. The type argument is the tuple of the saved tensors. A
+    function that keeps other values, too, declares them in a subclass.
     """
 
     saved_tensors: _Saved

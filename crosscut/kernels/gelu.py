@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from crosscut.kernels.functions import Context, run
+from crosscut.kernels.functions import AutogradContext, run
 
 _C = 2.0 * math.sqrt(2.0 / math.pi)
 _A = 0.044715 * _C
@@ -51,13 +51,13 @@ def _plain(x: Tensor) -> Tensor:
 
 class _GeLU(Function):
     @staticmethod
-    def forward(ctx: Context[tuple[Tensor]], x: Tensor) -> Tensor:
+    def forward(ctx: AutogradContext[tuple[Tensor]], x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         return _exponent(x, _A).sigmoid_().mul_(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Context[tuple[Tensor]], grad: Tensor) -> Tensor:
+    def backward(ctx: AutogradContext[tuple[Tensor]], grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         s, slope = _exponent(x, _A).sigmoid_(), _exponent(x, 3.0 * _A)
         torch.ops.aten.sigmoid_backward.grad_input(slope, s, grad_input=slope)  # slope s (1 - s)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from crosscut.kernels.functions import Context, run
+from crosscut.kernels.functions import AutogradContext, run
 
 
 def look_up(weight: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,13 +29,13 @@ def _plain(weight: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
 
 class _SharedLookUp(Function):
     @staticmethod
-    def forward(ctx: Context[tuple[Tensor]], weight: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: AutogradContext[tuple[Tensor]], weight: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(index)
         return F.embedding(index, weight), weight.view_as(weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Context[tuple[Tensor]], grad_rows: Tensor, grad_weight: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: AutogradContext[tuple[Tensor]], grad_rows: Tensor, grad_weight: Tensor) -> tuple[Tensor, None]:
         index = ctx.saved_tensors[0].flatten()
         total = grad_weight.contiguous()
         rows = grad_rows.reshape(-1, total.shape[1])

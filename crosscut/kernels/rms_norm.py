@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from crosscut.kernels.functions import Context, run
+from crosscut.kernels.functions import AutogradContext, run
 
 _Saved = tuple[Tensor, Tensor | None, Tensor]
 """Input, weight, and the scale of each token."""
@@ -34,7 +34,7 @@ def _plain(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
 
 class _RMSNormFunction(Function):
     @staticmethod
-    def forward(ctx: Context[_Saved], x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
+    def forward(ctx: AutogradContext[_Saved], x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
         ctx.save_for_backward(x, weight, scale)
@@ -43,7 +43,7 @@ class _RMSNormFunction(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Context[_Saved], grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: AutogradContext[_Saved], grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight, scale = ctx.saved_tensors
         normal = x.to(scale.dtype) * scale
         grad_weight = None

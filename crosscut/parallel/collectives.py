@@ -12,7 +12,6 @@ process (`flight.record`).
 """
 
 import json
-import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -285,18 +284,18 @@ def share_from_first(value: object) -> Any:
     and unpickling a value from an untrusted source can run code. A program that answers requests, such as the server,
     therefore uses `share_json_from_first`.
     """
-    return _share(value, pickle.dumps, pickle.loads)
+    patient = background_group()
+    shared = [value]
+    dist.broadcast_object_list(shared, src=0, group=patient, device=torch.device("cpu"))
+    dist.destroy_process_group(patient)
+    return shared[0]
 
 
 def share_json_from_first(value: object) -> Any:
     """Return the first rank's JSON value on every rank, like `share_from_first`, but without pickle. A message
     therefore cannot run code on the rank that receives it.
     """
-    return _share(value, lambda shared: json.dumps(shared).encode(), json.loads)
-
-
-def _share(value: object, encode: Callable[[object], bytes], decode: Callable[[bytes], object]) -> object:
-    line = FirstRankLine(encode, decode)
+    line = FirstRankLine[object](lambda shared: json.dumps(shared).encode(), json.loads)
     shared = line.share(value)
     line.close()
     return shared

@@ -30,7 +30,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from crosscut.config.conventions import num_pieces
-from crosscut.kernels.functions import Context, add_owned, run
+from crosscut.kernels.functions import AutogradContext, add_owned, run
 from crosscut.kernels.products import ORDINARY, Products, add_product, as_rows, bias_gradient, multiply_into
 from crosscut.parallel.collectives import wait
 from crosscut.parallel.halves import finish_gather, start_gather, start_gather_again, start_sum, summed_shape
@@ -78,7 +78,7 @@ def enter_and_multiply(
     return run(_EnterAndMultiply, x, mesh, products, *weights, *biases)
 
 
-class _EnterContext(Context[tuple[Tensor, ...]], Protocol):
+class _EnterContext(AutogradContext[tuple[Tensor, ...]], Protocol):
     mesh: ParallelMesh
     products: Products
     has_bias: list[bool]
@@ -207,7 +207,7 @@ def skip_and_leave(
     return run(_SkipProduct, x, mesh, products, weight, bias, *(adapter or (None, None)))
 
 
-class _LeaveContext(Context[tuple[Tensor, Tensor, Tensor | None, Tensor | None]], Protocol):
+class _LeaveContext(AutogradContext[tuple[Tensor, Tensor, Tensor | None, Tensor | None]], Protocol):
     mesh: ParallelMesh
     products: Products
     has_bias: bool

@@ -44,7 +44,7 @@ class _ExchangeContext(Protocol):
     exchange_back: Exchange
 
 
-class _Exchange(Function):
+class _ExchangeFunction(Function):
     @staticmethod
     def forward(ctx: _ExchangeContext, x: Tensor, axis: Axis, exchange: Exchange, back: Exchange) -> Tensor:
         ctx.axis, ctx.exchange_back = axis, back
@@ -57,7 +57,7 @@ class _Exchange(Function):
 
 def exchanged(x: Tensor, axis: Axis, *, forward: Exchange, backward: Exchange) -> Tensor:
     """Apply `forward` to `x`, and `backward` to the gradient of the result. On an axis of size 1, return `x`."""
-    return x if axis.size == 1 else _Exchange.apply(x, axis, forward, backward)
+    return x if axis.size == 1 else _ExchangeFunction.apply(x, axis, forward, backward)
 
 
 def _gather_sequence(x: Tensor, axis: Axis) -> Tensor:

@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import _symmetric_memory  # registers the operators, and names a group that may use them
 
 from crosscut.config import Layout, LayoutError
-from crosscut.kernels.functions import Context, run
+from crosscut.kernels.functions import AutogradContext, run
 from crosscut.kernels.products import ORDINARY
 from crosscut.parallel.halves import finish_gather, start_gather_again
 from crosscut.parallel.mesh import Axis, ParallelMesh
@@ -36,13 +36,13 @@ from crosscut.parallel.operators import SEQUENCE_DIM
 _ops = torch.ops.symm_mem
 
 
-class _Context(Context[tuple[Tensor, ...]], Protocol):
+class _ProductContext(AutogradContext[tuple[Tensor, ...]], Protocol):
     mesh: ParallelMesh
 
 
 class _GatherAndMultiply(Function):
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, mesh: ParallelMesh, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: _ProductContext, x: Tensor, mesh: ParallelMesh, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, *weights)
         ctx.mesh = mesh
         _, products = _gathered_products(x, [weight.t() for weight in weights], mesh.tensor, keep=False)
@@ -50,7 +50,7 @@ class _GatherAndMultiply(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _ProductContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
         needs_x, _, *needs = ctx.needs_input_grad
         entering = start_gather_again(x, grads[0], ctx.mesh) if any(needs) else None
@@ -68,14 +68,14 @@ class _GatherAndMultiply(Function):
 
 class _MultiplyAndScatter(Function):
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, weight: Tensor, mesh: ParallelMesh) -> Tensor:
+    def forward(ctx: _ProductContext, x: Tensor, weight: Tensor, mesh: ParallelMesh) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.mesh = mesh
         return _scattered_product(x, weight.t(), mesh.tensor)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: _ProductContext, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, _ = ctx.needs_input_grad
         whole, (grad_x,) = _gathered_products(grad, [weight], ctx.mesh.tensor, keep=needs_weight)

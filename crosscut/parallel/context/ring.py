@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from crosscut.kernels.attention import Attended, KeyBlock, attend_block, attend_block_backward
-from crosscut.kernels.functions import Context
+from crosscut.kernels.functions import AutogradContext
 from crosscut.parallel.collectives import start_shift, wait
 from crosscut.parallel.context.zigzag import split_zigzag
 from crosscut.parallel.mesh import Axis
@@ -50,7 +50,7 @@ class _Ring(NamedTuple):
     is_causal: bool
 
 
-class _RingContext(Context[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]], Protocol):
+class _RingContext(AutogradContext[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]], Protocol):
     ring: _Ring
 
 
