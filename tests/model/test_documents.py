@@ -12,7 +12,17 @@ from crosscut.config import IGNORED, ConfigError, Layout, ModelConfig
 from crosscut.model import Batch
 from crosscut.model.documents import Context, Documents, attention_mask, find_documents
 from crosscut.parallel import GradientReducer
-from tests.model.twins import CONFIG, FAMILIES, S, assert_gradients_of, batch, context_for, plain_twin, randomised, real
+from tests.model.twins import (
+    CONFIG,
+    FAMILIES,
+    S,
+    assert_gradients_of,
+    batch,
+    context_for,
+    plain_twin,
+    randomised,
+    wholes_of,
+)
 from tests.ranks import RankPool
 
 END = 9
@@ -117,8 +127,7 @@ def _run(layout: Layout, config: ModelConfig) -> dict[str, Any]:
     reducer.finish()
     return {
         "loss": loss.detach(),
-        "parameters": {name: real(name, p.full_tensor().detach()) for name, p in model.named_parameters()},
-        "gradients": {name: real(name, p.grad.full_tensor()) for name, p in model.named_parameters()},
+        **wholes_of(model),
     }
 
 
