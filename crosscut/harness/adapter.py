@@ -24,7 +24,6 @@ from crosscut.generation import Decoder, Sampling
 from crosscut.harness.arguments import MODEL, ModelArguments, refuse_cache, refuse_chat_template
 from crosscut.harness.special_tokens import named_ids
 from crosscut.model import GPT
-from crosscut.parallel.mesh import layout_of
 from crosscut.planner import count_parameters
 from crosscut.pretrained import ModelSource
 
@@ -82,12 +81,12 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return {
             "model_name": self.source.name,
             "model_num_parameters": count_parameters(self.source.model),
-            "model_layout": str(layout_of(self.model.mesh)),
+            "model_layout": str(self.model.mesh.layout),
         }
 
     def set_cache_hook(self, cache_hook: object) -> None:
         """Set the cache in which lm-eval stores answers. Raises `ConfigError` if the model is on several ranks."""
-        if layout_of(self.model.mesh).world_size > 1:
+        if self.model.mesh.layout.world_size > 1:
             refuse_cache()
         super().set_cache_hook(cache_hook)
 

@@ -71,15 +71,7 @@ def attend_block_backward(grad: Tensor, block: KeyBlock, attended: Attended) -> 
     """
     if block.q.device.type == "cpu":
         grads: tuple[Tensor, Tensor, Tensor] = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad,
-            block.q,
-            block.k,
-            block.v,
-            attended.result,
-            attended.lse,
-            0.0,
-            block.is_causal,
-            attn_mask=block.mask,
+            grad, block.q, block.k, block.v, attended.result, attended.lse, 0.0, block.is_causal, attn_mask=block.mask
         )
         return grads
     if _has_flash(block):

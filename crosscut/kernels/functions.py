@@ -1,35 +1,52 @@
-"""Interface through which layers call functions (`Call`), and a fast way to call autograd functions in inference."""
+"""Interface through which layers call functions (`Caller`), the typed context of autograd functions
+(`AutogradContext`), and a fast way to call autograd functions in inference.
+"""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
+_T = TypeVar("_T")
+_Saved = TypeVar("_Saved")
 
-class Call(Protocol):
+
+class Caller(Protocol):
     """Function that calls another function: directly, as compiled code, or with recomputation in the backward pass."""
 
     def __call__(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
         """Return `function(*inputs)`. Autograd can differentiate the result."""
 
 
-def call(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-    """Return `function(*inputs)`, called directly. This is the default `Call`."""
+def call(function: Callable[..., Tensor], *inputs: object) -> Tensor:
+    """Return `function(*inputs)`, called directly. This is the default `Caller`."""
     return function(*inputs)
 
 
+class AutogradContext(Protocol[_Saved]):
+    """Context `ctx` of an autograd function, for type checkers. The type argument is the tuple of the saved tensors. A
+    function that keeps other values, too, declares them in a subclass.
+    """
+
+    saved_tensors: _Saved
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Save tensors for the backward pass."""
+
+
 class _Forgetful:
-    """Substitute for the context `ctx` of an autograd function, used if there is no backward pass. It discards the
-    tensors that the function saves.
+    """Substitute for the context of an autograd function, used if there is no backward pass. It discards the tensors
+    that the function saves.
     """
 
     def save_for_backward(self, *_tensors: object) -> None:
         """Discard the tensors."""
 
 
-def run(function: type[Function], *arguments: Any, twin: Callable[..., Any] | None = None) -> Any:
+def run(function: type[Function], *arguments: object, twin: Callable[..., _T] | None = None) -> _T:
     """Return `function.apply(*arguments)`. If gradients are off, call only `function.forward`, without `apply`.
 
     `twin` computes the same result with PyTorch's own operators. `torch.compile` traces the twin instead of the
@@ -41,9 +58,8 @@ def run(function: type[Function], *arguments: Any, twin: Callable[..., Any] | No
     """
     if twin is not None and torch.compiler.is_compiling():  # the compiler decides what to fuse and save
         return twin(*arguments)
-    if torch.is_grad_enabled():
-        return function.apply(*arguments)
-    return function.forward(_Forgetful(), *arguments)
+    result: _T = function.apply(*arguments) if torch.is_grad_enabled() else function.forward(_Forgetful(), *arguments)
+    return result
 
 
 def wide_in_compiled_code(x: Tensor) -> Tensor:

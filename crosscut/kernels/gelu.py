@@ -20,7 +20,6 @@ therefore calls PyTorch's kernel for tensors of more than 2^20 elements.
 """
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +27,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from crosscut.kernels.functions import run
+from crosscut.kernels.functions import AutogradContext, run
 
 _C = 2.0 * math.sqrt(2.0 / math.pi)
 _A = 0.044715 * _C
@@ -43,8 +42,7 @@ def gelu(x: Tensor) -> Tensor:
     """Return GeLU(x), with the shape and element type of `x`. The backward pass needs only `x`."""
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64) or x.numel() > MOST_ELEMENTS:
         return _plain(x)
-    y: Tensor = run(_GeLU, x, twin=_plain)
-    return y
+    return run(_GeLU, x, twin=_plain)
 
 
 def _plain(x: Tensor) -> Tensor:
@@ -53,13 +51,13 @@ def _plain(x: Tensor) -> Tensor:
 
 class _GeLU(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: AutogradContext[tuple[Tensor]], x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         return _exponent(x, _A).sigmoid_().mul_(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: AutogradContext[tuple[Tensor]], grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         s, slope = _exponent(x, _A).sigmoid_(), _exponent(x, 3.0 * _A)
         torch.ops.aten.sigmoid_backward.grad_input(slope, s, grad_input=slope)  # slope s (1 - s)

@@ -5,14 +5,12 @@ Without this module, autograd would allocate three tensors of the weight's size:
 and the sum of the two gradients.
 """
 
-from typing import Any
-
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from crosscut.kernels.functions import run
+from crosscut.kernels.functions import AutogradContext, run
 
 
 def look_up(weight: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -22,23 +20,22 @@ def look_up(weight: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     Use the returned weight exactly once. Backward: the gradients of the rows are added in place to the weight's
     gradient from the second use. No other code may hold this gradient.
     """
-    rows, again = run(_LookUp, weight, index, twin=_plain)
-    return rows, again
+    return run(_SharedLookUp, weight, index, twin=_plain)
 
 
 def _plain(weight: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     return F.embedding(index, weight), weight
 
 
-class _LookUp(Function):
+class _SharedLookUp(Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: AutogradContext[tuple[Tensor]], weight: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(index)
         return F.embedding(index, weight), weight.view_as(weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_rows: Tensor, grad_weight: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: AutogradContext[tuple[Tensor]], grad_rows: Tensor, grad_weight: Tensor) -> tuple[Tensor, None]:
         index = ctx.saved_tensors[0].flatten()
         total = grad_weight.contiguous()
         rows = grad_rows.reshape(-1, total.shape[1])

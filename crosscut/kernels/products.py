@@ -21,6 +21,7 @@ Shapes: N tokens (any leading dimensions), I in, O out.
 
 import math
 from abc import ABC, abstractmethod
+from copy import copy
 from typing import final
 
 import torch
@@ -114,31 +115,18 @@ class _Float8(Products):
         return _multiply(_rows(grad).t(), _rows(x).t(), torch.float8_e5m2)
 
 
-@final
-class DeferringProducts(Products):
-    """Wrapper of another implementation of `Products`, with a deferral of weight gradients."""
-
-    def __init__(self, products: Products, deferral: Deferral) -> None:
-        self._products, self.deferral = products, deferral
-
-    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Multiply `x` by `weight` and add `bias`."""
-        return self._products.output(x, weight, bias)
-
-    def input_gradient(self, grad: Tensor, weight: Tensor, onto: Tensor | None = None) -> Tensor:
-        """Multiply `grad` by `weight`."""
-        return self._products.input_gradient(grad, weight, onto)
-
-    def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
-        """Compute grad^T x."""
-        return self._products.weight_gradient(grad, x)
-
-
 ORDINARY: Products = _Ordinary()
 """Products in the element type of the arguments."""
 
 FLOAT8: Products = _Float8()
 """Products in 8 bits. Arguments and results have wider element types, such as bfloat16."""
+
+
+def deferring(products: Products, deferral: Deferral) -> Products:
+    """Return a copy of `products` with a deferral of weight gradients."""
+    own = copy(products)
+    own.deferral = deferral
+    return own
 
 
 def multiply_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:

@@ -5,15 +5,16 @@ With s = 1 / sqrt(mean(x^2) + epsilon) and n = x s, over the last dimension H:
     y = n w        grad_w = sum over tokens of grad n        grad_x = (grad w - n mean(grad w n)) s
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from crosscut.kernels.functions import run
+from crosscut.kernels.functions import AutogradContext, run
+
+_Saved = tuple[Tensor, Tensor | None, Tensor]
+"""Input, weight, and the scale of each token."""
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
@@ -24,17 +25,16 @@ def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
     PyTorch's own function runs several kernels on the CPU, and autograd would save the intermediate results of these
     kernels.
     """
-    y: Tensor = run(_RMSNorm, x, weight, epsilon, twin=_plain)
-    return y
+    return run(_RMSNormFunction, x, weight, epsilon, twin=_plain)
 
 
 def _plain(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], weight, epsilon)
 
 
-class _RMSNorm(Function):
+class _RMSNormFunction(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
+    def forward(ctx: AutogradContext[_Saved], x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
         ctx.save_for_backward(x, weight, scale)
@@ -43,7 +43,7 @@ class _RMSNorm(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: AutogradContext[_Saved], grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight, scale = ctx.saved_tensors
         normal = x.to(scale.dtype) * scale
         grad_weight = None

@@ -39,8 +39,7 @@ class GatedMLP(nn.Module):
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """Return SiLU(gate) * up. Only `gate` and `up` are kept for the backward pass."""
-    y: Tensor = run(_SwiGLU, gate, up, twin=_swiglu)
-    return y
+    return run(_SwiGLU, gate, up, twin=_swiglu)
 
 
 def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -65,8 +64,7 @@ class _SwiGLU(Function):
 
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
     """Return GeLU(gate) * up, with GeLU's tanh approximation. Only `gate` and `up` are kept for the backward pass."""
-    y: Tensor = run(_GeGLU, gate, up, twin=_geglu)
-    return y
+    return run(_GeGLU, gate, up, twin=_geglu)
 
 
 def _geglu(gate: Tensor, up: Tensor) -> Tensor:

@@ -38,8 +38,7 @@ class MLP(nn.Module):
 
 
 def _relu2(x: Tensor) -> Tensor:
-    y: Tensor = run(_SquaredReLU, x, twin=lambda x: F.relu(x).square())
-    return y
+    return run(_SquaredReLU, x, twin=lambda x: F.relu(x).square())
 
 
 class _SquaredReLU(Function):

@@ -12,7 +12,7 @@ from typing import Protocol
 from crosscut.architecture.pipeline import Stage
 from crosscut.config.layout import ContextAttention
 from crosscut.kernels import ORDINARY, LossPasses, Products
-from crosscut.kernels.functions import Call, call
+from crosscut.kernels.functions import Caller, call
 from crosscut.parallel import Multiplication
 
 
@@ -29,11 +29,11 @@ class Runner:
     products. Several layers may share a runner.
     """
 
-    layer: Call = call
+    layer: Caller = call
     """Function that calls the whole layer."""
-    core: Call = call
+    core: Caller = call
     """Function that calls the attention core: scores, softmax, dropout and values."""
-    cheap: Call = call
+    cheap: Caller = call
     """Function that calls each cheap part of the layer (a norm, or the activation inside an MLP). A part is cheap if
     computing it again takes little time.
     """

@@ -11,7 +11,7 @@ messages of a group one after another. If both directions shared a group, two ra
 each other forever. Gloo does not run messages in order, so such a program would work on CPUs and hang on GPUs.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -57,14 +57,8 @@ class Channels:
         The method returns immediately, unless an earlier `send` of the same message has not finished yet.
         """
         self.release([message])
-        x = x.contiguous()
-        channel = message.channel
-        number = self._begin(MessageKind.SEND, channel, x)
-        work = dist.isend(x, self._ranks[channel.receiver], group=self._groups[channel])
-        assert work is not None, "this rank is in the group"
-        if number:
-            RECORD.started(number, id(work))
-        self._leaving[message] = work, x
+        x, channel = x.contiguous(), message.channel
+        self._leaving[message] = self._start(MessageKind.SEND, channel, x, dist.isend, channel.receiver), x
 
     def start_receiving(self, message: Message, shape: Sequence[int], dtype: torch.dtype) -> Arriving:
         """Start receiving the tensor of `message`. Call this method for the messages of a channel in the order in which
@@ -72,12 +66,7 @@ class Channels:
         """
         buffer = torch.empty(tuple(shape), dtype=dtype, device=self.device)
         channel = message.channel
-        number = self._begin(MessageKind.RECEIVE, channel, buffer)
-        work = dist.irecv(buffer, self._ranks[channel.sender], group=self._groups[channel])
-        assert work is not None, "this rank is in the group"
-        if number:
-            RECORD.started(number, id(work))
-        return Arriving(buffer, work)
+        return Arriving(buffer, self._start(MessageKind.RECEIVE, channel, buffer, dist.irecv, channel.sender))
 
     def release(self, messages: Iterable[Message]) -> None:
         """Wait until the tensors of these messages may be changed or freed. Without this call, all tensors that the
@@ -92,18 +81,23 @@ class Channels:
         """Wait until all sent tensors may be changed or freed."""
         self.release(list(self._leaving))
 
-    def _begin(self, kind: MessageKind, channel: Channel, x: Tensor) -> int:
-        """Record that this rank is about to start a message. Return the number of the message, or 0 if no record is
-        open.
-        """
-        if not RECORD.is_open:
-            return 0
-        name = self._groups[channel].group_name
-        group = RECORD.group(name)
-        if group < 0:
-            ends = [self._ranks[channel.sender], self._ranks[channel.receiver]]
-            group = RECORD.add_group(name, f"pipeline ({channel.kind.name.lower()})", ends)
-        return RECORD.start(kind, group, x.numel())
+    def _start(
+        self, kind: MessageKind, channel: Channel, x: Tensor, start: Callable[..., dist.Work | None], place: int
+    ) -> dist.Work:
+        """Start a message of `x` with `start`, to or from the rank at `place` of the pipeline, and record it."""
+        process_group, number = self._groups[channel], 0
+        if RECORD.is_open:
+            name = process_group.group_name
+            group = RECORD.group(name)
+            if group < 0:
+                ends = [self._ranks[channel.sender], self._ranks[channel.receiver]]
+                group = RECORD.add_group(name, f"pipeline ({channel.kind.name.lower()})", ends)
+            number = RECORD.start(kind, group, x.numel())
+        work = start(x, self._ranks[place], group=process_group)
+        assert work is not None, "this rank is in the group"
+        if number:
+            RECORD.started(number, id(work))
+        return work
 
 
 def _wait(work: dist.Work) -> None:

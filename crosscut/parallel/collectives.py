@@ -37,9 +37,7 @@ def start_all_reduce(x: Tensor, axis: Axis, operation: str = "sum") -> Tensor:
     """
     if axis.size == 1:
         return x
-    number = _begin(MessageKind.ALL_REDUCE, x, axis)
-    reduced: Tensor = _ops.all_reduce(x.contiguous(), operation, axis.group_name)
-    return _begun(number, reduced)
+    return _start(MessageKind.ALL_REDUCE, x, axis, _ops.all_reduce, operation)
 
 
 def start_all_reduce_owned(x: Tensor, axis: Axis) -> Tensor:
@@ -49,9 +47,7 @@ def start_all_reduce_owned(x: Tensor, axis: Axis) -> Tensor:
     """
     if axis.size == 1 or torch.compiler.is_compiling():  # in compiled code, the compiler decides which memory is reused
         return start_all_reduce(x, axis)
-    number = _begin(MessageKind.ALL_REDUCE, x, axis)
-    reduced: Tensor = _ops.all_reduce_(x.contiguous(), "sum", axis.group_name)
-    return _begun(number, reduced)
+    return _start(MessageKind.ALL_REDUCE, x, axis, _ops.all_reduce_, "sum")
 
 
 def start_reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
@@ -69,18 +65,14 @@ def start_reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
         x = x.reshape(axis.size, *x.shape[1:dim], x.shape[dim] // axis.size, *x.shape[dim + 1 :])
     elif dim:
         x = torch.cat(x.chunk(axis.size, dim))
-    number = _begin(MessageKind.REDUCE_SCATTER, x, axis)
-    scattered: Tensor = _ops.reduce_scatter_tensor(x.contiguous(), "sum", axis.size, axis.group_name)
-    return _begun(number, scattered)
+    return _start(MessageKind.REDUCE_SCATTER, x, axis, _ops.reduce_scatter_tensor, "sum", axis.size)
 
 
 def start_all_gather(x: Tensor, axis: Axis) -> Tensor:
     """Start an all-gather of `x` over the axis. Pass the returned tensor to `wait_and_join` to get the result."""
     if axis.size == 1:
         return x
-    number = _begin(MessageKind.ALL_GATHER, x, axis)
-    gathered: Tensor = _ops.all_gather_into_tensor(x.contiguous(), axis.size, axis.group_name)
-    return _begun(number, gathered)
+    return _start(MessageKind.ALL_GATHER, x, axis, _ops.all_gather_into_tensor, axis.size)
 
 
 def start_all_to_all(x: Tensor, axis: Axis) -> Tensor:
@@ -94,9 +86,7 @@ def start_all_to_all(x: Tensor, axis: Axis) -> Tensor:
         return x
     _require_divisible(x, axis, 0)
     rows = [x.shape[0] // axis.size] * axis.size
-    number = _begin(MessageKind.ALL_TO_ALL, x, axis)
-    exchanged: Tensor = _ops.all_to_all_single(x.contiguous(), rows, rows, axis.group_name)
-    return _begun(number, exchanged)
+    return _start(MessageKind.ALL_TO_ALL, x, axis, _ops.all_to_all_single, rows, rows)
 
 
 def start_shift(x: Tensor, axis: Axis) -> Tensor:
@@ -107,9 +97,7 @@ def start_shift(x: Tensor, axis: Axis) -> Tensor:
         return x
     to, from_ = [0] * axis.size, [0] * axis.size
     to[(axis.rank + 1) % axis.size] = from_[(axis.rank - 1) % axis.size] = x.shape[0]
-    number = _begin(MessageKind.SHIFT, x, axis)
-    shifted: Tensor = _ops.all_to_all_single(x.contiguous(), from_, to, axis.group_name)
-    return _begun(number, shifted)
+    return _start(MessageKind.SHIFT, x, axis, _ops.all_to_all_single, from_, to)
 
 
 def wait_and_join(x: Tensor, axis: Axis, dim: int) -> Tensor:
@@ -141,25 +129,20 @@ def wait(x: Tensor, axis: Axis) -> Tensor:
     return waited
 
 
-def _begin(kind: MessageKind, x: Tensor, axis: Axis) -> int:
-    """Record that this rank is about to start a message. Return the number of the message, or 0 if no record is open.
-    In compiled code, nothing is recorded, because compiled code runs no Python code.
+def _start(kind: MessageKind, x: Tensor, axis: Axis, operator: Callable[..., Tensor], *arguments: object) -> Tensor:
+    """Call `operator` with `x`, `arguments` and the group of the axis, and record that this rank starts a message. A
+    later `wait` for the result finds the message by the identity of the result. In compiled code, nothing is recorded,
+    because compiled code runs no Python code.
     """
     if torch.compiler.is_compiling() or not RECORD.is_open:
-        return 0
+        return operator(x.contiguous(), *arguments, axis.group_name)
     group = RECORD.group(axis.group_name)
     if group < 0:
         group = RECORD.add_group(axis.group_name, axis.name, ranks_of(axis.group_name))
-    return RECORD.start(kind, group, x.numel())
-
-
-def _begun(number: int, x: Tensor) -> Tensor:
-    """Record that message `number` is on its way, and return `x`, the result of the message. A later `wait` for `x`
-    finds the message by the identity of `x`.
-    """
-    if number:
-        RECORD.started(number, id(x))
-    return x
+    number = RECORD.start(kind, group, x.numel())
+    result = operator(x.contiguous(), *arguments, axis.group_name)
+    RECORD.started(number, id(result))
+    return result
 
 
 def ranks_of(group_name: str) -> list[int]:
@@ -247,20 +230,20 @@ def _require_divisible(x: Tensor, axis: Axis, dim: int) -> None:
         )
 
 
-def all_gather_objects(value: object, axis: Axis) -> list[Any]:
+def all_gather_objects(value: _T, axis: Axis) -> list[_T]:
     """Gather the small Python value `value` from every rank of the axis, and return the values in the order of the
     ranks. Every rank of the axis must call this function. The values are pickled, so do not pass large tensors.
     """
     if axis.size == 1:
         return [value]
-    gathered: list[Any] = [None] * axis.size
+    gathered = [value] * axis.size
     group = axis.device_mesh.get_group()
     with recorded_message(MessageKind.OBJECTS, group, axis.name, 0):
         dist.all_gather_object(gathered, value, group=group)
     return gathered
 
 
-def from_all_ranks(value: object, mesh: ParallelMesh) -> list[Any]:
+def from_all_ranks(value: _T, mesh: ParallelMesh) -> list[_T]:
     """Gather the small Python value `value` from every rank of the mesh, and return the values in the order of the
     ranks. Every rank must call this function. The values are pickled, so do not pass large tensors.
     """
@@ -270,14 +253,14 @@ def from_all_ranks(value: object, mesh: ParallelMesh) -> list[Any]:
     return values
 
 
-def gather_from_all(value: object) -> list[Any]:
+def gather_from_all(value: _T) -> list[_T]:
     """Gather the small Python value `value` from every rank, and return the values in the order of the ranks. Unlike
     `from_all_ranks`, this function needs no mesh. Every rank must call this function. Without a process group, the
     caller is the only rank. The values are pickled.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [value]
-    gathered: list[Any] = [None] * dist.get_world_size()
+    gathered = [value] * dist.get_world_size()
     dist.all_gather_object(gathered, value)
     return gathered
 
@@ -303,7 +286,7 @@ def share_from_first(value: object) -> Any:
     and unpickling a value from an untrusted source can run code. A program that answers requests, such as the server,
     therefore uses `share_json_from_first`.
     """
-    patient = dist.new_group(backend="gloo", timeout=timedelta(days=1))
+    patient = background_group()
     shared = [value]
     dist.broadcast_object_list(shared, src=0, group=patient, device=torch.device("cpu"))
     dist.destroy_process_group(patient)
@@ -314,7 +297,7 @@ def share_json_from_first(value: object) -> Any:
     """Return the first rank's JSON value on every rank, like `share_from_first`, but without pickle. A message
     therefore cannot run code on the rank that receives it.
     """
-    line = FirstRankLine[Any](lambda shared: json.dumps(shared).encode(), json.loads)
+    line = FirstRankLine[object](lambda shared: json.dumps(shared).encode(), json.loads)
     shared = line.share(value)
     line.close()
     return shared
@@ -353,12 +336,11 @@ class FirstRankLine(Generic[_T]):
             dist.destroy_process_group(self._group)
 
 
-def gather_to_first(value: object) -> list[Any] | None:
+def gather_to_first(value: _T) -> list[_T] | None:
     """Gather `value` from every rank. On the first rank, return the values in the order of the ranks. On the other
     ranks, return None. Every rank must call this function. The values are pickled, so use this function for inspection,
     not for training.
     """
-    first = dist.get_rank() == 0
-    gathered: list[Any] | None = [None] * dist.get_world_size() if first else None
+    gathered = [value] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(value, gathered, dst=0)
     return gathered

@@ -22,7 +22,7 @@ Shapes: N tokens, C tokens of a chunk, H hidden, V padded vocabulary, T tensor r
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -74,7 +74,7 @@ PLAIN_LOSS_SETTINGS = LossSettings()
 """Settings for the plain sum of the tokens' cross entropies, in chunks of the default size, without compiled passes."""
 
 
-class _Plan(NamedTuple):
+class _LossPlan(NamedTuple):
     """Settings and derived values that are the same for all chunks of a loss."""
 
     settings: LossSettings
@@ -86,7 +86,7 @@ class _Plan(NamedTuple):
     """Whether the weight needs a gradient. False for a frozen weight."""
 
 
-class _Rows(NamedTuple):
+class _OutputRows(NamedTuple):
     """This rank's rows of the output projection."""
 
     weight: Tensor
@@ -136,7 +136,7 @@ def vocab_parallel_cross_entropy(
     part = vocabulary_part(weight, vocab_size, axis)
     # `Function.forward` runs without gradients, so `torch.is_grad_enabled()` must be read here.
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    plan = _Plan(settings, part, chunk, needs_grad, needs_grad and weight.requires_grad)
+    plan = _LossPlan(settings, part, chunk, needs_grad, needs_grad and weight.requires_grad)
     loss: Tensor = _ProjectAndCompare.apply(hidden, weight, settings.bias, targets, plan)
     return loss
 
@@ -188,17 +188,20 @@ def starts_of_chunks(num_tokens: int, chunk: int) -> Iterable[int]:
     return range(0, num_tokens, chunk)
 
 
+class _LossContext(Protocol):
+    needs_input_grad: tuple[bool, ...]
+    gradients: tuple[Tensor, Tensor | None, Tensor | None, Tensor | float] | None
+    """Gradients of the hidden states, the weight and the bias, and the scale of the loss. None after the backward
+    pass.
+    """
+
+
 class _ProjectAndCompare(Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        plan: _Plan,
+        ctx: _LossContext, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, plan: _LossPlan
     ) -> Tensor:
-        rows = _Rows(weight.to(hidden.dtype), bias)
+        rows = _OutputRows(weight.to(hidden.dtype), bias)
         grad_hidden = torch.empty_like(hidden) if plan.needs_grad else None
         grad_weight = torch.empty_like(weight) if plan.needs_weight else None
         needs_bias = plan.needs_grad and ctx.needs_input_grad[2]
@@ -208,7 +211,7 @@ class _ProjectAndCompare(Function):
         buffers = _buffers(hidden, rows.weight, plan, wide) if plan.settings.passes is None else None
         for start in starts_of_chunks(hidden.shape[0], plan.chunk):
             piece = slice(start, start + plan.chunk)
-            losses, error = _losses_of_chunk(hidden[piece], rows, targets[piece], plan.part, plan, buffers)
+            losses, error = _losses_of_chunk(hidden[piece], rows, targets[piece], plan, buffers)
             keep = targets[piece] != IGNORED
             total += losses.masked_fill(~keep, 0.0).sum()
             if error is not None and grad_hidden is not None:
@@ -230,7 +233,7 @@ class _ProjectAndCompare(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: _LossContext, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
         if ctx.gradients is None:
             raise RuntimeError(
                 "The loss of `vocab_parallel_cross_entropy` allows one backward pass, but a second backward pass has "
@@ -244,20 +247,20 @@ class _ProjectAndCompare(Function):
         return grad_hidden.mul_(factor), grad_weight, grad_bias, None, None
 
 
-def _buffers(hidden: Tensor, rows: Tensor, plan: _Plan, wide: torch.dtype) -> _Buffers:
+def _buffers(hidden: Tensor, rows: Tensor, plan: _LossPlan, wide: torch.dtype) -> _Buffers:
     logits = torch.empty((min(plan.chunk, hidden.shape[0]), rows.shape[0]), dtype=wide, device=hidden.device)
     return _Buffers(logits, torch.empty_like(logits) if plan.settings.soft_cap and plan.needs_grad else None)
 
 
 def _losses_of_chunk(
-    hidden: Tensor, rows: _Rows, targets: Tensor, part: VocabularyPart, plan: _Plan, buffers: _Buffers | None
+    hidden: Tensor, rows: _OutputRows, targets: Tensor, plan: _LossPlan, buffers: _Buffers | None
 ) -> tuple[Tensor, Tensor | None]:
     """Return the losses [C] of the tokens of `hidden` [C, H] and, if gradients are needed, the gradients of the logits
     [C, V/T]. No other tensor as large as the logits stays in memory.
     """
     if buffers is None:
         product = ORDINARY.output(hidden, rows.weight)
-        return _compare_compiled(product if rows.bias is None else product.add_(rows.bias), targets, part, plan)
+        return _compare_compiled(product if rows.bias is None else product.add_(rows.bias), targets, plan)
     product = product_in(buffers.logits, hidden, rows.weight)
     in_place = product if product.dtype == buffers.logits.dtype else buffers.logits[: product.shape[0]].copy_(product)
     if rows.bias is not None:
@@ -265,11 +268,11 @@ def _losses_of_chunk(
     slopes = None if buffers.slopes is None else buffers.slopes[: product.shape[0]]
     if plan.settings.soft_cap:
         soft_cap_(in_place, plan.settings.soft_cap, slopes)
-    log_p, losses, log_z = _compare(in_place, targets, part)
+    log_p, losses, log_z = _compare(in_place, targets, plan.part)
     losses, growth = _with_z_loss(losses, log_z, plan.settings.z_loss)
     if not plan.needs_grad:
         return losses, None
-    index, here = local_index(targets, part)
+    index, here = local_index(targets, plan.part)
     return losses, error_into(product, log_p, index, here, growth=growth, slopes=slopes)
 
 
@@ -288,13 +291,11 @@ def _compare(logits: Tensor, targets: Tensor, part: VocabularyPart) -> tuple[Ten
     return log_p, sums.log() - target, highest + sums.log()
 
 
-def _compare_compiled(
-    product: Tensor, targets: Tensor, part: VocabularyPart, plan: _Plan
-) -> tuple[Tensor, Tensor | None]:
+def _compare_compiled(product: Tensor, targets: Tensor, plan: _LossPlan) -> tuple[Tensor, Tensor | None]:
     """Compute the same as `_losses_of_chunk`, with compiled passes. `product` [C, V/T] holds the logits before the soft
     cap.
     """
-    passes = plan.settings.passes
+    passes, part = plan.settings.passes, plan.part
     assert passes is not None
     wide = torch.promote_types(product.dtype, torch.float32)
     logits = Logits(product, part.num_real, plan.settings.soft_cap)

@@ -4,7 +4,7 @@ replicated.
 Shapes: B batch, S sequence, H hidden, V vocabulary padded to a multiple of 128 x T, T tensor ranks.
 """
 
-from typing import Any, final
+from typing import final
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from crosscut.kernels.look_up import look_up
 from crosscut.kernels.products import ORDINARY
 from crosscut.parallel.mesh import ParallelMesh
 from crosscut.parallel.operators import leave_tensor_parallel, part_of_sequence
-from crosscut.parallel.state.parameters import local, local_on_sequence, replicated_parameter, sharded_parameter
+from crosscut.parallel.state.parameters import ParameterMaker, local, local_on_sequence
 
 
 @final
@@ -59,8 +59,7 @@ class VocabParallelEmbedding(nn.Module):
         self.mesh, self.output_dtype = mesh, output_dtype or dtype
         self.vocab_size = vocab_size
         padded = padded_vocab_size(vocab_size, mesh.tensor.size)
-        place: Any = {"dtype": dtype, "device": mesh.parameter_device}
-        self.weight = sharded_parameter((padded, hidden_size), mesh.tensor, dim=0, **place)
+        self.weight = ParameterMaker(mesh, dtype).sharded(padded, hidden_size, dim=0)
         self.local_size = padded // mesh.tensor.size
         self.first = mesh.tensor.rank * self.local_size
 
@@ -104,22 +103,16 @@ class VocabParallelOutput(nn.Module):
     ) -> None:
         super().__init__()
         self.products = ORDINARY  # for scores; the loss calls its own products
-        shape = (padded_vocab_size(vocab_size, mesh.tensor.size), hidden_size)
-        self.weight = sharded_parameter(shape, mesh.tensor, dim=0, dtype=dtype, device=mesh.parameter_device)
+        num_rows = padded_vocab_size(vocab_size, mesh.tensor.size)
+        self.weight = ParameterMaker(mesh, dtype).sharded(num_rows, hidden_size, dim=0)
 
 
-class PositionEmbedding(nn.Module):
-    """Learned position embeddings, used outside the parallel regions.
-
-    For a sequence of length S, the output is [S, H], or this rank's [S/T, H] under sequence parallelism. Parameter:
-    `weight` [P, H] as Replicate, where P is the length of the longest sequence; zeros until initialised. Sends nothing.
-    Under sequence parallelism, each rank's gradient is partial. Source: paper, section 2.2. Raises `ConfigError` if S,
-    not counting padding, is larger than P.
-    """
+class _ReplicatedEmbedding(nn.Module):
+    """Embedding with `num_rows` rows that every tensor rank holds, used outside the parallel regions."""
 
     def __init__(
         self,
-        max_length: int,
+        num_rows: int,
         hidden_size: int,
         *,
         mesh: ParallelMesh,
@@ -128,8 +121,20 @@ class PositionEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         self.mesh, self.output_dtype = mesh, output_dtype or dtype
-        place: Any = {"dtype": dtype, "device": mesh.parameter_device}
-        self.weight = replicated_parameter((max_length, hidden_size), mesh.tensor, **place)
+        self.weight = ParameterMaker(mesh, dtype).replicated(num_rows, hidden_size)
+
+    def _own_weight(self) -> Tensor:
+        return local_on_sequence(self.weight, self.mesh, self.weight.dtype)
+
+
+class PositionEmbedding(_ReplicatedEmbedding):
+    """Learned position embeddings, used outside the parallel regions.
+
+    For a sequence of length S, the output is [S, H], or this rank's [S/T, H] under sequence parallelism. Parameter:
+    `weight` [P, H] as Replicate, where P is the length of the longest sequence; zeros until initialised. Sends nothing.
+    Under sequence parallelism, each rank's gradient is partial. Source: paper, section 2.2. Raises `ConfigError` if S,
+    not counting padding, is larger than P.
+    """
 
     def forward(self, length: int, *, num_filled: int = 0, places: Tensor | None = None) -> Tensor:
         """Return the embeddings of positions 0 to `length` - 1: [S, H], or [S/T, H] under sequence parallelism. If
@@ -146,8 +151,7 @@ class PositionEmbedding(nn.Module):
             )
         if places is not None:
             return self.at(places)
-        weight = local_on_sequence(self.weight, self.mesh, self.weight.dtype)
-        rows = F.pad(weight[:num_real], (0, 0, 0, num_filled))
+        rows = F.pad(self._own_weight()[:num_real], (0, 0, 0, num_filled))
         return part_of_sequence(rows, self.mesh, 0).to(self.output_dtype)
 
     def at(self, places: Tensor) -> Tensor:
@@ -157,40 +161,25 @@ class PositionEmbedding(nn.Module):
         Use this method in generation, or if positions restart at each document. Positions of P or more must be padding,
         and get the embedding of position P - 1.
         """
-        weight = local_on_sequence(self.weight, self.mesh, self.weight.dtype)
         own = part_of_sequence(places, self.mesh, places.dim() - 1)
-        return F.embedding(own.clamp(max=self.weight.shape[0] - 1), weight).to(self.output_dtype)
+        return F.embedding(own.clamp(max=self.weight.shape[0] - 1), self._own_weight()).to(self.output_dtype)
 
 
-class TokenTypeEmbedding(nn.Module):
+class TokenTypeEmbedding(_ReplicatedEmbedding):
     """Learned embeddings of token types, used outside the parallel regions.
 
-    Input: types [B, S] below `num_types`, the same on all tensor ranks. Output: [B, S, H], or [B, S/T, H] under
+    Input: types [B, S] below the number of types, the same on all tensor ranks. Output: [B, S, H], or [B, S/T, H] under
     sequence parallelism. Parameter: `weight` [number of types, H] as Replicate; zeros until initialised. Sends nothing.
     Under sequence parallelism, each rank's gradient is partial. Source: Devlin et al. 2018, arXiv 1810.04805, Figure 2.
-    Raises `RuntimeError` if a type is not below `num_types` (on CUDA, when the device reaches the check).
+    Raises `RuntimeError` if a type is not below the number of types (on CUDA, when the device reaches the check).
     """
-
-    def __init__(
-        self,
-        num_types: int,
-        hidden_size: int,
-        *,
-        mesh: ParallelMesh,
-        dtype: torch.dtype = torch.float32,
-        output_dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.mesh, self.output_dtype, self.num_types = mesh, output_dtype or dtype, num_types
-        place: Any = {"dtype": dtype, "device": mesh.parameter_device}
-        self.weight = replicated_parameter((num_types, hidden_size), mesh.tensor, **place)
 
     def forward(self, types: Tensor) -> Tensor:
         """Look up the embeddings of `types` [B, S]: [B, S, H], or [B, S/T, H] under sequence parallelism."""
+        num_types = self.weight.shape[0]
         torch._assert_async(
-            ((types >= 0) & (types < self.num_types)).all(),
-            f"Token types must be from 0 to {self.num_types - 1}, the last type of the model, but a type is outside "
+            ((types >= 0) & (types < num_types)).all(),
+            f"Token types must be from 0 to {num_types - 1}, the last type of the model, but a type is outside "
             "this range. Number the segments of a sequence from 0.",
         )
-        weight = local_on_sequence(self.weight, self.mesh, self.weight.dtype)
-        return F.embedding(part_of_sequence(types, self.mesh, 1), weight).to(self.output_dtype)
+        return F.embedding(part_of_sequence(types, self.mesh, 1), self._own_weight()).to(self.output_dtype)

@@ -21,7 +21,7 @@ have S/T in place of S.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from crosscut.config.conventions import num_pieces
-from crosscut.kernels.functions import add_owned, run
+from crosscut.kernels.functions import AutogradContext, add_owned, run
 from crosscut.kernels.products import ORDINARY, Products, add_product, as_rows, bias_gradient, multiply_into
 from crosscut.parallel.collectives import wait
 from crosscut.parallel.halves import finish_gather, start_gather, start_gather_again, start_sum, summed_shape
@@ -75,14 +75,21 @@ def enter_and_multiply(
         return tuple(y if bias is None else y + bias for y, bias in zip(outputs, biases, strict=True))
     if _is_alone(mesh):
         return tuple(products.output(x, weight, bias) for weight, bias in zip(weights, biases, strict=True))
-    entered: tuple[Tensor, ...] = run(_EnterAndMultiply, x, mesh, products, *weights, *biases)
-    return entered
+    return run(_EnterAndMultiply, x, mesh, products, *weights, *biases)
+
+
+class _EnterContext(AutogradContext[tuple[Tensor, ...]], Protocol):
+    mesh: ParallelMesh
+    products: Products
+    has_bias: list[bool]
 
 
 class _EnterAndMultiply(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, mesh: ParallelMesh, products: Products, *layers: Tensor | None) -> Any:
-        weights, biases = _halves(layers)
+    def forward(
+        ctx: _EnterContext, x: Tensor, mesh: ParallelMesh, products: Products, *layers: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        weights, biases = cast("Sequence[Tensor]", layers[: len(layers) // 2]), layers[len(layers) // 2 :]
         ctx.save_for_backward(x, *weights)
         ctx.mesh, ctx.products, ctx.has_bias = mesh, products, [bias is not None for bias in biases]
         pieces = _pieces(x, mesh, products, x.numel() * mesh.tensor.size)
@@ -100,11 +107,11 @@ class _EnterAndMultiply(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _EnterContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
         mesh, products = ctx.mesh, ctx.products
         needs_x, _, _, *needs = ctx.needs_input_grad
-        needs_weights, needs_biases = _halves(needs)
+        needs_weights, needs_biases = needs[: len(weights)], needs[len(weights) :]
         entering = start_gather_again(x, grads[0], mesh) if any(needs_weights) else None
         pending = start_sum(_input_gradient(products, grads, weights), mesh) if needs_x else None
         grad_biases = [
@@ -181,8 +188,7 @@ def multiply_and_leave(
     if _is_alone(mesh):
         y = _sum_of_products(products, x, weight, *(adapter or (None, None)))
         return y if bias is None else add_owned(y, bias)
-    left: Tensor = run(_MultiplyAndLeave, x, mesh, products, weight, bias, *(adapter or (None, None)))
-    return left
+    return run(_MultiplyAndLeave, x, mesh, products, weight, bias, *(adapter or (None, None)))
 
 
 def skip_and_leave(
@@ -198,16 +204,21 @@ def skip_and_leave(
     multiplying or sending. The backward pass is that of `multiply_and_leave`.
     """
     require_sequence(x, mesh)
-    left: Tensor = run(_SkipProduct, x, mesh, products, weight, bias, *(adapter or (None, None)))
-    return left
+    return run(_SkipProduct, x, mesh, products, weight, bias, *(adapter or (None, None)))
+
+
+class _LeaveContext(AutogradContext[tuple[Tensor, Tensor, Tensor | None, Tensor | None]], Protocol):
+    mesh: ParallelMesh
+    products: Products
+    has_bias: bool
 
 
 class _MultiplyAndLeave(Function):
     """Autograd function of `multiply_and_leave`, without copies for g and for the bias."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, mesh: ParallelMesh, products: Products, *others: Tensor | None) -> Tensor:
-        weight, bias, low, up = others
+    def forward(ctx: _LeaveContext, x: Tensor, mesh: ParallelMesh, products: Products, *rest: Tensor | None) -> Tensor:
+        weight, bias, low, up = rest
         assert weight is not None
         ctx.save_for_backward(x, weight, low, up)
         ctx.mesh, ctx.products, ctx.has_bias = mesh, products, bias is not None
@@ -221,7 +232,7 @@ class _MultiplyAndLeave(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _LeaveContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, low, up = ctx.saved_tensors
         mesh, products = ctx.mesh, ctx.products
         needs_x, _, _, needs_weight, needs_bias, needs_low, needs_up = ctx.needs_input_grad
@@ -229,7 +240,7 @@ class _MultiplyAndLeave(Function):
         pieces = _pieces(grad, mesh, products, grad.numel() * mesh.tensor.size)
         leaving = [start_gather(piece, mesh) for piece in pieces]
         factors = [(x, weight, needs_x, needs_weight)]
-        if low is not None:
+        if low is not None and up is not None:
             factors.append((low, up, needs_low, needs_up))
         if len(leaving) == 1:
             whole = finish_gather(leaving[0], mesh)
@@ -245,8 +256,8 @@ class _SkipProduct(_MultiplyAndLeave):
     """Autograd function of `skip_and_leave`. It returns zeros, and has the backward pass of `multiply_and_leave`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, mesh: ParallelMesh, products: Products, *others: Tensor | None) -> Tensor:
-        weight, bias, low, up = others
+    def forward(ctx: _LeaveContext, x: Tensor, mesh: ParallelMesh, products: Products, *rest: Tensor | None) -> Tensor:
+        weight, bias, low, up = rest
         assert weight is not None
         ctx.save_for_backward(x, weight, low, up)
         ctx.mesh, ctx.products, ctx.has_bias = mesh, products, bias is not None
@@ -325,8 +336,3 @@ def _input_gradient(products: Products, grads: Sequence[Tensor], weights: Sequen
         total = products.input_gradient(grad, weight, total)
     assert total is not None
     return total
-
-
-def _halves(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Split `values` into the half for the weights and the half for the biases."""
-    return values[: len(values) // 2], values[len(values) // 2 :]

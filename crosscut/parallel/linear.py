@@ -16,8 +16,7 @@ dimension 0 here, and the paper's rows are dimension 1.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -27,13 +26,7 @@ from crosscut.config import LayoutError
 from crosscut.kernels.products import ORDINARY, Products, product_dtype
 from crosscut.parallel.fused import LowRank, enter_and_multiply, multiply_and_leave, skip_and_leave
 from crosscut.parallel.mesh import Axis, ParallelMesh
-from crosscut.parallel.state.parameters import (
-    local,
-    local_inside,
-    local_on_sequence,
-    replicated_parameter,
-    sharded_parameter,
-)
+from crosscut.parallel.state.parameters import ParameterMaker, local, local_inside, local_on_sequence
 
 
 @dataclass(frozen=True)
@@ -95,16 +88,14 @@ class ColumnParallelLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.mesh, self.products = mesh, how.products
-        self.adapter: Adapter | None = None
+        self.adapter: LowRankAdapter | None = None
         num_blocks, self._block_width = None, 0
         if isinstance(out_features, Blocks):
             num_blocks, self._block_width = out_features
             out_features = num_blocks * self._block_width
         self._own_rows = _rows_of_block(out_features, num_blocks, mesh.tensor)
-        place: Any = {"dtype": dtype, "device": mesh.parameter_device}
-        make = partial(sharded_parameter, dim=0) if self._own_rows is None else replicated_parameter
-        self.weight = make((out_features, in_features), mesh.tensor, **place)
-        self.bias = make((out_features,), mesh.tensor, **place) if bias else None
+        self.weight = self._with_rows(out_features, in_features, dtype=dtype)
+        self.bias = self._with_rows(out_features, dtype=dtype) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply f (`enter_tensor_parallel`), then compute X A_i + b_i: [B, S, I] (or [B, S/T, I]) to [B, S, O/T].
@@ -127,13 +118,11 @@ class ColumnParallelLinear(nn.Module):
         and `adapter.up` [O, r], placed like the weight. Each rank's gradient of `adapter.down` is partial. The adapter
         adds no communication. Source: Hu et al. 2021, section 4.1.
         """
-        _freeze(self)
-        place: Any = {"dtype": self.weight.dtype, "device": self.mesh.parameter_device}
-        out_features, in_features = self.weight.shape
-        make = partial(sharded_parameter, dim=0) if self._own_rows is None else replicated_parameter
-        self.adapter = Adapter(
-            down=replicated_parameter((rank * num_matrices, in_features), self.mesh.tensor, **place),
-            up=make((out_features, rank), self.mesh.tensor, **place),
+        self.requires_grad_(False)
+        (out_features, in_features), dtype = self.weight.shape, self.weight.dtype
+        self.adapter = LowRankAdapter(
+            down=ParameterMaker(self.mesh, dtype).replicated(rank * num_matrices, in_features),
+            up=self._with_rows(out_features, rank, dtype=dtype),
             scale=scale,
             num_matrices=num_matrices,
         )
@@ -162,6 +151,11 @@ class ColumnParallelLinear(nn.Module):
         bias.
         """
         return None if self.bias is None else self._own(self.bias, dtype)
+
+    def _with_rows(self, *shape: int, dtype: torch.dtype) -> nn.Parameter:
+        """Create a parameter whose dimension 0 is the layer's output features."""
+        make = ParameterMaker(self.mesh, dtype)
+        return make.sharded(*shape, dim=0) if self._own_rows is None else make.replicated(*shape)
 
     def _own(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
         if self._own_rows is None:
@@ -246,11 +240,11 @@ class RowParallelLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.mesh, self.products = mesh, how.products
-        self.adapter: Adapter | None = None
+        self.adapter: LowRankAdapter | None = None
         self._skips_repetition = how.skips_repetition
-        place: Any = {"dtype": dtype, "device": mesh.parameter_device}
-        self.weight = sharded_parameter((out_features, in_features), mesh.tensor, dim=1, **place)
-        self.bias = replicated_parameter((out_features,), mesh.tensor, **place) if bias else None
+        make = ParameterMaker(mesh, dtype)
+        self.weight = make.sharded(out_features, in_features, dim=1)
+        self.bias = make.replicated(out_features) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute X_i A_i, apply g (`leave_tensor_parallel`), then add b once. The shape [B, S, I/T] becomes [B, S, O],
@@ -276,13 +270,11 @@ class RowParallelLinear(nn.Module):
         Parameters: `adapter.down` [r, I] as Shard(1) and `adapter.up` [O, r] as Replicate. Each rank's gradient of
         `adapter.up` is partial. The adapter adds no communication. Source: Hu et al. 2021, section 4.1.
         """
-        _freeze(self)
-        place: Any = {"dtype": self.weight.dtype, "device": self.mesh.parameter_device}
+        self.requires_grad_(False)
         out_features, in_features = self.weight.shape
-        self.adapter = Adapter(
-            down=sharded_parameter((rank, in_features), self.mesh.tensor, dim=1, **place),
-            up=replicated_parameter((out_features, rank), self.mesh.tensor, **place),
-            scale=scale,
+        make = ParameterMaker(self.mesh, self.weight.dtype)
+        self.adapter = LowRankAdapter(
+            down=make.sharded(rank, in_features, dim=1), up=make.replicated(out_features, rank), scale=scale
         )
 
     def _low_rank(self, x: Tensor) -> LowRank:
@@ -292,7 +284,7 @@ class RowParallelLinear(nn.Module):
 
 
 @final
-class Adapter(nn.Module):
+class LowRankAdapter(nn.Module):
     """Parameters of a layer's low-rank adapter: `down` and `up`, called A and B in the paper of Hu et al. The layer
     does the arithmetic.
 
@@ -303,11 +295,6 @@ class Adapter(nn.Module):
         super().__init__()
         self.down, self.up = down, up
         self.scale, self.num_matrices = scale, num_matrices
-
-
-def _freeze(layer: nn.Module) -> None:
-    for parameter in layer.parameters():
-        parameter.requires_grad_(False)
 
 
 class ReplicatedLinear(nn.Module):
@@ -323,9 +310,8 @@ class ReplicatedLinear(nn.Module):
         self, in_features: int, out_features: int, *, mesh: ParallelMesh, dtype: torch.dtype = torch.float32
     ) -> None:
         super().__init__()
-        place: Any = {"dtype": dtype, "device": mesh.parameter_device}
-        self.weight = replicated_parameter((out_features, in_features), mesh.tensor, **place)
-        self.bias = replicated_parameter((out_features,), mesh.tensor, **place)
+        make = ParameterMaker(mesh, dtype)
+        self.weight, self.bias = make.replicated(out_features, in_features), make.replicated(out_features)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute X A + b."""

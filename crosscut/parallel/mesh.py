@@ -7,9 +7,8 @@ axes, ("replica", "shard"). Each batch is then split over the ranks of both axes
 `ParallelMesh` as an argument, and use no global variable.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -158,7 +157,7 @@ def make_repeated_mesh(layout: Layout, device: torch.device) -> ParallelMesh:
     """
     if dist.get_world_size() % layout.world_size:
         raise LayoutError(world_size_message(layout, dist.get_world_size()))
-    return replace(_arranged(layout, device), symmetric_memory=layout.symmetric_memory)
+    return _arranged(layout, device)
 
 
 def _arranged(layout: Layout, device: torch.device) -> ParallelMesh:
@@ -181,6 +180,7 @@ def _arranged(layout: Layout, device: torch.device) -> ParallelMesh:
         ends=ends,
         channels=channels,
         sharding=sharding,
+        symmetric_memory=layout.symmetric_memory,
     )
 
 
@@ -249,23 +249,6 @@ def _device_mesh(device: torch.device, axes: dict[str, int]) -> DeviceMesh:
     repetitions = dist.get_world_size() // prod(axes.values())
     axes = {"repetition": repetitions, **axes} if repetitions > 1 else axes
     return init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
-
-
-def layout_of(mesh: ParallelMesh) -> Layout:
-    """Return the layout of `mesh`."""
-    sharding = mesh.sharding
-    stage = ZeroStage.NONE if sharding is None else ZeroStage.ZERO2 if sharding.keeps_weights else ZeroStage.ZERO3
-    sizes: dict[str, Any] = {axis.name: axis.size for axis in mesh.axes}
-    return Layout(
-        **sizes,
-        sequence_parallel=mesh.sequence_parallel,
-        sharding=stage,
-        shard_group=0 if sharding is None or sharding.replica is None else sharding.shard.size,
-        symmetric_memory=mesh.symmetric_memory,
-        stages=mesh.layout.stages,
-        stages_per_rank=mesh.layout.stages_per_rank,
-        schedule=mesh.layout.schedule,
-    )
 
 
 def make_lone_mesh(device: torch.device) -> ParallelMesh:

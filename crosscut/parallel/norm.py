@@ -1,16 +1,16 @@
 """Normalisation layers over the last dimension. Every tensor rank holds all parameters of a layer."""
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from crosscut.kernels.functions import Call, call
+from crosscut.kernels.functions import Caller, call
 from crosscut.kernels.rms_norm import rms_norm
 from crosscut.parallel.mesh import ParallelMesh
-from crosscut.parallel.state.parameters import local_inside, local_on_sequence, replicated_parameter
+from crosscut.parallel.state.parameters import ParameterMaker, local_inside, local_on_sequence
 
 
 class NormPlace(NamedTuple):
@@ -20,7 +20,7 @@ class NormPlace(NamedTuple):
     """Whether the norm is inside a parallel region, for example if it normalises a rank's own heads. If true, each rank
     computes only a partial gradient of the norm's parameters, with or without sequence parallelism.
     """
-    call: Call = call
+    call: Caller = call
     """Function that calls the computation of the norm, for example with recomputation in the backward pass."""
 
 
@@ -28,7 +28,7 @@ IN_STREAM = NormPlace()
 """Place of a norm outside the parallel regions."""
 
 
-class _Norm(nn.Module, ABC):
+class _ParallelNorm(nn.Module, ABC):
     """Norm over the last dimension H, with replicated parameters [H], or without parameters if `affine` is false.
 
     Input and output: [B, S, H], or [B, S/T, H] under sequence parallelism. Sends nothing.
@@ -51,9 +51,9 @@ class _Norm(nn.Module, ABC):
     ) -> None:
         super().__init__()
         self.size, self.mesh, self.epsilon, self.place = (size,), mesh, epsilon, place
-        kind: Any = {"dtype": dtype, "device": mesh.parameter_device}
-        self.weight = replicated_parameter((size,), mesh.tensor, value=1.0, **kind) if affine else None
-        self.bias = replicated_parameter((size,), mesh.tensor, **kind) if affine and self._has_bias else None
+        make = ParameterMaker(mesh, dtype)
+        self.weight = make.replicated(size, value=1.0) if affine else None
+        self.bias = make.replicated(size) if affine and self._has_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension of `x`, then multiply by the weight and add the bias."""
@@ -73,7 +73,7 @@ class _Norm(nn.Module, ABC):
 
 
 @final
-class LayerNorm(_Norm):
+class LayerNorm(_ParallelNorm):
     """Layer normalisation, with a weight and a bias.
 
     Source: paper, section 3 (duplicated layer norms); Korthikanti et al. 2022, section 4.2.2.
@@ -91,7 +91,7 @@ class LayerNorm(_Norm):
 
 
 @final
-class RMSNorm(_Norm):
+class RMSNorm(_ParallelNorm):
     """RMS normalisation: x / sqrt(mean(x^2) + epsilon), times the weight. It has no bias.
 
     Source: Zhang and Sennrich 2019 (arXiv 1910.07467), equation 4.

@@ -22,97 +22,54 @@ which apply f and g or, under sequence parallelism, the gather and the reduce-sc
 Shapes: B batch, S sequence, H hidden, T tensor ranks. The sequence dimension is 1.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Protocol
 
 from torch import Tensor
 from torch.autograd import Function
 
 from crosscut.config import LayoutError
-from crosscut.parallel.collectives import (
-    all_gather,
-    all_reduce,
-    reduce_scatter,
-    split,
-)
+from crosscut.parallel.collectives import all_gather, all_reduce, reduce_scatter, split
 from crosscut.parallel.mesh import Axis, ParallelMesh
 
 SEQUENCE_DIM = 1
 
 
-class _CopyToTensorParallel(Function):
+Exchange = Callable[[Tensor, Axis], Tensor]
+"""Function that turns this rank's tensor into another one, with or without a message over the axis."""
+
+
+class _ExchangeContext(Protocol):
+    axis: Axis
+    exchange_back: Exchange
+
+
+class _ExchangeFunction(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return all_reduce(grad, ctx.axis), None
-
-
-class _ReduceFromTensorParallel(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:  # noqa: ARG004 - autograd passes a context
-        return all_reduce(x, axis)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
-        return grad, None
-
-
-class _GatherFromSequenceParallel(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return all_gather(x, axis, SEQUENCE_DIM)
+    def forward(ctx: _ExchangeContext, x: Tensor, axis: Axis, exchange: Exchange, back: Exchange) -> Tensor:
+        ctx.axis, ctx.exchange_back = axis, back
+        return exchange(x, axis)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return reduce_scatter(grad, ctx.axis, SEQUENCE_DIM), None
+    def backward(ctx: _ExchangeContext, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.exchange_back(grad, ctx.axis), None, None, None
 
 
-class _ReduceScatterToSequenceParallel(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return reduce_scatter(x, axis, SEQUENCE_DIM)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return all_gather(grad, ctx.axis, SEQUENCE_DIM), None
+def exchanged(x: Tensor, axis: Axis, *, forward: Exchange, backward: Exchange) -> Tensor:
+    """Apply `forward` to `x`, and `backward` to the gradient of the result. On an axis of size 1, return `x`."""
+    return x if axis.size == 1 else _ExchangeFunction.apply(x, axis, forward, backward)
 
 
-class _ScatterToSequenceParallel(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return split(x, axis, SEQUENCE_DIM)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return all_gather(grad, ctx.axis, SEQUENCE_DIM), None
+def _gather_sequence(x: Tensor, axis: Axis) -> Tensor:
+    return all_gather(x, axis, SEQUENCE_DIM)
 
 
-class _GatherFromTensorParallel(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return all_gather(x, axis, x.dim() - 1)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return split(grad, ctx.axis, grad.dim() - 1), None
+def _scatter_sum(x: Tensor, axis: Axis) -> Tensor:
+    return reduce_scatter(x, axis, SEQUENCE_DIM)
 
 
-class _JoinFromSequenceParallel(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return all_gather(x, axis, SEQUENCE_DIM)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return split(grad, ctx.axis, SEQUENCE_DIM), None
+def _split_sequence(x: Tensor, axis: Axis) -> Tensor:
+    return split(x, axis, SEQUENCE_DIM)
 
 
 def copy_to_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
@@ -121,7 +78,7 @@ def copy_to_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
     Forward: identity. Backward: all-reduce, which sums the gradients of all ranks (`x.numel()` elements). Source:
     paper, section 3, Code 1.
     """
-    return x if axis.size == 1 else _CopyToTensorParallel.apply(x, axis)
+    return exchanged(x, axis, forward=lambda x, _: x.view_as(x), backward=all_reduce)
 
 
 def reduce_from_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
@@ -129,7 +86,7 @@ def reduce_from_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
 
     Forward: all-reduce of `x.numel()` elements. Backward: identity. Source: paper, section 3.
     """
-    return x if axis.size == 1 else _ReduceFromTensorParallel.apply(x, axis)
+    return exchanged(x, axis, forward=all_reduce, backward=lambda grad, _: grad)
 
 
 def gather_from_sequence_parallel(x: Tensor, axis: Axis) -> Tensor:
@@ -137,7 +94,7 @@ def gather_from_sequence_parallel(x: Tensor, axis: Axis) -> Tensor:
 
     Forward: all-gather. Backward: reduce-scatter. Source: Korthikanti et al. 2022, section 4.2.2.
     """
-    return x if axis.size == 1 else _GatherFromSequenceParallel.apply(x, axis)
+    return exchanged(x, axis, forward=_gather_sequence, backward=_scatter_sum)
 
 
 def reduce_scatter_to_sequence_parallel(x: Tensor, axis: Axis) -> Tensor:
@@ -145,7 +102,7 @@ def reduce_scatter_to_sequence_parallel(x: Tensor, axis: Axis) -> Tensor:
 
     Forward: reduce-scatter. Backward: all-gather. Source: Korthikanti et al. 2022, section 4.2.2.
     """
-    return x if axis.size == 1 else _ReduceScatterToSequenceParallel.apply(x, axis)
+    return exchanged(x, axis, forward=_scatter_sum, backward=_gather_sequence)
 
 
 def scatter_to_sequence_parallel(x: Tensor, axis: Axis) -> Tensor:
@@ -153,7 +110,7 @@ def scatter_to_sequence_parallel(x: Tensor, axis: Axis) -> Tensor:
 
     Forward: split, which sends nothing. Backward: all-gather.
     """
-    return x if axis.size == 1 else _ScatterToSequenceParallel.apply(x, axis)
+    return exchanged(x, axis, forward=_split_sequence, backward=_gather_sequence)
 
 
 def gather_from_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
@@ -161,7 +118,10 @@ def gather_from_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
 
     Forward: all-gather. Backward: split, which sends nothing. The incoming gradient must be the same on all ranks.
     """
-    return x if axis.size == 1 else _GatherFromTensorParallel.apply(x, axis)
+    last = x.dim() - 1
+    return exchanged(
+        x, axis, forward=lambda x, axis: all_gather(x, axis, last), backward=lambda grad, axis: split(grad, axis, last)
+    )
 
 
 def join_from_sequence_parallel(x: Tensor, axis: Axis) -> Tensor:
@@ -169,7 +129,7 @@ def join_from_sequence_parallel(x: Tensor, axis: Axis) -> Tensor:
 
     Forward: all-gather. Backward: split, which sends nothing. The incoming gradient must be the same on all ranks.
     """
-    return x if axis.size == 1 else _JoinFromSequenceParallel.apply(x, axis)
+    return exchanged(x, axis, forward=_gather_sequence, backward=_split_sequence)
 
 
 def enter_tensor_parallel(x: Tensor, mesh: ParallelMesh) -> Tensor:

@@ -3,10 +3,11 @@
 The planner (`planner.messages`) computes the same list from formulas, and the tests compare the two lists.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -104,24 +105,22 @@ class CollectiveRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: Callable[..., Any],
+        func: OpOverload,
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         """Record the operator if it is a collective, then run it."""
         if comes_again(types):
             return NotImplemented
         name = getattr(func, "name", lambda: "")().split(".")[0]
         if name in _FUSED:
             operation, position = _FUSED[name]
-            group = args[position]
+            (x, y), group = args[:2], args[position]
             gathers = operation == "all_gather"
-            elements = (
-                args[0].numel() * self._sizes[group] if gathers else args[0].shape[:-1].numel() * args[1].shape[1]
-            )
-            self._note(operation, group, elements, args[0])
-        if name in _OPERATIONS:
+            elements = x.numel() * self._sizes[group] if gathers else x.shape[:-1].numel() * y.shape[1]
+            self._note(operation, group, elements, x)
+        elif name in _OPERATIONS:
             operation = _OPERATIONS[name]
             elements = args[0].numel() * (args[1] if operation == "all_gather" else 1)  # args[1]: ranks of the group
             self._note(operation, args[-1], elements, args[0])
@@ -136,7 +135,7 @@ class CollectiveRecorder(TorchDispatchMode):
             self._note("send", ProcessGroup.unbox(group).group_name, sent.numel(), sent)
         return func(*args, **(kwargs or {}))
 
-    def _note_direct(self, operation: str, args: tuple[Any, ...]) -> None:
+    def _note_direct(self, operation: str, args: Sequence[Any]) -> None:
         if operation == "all_reduce":
             tensors, group = args[:2]
             elements, sent = sum(tensor.numel() for tensor in tensors), tensors[0]

@@ -18,7 +18,7 @@ Shapes: B batch, S sequence, I in, O out, T tensor ranks.
 import os
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import _symmetric_memory  # registers the operators, and names a group that may use them
 
 from crosscut.config import Layout, LayoutError
-from crosscut.kernels.functions import run
+from crosscut.kernels.functions import AutogradContext, run
 from crosscut.kernels.products import ORDINARY
 from crosscut.parallel.halves import finish_gather, start_gather_again
 from crosscut.parallel.mesh import Axis, ParallelMesh
@@ -36,9 +36,13 @@ from crosscut.parallel.operators import SEQUENCE_DIM
 _ops = torch.ops.symm_mem
 
 
+class _ProductContext(AutogradContext[tuple[Tensor, ...]], Protocol):
+    mesh: ParallelMesh
+
+
 class _GatherAndMultiply(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, mesh: ParallelMesh, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: _ProductContext, x: Tensor, mesh: ParallelMesh, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, *weights)
         ctx.mesh = mesh
         _, products = _gathered_products(x, [weight.t() for weight in weights], mesh.tensor, keep=False)
@@ -46,7 +50,7 @@ class _GatherAndMultiply(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _ProductContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
         needs_x, _, *needs = ctx.needs_input_grad
         entering = start_gather_again(x, grads[0], ctx.mesh) if any(needs) else None
@@ -58,27 +62,25 @@ class _GatherAndMultiply(Function):
         if entering is None:
             return grad_x, None, *(None for _ in weights)
         whole = finish_gather(entering, ctx.mesh)
-        return (
-            grad_x,
-            None,
-            *(ORDINARY.weight_gradient(g, whole) if n else None for g, n in zip(grads, needs, strict=True)),
-        )
+        of_weights = (ORDINARY.weight_gradient(g, whole) if n else None for g, n in zip(grads, needs, strict=True))
+        return grad_x, None, *of_weights
 
 
 class _MultiplyAndScatter(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, mesh: ParallelMesh) -> Tensor:
+    def forward(ctx: _ProductContext, x: Tensor, weight: Tensor, mesh: ParallelMesh) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.mesh = mesh
         return _scattered_product(x, weight.t(), mesh.tensor)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: _ProductContext, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, _ = ctx.needs_input_grad
         whole, (grad_x,) = _gathered_products(grad, [weight], ctx.mesh.tensor, keep=needs_weight)
-        return grad_x if needs_x else None, ORDINARY.weight_gradient(whole, x) if needs_weight else None, None
+        grad_weight = None if whole is None else ORDINARY.weight_gradient(whole, x)
+        return grad_x if needs_x else None, grad_weight, None
 
 
 def gather_and_multiply(x: Tensor, weights: Sequence[Tensor], mesh: ParallelMesh) -> tuple[Tensor, ...]:
@@ -88,8 +90,7 @@ def gather_and_multiply(x: Tensor, weights: Sequence[Tensor], mesh: ParallelMesh
     Forward: an all-gather, in pieces. Backward: a product with a reduce-scatter in pieces, and an all-gather that
     overlaps with this product.
     """
-    products: tuple[Tensor, ...] = run(_GatherAndMultiply, x, mesh, *weights)
-    return products
+    return run(_GatherAndMultiply, x, mesh, *weights)
 
 
 def multiply_and_scatter(x: Tensor, weight: Tensor, mesh: ParallelMesh) -> Tensor:
@@ -98,18 +99,20 @@ def multiply_and_scatter(x: Tensor, weight: Tensor, mesh: ParallelMesh) -> Tenso
 
     Forward: a reduce-scatter, in pieces. Backward: an all-gather, in pieces.
     """
-    y: Tensor = run(_MultiplyAndScatter, x, weight, mesh)
-    return y
+    return run(_MultiplyAndScatter, x, weight, mesh)
 
 
-def _gathered_products(x: Tensor, matrices: list[Tensor], axis: Axis, *, keep: bool) -> Any:
+def _gathered_products(
+    x: Tensor, matrices: list[Tensor], axis: Axis, *, keep: bool
+) -> tuple[Tensor | None, list[Tensor]]:
     """Return the gathered sequence and the list of its products with `matrices` [K, N]. Without `keep`, return None
     instead of the sequence.
 
     PyTorch's operator makes no copies if the sequence is the outermost dimension of `x` in memory.
     """
     x = _symmetric_memory.restride_A_shard_for_fused_all_gather_matmul(x, SEQUENCE_DIM)
-    return _ops.fused_all_gather_matmul(x, matrices, SEQUENCE_DIM, axis.group_name, return_A=keep)
+    whole, products = _ops.fused_all_gather_matmul(x, matrices, SEQUENCE_DIM, axis.group_name, return_A=keep)
+    return whole, products
 
 
 def _scattered_product(x: Tensor, matrix: Tensor, axis: Axis) -> Tensor:
@@ -126,8 +129,7 @@ def enable_symmetric_memory(mesh: ParallelMesh) -> None:
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # newer versions of PyTorch warn that the call is not needed
-        enable: Any = _symmetric_memory.enable_symm_mem_for_group
-        enable(mesh.tensor.group_name)
+        _symmetric_memory.enable_symm_mem_for_group(mesh.tensor.group_name)  # type: ignore[arg-type]
 
 
 def require_symmetric_memory(layout: Layout, device: torch.device) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from crosscut.config.training import Recompute, TrainingConfig
 from crosscut.kernels.deferral import Deferral
-from crosscut.kernels.products import DeferringProducts
+from crosscut.kernels.products import deferring
 from crosscut.launch.heap import LEAN_BYTES, give_freed_tensors_back
 from crosscut.model.running import Runner
 from crosscut.parallel import RandomStreams
@@ -34,7 +34,7 @@ def make_runners(
     process return freed memory to the system earlier. With `deferral`, a backward pass can defer the weight gradients.
     """
     own = products(training.precision)
-    runner = Runner(products=own if deferral is None else DeferringProducts(own, deferral))
+    runner = Runner(products=own if deferral is None else deferring(own, deferral))
     if compiler is not None:
         runner = replace(runner, layer=CompiledCode(compiler), compiler=compiler)
     if training.recompute == Recompute.FULL and device.type == "cpu":

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from crosscut.parallel.collectives import gather_to_first
 from crosscut.parallel.state.parameters import local_part
-from crosscut.verification.comparison import relative_difference
+from crosscut.verification.comparison import largest_of_ranks, relative_difference
 from crosscut.verification.report import AVERAGE, ReportCheck
 
 _ROUNDINGS = 16
@@ -38,11 +37,10 @@ def compare_average(
     for name, tensor in average.items():
         expected = first * before[name].double() + (1 - first) * after[name].double()
         found[name] = relative_difference(local_part(tensor).double(), expected)
-    worst = max(found, key=lambda name: found[name])
-    allowed = _ROUNDINGS * torch.finfo(after[worst].dtype).eps
-    every = gather_to_first((found[worst], worst))
-    if every is None:
+    largest = largest_of_ranks(found)
+    if largest is None:
         return []
-    difference, worst = max(every)
+    difference, worst = largest
+    allowed = _ROUNDINGS * torch.finfo(next(iter(after.values())).dtype).eps
     told = f"decay {first:g} in the first step; largest at {worst}"
     return [ReportCheck(AVERAGE, difference, difference <= allowed, told)]

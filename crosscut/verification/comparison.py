@@ -4,7 +4,7 @@ divided over the ranks of a layout, and the uncut model is on one rank.
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 import torch
@@ -229,6 +229,15 @@ def relative_difference(actual: Tensor, expected: Tensor, *, floor: float = 0.0)
         return 0.0
     relative = difference / max(_largest(expected), floor, 1e-300)
     return relative if relative < float("inf") else float("inf")  # NaN compares as false
+
+
+def largest_of_ranks(found: Mapping[str, float]) -> tuple[float, str] | None:
+    """Find the largest difference of all ranks. `found` maps the names of this rank's tensors to their differences.
+    Every rank must call this function. Returns the difference and the name on the first rank, and None on the others.
+    """
+    worst = max(found, key=lambda name: found[name])
+    every = gather_to_first((found[worst], worst))
+    return None if every is None else max(every)
 
 
 def relative_distance(actual: float, expected: float) -> float:

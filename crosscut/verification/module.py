@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from crosscut.config import ConfigError
 from crosscut.parallel import ParallelMesh, clip_gradients_, global_gradient_norm, make_reducer
 from crosscut.parallel.collectives import all_reduce
-from crosscut.parallel.mesh import layout_of
 from crosscut.verification.proof import Claim, prove
 from crosscut.verification.report import LayoutReport
 
@@ -42,7 +41,7 @@ def verify_module(
 
     Use float64 parameters to tell bugs from rounding.
     """
-    claim = Claim(make_step=lambda on: _OwnStep(build(on), loss, on), layout=str(layout_of(mesh)), model=name)
+    claim = Claim(make_step=lambda on: _OwnStep(build(on), loss, on), layout=str(mesh.layout), model=name)
     return prove(claim, mesh)
 
 

@@ -15,7 +15,6 @@ from torch import nn
 from crosscut.config import Layout
 from crosscut.parallel import ParallelMesh, make_lone_mesh
 from crosscut.parallel.collectives import gather_to_first, share_from_first
-from crosscut.parallel.mesh import layout_of
 from crosscut.training.speed.compilation import compiled_modules, uncompiled
 from crosscut.verification.comparison import StepComparison
 from crosscut.verification.dropout.draw_rules import DrawDisagreement, first_disagreement, first_other_start
@@ -137,8 +136,7 @@ def _shared_bounds(claim: Claim, model: nn.Module, mesh: ParallelMesh, uncut: "_
         dtype = claim.compute_dtype or next(model.parameters()).dtype
         whole = model if mesh.pipeline is None else uncut.model
         bounds = _bounds(whole, uncut.recording, dtype, claim.product_dtype or dtype)
-    shared = share_from_first(bounds)
-    assert isinstance(shared, Bounds)
+    shared: Bounds = share_from_first(bounds)
     return shared
 
 
@@ -183,11 +181,14 @@ class _Uncut(NamedTuple):
 
 def _uncut(make_step: MakeStep, mesh: ParallelMesh, *, drops: bool) -> _Uncut | None:
     """Run the uncut step on the first rank, as the reference. Returns None on the other ranks."""
+    step = _on_first_rank(make_step, mesh)
+    return None if step is None else _Uncut(*_take(step, drops=drops), step.model)
+
+
+def _on_first_rank(make_step: MakeStep, mesh: ParallelMesh) -> RecordedStep | None:
+    """Build the step of the uncut model on the first rank. Returns None on the other ranks."""
     alone = make_lone_mesh(mesh.device)
-    if not mesh.is_first_rank:
-        return None
-    step = make_step(alone)
-    return _Uncut(*_take(step, drops=drops), step.model)
+    return make_step(alone) if mesh.is_first_rank else None
 
 
 def _in_form(recording: Recording, mesh: ParallelMesh, *, has_loss: bool = True) -> Recording:
@@ -199,10 +200,9 @@ def _in_form(recording: Recording, mesh: ParallelMesh, *, has_loss: bool = True)
 
 def _exact(make_exact: MakeStep, mesh: ParallelMesh) -> Recording | None:
     """Record the uncut step in the parameters' own type, on the first rank. Returns None on the other ranks."""
-    alone = make_lone_mesh(mesh.device)
-    if not mesh.is_first_rank:
+    step = _on_first_rank(make_exact, mesh)
+    if step is None:
         return None
-    step = make_exact(alone)
     step.model.eval()
     return _in_form(record(step), mesh)
 
@@ -232,7 +232,7 @@ def _judge_draws(every: list[Drawn], uncut: Drawn, mesh: ParallelMesh) -> tuple[
     """Check that the cut model makes the same random draws as the uncut model, and that the draws of both models follow
     the rules in `draw_rules`. `every` has the draws of each rank.
     """
-    layout = layout_of(mesh)
+    layout = mesh.layout
     size = layout.world_size // layout.pipeline
     cut = [draw for drawn in every[::size] for draw in drawn.draws]  # of the first rank of each stage
     modules = list(dict.fromkeys(draw.module for draw in uncut.draws))

@@ -6,7 +6,7 @@ to host memory during the step. Every micro-batch is recorded.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
@@ -244,22 +244,17 @@ def _watched(model: nn.Module, recording: Recording) -> Iterator[None]:
     """Context that records outputs and returned gradients of all calls. A compiled module is recorded as a whole."""
     micro_batches = MicroBatches(model)
     watch = _StepWatcher(recording, micro_batches)
-    handles = []
     insides = tuple(f"{name}." for name in compiled_modules(model))
-    for name, module in model.named_modules():
-        if name.startswith(insides):
-            continue
-        enter = partial(watch.enter, name or display_name(model))
-        handles.append(module.register_forward_pre_hook(enter, prepend=True))
-        handles.append(module.register_forward_pre_hook(watch.entered))
-        handles.append(module.register_forward_hook(watch.leave))
-    try:
-        with micro_batches:
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        watch.let_go()
+    with ExitStack() as stack:
+        stack.callback(watch.let_go)
+        for name, module in model.named_modules():
+            if not name.startswith(insides):
+                enter = partial(watch.enter, name or display_name(model))
+                stack.enter_context(module.register_forward_pre_hook(enter, prepend=True))
+                stack.enter_context(module.register_forward_pre_hook(watch.entered))
+                stack.enter_context(module.register_forward_hook(watch.leave))
+        stack.enter_context(micro_batches)
+        yield
 
 
 def display_name(model: nn.Module) -> str:

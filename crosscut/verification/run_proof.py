@@ -11,12 +11,7 @@ from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColum
 from torch import Tensor
 
 from crosscut.architecture import Role, describe
-from crosscut.config import (
-    ConfigError,
-    EvaluationConfig,
-    Layout,
-    RunConfig,
-)
+from crosscut.config import ConfigError, EvaluationConfig, Layout, RunConfig
 from crosscut.config.layout import PipelineSchedule
 from crosscut.config.optimizer import OptimizerConfig, ParameterGroup, rate_field
 from crosscut.config.precision import PRECISIONS, Precision
@@ -26,7 +21,7 @@ from crosscut.launch import Ranks, in_ranks
 from crosscut.launch.processes import choose_device, is_first_started, was_started
 from crosscut.model import Batch
 from crosscut.model.initialization import zero_padding
-from crosscut.parallel import CollectiveRecorder, ParallelMesh, disturb_, make_mesh
+from crosscut.parallel import CollectiveRecorder, ParallelMesh, Sent, disturb_, make_mesh
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.planner import Candidate, count_parameters, step_traffic
 from crosscut.planner.stages import stage_sizes
@@ -297,7 +292,7 @@ class _RunStep:
             if parameter.dim() == 1 or name in zero:
                 disturb_(parameter, std=0.1, seed=run.training.seed, name=name)
         zero_padding(self.model)
-        self.sent: Counter[tuple[str, str, int]] = Counter()
+        self.sent: Counter[Sent] = Counter()
         self.before: dict[str, Tensor] = {}
         """This rank's parts of the parameters before the step, if the run averages the weights."""
         self.after: dict[str, Tensor] = {}
@@ -344,7 +339,7 @@ class _RunStep:
     def _recorded(self) -> Iterator[None]:
         with CollectiveRecorder(self.mesh) as recorder:
             yield
-        self.sent.update(tuple(sent) for sent in recorder.sent)
+        self.sent.update(recorder.sent)
 
 
 def zero_matrices(run: RunConfig) -> set[str]:
@@ -368,9 +363,8 @@ def _further_checks(step: RecordedStep, tolerance: float) -> list[ReportCheck]:
     return checks
 
 
-def _compare_collectives(step: RecordedStep) -> list[ReportCheck]:
+def _compare_collectives(step: _RunStep) -> list[ReportCheck]:
     """Check that every rank sent exactly the messages that the planner counts for the step."""
-    assert isinstance(step, _RunStep)
     layout, compiled = step.run.layout, bool(compiled_modules(step.model))
     of_ranks = [_planned(step.run, rank, compiled=compiled) for rank in range(layout.pipeline)]
     every = gather_to_first(step.sent)
@@ -385,13 +379,13 @@ def _compare_collectives(step: RecordedStep) -> list[ReportCheck]:
     return [ReportCheck("collectives", None, True, f"{number} on each rank, as planned")]
 
 
-def _planned(run: RunConfig, pipeline_rank: int, *, compiled: bool) -> Counter[tuple[str, str, int]]:
+def _planned(run: RunConfig, pipeline_rank: int, *, compiled: bool) -> Counter[Sent]:
     """Number of messages that the planner counts for one rank of a pipeline, keyed by operation, axis and number of
     elements.
     """
-    planned: Counter[tuple[str, str, int]] = Counter()
+    planned: Counter[Sent] = Counter()
     for collective in step_traffic(Candidate.at(run, pipeline_rank), compiled=compiled):
-        planned[(collective.operation, collective.axis, collective.elements)] += collective.count
+        planned[Sent(collective.operation, collective.axis, collective.elements)] += collective.count
     return planned
 
 
@@ -401,6 +395,6 @@ def _tell_compiled(step: RecordedStep) -> list[ReportCheck]:
     return [ReportCheck(COMPILED, None, True, f"{num_compiled}, each compared as a whole")] if num_compiled else []
 
 
-def _told(collectives: Counter[tuple[str, str, int]], word: str) -> str:
+def _told(collectives: Counter[Sent], word: str) -> str:
     kinds = [f"{count} x {name} of {size:,} over {axis}" for (name, axis, size), count in collectives.items()]
     return f"{', '.join(kinds)} {word}" if kinds else ""

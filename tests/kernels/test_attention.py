@@ -58,7 +58,6 @@ def test_result_and_log_sum_exp_are_those_of_the_formula(case: str, num_kv_heads
 
 def test_a_query_without_visible_keys_has_a_log_sum_exp_of_minus_infinity() -> None:
     whole = _block("mask", 3)
-    assert whole.mask is not None
     block = KeyBlock(whole.q, whole.k[:, :, :FIRST], whole.v[:, :, :FIRST], False, whole.mask[..., :FIRST])
     for attended in (attend_block(block), plain_attention(block)):
         assert torch.equal(attended.lse[1, :, 0], torch.full((6,), -math.inf, dtype=torch.float64))

@@ -36,7 +36,6 @@ def test_a_rank_has_an_early_and_a_late_piece_in_every_field_and_their_places() 
     batch = Batch(tokens=ids, targets=ids + 1).with_documents(3)
     axis = Axis("context", DeviceMesh.__new__(DeviceMesh), 1, 2, "")
     part = batch.part_of_rank(axis)
-    assert part.places is not None
     assert part.places.tolist() == [2, 3, 4, 5]
     for name in ("tokens", "targets", "documents", "positions"):
         assert torch.equal(getattr(part, name), getattr(batch, name)[:, 2:6])
@@ -74,17 +73,14 @@ def test_the_tokens_to_predict_are_those_with_a_target_and_a_few_to_fill_up() ->
     targets = torch.full((4, 50), IGNORED)
     targets[1, 7], targets[3, 2:4] = 5, 6
     few = Batch(tokens=targets, targets=targets).with_predicted(0.15)
-    assert few.predicted is not None
     assert few.predicted[:3].tolist() == [57, 152, 153]
     assert len(few.predicted) == len(set(few.predicted.tolist())) == 32  # eight times an eighth of 30, rounded up
     targets[0] = 1
     many = Batch(tokens=targets, targets=targets).with_predicted(0.15)
-    assert many.predicted is not None
     assert len(many.predicted) == 56
     assert set(many.predicted.tolist()) >= {*range(50), 57, 152, 153}
     targets[:] = 1
     every = Batch(tokens=targets, targets=targets).with_predicted(0.15)
-    assert every.predicted is not None
     assert every.predicted.tolist() == list(range(200))
 
 
@@ -99,8 +95,6 @@ def test_documents_and_positions_come_together() -> None:
 def test_a_model_is_given_segments_and_padding() -> None:
     context = Batch(tokens=IDS, targets=IDS, segments=IDS % 2, mask=IDS > 3).with_context()[2]
     assert context.documents is None
-    assert context.segments is not None
-    assert context.mask is not None
     assert (context.segments.tolist(), context.mask.tolist()) == ((IDS % 2).tolist(), (IDS > 3).tolist())
 
 

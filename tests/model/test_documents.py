@@ -21,7 +21,7 @@ from tests.model.twins import (
     context_for,
     plain_twin,
     randomised,
-    real,
+    wholes_of,
 )
 from tests.ranks import RankPool
 
@@ -38,7 +38,6 @@ def test_an_end_of_text_is_the_first_token_that_is_read_of_the_next_document() -
 def test_a_token_sees_itself_and_the_earlier_tokens_of_its_document() -> None:
     numbers = torch.tensor([[0, 0, 1, 1], [3, 3, 3, 4]])
     found = attention_mask(Context(Documents(numbers, numbers)), torch.bfloat16, is_causal=True)
-    assert found is not None
     mask = found.added
     assert mask.shape == (2, 1, 4, 4)
     assert mask.dtype == torch.bfloat16
@@ -52,7 +51,6 @@ def test_a_token_sees_itself_and_the_earlier_tokens_of_its_document() -> None:
 def seen(context: Context, *, is_causal: bool) -> list[list[list[int]]]:
     """Keys that each query of each sequence sees; one query stands for all where all see the same."""
     found = attention_mask(context, torch.float32, is_causal=is_causal)
-    assert found is not None
     return [[[j for j in range(4) if row[j] == 0] for row in each[0]] for each in found.added]
 
 
@@ -107,7 +105,6 @@ def test_a_batch_gives_a_model_its_documents() -> None:
     ids = torch.tensor([[5, END, 7, 8]])
     tokens, targets, (documents, *others) = Batch.from_ids(ids).with_documents(END).with_context()
     assert (tokens.tolist(), targets.tolist()) == ([[5, END, 7]], [[END, 7, 8]])
-    assert documents is not None
     assert (documents.numbers.tolist(), documents.positions.tolist()) == ([[0, 1, 1]], [[0, 0, 1]])
     assert set(others) == {None}
     assert Batch.from_ids(ids).with_context()[2] == Context()
@@ -130,8 +127,7 @@ def _run(layout: Layout, config: ModelConfig) -> dict[str, Any]:
     reducer.finish()
     return {
         "loss": loss.detach(),
-        "parameters": {name: real(name, p.full_tensor().detach()) for name, p in model.named_parameters()},
-        "gradients": {name: real(name, p.grad.full_tensor()) for name, p in model.named_parameters()},
+        **wholes_of(model),
     }
 
 

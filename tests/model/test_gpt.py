@@ -23,7 +23,7 @@ from tests.model.twins import (
     context_for,
     plain_twin,
     randomised,
-    real,
+    wholes_of,
 )
 from tests.ranks import RankPool
 
@@ -46,8 +46,7 @@ def _run(layout: Layout, config: ModelConfig) -> dict[str, Any]:
         "hidden": hidden.detach(),
         "loss": loss.detach(),
         "logits": model.logits_of(model.hidden_states(tokens[:, :-1], short(context))[:, -1]).detach(),
-        "parameters": {name: real(name, p.full_tensor().detach()) for name, p in model.named_parameters()},
-        "gradients": {name: real(name, p.grad.full_tensor()) for name, p in model.named_parameters()},
+        **wholes_of(model),
     }
 
 

@@ -1,6 +1,7 @@
 """Initial weights (paper, section 4.1.1)."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -64,15 +65,6 @@ def test_spread_by_fan_in_and_zero_outputs(ranks: RankPool) -> None:
         assert deviations[name] == pytest.approx(expected[name.split(".")[-2]], rel=0.06), name
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("layout", [Layout(tensor=2, data=2, sharding="zero3"), Layout(tensor=4)], ids=str)
-def test_no_layout_changes_other_initial_weights(ranks: RankPool, layout: Layout) -> None:
-    expected = ranks.run(1, _weights_otherwise, Layout(), CONFIG)[0]
-    for weights in ranks.run(layout.world_size, _weights_otherwise, layout, CONFIG):
-        for name, weight in expected.items():
-            assert torch.equal(real(name, weights[name]), real(name, weight)), name
-
-
 LAYOUTS = [
     Layout(tensor=4),
     Layout(tensor=2),
@@ -84,11 +76,20 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.one_in(6)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_no_layout_changes_them(ranks: RankPool, layout: Layout) -> None:
-    expected = ranks.run(1, _weights, Layout(), CONFIG)[0]
-    for weights in ranks.run(layout.world_size, _weights, layout, CONFIG):
+CASES = [
+    *((_weights, layout) for layout in LAYOUTS),
+    (_weights_otherwise, Layout(tensor=2, data=2, sharding="zero3")),
+    (_weights_otherwise, Layout(tensor=4)),
+]
+QUICK = [CASES[0], CASES[6], CASES[7]]
+
+
+@pytest.mark.parametrize(
+    ("weights_of", "layout"), [pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow) for case in CASES]
+)
+def test_no_layout_changes_them(ranks: RankPool, weights_of: Any, layout: Layout) -> None:
+    expected = ranks.run(1, weights_of, Layout(), CONFIG)[0]
+    for weights in ranks.run(layout.world_size, weights_of, layout, CONFIG):
         for name, weight in expected.items():
             assert torch.equal(real(name, weights[name]), real(name, weight)), name
 

@@ -1,8 +1,9 @@
 """Packed weights: the products of plain ones, only where they can be used, and none that a gradient could pass."""
 
-from collections.abc import Callable
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -39,8 +40,7 @@ class Layers(nn.Module):
         super().__init__()
         place: Any = {"mesh": mesh, "dtype": dtype, "how": Multiplication(products)}
         self.columns = ColumnParallelLinears(
-            a=ColumnParallelLinear(IN, WIDTH, **place),
-            b=ColumnParallelLinear(IN, Blocks(1, 7), bias=False, **place),
+            a=ColumnParallelLinear(IN, WIDTH, **place), b=ColumnParallelLinear(IN, Blocks(1, 7), bias=False, **place)
         )
         self.row = RowParallelLinear(WIDTH, IN, **place)
         self.output = VocabParallelOutput(50, IN, mesh=mesh, dtype=dtype)
@@ -88,53 +88,32 @@ def test_packed_weights_give_the_products_of_plain_ones(ranks: RankPool, layout:
             assert packed.is_contiguous()
 
 
-def _pack_wide(mesh: ParallelMesh) -> Layers:
-    layers = Layers(mesh, torch.float64)
-    pack_weights(layers, mesh, num_texts=TEXTS)
+def _pack(mesh: ParallelMesh, num_texts: int = TEXTS, **options: Any) -> Layers:
+    layers = Layers(mesh, **options)
+    pack_weights(layers, mesh, num_texts=num_texts)
     return layers
 
 
-def _pack_for_two(mesh: ParallelMesh) -> Layers:
-    layers = Layers(mesh)
-    pack_weights(layers, mesh, num_texts=2)
-    return layers
-
-
-def _pack_float8(mesh: ParallelMesh) -> Layers:
-    layers = Layers(mesh, products=FLOAT8)
-    pack_weights(layers, mesh, num_texts=TEXTS)
-    return layers
-
-
-def _pack_without_onednn(mesh: ParallelMesh) -> Layers:
-    layers = Layers(mesh)
-    has, onednn.IS_THERE = onednn.IS_THERE, False
-    try:
-        pack_weights(layers, mesh, num_texts=TEXTS)
-    finally:
-        onednn.IS_THERE = has
-    return layers
-
-
-def _pack(mesh: ParallelMesh) -> Layers:
-    layers = Layers(mesh)
-    pack_weights(layers, mesh, num_texts=TEXTS)
-    return layers
-
-
-def _what_is_packed(layout: Layout, make: Callable[[ParallelMesh], Layers]) -> list[bool]:
-    layers = make(make_mesh(layout, CPU))
+def _what_is_packed(layout: Layout, has_onednn: bool = True, options: Any = MappingProxyType({})) -> list[bool]:
+    with mock.patch.object(onednn, "IS_THERE", has_onednn and onednn.IS_THERE):
+        layers = _pack(make_mesh(layout, CPU), **options)
     assert (layers.output.products is ORDINARY) == (not _is_packed(layers.output.weight))
     return [_is_packed(parameter) for name, parameter in layers.named_parameters() if name.endswith("weight")]
 
 
-@pytest.mark.parametrize("make", [_pack_wide, _pack_for_two, _pack_float8, _pack_without_onednn])
-def test_a_model_is_left_alone_where_packed_weights_cannot_be_used_or_are_slower(ranks: RankPool, make) -> None:
-    assert ranks.run(1, _what_is_packed, Layout(), make) == [[False] * 4]
+@pytest.mark.parametrize(
+    ("has_onednn", "options"),
+    [(True, {"dtype": torch.float64}), (True, {"num_texts": 2}), (True, {"products": FLOAT8}), (False, {})],
+    ids=["wide", "for two", "float8", "without oneDNN"],
+)
+def test_a_model_is_left_alone_where_packed_weights_cannot_be_used_or_are_slower(
+    ranks: RankPool, has_onednn: bool, options: dict[str, Any]
+) -> None:
+    assert ranks.run(1, _what_is_packed, Layout(), has_onednn, options) == [[False] * 4]
 
 
 def test_weights_that_data_ranks_share_are_left_alone(ranks: RankPool) -> None:
-    assert ranks.run(2, _what_is_packed, Layout(data=2, sharding="zero3"), _pack) == [[False] * 4] * 2
+    assert ranks.run(2, _what_is_packed, Layout(data=2, sharding="zero3")) == [[False] * 4] * 2
 
 
 def _ask_for_a_gradient() -> str:

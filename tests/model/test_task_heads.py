@@ -27,7 +27,7 @@ from tests.model.twins import (
     build,
     plain_twin,
     randomised,
-    real,
+    wholes_of,
 )
 from tests.ranks import RankPool
 
@@ -77,10 +77,7 @@ def run(layout: Layout, config: ModelConfig) -> dict[str, Any]:
     num_choices = NUM_CHOICES if config.head == "choice" else 1
     return {
         "loss": all_reduce(loss.detach(), mesh.data),
-        "gradients": {
-            name: real(name, p.grad.full_tensor()) for name, p in model.named_parameters() if p.requires_grad
-        },
-        "parameters": {name: real(name, p.full_tensor().detach()) for name, p in model.named_parameters()},
+        **wholes_of(model),
         "logits": model.task_logits(batch.tokens, batch.with_context()[2], num_choices=num_choices).detach(),
         "data": (mesh.data.rank, mesh.data.size),
     }

@@ -70,23 +70,20 @@ FAMILIES = {
 }
 B, S = 4, 16
 LAYOUTS = [
-    Layout(tensor=2),
-    Layout(tensor=2, sequence_parallel=True),
-    Layout(tensor=4),
-    Layout(tensor=4, sequence_parallel=True),
+    *(Layout(tensor=tensor, sequence_parallel=is_split) for tensor in (2, 4) for is_split in (False, True)),
     Layout(data=2),
     Layout(tensor=2, data=2),
     Layout(tensor=2, data=2, sequence_parallel=True),
 ]
 SHARDED = [
-    Layout(data=2, sharding="zero2"),
-    Layout(data=2, sharding="zero3"),
-    Layout(tensor=2, data=2, sharding="zero2"),
-    Layout(tensor=2, data=2, sharding="zero3"),
-    Layout(tensor=2, data=2, sharding="zero2", sequence_parallel=True),
-    Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True),
-    Layout(data=4, sharding="zero2", shard_group=2),
-    Layout(data=4, sharding="zero3", shard_group=2),
+    Layout(sharding=sharding, **layout)
+    for layout in (
+        {"data": 2},
+        {"tensor": 2, "data": 2},
+        {"tensor": 2, "data": 2, "sequence_parallel": True},
+        {"data": 4, "shard_group": 2},
+    )
+    for sharding in ("zero2", "zero3")
 ]
 
 
@@ -359,6 +356,15 @@ def real(name: str, parameter: Tensor) -> Tensor:
     """A parameter without the vocabulary's padding."""
     is_padded = name in ("tokens.weight", "output.weight", "prediction.bias")
     return parameter[: CONFIG.vocab_size] if is_padded else parameter
+
+
+def wholes_of(model: GPT) -> dict[str, dict[str, Tensor]]:
+    """Parameters and gradients, whole, without the vocabulary's padding."""
+    parameters = dict(model.named_parameters())
+    return {
+        "parameters": {name: real(name, p.full_tensor().detach()) for name, p in parameters.items()},
+        "gradients": {name: real(name, p.grad.full_tensor()) for name, p in parameters.items() if p.requires_grad},
+    }
 
 
 def build(

@@ -47,18 +47,13 @@ def make_keys_and_values(mesh: ParallelMesh) -> nn.Module:
 
 
 def weights_of(num_matrices: int = 1) -> dict[str, Tensor]:
-    shapes = {
-        "weight": (O, I),
-        "bias": (O,),
-        "adapter.down": (RANK * num_matrices, I),
-        "adapter.up": (O, RANK),
-    }
+    shapes = {"weight": (O, I), "bias": (O,), "adapter.down": (RANK * num_matrices, I), "adapter.up": (O, RANK)}
     return {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
 
 def assert_adapted(
     ranks: RankPool, layout: Layout, make: Callable[[ParallelMesh], nn.Module], dims: tuple[int | None, int | None],
-    *, num_matrices: int = 1,
+    *, num_matrices: int = 1
 ) -> None:  # fmt: skip
     weights, x = weights_of(num_matrices), torch.randn(B, S, I, dtype=torch.float64)
     grad_y = torch.randn(B, S, O, dtype=torch.float64)

@@ -41,41 +41,32 @@ def _example(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor
 
 
 def _loss(
-    tensor: int,
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    options: dict[str, Any],
-    padding: float = 0.0,
+    tensor: int, hidden: Tensor, weight: Tensor, targets: Tensor, options: dict[str, Any], padding: float = 0.0
 ) -> dict[str, Any]:
-    """On a rank: loss, gradients, and what was sent. `padding`: what the padded rows hold."""
-    axis = (mesh := make_mesh(Layout(tensor=tensor), CPU)).tensor
-    padded = torch.full((padded_vocab_size(V, tensor), H), padding, dtype=weight.dtype)
-    padded[:V] = weight
-    own = padded.chunk(tensor)[axis.rank].clone().requires_grad_()
-    hidden = hidden.clone().requires_grad_()
+    """On a rank: loss, gradients, and what was sent. `padding`: what the padded rows hold. `options` are those of
+    `LossSettings`: a bias is that of the whole vocabulary, and if `passes` is true, the passes are compiled.
+    """
+    axis, options = (mesh := make_mesh(Layout(tensor=tensor), CPU)).tensor, dict(options)
+
+    def own(whole: Tensor) -> Tensor:
+        missing = [0, 0] * (whole.dim() - 1) + [0, padded_vocab_size(V, tensor) - V]
+        return F.pad(whole, missing, value=padding).chunk(tensor)[axis.rank].clone().requires_grad_()
+
+    leaves = {"hidden": hidden.clone().requires_grad_(), "weight": own(weight)}
+    if "bias" in options:
+        leaves["bias"] = options["bias"] = own(options["bias"])
+    if options.get("passes"):
+        torch._dynamo.reset()
+        options["passes"] = LossPasses(partial(torch.compile, fullgraph=True, backend="aot_eager"))
     with CollectiveRecorder(mesh) as forward:
         loss = vocab_parallel_cross_entropy(
-            copy_to_tensor_parallel(hidden, axis),
-            own,
-            targets,
-            vocab_size=V,
-            axis=axis,
-            settings=LossSettings(**options),
-        )
+            copy_to_tensor_parallel(leaves["hidden"], axis), leaves["weight"], targets,
+            vocab_size=V, axis=axis, settings=LossSettings(**options)
+        )  # fmt: skip
     with CollectiveRecorder(mesh) as backward:
         loss.backward()
     sent = [list(recorder.sent) for recorder in (forward, backward)]
-    return {"loss": loss.detach(), "hidden": hidden.grad, "weight": own.grad, "sent": sent}
-
-
-def _compiled_loss(
-    tensor: int, hidden: Tensor, weight: Tensor, targets: Tensor, padding: float, more: dict[str, float]
-) -> dict[str, Any]:
-    torch._dynamo.reset()
-    passes = LossPasses(partial(torch.compile, fullgraph=True, backend="aot_eager"))
-    options = {"scale": torch.tensor(0.3, dtype=torch.float64), "chunk_tokens": 4, "passes": passes, **more}
-    return _loss(tensor, hidden, weight, targets, options, padding)
+    return {"loss": loss.detach(), "sent": sent, **{name: leaf.grad for name, leaf in leaves.items()}}
 
 
 @pytest.mark.slow  # compiles; the test of the bias compiles the same passes
@@ -85,75 +76,55 @@ def _compiled_loss(
 def test_compiled_passes_give_and_send_the_same(
     ranks: RankPool, tensor: int, dtype: torch.dtype, more: dict[str, float]
 ) -> None:
-    hidden, weight, targets = _example(dtype)
-    plain = ranks.run(tensor, _loss, tensor, hidden, weight, targets, {"scale": 0.3, "chunk_tokens": 4, **more}, 1e6)
+    plain, compiled = (
+        ranks.run(tensor, _loss, tensor, *_example(dtype), {"scale": scale, "chunk_tokens": 4, **more, **passes}, 1e6)
+        for scale, passes in ((0.3, {}), (torch.tensor(0.3, dtype=torch.float64), {"passes": True}))
+    )
     tolerance = CLOSE if dtype == torch.float64 else {"rtol": 2e-2, "atol": 2e-3}
-    results = ranks.run(tensor, _compiled_loss, tensor, hidden, weight, targets, 1e6, more)
-    for result, expected in zip(results, plain, strict=True):
+    for result, expected in zip(compiled, plain, strict=True):
         assert result["sent"] == expected["sent"]
         for name in ("loss", "hidden", "weight"):
             torch.testing.assert_close(result[name], expected[name], **tolerance)
 
 
-def _serial(hidden: Tensor, weight: Tensor, targets: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    hidden, weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-    loss = scale * F.cross_entropy(hidden @ weight.t(), targets, reduction="sum", ignore_index=IGNORED)
-    loss.backward()
-    assert hidden.grad is not None
-    assert weight.grad is not None
-    return loss.detach(), hidden.grad, weight.grad
+def _serial(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, scale: float = 1.0, bias: Tensor | None = None, **terms: float
+) -> dict[str, Tensor]:
+    """Loss of the full logits, with the `terms` `z_loss` and `soft_cap`, and its gradients."""
+    given = {"hidden": hidden, "weight": weight, **({} if bias is None else {"bias": bias})}
+    leaves = {name: x.clone().requires_grad_() for name, x in given.items()}
+    logits = F.linear(leaves["hidden"], leaves["weight"], leaves.get("bias"))
+    if cap := terms.get("soft_cap"):
+        logits = cap * torch.tanh(logits / cap)
+    loss = F.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
+    loss = loss + terms.get("z_loss", 0.0) * logits.logsumexp(1)[targets != IGNORED].square().sum()
+    (scale * loss).backward()
+    return {"loss": scale * loss.detach(), **{name: leaf.grad for name, leaf in leaves.items()}}
 
 
-def _assert_loss(results: Sequence[dict[str, Any]], loss: Tensor, grad_hidden: Tensor, grad_weight: Tensor) -> None:
+def _assert_loss(results: Sequence[dict[str, Any]], expected: dict[str, Tensor]) -> None:
     """The results of all ranks are these, and padding gets no gradient."""
     for result in results:
-        torch.testing.assert_close(result["loss"], loss, **CLOSE)
-        torch.testing.assert_close(result["hidden"], grad_hidden, **CLOSE)
-    weights = joined([r["weight"] for r in results], 0)
-    torch.testing.assert_close(weights[:V], grad_weight, **CLOSE)
-    assert torch.count_nonzero(weights[V:]) == 0
+        for name in ("loss", "hidden"):
+            torch.testing.assert_close(result[name], expected[name], **CLOSE)
+    for name in expected.keys() - {"loss", "hidden"}:
+        whole = joined([result[name] for result in results], 0)
+        torch.testing.assert_close(whole[:V], expected[name], **CLOSE)
+        assert torch.count_nonzero(whole[V:]) == 0
 
 
 @pytest.mark.parametrize("tensor", SIZES)
 def test_it_is_the_cross_entropy_of_the_full_logits(ranks: RankPool, tensor: int) -> None:
     """Also where padding would win."""
-    hidden, weight, targets = _example()
-    expected = _serial(hidden, weight, targets, 0.3)
     cases = [
-        (tensor, hidden, weight, targets, {"scale": 0.3, "chunk_tokens": chunk_tokens}, 1e6)
+        (tensor, *_example(), {"scale": 0.3, "chunk_tokens": chunk_tokens}, 1e6)
         for chunk_tokens in (None, 1, 4, 13, 1000)
     ]
     for results in zip(*ranks.run(tensor, each, _loss, cases), strict=True):
-        _assert_loss(results, *expected)
+        _assert_loss(results, _serial(*_example(), scale=0.3))
 
 
-def _loss_with_bias(tensor: int, is_compiled: bool, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Loss and gradients with a bias, whose padding is 1e6."""
-    mesh = make_mesh(Layout(tensor=tensor), torch.device("cpu"))
-    hidden, weight, targets = _example(dtype)
-    bias = _bias(dtype)
-    size = padded_vocab_size(V, tensor) // tensor
-    own = slice(mesh.tensor.rank * size, (mesh.tensor.rank + 1) * size)
-    rows, shift = (
-        F.pad(whole, [0, 0] * (whole.dim() - 1) + [0, size * tensor - V], value=1e6)[own].clone().requires_grad_()
-        for whole in (weight, bias)
-    )
-    hidden = hidden.clone().requires_grad_()
-    passes = LossPasses(partial(torch.compile, fullgraph=True, backend="aot_eager")) if is_compiled else None
-    loss = vocab_parallel_cross_entropy(
-        copy_to_tensor_parallel(hidden, mesh.tensor),
-        rows,
-        targets,
-        vocab_size=V,
-        axis=mesh.tensor,
-        settings=LossSettings(scale=0.3, bias=shift, chunk_tokens=4, passes=passes),
-    )
-    loss.backward()
-    return {"loss": loss.detach(), "hidden": hidden.grad, "weight": rows.grad, "bias": shift.grad}
-
-
-def _bias(dtype: torch.dtype) -> Tensor:
-    return torch.linspace(-2, 2, V, dtype=dtype).sin()
+BIAS = torch.linspace(-2, 2, V, dtype=torch.float64).sin()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
@@ -168,22 +139,16 @@ def _bias(dtype: torch.dtype) -> Tensor:
 def test_a_bias_is_added_to_the_logits_of_the_rank_that_holds_it(
     ranks: RankPool, tensor: int, is_compiled: bool
 ) -> None:
-    hidden, weight, targets = _example()
-    hidden, weight, bias = (x.clone().requires_grad_() for x in (hidden, weight, _bias(torch.float64)))
-    loss = 0.3 * F.cross_entropy(F.linear(hidden, weight, bias), targets, reduction="sum", ignore_index=IGNORED)
-    loss.backward()
-    results = ranks.run(tensor, _loss_with_bias, tensor, is_compiled, torch.float64)
-    for result in results:
-        torch.testing.assert_close(result["loss"], loss.detach(), **CLOSE)
-        torch.testing.assert_close(result["hidden"], hidden.grad, **CLOSE)
-    for name, whole in {"weight": weight.grad, "bias": bias.grad}.items():
-        joined_parts = joined([result[name] for result in results], 0)
-        torch.testing.assert_close(joined_parts[:V], whole, **CLOSE)
-        assert not joined_parts[V:].any()
+    options = {"scale": 0.3, "bias": BIAS, "chunk_tokens": 4, "passes": is_compiled or None}
+    results = ranks.run(tensor, _loss, tensor, *_example(), options, 1e6)
+    _assert_loss(results, _serial(*_example(), scale=0.3, bias=BIAS))
 
 
 def test_a_narrow_bias_keeps_its_loss(ranks: RankPool) -> None:
-    exact, rough = (ranks.run(2, _loss_with_bias, 2, False, dtype)[0] for dtype in (torch.float64, torch.bfloat16))
+    exact, rough = (
+        ranks.run(2, _loss, 2, *_example(dtype), {"bias": BIAS.to(dtype)})[0]
+        for dtype in (torch.float64, torch.bfloat16)
+    )
     assert float(rough["loss"]) == pytest.approx(float(exact["loss"]), rel=1e-2)
     assert rough["bias"].dtype == torch.bfloat16
 
@@ -191,36 +156,27 @@ def test_a_narrow_bias_keeps_its_loss(ranks: RankPool) -> None:
 Z_LOSS, CAP = 0.05, 2.0
 
 
-def _capped_with_z_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, z_loss: float, soft_cap: float) -> Any:
-    """Loss from the full logits, and gradients of the hidden states and of the weight."""
-    hidden, weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-    logits = hidden @ weight.t()
-    if soft_cap:
-        logits = soft_cap * torch.tanh(logits / soft_cap)
-    loss = F.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
-    loss = loss + z_loss * logits.logsumexp(1)[targets != IGNORED].square().sum()
-    loss.backward()
-    return loss.detach(), hidden.grad, weight.grad
-
-
 @pytest.mark.parametrize("tensor", SIZES)
 def test_z_loss_and_soft_cap_are_those_of_the_full_logits(ranks: RankPool, tensor: int) -> None:
-    example = _example()
     options = [{"z_loss": Z_LOSS}, {"soft_cap": CAP}, {"z_loss": Z_LOSS, "soft_cap": CAP}]
-    cases = [(tensor, *example, {"chunk_tokens": 4, **chosen}, 1e6) for chosen in options]
+    cases = [(tensor, *_example(), {"chunk_tokens": 4, **chosen}, 1e6) for chosen in options]
     for chosen, results in zip(options, zip(*ranks.run(tensor, each, _loss, cases), strict=True), strict=True):
-        _assert_loss(results, *_capped_with_z_loss(*example, **{"z_loss": 0.0, "soft_cap": 0.0, **chosen}))
+        _assert_loss(results, _serial(*_example(), **chosen))
         for result in results:
             assert sum(sent.elements for sent in result["sent"][0]) == 3 * N * (tensor > 1), "no message of their own"
+
+
+def _assert_near(result: dict[str, Any], expected: dict[str, Tensor], of_loss: float, **of_hidden: float) -> None:
+    """In 16 or 32 bits: the loss to `of_loss`, and the gradients of the hidden states to `of_hidden`."""
+    torch.testing.assert_close(result["loss"].double(), expected["loss"], rtol=of_loss, atol=0.0)
+    torch.testing.assert_close(result["hidden"].double(), expected["hidden"], **of_hidden)
 
 
 def test_z_loss_and_soft_cap_in_16_bits(ranks: RankPool) -> None:
     hidden, weight, targets = _example()
     options = {"z_loss": Z_LOSS, "soft_cap": CAP}
-    loss, grad_hidden, _ = _capped_with_z_loss(hidden, weight, targets, **options)
     for result in ranks.run(2, _loss, 2, hidden.bfloat16(), weight.float(), targets, options):
-        torch.testing.assert_close(result["loss"].double(), loss, rtol=1e-2, atol=0.0)
-        torch.testing.assert_close(result["hidden"].double(), grad_hidden, rtol=0.0, atol=0.1)
+        _assert_near(result, _serial(hidden, weight, targets, **options), 1e-2, rtol=0.0, atol=0.1)
 
 
 def test_scale_on_the_device_is_the_scale(ranks: RankPool) -> None:
@@ -247,25 +203,22 @@ def test_ignored_targets_add_nothing(ranks: RankPool) -> None:
 
 def test_large_logits_are_stable(ranks: RankPool) -> None:
     hidden, weight, targets = _example()
-    hidden = hidden * 1e4
-    loss, grad_hidden, _ = _serial(hidden, weight, targets)
-    for result in ranks.run(2, _loss, 2, hidden.float(), weight.float(), targets, {}):
-        torch.testing.assert_close(result["loss"].double(), loss, rtol=1e-5, atol=0.0)
-        torch.testing.assert_close(result["hidden"].double(), grad_hidden, rtol=1e-4, atol=1e-4)
+    expected = _serial(1e4 * hidden, weight, targets)
+    for result in ranks.run(2, _loss, 2, (1e4 * hidden).float(), weight.float(), targets, {}):
+        _assert_near(result, expected, 1e-5, rtol=1e-4, atol=1e-4)
 
 
 def test_a_float32_weight_beside_bfloat16_hidden_states(ranks: RankPool) -> None:
     hidden, weight, targets = _example()
-    loss, grad_hidden, grad_weight = _serial(hidden, weight, targets)
+    expected = _serial(hidden, weight, targets)
     results = ranks.run(2, _loss, 2, hidden.bfloat16(), weight.float(), targets, {"chunk_tokens": 5})
     for result in results:
-        assert result["loss"].dtype == torch.float32
-        assert result["hidden"].dtype == torch.bfloat16
-        assert result["weight"].dtype == torch.float32
-        torch.testing.assert_close(result["loss"].double(), loss, rtol=1e-2, atol=0.0)
-        torch.testing.assert_close(result["hidden"].double(), grad_hidden, rtol=0.0, atol=0.1)
+        assert [result[name].dtype for name in ("loss", "hidden", "weight")] == [
+            torch.float32, torch.bfloat16, torch.float32
+        ]  # fmt: skip
+        _assert_near(result, expected, 1e-2, rtol=0.0, atol=0.1)
     together = joined([r["weight"] for r in results], 0)[:V].double()
-    torch.testing.assert_close(together, grad_weight, rtol=0.0, atol=0.05)
+    torch.testing.assert_close(together, expected["weight"], rtol=0.0, atol=0.05)
 
 
 @pytest.mark.parametrize("chunk_tokens", [None, 4])
@@ -293,17 +246,25 @@ class _Allocations(TorchDispatchMode):
         return result
 
 
+def _loss_within(
+    mode: TorchDispatchMode, hidden: Tensor, weight: Tensor, vocab_size: int = V, tensor: int = 2, **settings: Any
+) -> Tensor:
+    """The loss of these hidden states and rows, computed within a mode. All targets are 0."""
+    axis = make_mesh(Layout(tensor=tensor), CPU).tensor
+    targets = torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
+    leaves = hidden.requires_grad_(), weight.requires_grad_()
+    with mode:
+        return vocab_parallel_cross_entropy(
+            *leaves, targets, vocab_size=vocab_size, axis=axis, settings=LossSettings(**settings)
+        )
+
+
 def _largest_by_default(num_tokens: int, vocab_sizes: list[int]) -> list[int]:
-    axis = make_mesh(Layout(), CPU).tensor
-    largest = []
-    for vocab_size in vocab_sizes:
-        hidden = torch.randn(num_tokens, H, requires_grad=True, device="meta")
-        weight = torch.randn(vocab_size, H, requires_grad=True, device="meta")
-        targets = torch.zeros(num_tokens, dtype=torch.long, device="meta")
-        with _Allocations() as watched:
-            vocab_parallel_cross_entropy(hidden, weight, targets, vocab_size=vocab_size, axis=axis)
-        largest.append(watched.largest)
-    return largest
+    modes = [_Allocations() for _ in vocab_sizes]
+    for mode, size in zip(modes, vocab_sizes, strict=True):
+        hidden, weight = (torch.randn(rows, H, device="meta") for rows in (num_tokens, size))
+        _loss_within(mode, hidden, weight, size, 1)
+    return [mode.largest for mode in modes]
 
 
 def test_logits_at_once_grow_with_the_vocabulary_to_a_bound_only(ranks: RankPool) -> None:
@@ -313,15 +274,10 @@ def test_logits_at_once_grow_with_the_vocabulary_to_a_bound_only(ranks: RankPool
 
 
 def _watch(chunk_tokens: int, grad: bool) -> tuple[int, int]:
-    axis = make_mesh(Layout(tensor=2), CPU).tensor
-    hidden = torch.randn(64, H, requires_grad=True)
-    weight = torch.randn(256, H, requires_grad=True)
-    targets = torch.zeros(64, dtype=torch.long)
-    with torch.set_grad_enabled(grad), _Allocations() as watched:
-        loss = vocab_parallel_cross_entropy(
-            hidden, weight, targets, vocab_size=V, axis=axis, settings=LossSettings(chunk_tokens=chunk_tokens)
-        )
-        assert loss.requires_grad == grad
+    watched = _Allocations()
+    with torch.set_grad_enabled(grad):
+        loss = _loss_within(watched, torch.randn(64, H), torch.randn(256, H), chunk_tokens=chunk_tokens)
+    assert loss.requires_grad == grad
     return watched.largest, watched.products
 
 
@@ -360,24 +316,17 @@ class _Live(TorchDispatchMode):
 
 def _most_at_once(dtype: torch.dtype, passes: bool) -> list[float]:
     """For one chunk and for three, the peak of what is as large as a chunk, in chunks of 16-bit logits."""
-    axis = make_mesh(Layout(), CPU).tensor
     peaks = []
     for num_chunks in (1, 3):
-        hidden = torch.randn(256 * num_chunks, 4).to(dtype).requires_grad_()
-        weight, targets = torch.randn(8192, 4, requires_grad=True), torch.zeros(256 * num_chunks, dtype=torch.long)
-        with _Live() as watched:
-            vocab_parallel_cross_entropy(
-                hidden, weight, targets, vocab_size=8192, axis=axis,
-                settings=LossSettings(
-                    chunk_tokens=256, passes=LossPasses(lambda function: function) if passes else None
-                ),
-            )  # fmt: skip
+        watched, own = _Live(), LossPasses(lambda function: function) if passes else None
+        hidden, weight = torch.randn(256 * num_chunks, 4).to(dtype), torch.randn(8192, 4)
+        _loss_within(watched, hidden, weight, 8192, 1, chunk_tokens=256, passes=own)
         peaks.append(watched.peak / (2 * 256 * 8192))
     return peaks
 
 
 @pytest.mark.parametrize(("dtype", "passes", "most"), [
-    (torch.float32, False, 2.1), (torch.bfloat16, False, 3.1), (torch.bfloat16, True, 8.1), (torch.float32, True, 8.1),
+    (torch.float32, False, 2.1), (torch.bfloat16, False, 3.1), (torch.bfloat16, True, 8.1), (torch.float32, True, 8.1)
 ], ids=str)  # fmt: skip
 def test_a_chunk_leaves_nothing_as_large_as_itself_to_the_next(
     ranks: RankPool, dtype: torch.dtype, passes: bool, most: float
@@ -402,13 +351,8 @@ class _InPlace(TorchDispatchMode):
 
 
 def _softmax_in_place(dtype: torch.dtype) -> list[bool]:
-    axis = make_mesh(Layout(tensor=2), CPU).tensor
-    hidden = torch.randn(64, H).to(dtype).requires_grad_()
-    weight, targets = torch.randn(256, H, requires_grad=True), torch.zeros(64, dtype=torch.long)
-    with _InPlace() as watched:
-        vocab_parallel_cross_entropy(
-            hidden, weight, targets, vocab_size=V, axis=axis, settings=LossSettings(chunk_tokens=16)
-        )
+    watched = _InPlace()
+    _loss_within(watched, torch.randn(64, H).to(dtype), torch.randn(256, H), chunk_tokens=16)
     return watched.told
 
 
@@ -422,10 +366,7 @@ def test_evaluation_computes_no_gradients(ranks: RankPool) -> None:
 
 
 def _twice() -> None:
-    axis = make_mesh(Layout(tensor=2), CPU).tensor
-    weight = torch.zeros(256, H, requires_grad=True)
-    targets = torch.zeros(3, dtype=torch.long)
-    loss = vocab_parallel_cross_entropy(torch.ones(3, H), weight, targets, vocab_size=V, axis=axis)
+    loss = _loss_within(_InPlace(), torch.ones(3, H), torch.zeros(256, H))
     loss.backward(retain_graph=True)
     loss.backward()
 

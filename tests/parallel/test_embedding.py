@@ -1,5 +1,7 @@
 """Tokens cut along the vocabulary, and positions, against `nn.Embedding`."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,12 +25,8 @@ from tests.ranks import RankPool
 V, H, P = 300, 12, 10  # V: the third of four ranks has rows of both kinds, the fourth only padding
 
 
-def make_tokens(mesh: ParallelMesh) -> nn.Module:
-    return VocabParallelEmbedding(V, H, mesh=mesh, dtype=torch.float64)
-
-
-def make_types(mesh: ParallelMesh) -> nn.Module:
-    return TokenTypeEmbedding(3, H, mesh=mesh, dtype=torch.float64)
+make_tokens = partial(VocabParallelEmbedding, V, H, dtype=torch.float64)
+make_types = partial(TokenTypeEmbedding, 3, H, dtype=torch.float64)
 
 
 class Positions(nn.Module):
@@ -67,7 +65,7 @@ def test_token_type_embedding_is_embedding(ranks: RankPool, layout: Layout) -> N
 
 
 def _look_up_type(number: int) -> None:
-    make_types(make_mesh(Layout(), CPU))(torch.tensor([[0, number]]))
+    make_types(mesh=make_mesh(Layout(), CPU))(torch.tensor([[0, number]]))
 
 
 @pytest.mark.parametrize("number", [-1, 3])
@@ -88,7 +86,7 @@ def test_position_embedding_is_embedding(ranks: RankPool, layout: Layout) -> Non
 def _padding_after_steps(layout: Layout) -> tuple[int, Tensor]:
     """Train the tied embedding for some steps of AdamW and return the rows beyond the vocabulary."""
     mesh = make_mesh(layout, CPU)
-    embedding = make_tokens(mesh)
+    embedding = make_tokens(mesh=mesh)
     fill(embedding.weight, torch.randn(V, H).double())
     optimizer = torch.optim.AdamW(embedding.parameters(), lr=0.1, weight_decay=0.1)
     for _ in range(3):
@@ -108,7 +106,7 @@ def _tied_gradients(layout: Layout) -> list[tuple[Tensor, int]]:
     mesh, found = make_mesh(layout, CPU), []
     tokens, targets = torch.arange(24).view(3, 8) % 7, torch.arange(24) * 11 % V
     for shared in (True, False):
-        embedding = make_tokens(mesh)
+        embedding = make_tokens(mesh=mesh)
         fill(embedding.weight, torch.arange(V * H).view(V, H).double().sin())
         if shared:
             embedded, tied = embedding(tokens, with_weight=True)
@@ -158,7 +156,7 @@ def test_an_output_type_of_its_own_keeps_float32_gradients(ranks: RankPool) -> N
 
 def _sent(layout: Layout) -> list[str]:
     mesh = make_mesh(layout, CPU)
-    tokens, positions = make_tokens(mesh), PositionEmbedding(P, H, mesh=mesh)
+    tokens, positions = make_tokens(mesh=mesh), PositionEmbedding(P, H, mesh=mesh)
     with CollectiveRecorder(mesh) as recorder:
         (tokens(torch.zeros(2, 4, dtype=torch.long)) + positions(4)).sum().backward()
     assert all(sent.elements == 2 * 4 * H for sent in recorder.sent)
@@ -173,7 +171,7 @@ def test_tokens_are_added_up_once_and_positions_send_nothing(ranks: RankPool) ->
 
 def _look_up(token: int) -> None:
     mesh = make_mesh(Layout(tensor=2), CPU)
-    make_tokens(mesh)(torch.tensor([[0, token]]))
+    make_tokens(mesh=mesh)(torch.tensor([[0, token]]))
 
 
 @pytest.mark.parametrize("token", [-1, V, 10**6])

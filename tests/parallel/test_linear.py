@@ -1,5 +1,6 @@
 """The two cuts against `nn.Linear`."""
 
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -56,20 +57,8 @@ class SerialMLP(nn.Module):
         return self.b(F.gelu(self.a(x)))
 
 
-def make_column(mesh: ParallelMesh) -> nn.Module:
-    return ColumnParallelLinear(I, O, mesh=mesh, dtype=torch.float64)
-
-
-def make_row(mesh: ParallelMesh) -> nn.Module:
-    return RowParallelLinear(I, O, mesh=mesh, dtype=torch.float64)
-
-
-def make_column_without_bias(mesh: ParallelMesh) -> nn.Module:
-    return ColumnParallelLinear(I, O, mesh=mesh, bias=False, dtype=torch.float64)
-
-
-def make_row_without_bias(mesh: ParallelMesh) -> nn.Module:
-    return RowParallelLinear(I, O, mesh=mesh, bias=False, dtype=torch.float64)
+make_column = partial(ColumnParallelLinear, I, O, dtype=torch.float64)
+make_row = partial(RowParallelLinear, I, O, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -86,9 +75,9 @@ def test_row_parallel_linear_is_linear(ranks: RankPool, layout: Layout) -> None:
 
 def test_layers_without_bias_are_linear(ranks: RankPool) -> None:
     layout = Layout(tensor=2, sequence_parallel=True)
-    for make, dims in ((make_column_without_bias, (1, -1)), (make_row_without_bias, (-1, 1))):
+    for make, dims in ((make_column, (1, -1)), (make_row, (-1, 1))):
         serial = nn.Linear(I, O, bias=False).double()
-        assert_twins(ranks, layout, make, serial, torch.randn(B, S, I).double(), dims)
+        assert_twins(ranks, layout, partial(make, bias=False), serial, torch.randn(B, S, I).double(), dims)
 
 
 @pytest.mark.parametrize("layout", SOME, ids=str)
@@ -108,16 +97,11 @@ def _sent_by_mlp(layout: Layout) -> list[Any]:
     return [forward.sent, backward.sent]
 
 
-def test_an_mlp_sends_one_all_reduce_forward_and_one_backward(ranks: RankPool) -> None:
-    once = [("all_reduce", "tensor", B * S * I)]
-    assert ranks.run(2, _sent_by_mlp, Layout(tensor=2))[0] == [once, once]
-
-
-def test_a_sequence_parallel_mlp_sends_a_gather_and_a_reduce_scatter_each_way(ranks: RankPool) -> None:
-    gather, scatter = ("all_gather", "tensor", B * S * I), ("reduce_scatter", "tensor", B * S * I)
-    forward, backward = ranks.run(2, _sent_by_mlp, Layout(tensor=2, sequence_parallel=True))[0]
-    assert forward == [gather, scatter]
-    assert backward == [gather, gather, scatter]  # the second gather is of the input, which was kept split
+def test_an_mlp_sends_an_all_reduce_each_way_or_a_gather_and_a_reduce_scatter(ranks: RankPool) -> None:
+    reduce, gather, scatter = ((name, "tensor", B * S * I) for name in ("all_reduce", "all_gather", "reduce_scatter"))
+    assert ranks.run(2, _sent_by_mlp, Layout(tensor=2))[0] == [[reduce], [reduce]]
+    split = ranks.run(2, _sent_by_mlp, Layout(tensor=2, sequence_parallel=True))[0]
+    assert split == [[gather, scatter], [gather, gather, scatter]]  # the second gather is of the input, kept split
 
 
 class _Operators(TorchDispatchMode):
@@ -138,7 +122,7 @@ class _Operators(TorchDispatchMode):
 
 def _backward_operators(layout: Layout) -> list[str]:
     mesh = make_mesh(layout, CPU)
-    layer = make_column(mesh)
+    layer = make_column(mesh=mesh)
     y = layer(part(torch.randn(B, S, I).double(), mesh, split_sequence(layout)).requires_grad_())
     with _Operators() as operators:
         y.sum().backward()
@@ -171,7 +155,7 @@ def test_the_split_input_travels_while_the_input_gradient_is_computed(ranks: Ran
 def _kept_by_column(layout: Layout) -> list[tuple[int, ...]]:
     """The shapes of what is kept for the backward pass."""
     mesh = make_mesh(layout, CPU)
-    layer, kept = make_column(mesh), []
+    layer, kept = make_column(mesh=mesh), []
     x = part(torch.randn(B, S, I).double(), mesh, split_sequence(layout)).requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tuple(tensor.shape)) or tensor, _same):
         layer(x)
@@ -274,7 +258,7 @@ def _single_row(layout: Layout) -> list[list[Tensor]]:
 
 def _too_flat(layout: Layout) -> list[str]:
     mesh, messages = make_mesh(layout, CPU), []
-    for layer, size in ((make_column(mesh), I), (make_row(mesh), I // 2)):
+    for layer, size in ((make_column(mesh=mesh), I), (make_row(mesh=mesh), I // 2)):
         with pytest.raises(LayoutError) as error:
             layer(torch.randn(4, size).double())
         messages.append(str(error.value))
@@ -312,7 +296,7 @@ def test_autocast_multiplies_in_its_type_and_gives_gradients_in_the_parameters(r
 def _frozen_and_first(layout: Layout) -> tuple[bool, bool, list[Any]]:
     """A layer whose weight needs no gradient, then one whose input needs none."""
     mesh = make_mesh(layout, CPU)
-    frozen, first = make_column(mesh), make_column(mesh)
+    frozen, first = make_column(mesh=mesh), make_column(mesh=mesh)
     frozen.requires_grad_(False)
     x = torch.randn(B, S, I).double().requires_grad_()
     frozen(x).sum().backward()
@@ -339,18 +323,14 @@ def test_float32_parameters_get_float32_gradients_from_bfloat16_products(ranks: 
 
 
 def _indivisible(layout: Layout, make: Any) -> None:
-    make(make_mesh(layout, CPU))
+    make(mesh=make_mesh(layout, CPU))
 
 
-def make_wide(mesh: ParallelMesh) -> nn.Module:
-    return ColumnParallelLinear(I, 21, mesh=mesh)
-
-
-def make_narrow(mesh: ParallelMesh) -> nn.Module:
-    return RowParallelLinear(7, O, mesh=mesh)
-
-
-@pytest.mark.parametrize(("make", "dim", "shape"), [(make_wide, 0, r"\(21, 12\)"), (make_narrow, 1, r"\(20, 7\)")])
+@pytest.mark.parametrize(
+    ("make", "dim", "shape"),
+    [(partial(ColumnParallelLinear, I, 21), 0, r"\(21, 12\)"), (partial(RowParallelLinear, 7, O), 1, r"\(20, 7\)")],
+    ids=["columns", "rows"],
+)
 def test_a_cut_that_does_not_divide_is_refused(ranks: RankPool, make: Any, dim: int, shape: str) -> None:
     message = (
         f"^The size of the tensor axis must divide dimension {dim} of a parameter of shape {shape}, but is 2. "

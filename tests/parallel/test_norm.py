@@ -1,17 +1,17 @@
 """Layer normalisation against `nn.LayerNorm`."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from crosscut.config import Layout
-from crosscut.parallel import LayerNorm, ParallelMesh, make_mesh
+from crosscut.parallel import LayerNorm, make_mesh
 from tests.parallel.twins import SOME, assert_twins, split_sequence
 from tests.ranks import RankPool
 
-
-def make_norm(mesh: ParallelMesh) -> nn.Module:
-    return LayerNorm(12, mesh=mesh, epsilon=1e-3, dtype=torch.float64)
+make_norm = partial(LayerNorm, 12, epsilon=1e-3, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("layout", SOME, ids=str)
@@ -24,7 +24,7 @@ def test_layer_norm_is_layer_norm(ranks: RankPool, layout: Layout) -> None:
 
 
 def _initial(layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
-    norm = make_norm(make_mesh(layout, torch.device("cpu")))
+    norm = make_norm(mesh=make_mesh(layout, torch.device("cpu")))
     return norm.weight.full_tensor().detach(), norm.bias.full_tensor().detach()
 
 

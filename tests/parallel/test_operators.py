@@ -105,12 +105,7 @@ def test_a_gradient_that_is_used_twice_is_not_changed_between(ranks: RankPool) -
         assert torch.equal(gradient, torch.full(SHAPE, 2.0))
 
 
-COLLECTIVES: dict[str, tuple[Any, ...]] = {
-    "all_reduce": (),
-    "all_gather": (1,),
-    "reduce_scatter": (1,),
-    "split": (1,),
-}
+COLLECTIVES: dict[str, tuple[Any, ...]] = {"all_reduce": (), "all_gather": (1,), "reduce_scatter": (1,), "split": (1,)}
 
 
 def _collect(name: str, arguments: tuple[Any, ...]) -> list[bool]:

@@ -33,7 +33,6 @@ def test_the_page_s_code_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -
         exec(compile(block, "docs/parallel.md", "exec"), names)
     first, second = capsys.readouterr().out.splitlines()
     right = re.fullmatch(r"tensor 1 x data 1: (\d+)% right", first)
-    assert right is not None
     assert int(right[1]) > 90
     assert second == "[]"
 

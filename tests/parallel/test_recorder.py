@@ -24,18 +24,9 @@ def _send_all(layout: Layout) -> list[Sent]:
 
 
 def test_every_collective_is_recorded_in_order_with_its_axis_and_whole_tensor(ranks: RankPool) -> None:
-    assert (
-        ranks.run(4, _send_all, Layout(tensor=2, data=2))
-        == [
-            [
-                ("all_reduce", "tensor", 24),
-                ("all_gather", "tensor", 48),
-                ("reduce_scatter", "tensor", 24),
-                ("all_reduce", "data", 6),
-            ]
-        ]
-        * 4
-    )
+    over_tensor = [("all_reduce", "tensor", 24), ("all_gather", "tensor", 48), ("reduce_scatter", "tensor", 24)]
+    sent = [*over_tensor, ("all_reduce", "data", 6)]
+    assert ranks.run(4, _send_all, Layout(tensor=2, data=2)) == [sent] * 4
 
 
 def _sizes_sent() -> list[int]:

@@ -82,6 +82,14 @@ def joined(parts: list[Tensor], dim: int | None) -> Tensor:
     return parts[0]
 
 
+def reduce_gradients(loss: Callable[[], Tensor], parameters: Iterable[nn.Parameter], mesh: ParallelMesh) -> None:
+    """Run the backward pass of a loss, and sum the gradients over the ranks."""
+    reducer = GradientReducer(parameters, mesh)
+    reducer.arm()
+    loss().backward()
+    reducer.finish()
+
+
 def run_twin(
     layout: Layout,
     make: Callable[[ParallelMesh], nn.Module],
@@ -92,7 +100,7 @@ def run_twin(
 ) -> dict[str, Any]:
     """Job of a rank: forward and backward pass, reduction, gradient norm and one optimizer step of a parallel layer."""
     mesh = make_mesh(layout, CPU)
-    layer = make(mesh)
+    layer = make(mesh=mesh)
     parameters = dict(layer.named_parameters())
     assert parameters.keys() == weights.keys()
     for name, parameter in parameters.items():

@@ -6,6 +6,7 @@ Where the fault would change the uncut model as well, it is planted in the cut o
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import wraps
 from importlib import import_module
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.autograd import Function
 from torch.distributed.fsdp import FSDPModule
 
 from crosscut.architecture import GatedMLP, Layer
-from crosscut.config import IGNORED, Layout
+from crosscut.config import IGNORED, Layout, RunConfig
 from crosscut.config.axes import AxisRole, role_of
 from crosscut.config.model import FeedForward, NormPosition
 from crosscut.data import mixture
@@ -59,7 +60,7 @@ from crosscut.training.optimization import averaging, muon
 from crosscut.training.speed import compilation
 from crosscut.verification import LayoutReport, for_verification, verify_module, verify_on_mesh
 from crosscut.verification.run_proof import MICRO_BATCHES
-from tests.verification.runs import BERT, CHOICE, CLASSES, CPU, MASKED, SPANS, tiny_run
+from tests.verification.runs import BERT, CHOICE, CLASSES, CPU, MASKED, SPANS, tiny_run, verify_run
 
 Patch = pytest.MonkeyPatch
 
@@ -113,6 +114,29 @@ def fault(description: str, module: str, layout: Layout = TENSOR, *, own_module:
         return plant
 
     return register
+
+
+def instead_of(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[[Patch], None]]:
+    """Decorator for a fault that is one function in the place of another: of the function `name` of `owner`, which the
+    decorated function gets as its first argument.
+    """
+
+    def planter(faulty: Callable[..., Any]) -> Callable[[Patch], None]:
+        @wraps(faulty)
+        def plant(patch: Patch) -> None:
+            plain = getattr(owner, name)
+            patch.setattr(owner, name, lambda *arguments, **options: faulty(plain, *arguments, **options))
+
+        return plant
+
+    return planter
+
+
+def verify_planted(plant: Callable[[Patch], None], run: RunConfig) -> LayoutReport:
+    """On a rank: verify a run with a fault planted."""
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        return verify_run(run)
 
 
 def verify_with(
@@ -242,16 +266,12 @@ def row_bias_per_rank(patch: Patch) -> None:
 
 
 @fault("column bias not sliced: every rank takes the first part", "blocks.0.attention.qkv")
-def column_bias_not_sliced(patch: Patch) -> None:
-    own = linear.local
-
-    def first_part(parameter: Tensor, dtype: torch.dtype) -> Tensor:
-        mine = own(parameter, dtype)
-        if mine.dim() > 1:
-            return mine
-        return mine + (all_gather(mine.detach(), _axis_of(parameter), 0)[: mine.shape[0]] - mine.detach())
-
-    patch.setattr(linear, "local", first_part)
+@instead_of(linear, "local")
+def column_bias_not_sliced(own: Any, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    mine = own(parameter, dtype)
+    if mine.dim() > 1:
+        return mine
+    return mine + (all_gather(mine.detach(), _axis_of(parameter), 0)[: mine.shape[0]] - mine.detach())
 
 
 def _axis_of(parameter: Tensor) -> Any:
@@ -262,26 +282,20 @@ def _axis_of(parameter: Tensor) -> Any:
 
 
 @fault("heads interleaved wrongly in the fused keys and values", "blocks.0.attention")
-def heads_interleaved_wrongly(patch: Patch) -> None:
-    def forward(self: attention.SelfAttention, x: Tensor, *_: None) -> Tensor:
-        query, key_value = self.qkv(x)
-        k, v = key_value.unflatten(-1, (2, -1, self.head_size)).unbind(-3)
-        q = query.unflatten(-1, (-1, self.head_size))
-        heads = self._attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-        return self.output(heads.transpose(1, 2).flatten(2))
-
-    patch.setattr(attention.SelfAttention, "forward", forward)
+@instead_of(attention.SelfAttention, "forward")
+def heads_interleaved_wrongly(_plain: Any, self: attention.SelfAttention, x: Tensor, *_: None) -> Tensor:
+    query, key_value = self.qkv(x)
+    k, v = key_value.unflatten(-1, (2, -1, self.head_size)).unbind(-3)
+    q = query.unflatten(-1, (-1, self.head_size))
+    heads = self._attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+    return self.output(heads.transpose(1, 2).flatten(2))
 
 
 @fault("a replicated parameter starts from a seed of each rank's own", "positions")
-def positions_start_apart(patch: Patch) -> None:
-    original = random.seed_of
-
-    def seed(*parts: object) -> int:
-        rank = torch.distributed.get_rank() if "positions.weight" in parts else 0
-        return original(*parts, rank)
-
-    patch.setattr(random, "seed_of", seed)
+@instead_of(random, "seed_of")
+def positions_start_apart(original: Any, *parts: object) -> int:
+    rank = torch.distributed.get_rank() if "positions.weight" in parts else 0
+    return original(*parts, rank)
 
 
 @fault(
@@ -289,14 +303,10 @@ def positions_start_apart(patch: Patch) -> None:
     "blocks.0.attention.output",
     training={"initial_spread": "fan_in"},
 )
-def fan_in_of_own_rows(patch: Patch) -> None:
-    draw = initialization.normal_
-
-    def by_own_rows(parameter: Tensor, *, std: float, **names: Any) -> None:
-        inputs = parameter.shape[-1] / _local(parameter).shape[-1]
-        draw(parameter, std=std * inputs**0.5, **names)
-
-    patch.setattr(initialization, "normal_", by_own_rows)
+@instead_of(initialization, "normal_")
+def fan_in_of_own_rows(draw: Any, parameter: Tensor, *, std: float, **names: Any) -> None:
+    inputs = parameter.shape[-1] / _local(parameter).shape[-1]
+    draw(parameter, std=std * inputs**0.5, **names)
 
 
 @fault("gradients of a head of keys and values that ranks share not summed", "blocks.1.attention.qkv", num_kv_heads=1)
@@ -305,16 +315,12 @@ def shared_head_not_summed(patch: Patch) -> None:
 
 
 @fault("ranks that share heads of keys and values take the wrong ones", "blocks.0.attention.qkv", FOUR, num_kv_heads=2)
-def wrong_shared_head(patch: Patch) -> None:
-    own = linear._rows_of_block
-
-    def interleaved(out_features: int, num_blocks: int | None, axis: Any) -> slice | None:
-        if num_blocks is None or own(out_features, num_blocks, axis) is None:
-            return None
-        width, block = out_features // num_blocks, axis.rank % num_blocks
-        return slice(block * width, (block + 1) * width)
-
-    patch.setattr(linear, "_rows_of_block", interleaved)
+@instead_of(linear, "_rows_of_block")
+def wrong_shared_head(own: Any, out_features: int, num_blocks: int | None, axis: Any) -> slice | None:
+    if num_blocks is None or own(out_features, num_blocks, axis) is None:
+        return None
+    width, block = out_features // num_blocks, axis.rank % num_blocks
+    return slice(block * width, (block + 1) * width)
 
 
 @fault("gradients of the heads' norms not summed", "blocks.1.attention.key_norm", qk_norm=True)
@@ -326,118 +332,86 @@ def head_norm_not_summed(patch: Patch) -> None:
 
 
 @fault("a document's border off by one", "documents", training=PACKED)
-def border_off_by_one(patch: Patch) -> None:
-    found = batch.find_documents
-
-    def shifted(tokens: Tensor, *, end_of_text: int) -> Any:  # as if the end of text still belonged to its document
-        return found(tokens.roll(1, dims=1), end_of_text=end_of_text)
-
-    patch.setattr(batch, "find_documents", shifted)
+@instead_of(batch, "find_documents")
+def border_off_by_one(
+    found: Any, tokens: Tensor, *, end_of_text: int
+) -> Any:  # as if the end of text still belonged to its document
+    return found(tokens.roll(1, dims=1), end_of_text=end_of_text)  # the end of text belongs to its document
 
 
 @fault("positions that do not restart at a document", "documents", SPLIT, training=PACKED)
-def positions_do_not_restart(patch: Patch) -> None:
-    found = batch.find_documents
-
-    def continued(tokens: Tensor, *, end_of_text: int) -> Any:
-        places = torch.arange(tokens.shape[1]).expand(tokens.shape)
-        return found(tokens, end_of_text=end_of_text)._replace(positions=places)
-
-    patch.setattr(batch, "find_documents", continued)
+@instead_of(batch, "find_documents")
+def positions_do_not_restart(found: Any, tokens: Tensor, *, end_of_text: int) -> Any:
+    places = torch.arange(tokens.shape[1]).expand(tokens.shape)
+    return found(tokens, end_of_text=end_of_text)._replace(positions=places)
 
 
 # --- the data --------------------------------------------------------------------------------------------------------
 
 
 @fault("mixture weights by files instead of tokens", "mixture", DATA, data=MIXED)
-def weights_by_files(patch: Patch) -> None:
-    make = mixture.MixedSampler.__init__
-
-    def by_files(self: mixture.MixedSampler, samplers: Any, weights: Any, *, seed: int) -> None:
-        counted = [weight * len(sampler._shards) for sampler, weight in zip(samplers, weights, strict=True)]
-        make(self, samplers, counted, seed=seed)
-
-    patch.setattr(mixture.MixedSampler, "__init__", by_files)
+@instead_of(mixture.MixedSampler, "__init__")
+def weights_by_files(make: Any, self: mixture.MixedSampler, samplers: Any, weights: Any, *, seed: int) -> None:
+    counted = [weight * len(sampler._shards) for sampler, weight in zip(samplers, weights, strict=True)]
+    make(self, samplers, counted, seed=seed)
 
 
 # --- the vocabulary --------------------------------------------------------------------------------------------------
 
 
 @fault("vocabulary mask off by one", "tokens")
-def vocabulary_mask_off_by_one(patch: Patch) -> None:
-    def own_index(self: VocabParallelEmbedding, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        elsewhere = (tokens < self.first) | (tokens > self.first + self.local_size)
-        return tokens.remainder(self.local_size), elsewhere
-
-    patch.setattr(VocabParallelEmbedding, "_own_index", own_index)
+@instead_of(VocabParallelEmbedding, "_own_index")
+def vocabulary_mask_off_by_one(_plain: Any, self: VocabParallelEmbedding, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    elsewhere = (tokens < self.first) | (tokens > self.first + self.local_size)
+    return tokens.remainder(self.local_size), elsewhere
 
 
 @fault("padded vocabulary entries in the softmax", "loss")
-def padding_in_the_softmax(patch: Patch) -> None:
-    compare = cross_entropy._compare
-
-    def unmasked(logits: Tensor, targets: Tensor, part: Any) -> Any:
-        return compare(logits, targets, part._replace(num_real=logits.shape[1]))
-
-    patch.setattr(cross_entropy, "_compare", unmasked)
+@instead_of(cross_entropy, "_compare")
+def padding_in_the_softmax(compare: Any, logits: Tensor, targets: Tensor, part: Any) -> Any:
+    return compare(logits, targets, part._replace(num_real=logits.shape[1]))
 
 
 @fault("target logit not reduced", "loss")
-def target_logit_not_reduced(patch: Patch) -> None:
-    reduce = cross_entropy.all_reduce
-
-    def only_the_sums(x: Tensor, axis: Any, operation: str = "sum") -> Tensor:
-        reduced = reduce(x, axis, operation)
-        return torch.stack([reduced[0], x[1]]) if operation == "sum" else reduced
-
-    patch.setattr(cross_entropy, "all_reduce", only_the_sums)
+@instead_of(cross_entropy, "all_reduce")
+def target_logit_not_reduced(reduce: Any, x: Tensor, axis: Any, operation: str = "sum") -> Tensor:
+    reduced = reduce(x, axis, operation)
+    return torch.stack([reduced[0], x[1]]) if operation == "sum" else reduced
 
 
 @fault("the softmax's largest logit not reduced", "loss")
-def largest_logit_not_reduced(patch: Patch) -> None:
-    reduce = cross_entropy.all_reduce
-
-    def only_sums(x: Tensor, axis: Any, operation: str = "sum") -> Tensor:
-        return x if operation == "max" else reduce(x, axis, operation)
-
-    patch.setattr(cross_entropy, "all_reduce", only_sums)
+@instead_of(cross_entropy, "all_reduce")
+def largest_logit_not_reduced(reduce: Any, x: Tensor, axis: Any, operation: str = "sum") -> Tensor:
+    return x if operation == "max" else reduce(x, axis, operation)
 
 
 @fault("z-loss of a rank's own part of the vocabulary", "loss", training={"z_loss": 0.1})
-def z_loss_of_own_part(patch: Patch) -> None:
-    compare = cross_entropy._compare
-
-    def of_own_part(logits: Tensor, targets: Tensor, part: Any) -> Any:
-        own = logits[:, : part.num_real].logsumexp(1)
-        log_p, losses, _ = compare(logits, targets, part)
-        return log_p, losses, own
-
-    patch.setattr(cross_entropy, "_compare", of_own_part)
+@instead_of(cross_entropy, "_compare")
+def z_loss_of_own_part(compare: Any, logits: Tensor, targets: Tensor, part: Any) -> Any:
+    own = logits[:, : part.num_real].logsumexp(1)
+    log_p, losses, _ = compare(logits, targets, part)
+    return log_p, losses, own
 
 
 @fault("the derivatives of the soft cap are left out", "loss", logit_softcap=0.3)
-def soft_cap_without_derivatives(patch: Patch) -> None:
-    losses_of_chunk = cross_entropy._losses_of_chunk
-
-    def without_slopes(hidden: Tensor, rows: Tensor, targets: Tensor, part: Any, plan: Any, buffers: Any) -> Any:
-        kept = buffers if part.axis.size == 1 else buffers._replace(slopes=None)
-        return losses_of_chunk(hidden, rows, targets, part, plan, kept)
-
-    patch.setattr(cross_entropy, "_losses_of_chunk", without_slopes)
+@instead_of(cross_entropy, "_losses_of_chunk")
+def soft_cap_without_derivatives(
+    losses_of_chunk: Any, hidden: Tensor, rows: Tensor, targets: Tensor, plan: Any, buffers: Any
+) -> Any:
+    kept = buffers if plan.part.axis.size == 1 else buffers._replace(slopes=None)
+    return losses_of_chunk(hidden, rows, targets, plan, kept)
 
 
 @fault("tied embedding gradient from one end only", "tokens")
-def tied_gradient_from_one_end(patch: Patch) -> None:
-    look_up = VocabParallelEmbedding.forward
-
-    def detached(self: VocabParallelEmbedding, tokens: Tensor, *, with_weight: bool = False) -> Any:
-        found = look_up(self, tokens, with_weight=with_weight)
-        if with_weight and self.mesh.tensor.size > 1:
-            hidden, tied = found
-            return hidden, TiedWeight(tied.tensor.detach())
-        return found
-
-    patch.setattr(VocabParallelEmbedding, "forward", detached)
+@instead_of(VocabParallelEmbedding, "forward")
+def tied_gradient_from_one_end(
+    look_up: Any, self: VocabParallelEmbedding, tokens: Tensor, *, with_weight: bool = False
+) -> Any:
+    found = look_up(self, tokens, with_weight=with_weight)
+    if with_weight and self.mesh.tensor.size > 1:
+        hidden, tied = found
+        return hidden, TiedWeight(tied.tensor.detach())
+    return found
 
 
 # --- sequence parallelism --------------------------------------------------------------------------------------------
@@ -454,16 +428,12 @@ def norm_gradients_not_summed(patch: Patch) -> None:
     SPLIT,
     embedding_norm=True,
 )
-def embedding_norm_gradients_not_summed(patch: Patch) -> None:
-    build = Builder.stream_norm
-
-    def of_the_whole_sequence(self: Builder, part: Any) -> nn.Module:
-        module = build(self, part)
-        if part.parameters[0].name.startswith("embedding_norm"):
-            module.mesh = replace(self.mesh, sequence_parallel=False)
-        return module
-
-    patch.setattr(Builder, "stream_norm", of_the_whole_sequence)
+@instead_of(Builder, "stream_norm")
+def embedding_norm_gradients_not_summed(build: Any, self: Builder, part: Any) -> nn.Module:
+    module = build(self, part)
+    if part.parameters[0].name.startswith("embedding_norm"):
+        module.mesh = replace(self.mesh, sequence_parallel=False)
+    return module
 
 
 @fault("row bias gradients not summed under sequence parallelism", "blocks.1.mlp.contract", SPLIT)
@@ -472,84 +442,58 @@ def row_bias_gradients_not_summed(patch: Patch) -> None:
 
 
 @fault("position embeddings scattered wrongly: parts of the sequence in reverse", "positions", SPLIT)
-def positions_scattered_wrongly(patch: Patch) -> None:
-    def reverse(x: Tensor, mesh: ParallelMesh, dim: int) -> Tensor:
-        size = mesh.tensor.size
-        return x.chunk(size, dim)[size - 1 - mesh.tensor.rank] if mesh.sequence_parallel else x
-
-    patch.setattr(embedding, "part_of_sequence", reverse)
+@instead_of(embedding, "part_of_sequence")
+def positions_scattered_wrongly(_plain: Any, x: Tensor, mesh: ParallelMesh, dim: int) -> Tensor:
+    size = mesh.tensor.size
+    return x.chunk(size, dim)[size - 1 - mesh.tensor.rank] if mesh.sequence_parallel else x
 
 
 # --- bidirectional models: segments, padding, norms after the sums ---------------------------------------------------
 
 
 @fault("gradients of the token types not summed under sequence parallelism", "token_types", SPLIT, **BERT)
-def token_types_not_summed(patch: Patch) -> None:
-    plain = embedding.local_on_sequence
-
-    def whole(parameter: Tensor, mesh: ParallelMesh, dtype: torch.dtype) -> Tensor:
-        is_of_types = parameter.shape[0] == BERT["token_types"]
-        return local(parameter, dtype) if is_of_types else plain(parameter, mesh, dtype)
-
-    patch.setattr(embedding, "local_on_sequence", whole)
+@instead_of(embedding, "local_on_sequence")
+def token_types_not_summed(plain: Any, parameter: Tensor, mesh: ParallelMesh, dtype: torch.dtype) -> Tensor:
+    is_of_types = parameter.shape[0] == BERT["token_types"]
+    return local(parameter, dtype) if is_of_types else plain(parameter, mesh, dtype)
 
 
 @fault("every part of a split sequence has the segments of the first", "token_types", SPLIT, **BERT)
-def segments_of_the_first_part(patch: Patch) -> None:
-    part = embedding.part_of_sequence
-
-    def first(x: Tensor, mesh: ParallelMesh, dim: int) -> Tensor:
-        return part(x, mesh, dim) if x.is_floating_point() else x.chunk(mesh.tensor.size, dim)[0]
-
-    patch.setattr(embedding, "part_of_sequence", first)
+@instead_of(embedding, "part_of_sequence")
+def segments_of_the_first_part(part: Any, x: Tensor, mesh: ParallelMesh, dim: int) -> Tensor:
+    return part(x, mesh, dim) if x.is_floating_point() else x.chunk(mesh.tensor.size, dim)[0]
 
 
 @fault("padding that leaks: every token sees it", "blocks.0.attention", **BERT)
-def padding_leaks(patch: Patch) -> None:
-    forward = gpt.GPT.forward
-
-    def unmasked(self: gpt.GPT, tokens: Tensor, context: Context, **how: Any) -> Any:
-        return forward(self, tokens, context._replace(mask=None) if self.mesh.tensor.size > 1 else context, **how)
-
-    patch.setattr(gpt.GPT, "forward", unmasked)
+@instead_of(gpt.GPT, "forward")
+def padding_leaks(forward: Any, self: gpt.GPT, tokens: Tensor, context: Context, **how: Any) -> Any:
+    return forward(self, tokens, context._replace(mask=None) if self.mesh.tensor.size > 1 else context, **how)
 
 
 @fault("the mask of padding is that of the parts in reverse", "blocks.0.attention", SPLIT, **BERT)
-def padding_of_other_parts(patch: Patch) -> None:
-    forward = gpt.GPT.forward
-
-    def reversed_mask(self: gpt.GPT, tokens: Tensor, context: Context, **how: Any) -> Any:
-        parts = context.mask.chunk(self.mesh.tensor.size, dim=1)
-        return forward(self, tokens, context._replace(mask=torch.cat(parts[::-1], 1)), **how)
-
-    patch.setattr(gpt.GPT, "forward", reversed_mask)
+@instead_of(gpt.GPT, "forward")
+def padding_of_other_parts(forward: Any, self: gpt.GPT, tokens: Tensor, context: Context, **how: Any) -> Any:
+    parts = context.mask.chunk(self.mesh.tensor.size, dim=1)
+    return forward(self, tokens, context._replace(mask=torch.cat(parts[::-1], 1)), **how)
 
 
 @fault("norms in the other place", "blocks.0.attention.qkv", **BERT)
-def norms_in_the_other_place(patch: Patch) -> None:
-    make = block.Block.__init__
-
-    def other(self: block.Block, part: Layer, build: Builder) -> None:
-        is_cut = build.mesh.tensor.size > 1
-        make(self, replace(part, norm_place=NormPosition.BEFORE) if is_cut else part, build)
-
-    patch.setattr(block.Block, "__init__", other)
+@instead_of(block.Block, "__init__")
+def norms_in_the_other_place(make: Any, self: block.Block, part: Layer, build: Builder) -> None:
+    is_cut = build.mesh.tensor.size > 1
+    make(self, replace(part, norm_place=NormPosition.BEFORE) if is_cut else part, build)
 
 
 # --- heads for masked tokens and the order of segments ---------------------------------------------------------------
 
 
 @fault("every rank adds the first part of the vocabulary's bias", "loss", **BERT, **MASKED)
-def first_part_of_the_bias(patch: Patch) -> None:
-    loss = gpt.vocab_parallel_cross_entropy
-
-    def with_first(*hidden: Tensor, axis: Any, settings: Any, **how: Any) -> Tensor:
-        bias = settings.bias
-        first = all_gather(bias.detach(), axis, 0)[: len(bias)]
-        wrong = replace(settings, bias=bias + (first - bias.detach()))
-        return loss(*hidden, axis=axis, settings=wrong, **how)
-
-    patch.setattr(gpt, "vocab_parallel_cross_entropy", with_first)
+@instead_of(gpt, "vocab_parallel_cross_entropy")
+def first_part_of_the_bias(loss: Any, *hidden: Tensor, axis: Any, settings: Any, **how: Any) -> Tensor:
+    bias = settings.bias
+    first = all_gather(bias.detach(), axis, 0)[: len(bias)]
+    wrong = replace(settings, bias=bias + (first - bias.detach()))
+    return loss(*hidden, axis=axis, settings=wrong, **how)
 
 
 @fault("gradients of the head's norm not summed", "prediction.norm", **BERT, **MASKED)
@@ -580,14 +524,10 @@ def orders_not_summed(patch: Patch) -> None:
 
 
 @fault("the bias of the order added once per rank", "order", **BERT, **MASKED)
-def bias_of_the_order_per_rank(patch: Patch) -> None:
-    plain = pooled_head.local
-
-    def times_ranks(parameter: Tensor, dtype: torch.dtype) -> Tensor:
-        mine = plain(parameter, dtype)
-        return mine * parameter.device_mesh.size() if parameter.dim() == 1 else mine
-
-    patch.setattr(pooled_head, "local", times_ranks)
+@instead_of(pooled_head, "local")
+def bias_of_the_order_per_rank(plain: Any, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    mine = plain(parameter, dtype)
+    return mine * parameter.device_mesh.size() if parameter.dim() == 1 else mine
 
 
 @fault("masked loss normalised by a rank's own masked tokens", "loss", DATA, **BERT, **MASKED)
@@ -618,11 +558,9 @@ def summary_of_own_part(patch: Patch) -> None:
 
 
 @fault("the last token is counted in a rank's own part of the sequence", "loss", SPLIT, **CLASSES)
-def last_token_of_own_part(patch: Patch) -> None:
-    def own(hidden: Tensor, last: Tensor, _mesh: ParallelMesh) -> Tensor:
-        return hidden[torch.arange(len(hidden)), last.clamp(max=hidden.shape[1] - 1)]
-
-    patch.setattr(task_head, "take_summaries", own)
+@instead_of(task_head, "take_summaries")
+def last_token_of_own_part(_plain: Any, hidden: Tensor, last: Tensor, _mesh: ParallelMesh) -> Tensor:
+    return hidden[torch.arange(len(hidden)), last.clamp(max=hidden.shape[1] - 1)]
 
 
 @fault("the logits of the classes not summed", "task", **BERT, **CLASSES)
@@ -636,14 +574,12 @@ def summaries_not_summed(patch: Patch) -> None:
 
 
 @fault("dropout of the pooled vector from the stream that ranks share", "task.dropout", **BERT, **CLASSES)
-def pooled_dropout_shared(patch: Patch) -> None:
-    def forward(self: random.Dropout, x: Tensor) -> Tensor:
-        if not self.training or not self.probability:
-            return x
-        with self.streams.between_regions():
-            return F.dropout(x, self.probability)
-
-    patch.setattr(random.Dropout, "forward", forward)
+@instead_of(random.Dropout, "forward")
+def pooled_dropout_shared(_plain: Any, self: random.Dropout, x: Tensor) -> Tensor:
+    if not self.training or not self.probability:
+        return x
+    with self.streams.between_regions():
+        return F.dropout(x, self.probability)
 
 
 @fault("loss of a task normalised by a rank's own labels", "loss", DATA, **BERT, **CLASSES)
@@ -652,14 +588,10 @@ def own_labels(patch: Patch) -> None:
 
 
 @fault("the softmax of a choice runs over all questions of a data rank", "loss", DATA, **BERT, **CHOICE)
-def choice_over_all_questions(patch: Patch) -> None:
-    plain = gpt.task_loss
-
-    def over_all(logits: Tensor, labels: Tensor) -> Tensor:
-        places = labels + torch.arange(len(labels)) * logits.shape[1]
-        return plain(logits.view(1, -1).expand(len(labels), -1), places.where(labels != IGNORED, IGNORED))
-
-    patch.setattr(gpt, "task_loss", over_all)
+@instead_of(gpt, "task_loss")
+def choice_over_all_questions(plain: Any, logits: Tensor, labels: Tensor) -> Tensor:
+    places = labels + torch.arange(len(labels)) * logits.shape[1]
+    return plain(logits.view(1, -1).expand(len(labels), -1), places.where(labels != IGNORED, IGNORED))
 
 
 @fault("the options of a question are spread over the batch", "loss", DATA, **BERT, **CHOICE)
@@ -690,54 +622,38 @@ def classifier_of_spans_not_summed(patch: Patch) -> None:
 
 
 @fault("gradient norm counts replicated parameters T times", "gradient norm")
-def replicated_counted_by_every_rank(patch: Patch) -> None:
-    def norm_of_all(parameters: Any, _owners: Any, **_: Any) -> GradientNorm:
-        squares = sum(_local(p.grad).square().sum() for p in parameters)
-        return GradientNorm(all_reduce(squares, _axis_of(parameters[0])).sqrt(), squares)
-
-    patch.setattr(training_step, "measure_gradients", norm_of_all)
+@instead_of(training_step, "measure_gradients")
+def replicated_counted_by_every_rank(_plain: Any, parameters: Any, _owners: Any, **_: Any) -> GradientNorm:
+    squares = sum(_local(p.grad).square().sum() for p in parameters)
+    return GradientNorm(all_reduce(squares, _axis_of(parameters[0])).sqrt(), squares)
 
 
 @fault("gradient norm of one rank's own parameters", "gradient norm")
-def norm_of_own_parameters(patch: Patch) -> None:
-    def own_norm(parameters: Any, _owners: Any, **_: Any) -> GradientNorm:
-        squares = torch.stack([_local(p.grad).square().sum() for p in parameters]).sum()
-        return GradientNorm(squares.sqrt(), squares)
-
-    patch.setattr(training_step, "measure_gradients", own_norm)
+@instead_of(training_step, "measure_gradients")
+def norm_of_own_parameters(_plain: Any, parameters: Any, _owners: Any, **_: Any) -> GradientNorm:
+    squares = torch.stack([_local(p.grad).square().sum() for p in parameters]).sum()
+    return GradientNorm(squares.sqrt(), squares)
 
 
 @fault("clip by the local norm", "clipped gradients")
-def clip_by_the_local_norm(patch: Patch) -> None:
-    clip = training_step.clip_gradients_
-
-    def by_own(parameters: Any, norm: float, max_norm: float) -> None:
-        own = torch.stack([_local(p.grad).square().sum() for p in parameters]).sum().sqrt()
-        clip(parameters, own.item(), max_norm)
-
-    patch.setattr(training_step, "clip_gradients_", by_own)
+@instead_of(training_step, "clip_gradients_")
+def clip_by_the_local_norm(clip: Any, parameters: Any, norm: float, max_norm: float) -> None:
+    own = torch.stack([_local(p.grad).square().sum() for p in parameters]).sum().sqrt()
+    clip(parameters, own.item(), max_norm)
 
 
 @fault("loss normalised by local tokens", "loss", DATA)
-def normalised_by_local_tokens(patch: Patch) -> None:
-    reduce = training_step.all_reduce
-
-    def without_counts(x: Tensor, axis: Any) -> Tensor:
-        return reduce(x, axis) if x.is_floating_point() else x * axis.size
-
-    patch.setattr(training_step, "all_reduce", without_counts)
+@instead_of(training_step, "all_reduce")
+def normalised_by_local_tokens(reduce: Any, x: Tensor, axis: Any) -> Tensor:
+    return reduce(x, axis) if x.is_floating_point() else x * axis.size
 
 
 @fault("data-parallel gradient averaged twice", "gradient reduction", DATA)
-def averaged_twice(patch: Patch) -> None:
-    receive = GradientReducer._receive
-
-    def average(self: GradientReducer, bucket: Any) -> None:
-        receive(self, bucket)
-        for parameter in bucket.parameters:
-            _local(parameter.grad).div_(self.mesh.data.size)
-
-    patch.setattr(GradientReducer, "_receive", average)
+@instead_of(GradientReducer, "_receive")
+def averaged_twice(receive: Any, self: GradientReducer, bucket: Any) -> None:
+    receive(self, bucket)
+    for parameter in bucket.parameters:
+        _local(parameter.grad).div_(self.mesh.data.size)
 
 
 @fault("data-parallel gradient not summed", "gradient reduction", BOTH)
@@ -746,43 +662,33 @@ def not_summed_over_data(patch: Patch) -> None:
 
 
 @fault("a micro-batch's gradients take the place of those before", "gradient reduction", training=ACCUMULATED)
-def not_added_to_earlier(patch: Patch) -> None:
-    loss = gpt.GPT.loss
-
-    def forgetting(self: gpt.GPT, *batch: Tensor, **how: Any) -> Tensor:
-        if self.mesh.tensor.size > 1:
-            self.zero_grad()
-        return loss(self, *batch, **how)
-
-    patch.setattr(gpt.GPT, "loss", forgetting)
+@instead_of(gpt.GPT, "loss")
+def not_added_to_earlier(loss: Any, self: gpt.GPT, *batch: Tensor, **how: Any) -> Tensor:
+    if self.mesh.tensor.size > 1:
+        self.zero_grad()
+    return loss(self, *batch, **how)
 
 
 @fault(
     "gradients of earlier micro-batches summed over data ranks again", "gradient reduction", DATA, training=ACCUMULATED
 )
-def summed_after_every_micro_batch(patch: Patch) -> None:
-    loss = gpt.GPT.loss
-
-    def after_a_sum(self: gpt.GPT, *batch: Tensor, **how: Any) -> Tensor:
-        for parameter in self.parameters():
-            if parameter.grad is not None:
-                _local(parameter.grad).copy_(all_reduce(_local(parameter.grad), self.mesh.data))
-        return loss(self, *batch, **how)
-
-    patch.setattr(gpt.GPT, "loss", after_a_sum)
+@instead_of(gpt.GPT, "loss")
+def summed_after_every_micro_batch(loss: Any, self: gpt.GPT, *batch: Tensor, **how: Any) -> Tensor:
+    for parameter in self.parameters():
+        if parameter.grad is not None:
+            _local(parameter.grad).copy_(all_reduce(_local(parameter.grad), self.mesh.data))
+    return loss(self, *batch, **how)
 
 
 @fault("loss normalised by each micro-batch's own tokens", "loss", DATA, training=ACCUMULATED)
-def normalised_by_a_micro_batch(patch: Patch) -> None:
-    loss = gpt.GPT.loss
-
-    def mean_of_means(self: gpt.GPT, tokens: Tensor, targets: Tensor, *more: Any, scale: Tensor, **how: Any) -> Tensor:
-        if self.mesh.data.size > 1:
-            count = all_reduce((targets != IGNORED).sum(), self.mesh.data)
-            scale = 1.0 / (MICRO_BATCHES * count.double())
-        return loss(self, tokens, targets, *more, scale=scale, **how)
-
-    patch.setattr(gpt.GPT, "loss", mean_of_means)
+@instead_of(gpt.GPT, "loss")
+def normalised_by_a_micro_batch(
+    loss: Any, self: gpt.GPT, tokens: Tensor, targets: Tensor, *more: Any, scale: Tensor, **how: Any
+) -> Tensor:
+    if self.mesh.data.size > 1:
+        count = all_reduce((targets != IGNORED).sum(), self.mesh.data)
+        scale = 1.0 / (MICRO_BATCHES * count.double())
+    return loss(self, tokens, targets, *more, scale=scale, **how)
 
 
 @fault("gradient averaged over the ranks that share a copy", "gradient reduction", SHARED)
@@ -825,38 +731,26 @@ def _of_own_part(patch: Patch, role: AxisRole) -> None:
 
 
 @fault("a rank takes the update of another rank's turn", AFTER, optimizer=MUON)
-def turns_mixed_up(patch: Patch) -> None:
-    plain = muon.given_back
-
-    def swapped(whole: Tensor | None, like: Any, number: int, dtype: torch.dtype) -> list[Tensor]:
-        back = plain(whole, like, number, dtype)
-        return back[::-1]
-
-    patch.setattr(muon, "given_back", swapped)
+@instead_of(muon, "given_back")
+def turns_mixed_up(plain: Any, whole: Tensor | None, like: Any, number: int, dtype: torch.dtype) -> list[Tensor]:
+    back = plain(whole, like, number, dtype)
+    return back[::-1]
 
 
 @fault("keys and values orthogonalized as one matrix", AFTER, optimizer=MUON)
-def keys_and_values_as_one(patch: Patch) -> None:
-    plain = muon.Muon._orthogonal
-
-    def as_one(self: muon.Muon, whole: Tensor, weight: Tensor) -> Tensor:
-        if cut_dim(weight) is None or weight.device_mesh.size() == 1:
-            return plain(self, whole, weight)
-        return muon.scaled(muon.orthogonalized(whole))
-
-    patch.setattr(muon.Muon, "_orthogonal", as_one)
+@instead_of(muon.Muon, "_orthogonal")
+def keys_and_values_as_one(plain: Any, self: muon.Muon, whole: Tensor, weight: Tensor) -> Tensor:
+    if cut_dim(weight) is None or weight.device_mesh.size() == 1:
+        return plain(self, whole, weight)
+    return muon.scaled(muon.orthogonalized(whole))
 
 
 @fault("Muon's scale from the shape of a rank's part", AFTER, optimizer=MUON)
-def scale_of_own_part(patch: Patch) -> None:
-    plain = muon.Muon._orthogonal
-
-    def scaled(self: muon.Muon, whole: Tensor, weight: Tensor) -> Tensor:
-        rows, columns = weight.to_local().shape
-        wrong = max(1.0, rows / columns) / max(1.0, weight.shape[0] / weight.shape[1])
-        return plain(self, whole, weight) * wrong**0.5
-
-    patch.setattr(muon.Muon, "_orthogonal", scaled)
+@instead_of(muon.Muon, "_orthogonal")
+def scale_of_own_part(plain: Any, self: muon.Muon, whole: Tensor, weight: Tensor) -> Tensor:
+    rows, columns = weight.to_local().shape
+    wrong = max(1.0, rows / columns) / max(1.0, weight.shape[0] / weight.shape[1])
+    return plain(self, whole, weight) * wrong**0.5
 
 
 @fault("Muon's momentum from a data rank's own gradient", AFTER, DATA, optimizer=MUON)
@@ -967,15 +861,13 @@ def head_norm_taken_for_whole(patch: Patch) -> None:
 
 
 @fault("a compiled layer has another activation", "blocks.0", SPLIT, training={"compile": "on"})
-def compiled_otherwise(patch: Patch) -> None:
-    def miscompile(graph: fx.GraphModule, inputs: list[Tensor]) -> Any:
-        for node in graph.graph.nodes:
-            if node.target is F.gelu:
-                node.target, node.kwargs = F.relu, {}
-        graph.recompile()
-        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
-
-    patch.setattr(compilation, "BACKEND", miscompile)
+@instead_of(compilation, "BACKEND")
+def compiled_otherwise(_plain: Any, graph: fx.GraphModule, inputs: list[Tensor]) -> Any:
+    for node in graph.graph.nodes:
+        if node.target is F.gelu:
+            node.target, node.kwargs = F.relu, {}
+    graph.recompile()
+    return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
 
 # --- random numbers --------------------------------------------------------------------------------------------------
@@ -1023,32 +915,24 @@ def _is_last_stage(step: Any) -> bool:
 
 
 @fault("micro-batches in the wrong order on the last stage", "loss", STAGES)
-def micro_batches_in_the_wrong_order(patch: Patch) -> None:
-    forward = stages._Step._forward
-
-    def reversed_on_last(self: Any, action: Any, hidden: Tensor | None) -> Tensor:
-        if not _is_last_stage(self):
-            return forward(self, action, hidden)
-        own, batches = self.step.loss, list(self.step.micro_batches)
-        other = batches[len(batches) - 1 - action.micro_batch]
-        self.step = replace(self.step, loss=lambda y, _: own(y, other))
-        try:
-            return forward(self, action, hidden)
-        finally:
-            self.step = replace(self.step, loss=own)
-
-    patch.setattr(stages._Step, "_forward", reversed_on_last)
+@instead_of(stages._Step, "_forward")
+def micro_batches_in_the_wrong_order(forward: Any, self: Any, action: Any, hidden: Tensor | None) -> Tensor:
+    if not _is_last_stage(self):
+        return forward(self, action, hidden)
+    own, batches = self.step.loss, list(self.step.micro_batches)
+    other = batches[len(batches) - 1 - action.micro_batch]
+    self.step = replace(self.step, loss=lambda y, _: own(y, other))
+    try:
+        return forward(self, action, hidden)
+    finally:
+        self.step = replace(self.step, loss=own)
 
 
 @fault("the tied gradient is summed twice over the stages", "tokens", STAGES)
-def tied_gradient_summed_twice(patch: Patch) -> None:
-    sum_once = training_step.sum_copies
-
-    def twice(parameter: nn.Parameter, ends: Any) -> None:
-        sum_once(parameter, ends)
-        sum_once(parameter, ends)
-
-    patch.setattr(training_step, "sum_copies", twice)
+@instead_of(training_step, "sum_copies")
+def tied_gradient_summed_twice(sum_once: Any, parameter: nn.Parameter, ends: Any) -> None:
+    sum_once(parameter, ends)
+    sum_once(parameter, ends)
 
 
 @fault("the tied gradient is not summed over the stages", "tokens", STAGES)
@@ -1057,24 +941,18 @@ def tied_gradient_not_summed(patch: Patch) -> None:
 
 
 @fault("a stage skips its last backward pass", "blocks.0", STAGES)
-def last_micro_batch_skipped(patch: Patch) -> None:
-    backward = stages._Step._backward
-
-    def skipping(self: Any, action: Any, gradient: Tensor | None) -> Tensor | None:
-        is_last = action.micro_batch == len(self.step.micro_batches) - 1
-        return None if is_last and not _is_last_stage(self) else backward(self, action, gradient)
-
-    patch.setattr(stages._Step, "_backward", skipping)
+@instead_of(stages._Step, "_backward")
+def last_micro_batch_skipped(backward: Any, self: Any, action: Any, gradient: Tensor | None) -> Tensor | None:
+    is_last = action.micro_batch == len(self.step.micro_batches) - 1
+    return None if is_last and not _is_last_stage(self) else backward(self, action, gradient)
 
 
 @fault("each micro-batch is normalised by its own targets", "loss", STAGES)
-def own_targets_of_a_micro_batch(patch: Patch) -> None:
-    loss = gpt.GPT.loss_of_hidden
-
-    def by_own(self: gpt.GPT, hidden: Tensor, targets: Tensor, *more: Any, scale: Tensor, **how: Any) -> Tensor:
-        return loss(self, hidden, targets, *more, scale=1.0 / (targets != IGNORED).sum(), **how)
-
-    patch.setattr(gpt.GPT, "loss_of_hidden", by_own)
+@instead_of(gpt.GPT, "loss_of_hidden")
+def own_targets_of_a_micro_batch(
+    loss: Any, self: gpt.GPT, hidden: Tensor, targets: Tensor, *more: Any, scale: Tensor, **how: Any
+) -> Tensor:
+    return loss(self, hidden, targets, *more, scale=1.0 / (targets != IGNORED).sum(), **how)
 
 
 @fault("the stages of data ranks count only their own targets", "loss", STAGED_DATA)
@@ -1083,13 +961,9 @@ def own_targets_of_stages(patch: Patch) -> None:
 
 
 @fault("the verdict whether a step is finite is not sent", "collectives", STAGED_DATA)
-def verdict_not_sent(patch: Patch) -> None:
-    summed = training_step.Trainer.summed
-
-    def without_verdict(self: training_step.Trainer, part: Tensor) -> Tensor:
-        return torch.stack([summed(self, part[0]), part[1]])
-
-    patch.setattr(training_step.Trainer, "summed", without_verdict)
+@instead_of(training_step.Trainer, "summed")
+def verdict_not_sent(summed: Any, self: training_step.Trainer, part: Tensor) -> Tensor:
+    return torch.stack([summed(self, part[0]), part[1]])
 
 
 @fault("the gradient norm counts the tied weight twice", "gradient norm", STAGES)
@@ -1110,24 +984,16 @@ def hidden_states_rounded(patch: Patch) -> None:
 
 
 @fault("a stage sends no gradient back", "blocks.0", STAGES)
-def no_gradient_sent_back(patch: Patch) -> None:
-    backward = stages._Step._backward
-
-    def zeros(self: Any, action: Any, gradient: Tensor | None) -> Tensor | None:
-        own = backward(self, action, gradient)
-        return None if own is None else torch.zeros_like(own)
-
-    patch.setattr(stages._Step, "_backward", zeros)
+@instead_of(stages._Step, "_backward")
+def no_gradient_sent_back(backward: Any, self: Any, action: Any, gradient: Tensor | None) -> Tensor | None:
+    own = backward(self, action, gradient)
+    return None if own is None else torch.zeros_like(own)
 
 
 @fault("the stages of a rank run in the wrong order", "blocks.0", INTERLEAVED, num_layers=4)
-def stages_in_the_wrong_order(patch: Patch) -> None:
-    own = gpt.GPT._blocks_of
-
-    def other(self: gpt.GPT, stage: Any) -> Any:
-        return own(self, self.stages[len(self.stages) - 1 - self.stages.index(stage)])
-
-    patch.setattr(gpt.GPT, "_blocks_of", other)
+@instead_of(gpt.GPT, "_blocks_of")
+def stages_in_the_wrong_order(own: Any, self: gpt.GPT, stage: Any) -> Any:
+    return own(self, self.stages[len(self.stages) - 1 - self.stages.index(stage)])
 
 
 @fault("delayed weight gradients of the last micro-batch are lost", "blocks.1.mlp.contract", DELAYED)
@@ -1156,22 +1022,16 @@ def sharded_sum_at_each_backward(patch: Patch) -> None:
 
 
 @fault("delayed weight gradients are also computed in the backward pass", "blocks.1.mlp.contract", DELAYED)
-def delayed_gradients_twice(patch: Patch) -> None:
-    defer = deferral.Deferral.defer
-
-    def computed_too(self: deferral.Deferral, compute: Callable[[], Tensor], weight: Tensor) -> bool:
-        defer(self, compute, weight)
-        return False
-
-    patch.setattr(deferral.Deferral, "defer", computed_too)
+@instead_of(deferral.Deferral, "defer")
+def delayed_gradients_twice(defer: Any, self: deferral.Deferral, compute: Callable[[], Tensor], weight: Tensor) -> bool:
+    defer(self, compute, weight)
+    return False
 
 
 @fault("tensor ranks of a stage drop other elements of the residual stream", "blocks.0.dropout", STAGED_TENSOR)
-def stages_drop_otherwise(patch: Patch) -> None:
-    def by_rank(self: RandomStreams, index: int) -> None:
-        torch.manual_seed(seed_of(self.seed, index, self.mesh.tensor.rank))
-
-    patch.setattr(RandomStreams, "enter_layer", by_rank)
+@instead_of(RandomStreams, "enter_layer")
+def stages_drop_otherwise(_plain: Any, self: RandomStreams, index: int) -> None:
+    torch.manual_seed(seed_of(self.seed, index, self.mesh.tensor.rank))
 
 
 for _of in ("context", "dropout", "schedule", "sharding"):  # they register their faults after those above

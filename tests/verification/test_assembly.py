@@ -5,7 +5,7 @@ import torch
 
 from crosscut.config.axes import AxisRole
 from crosscut.parallel.context import split_zigzag
-from crosscut.verification.assembly import Grid, assemble_activation, assemble_parameter
+from crosscut.verification.assembly import Assembled, Grid, assemble_activation, assemble_parameter
 
 B, S, H = 4, 6, 8
 WHOLE = torch.arange(B * S * H, dtype=torch.float64).view(B, S, H)
@@ -13,6 +13,14 @@ WHOLE = torch.arange(B * S * H, dtype=torch.float64).view(B, S, H)
 
 def grid_of(parts: list[torch.Tensor], *, data: int = 1, tensor: int = 1) -> Grid:
     return Grid({"data": data, "tensor": tensor}, parts)
+
+
+def activation(parts: list[torch.Tensor], like: torch.Tensor, *, is_gradient: bool = False, **axes: int) -> Assembled:
+    return assemble_activation(grid_of(parts, **axes), like, is_gradient=is_gradient)
+
+
+def assert_close(assembled: Assembled, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(assembled.whole, expected, rtol=1e-14, atol=0.0)
 
 
 def cut(data: int, tensor: int, tensor_dim: int | None) -> list[torch.Tensor]:
@@ -24,9 +32,7 @@ def cut(data: int, tensor: int, tensor_dim: int | None) -> list[torch.Tensor]:
 @pytest.mark.parametrize(("data", "tensor"), [(1, 1), (1, 2), (2, 1), (2, 2), (4, 2)])
 @pytest.mark.parametrize("tensor_dim", [None, 1, 2])
 def test_activation_comes_together_however_it_is_cut(data, tensor, tensor_dim):
-    grid = grid_of(cut(data, tensor, tensor_dim), data=data, tensor=tensor)
-    assembled = assemble_activation(grid, WHOLE, is_gradient=False)
-    assert assembled is not None
+    assembled = activation(cut(data, tensor, tensor_dim), WHOLE, data=data, tensor=tensor)
     assert torch.equal(assembled.whole, WHOLE)
     assert assembled.copies_differ == []
 
@@ -34,55 +40,40 @@ def test_activation_comes_together_however_it_is_cut(data, tensor, tensor_dim):
 def test_of_two_arrangements_that_fit_the_shape_the_right_one_is_taken():
     square = torch.arange(16.0).view(4, 4)
     parts = [part for row in square.chunk(2) for part in row.chunk(2, 1)]
-    assembled = assemble_activation(grid_of(parts, data=2, tensor=2), square, is_gradient=False)
-    assert assembled is not None
-    assert torch.equal(assembled.whole, square)
+    assert torch.equal(activation(parts, square, data=2, tensor=2).whole, square)
 
 
 def test_shapes_that_do_not_add_up_have_no_arrangement():
-    assert assemble_activation(grid_of([WHOLE, WHOLE[:, :3]], tensor=2), WHOLE, is_gradient=False) is None
-    assert assemble_activation(grid_of([WHOLE[:, :2], WHOLE[:, :2]], tensor=2), WHOLE, is_gradient=False) is None
+    assert activation([WHOLE, WHOLE[:, :3]], WHOLE, tensor=2) is None
+    assert activation([WHOLE[:, :2], WHOLE[:, :2]], WHOLE, tensor=2) is None
 
 
 def test_copies_that_differ_in_one_bit_are_told_with_their_ranks():
     other = WHOLE.clone()
     other[1, 2, 3] = torch.nextafter(other[1, 2, 3], torch.tensor(torch.inf, dtype=torch.float64))
-    assembled = assemble_activation(grid_of([WHOLE, other], tensor=2), WHOLE, is_gradient=False)
-    assert assembled is not None
-    assert assembled.copies_differ == [(0, 1)]
+    assert activation([WHOLE, other], WHOLE, tensor=2).copies_differ == [(0, 1)]
 
 
 def test_what_data_ranks_share_has_its_gradient_summed():
     shared = torch.randn(S, H).double()
-    parts = [0.25 * shared, 0.75 * shared]
-    assembled = assemble_activation(grid_of(parts, data=2), shared, is_gradient=True)
-    assert assembled is not None
-    torch.testing.assert_close(assembled.whole, shared, rtol=1e-14, atol=0.0)
+    assert_close(activation([0.25 * shared, 0.75 * shared], shared, is_gradient=True, data=2), shared)
 
 
 def test_padding_of_the_vocabulary_is_left_out_and_must_be_zero():
     like = torch.cat([WHOLE[0], torch.zeros(2, H, dtype=torch.float64)])  # the uncut one is padded too, to 8 rows
     padded = torch.cat([WHOLE[0], torch.zeros(6, H, dtype=torch.float64)])
-    assembled = assemble_parameter(grid_of(list(padded.chunk(4)), tensor=4), 0, like)
-    assert assembled is not None
-    assert torch.equal(assembled.whole, like)
+    assert torch.equal(assemble_parameter(grid_of(list(padded.chunk(4)), tensor=4), 0, like).whole, like)
     padded[-1, 0] = 1e-9
-    spoilt = assemble_parameter(grid_of(list(padded.chunk(4)), tensor=4), 0, like)
-    assert spoilt is not None
-    assert not spoilt.whole.isfinite().all()
+    assert not assemble_parameter(grid_of(list(padded.chunk(4)), tensor=4), 0, like).whole.isfinite().all()
 
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_parameter_comes_together_by_its_own_word(dim):
     matrix = WHOLE[0]
     parts = [*matrix.chunk(2, dim), *matrix.chunk(2, dim)]
-    assembled = assemble_parameter(grid_of(parts, data=2, tensor=2), dim, matrix)
-    assert assembled is not None
-    assert torch.equal(assembled.whole, matrix)
+    assert torch.equal(assemble_parameter(grid_of(parts, data=2, tensor=2), dim, matrix).whole, matrix)
     parts[2] = parts[2] + 1
-    drifted = assemble_parameter(grid_of(parts, data=2, tensor=2), dim, matrix)
-    assert drifted is not None
-    assert drifted.copies_differ == [(0, 2)]
+    assert assemble_parameter(grid_of(parts, data=2, tensor=2), dim, matrix).copies_differ == [(0, 2)]
 
 
 @pytest.mark.parametrize("axes", [{"data": 2, "context": 3, "tensor": 2}, {"data": 1, "context": 3, "tensor": 4}])
@@ -90,17 +81,14 @@ def test_a_further_axis_of_tokens_comes_together_too(axes):
     rows = WHOLE.chunk(axes["data"])
     sequences = [part for row in rows for part in split_zigzag(row, axes["context"], 1)]
     parts = [part for sequence in sequences for part in sequence.chunk(axes["tensor"], 2)]
-    assembled = assemble_activation(Grid(axes, parts), WHOLE, is_gradient=False)
-    assert assembled is not None
-    assert torch.equal(assembled.whole, WHOLE)
+    assert torch.equal(assemble_activation(Grid(axes, parts), WHOLE, is_gradient=False).whole, WHOLE)
 
 
 def test_what_ranks_of_several_axes_share_has_its_gradient_summed_over_all_of_them():
     shared = torch.randn(H).double()
     parts = [share * shared for share in (0.125, 0.125, 0.25, 0.5)]
-    assembled = assemble_activation(Grid({"data": 2, "context": 2, "tensor": 1}, parts), shared, is_gradient=True)
-    assert assembled is not None
-    torch.testing.assert_close(assembled.whole, shared, rtol=1e-14, atol=0.0)
+    grid = Grid({"data": 2, "context": 2, "tensor": 1}, parts)
+    assert_close(assemble_activation(grid, shared, is_gradient=True), shared)
 
 
 def test_parts_of_one_rank_along_an_axis_are_found_by_its_role():
@@ -111,6 +99,4 @@ def test_parts_of_one_rank_along_an_axis_are_found_by_its_role():
 
 def test_a_piece_that_adjacent_tensor_ranks_hold_has_its_gradient_summed():
     parts = [share * piece for piece in WHOLE.chunk(2, 2) for share in (0.25, 0.75)]
-    assembled = assemble_activation(grid_of(parts, tensor=4), WHOLE, is_gradient=True)
-    assert assembled is not None
-    torch.testing.assert_close(assembled.whole, WHOLE, rtol=1e-14, atol=0.0)
+    assert_close(activation(parts, WHOLE, is_gradient=True, tensor=4), WHOLE)

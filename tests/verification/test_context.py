@@ -44,7 +44,7 @@ CASES: dict[str, tuple[Layout, dict[str, Any]]] = {
     ),
     "all-to-all, recomputed layers": (on("all_to_all"), {**PLAIN, "training": {"recompute": "full"}}),
     "Muon, zero2 over context": (on("gather", sharding="zero2"), {**PLAIN, "optimizer": MUON}),
-    "accumulation": (on("ring", data=2), {**PLAIN, "training": {"micro_batch_size": 1, "batch_size": 8}}),
+    "accumulation": (on("ring", data=2), {**PLAIN, "training": {"micro_batch_size": 1, "batch_size": 8}})
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from tests.ranks import RankPool
 from tests.verification.runs import CPU
 
 SAME = DropoutDraw("dropout", "state", "tensor")
+FIRST_DRAW = DropoutDraw("dropout", "first state", "first tensor")
 
 
 def _found(
@@ -27,57 +28,50 @@ def _found(
     return first_disagreement(every, layout, ("dropout", "late"))
 
 
-def test_copies_that_drop_alike_agree():
-    assert _found([SAME], [SAME], layout=Layout(tensor=2)) is None
+OWN = DropoutDraw("dropout", "other state", "other tensor")
+UNSEEN = DropoutDraw("m", "one", "")
+BY_BERNOULLI = OWN._replace(operator="bernoulli [0.9]")
+LATE = DropoutDraw("late", "s", "t")
+TENSOR, DATA = Layout(tensor=2), Layout(data=2)
+OTHERWISE = "in different modules or with different probabilities"
+RANKS = {
+    "copies that drop alike": (TENSOR, [[SAME], [SAME]], None),
+    "parts that drop each for itself": (TENSOR, [[SAME], [OWN]], None),
+    "copies that drop each for itself": (
+        TENSOR,
+        [[FIRST_DRAW, SAME], [FIRST_DRAW, OWN._replace(dropped="tensor")]],
+        ("dropout", "Ranks 0 and 1 drop from the same tensor"),
+    ),
+    "parts that drop alike": (
+        Layout(tensor=3),
+        [[SAME], [DropoutDraw("dropout", "third", "third")], [SAME._replace(dropped="another")]],
+        ("dropout", "Ranks 0 and 2 drop from different tensors"),
+    ),
+    "data ranks that draw differently": (DATA, [[SAME], [OWN._replace(dropped="tensor")]], None),
+    "data ranks that draw alike": (DATA, [[SAME], [SAME]], ("dropout", "see different data")),
+    "what was not seen is not judged": (TENSOR, [[UNSEEN], [UNSEEN]], None),
+    "a rank that draws less often": (TENSOR, [[SAME, LATE], [SAME]], ("late", "make different numbers of draws")),
+    **{
+        f"{name} on {layout}": (layout, [[SAME._replace(operator="bernoulli [0.9]")], [other]], expected)
+        for layout in (TENSOR, DATA)
+        for name, other, expected in (
+            ("the same operator", BY_BERNOULLI, None),
+            ("another kernel", BY_BERNOULLI._replace(operator="fused [0.1]"), None),
+            ("another probability", BY_BERNOULLI._replace(operator="bernoulli [0.8]"), ("dropout", OTHERWISE)),
+            ("another module", BY_BERNOULLI._replace(module="late"), ("dropout", OTHERWISE)),
+        )
+    },
+}
+"""A layout, the draws of its ranks, and the module and the words of the disagreement, if there is one."""
 
 
-def test_parts_that_drop_each_for_itself_agree():
-    assert _found([SAME], [DropoutDraw("dropout", "other state", "other tensor")], layout=Layout(tensor=2)) is None
-
-
-def test_copies_that_drop_each_for_itself_are_told():
-    first = DropoutDraw("dropout", "first state", "first tensor")
-    found = _found([first, SAME], [first, DropoutDraw("dropout", "other state", "tensor")], layout=Layout(tensor=2))
-    assert found is not None
-    assert found.module == "dropout"
-    assert "Ranks 0 and 1 drop from the same tensor" in found.told
-
-
-def test_parts_that_drop_alike_are_told():
-    parts = [[SAME], [DropoutDraw("dropout", "third", "third")], [DropoutDraw("dropout", "state", "another")]]
-    found = _found(*parts, layout=Layout(tensor=3))
-    assert found is not None
-    assert "Ranks 0 and 2 drop from different tensors" in found.told
-
-
-def test_data_ranks_must_draw_differently_whatever_they_drop_from():
-    assert _found([SAME], [DropoutDraw("dropout", "other state", "tensor")], layout=Layout(data=2)) is None
-    found = _found([SAME], [SAME], layout=Layout(data=2))
-    assert found is not None
-    assert "see different data" in found.told
-
-
-@pytest.mark.parametrize("layout", [Layout(tensor=2), Layout(data=2)], ids=str)
-def test_ranks_must_drop_with_the_same_probability_in_the_same_modules(layout):
-    own = DropoutDraw("dropout", "state", "tensor", "bernoulli [0.9]")
-    part = DropoutDraw("dropout", "other state", "other tensor", "bernoulli [0.9]")
-    assert _found([own], [part], layout=layout) is None
-    assert _found([own], [part._replace(operator="fused [0.1]")], layout=layout) is None, "kernels may differ"
-    for wrong in (part._replace(operator="bernoulli [0.8]"), part._replace(module="late")):
-        found = _found([own], [wrong], layout=layout)
-        assert found is not None
-        assert "in different modules or with different probabilities" in found.told
-
-
-def test_what_was_not_seen_is_not_judged():
-    assert _found([DropoutDraw("m", "one", "")], [DropoutDraw("m", "one", "")], layout=Layout(tensor=2)) is None
-
-
-def test_rank_that_draws_less_often_is_told():
-    found = _found([SAME, DropoutDraw("late", "s", "t")], [SAME], layout=Layout(tensor=2))
-    assert found is not None
-    assert found.module == "late"
-    assert "make different numbers of draws" in found.told
+@pytest.mark.parametrize(("layout", "draws", "expected"), RANKS.values(), ids=RANKS)
+def test_ranks_draw_by_the_papers_rule(
+    layout: Layout, draws: list[list[DropoutDraw]], expected: tuple[str, str] | None
+) -> None:
+    found = _found(*draws, layout=layout)
+    assert (found is None) == (expected is None)
+    assert expected is None or (found.module == expected[0] and expected[1] in found.told)
 
 
 TWICE = {
@@ -86,7 +80,7 @@ TWICE = {
     "two stages": (Layout(pipeline=2), [[SAME._replace(module="late")], [SAME]], ("late", 1)),
     "a data rank's later draw": (
         Layout(data=2),
-        [[SAME, DropoutDraw("late", "s", "t")], [DropoutDraw("dropout", "u", "v"), DropoutDraw("late", "state", "w")]],
+        [[SAME, LATE], [DropoutDraw("dropout", "u", "v"), DropoutDraw("late", "state", "w")]],
         ("late", 1),
     ),
 }
@@ -97,7 +91,6 @@ def test_no_two_draws_use_the_same_numbers(
     layout: Layout, draws: list[list[DropoutDraw]], named: tuple[str, int]
 ) -> None:
     found = _found(*draws, layout=layout)
-    assert found is not None
     assert (found.module, found.micro_batch) == named
     assert "draws the same numbers as `dropout` in micro-batch 1" in found.told
 
@@ -128,7 +121,6 @@ def test_a_rank_with_the_first_tokens_starts_its_stream_as_the_uncut_model_does(
     ranks = [Drawn([], [], {}, []), Drawn([], [], {}, []), uncut, other]
     assert first_other_start(ranks, uncut, Layout(pipeline=2, data=2)) is None, "the data ranks have other streams"
     found = first_other_start([*ranks[:2], other, uncut], uncut, Layout(pipeline=2, data=2))
-    assert found is not None
     assert (found.module, found.micro_batch) == ("blocks.1", 2)
     assert first_other_start([other, other], uncut, Layout(tensor=2, sequence_parallel=True)) is None
 
@@ -162,7 +154,7 @@ class Drops(nn.Module):
 
 HOWS = [
     "plain", "inplace", "channels", "attention", "compared with a number", "constant probabilities", "whole samples",
-    "a generator of its own", "selected",
+    "a generator of its own", "selected"
 ]  # fmt: skip
 
 

@@ -39,7 +39,6 @@ def test_fault_is_found_and_its_module_named(ranks: RankPool, index: int) -> Non
     mutation = MUTATIONS[index]
     report = ranks.run(mutation.layout.world_size, verify_with, index, mutation.layout, mutation.own_module)[0]
     assert not report.same
-    assert report.first is not None
     assert report.first.module == mutation.module, report.first
     assert row_of(mutation, report) in FAULTS, "`python docs/mutations.py` writes the page anew"
 

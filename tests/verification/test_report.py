@@ -25,22 +25,18 @@ BAD = dataclasses.replace(
 )
 
 
-def test_table_shows_each_module_and_the_verdict(capsys):
-    print_report(GOOD)
-    told = capsys.readouterr().out
-    assert "tokens" in told
-    assert "3.0e-16" in told
-    assert "DIFFERS" not in told
-    assert "tensor 2 x data 1 equals the uncut model" in told
+def printed(report, capsys) -> str:
+    print_report(report)
+    return " ".join(capsys.readouterr().out.split())
 
 
-def test_difference_names_the_first_module_and_what_it_means(capsys):
-    print_report(BAD)
-    told = capsys.readouterr().out
-    assert "DIFFERS" in told
-    assert "tensor 2 x data 1 DIFFERS from the uncut model" in told
-    assert "The first difference is in the forward pass of tokens." in told
-    assert "A sum is missing." in told
+def test_the_verdict_is_told_with_each_module_and_the_first_difference(capsys):
+    good, bad = printed(GOOD, capsys), printed(BAD, capsys)
+    assert all(part in good for part in ("tokens", "3.0e-16", "tensor 2 x data 1 equals the uncut model"))
+    assert "DIFFERS" not in good
+    assert "tensor 2 x data 1 DIFFERS from the uncut model" in bad
+    assert "The first difference is in the forward pass of tokens. A sum is missing." in bad
+    assert bad.count("DIFFERS") == 2, "in the row of the module and in the verdict"
 
 
 def test_any_failed_row_or_check_is_a_difference():
@@ -51,11 +47,9 @@ def test_any_failed_row_or_check_is_a_difference():
 
 
 def test_what_was_in_the_step_and_what_was_not_is_said(capsys):
-    print_report(GOOD)
-    assert "step" not in capsys.readouterr().out, "nothing is said of nothing"
+    assert "step" not in printed(GOOD, capsys), "nothing is said of nothing"
     narrow = dataclasses.replace(GOOD, largest_tolerance=0.5, included=("a loss scale",), left_out=("this", "that"))
-    print_report(narrow)
-    told = " ".join(capsys.readouterr().out.split())
+    told = printed(narrow, capsys)
     assert "tolerance 1.5e-13, up to 5.0e-01 by rounding" in told
     assert "Verified with: a loss scale. Not verified: this, that." in told
     assert narrow.to_json()["left_out"] == ("this", "that")
@@ -63,12 +57,8 @@ def test_what_was_in_the_step_and_what_was_not_is_said(capsys):
 
 def test_where_both_models_may_be_wrong_alike_nothing_is_proven(capsys):
     check = ReportCheck("rounding of outputs", 0.7, False, "at most 0.1 from float32, largest at output of tokens")
-    print_report(
-        dataclasses.replace(
-            GOOD, checks=(check,), first=FirstDifference("rounding of outputs", StepPhase.STEP, "Both models agree.")
-        )
-    )
-    told = " ".join(capsys.readouterr().out.split())
+    first = FirstDifference("rounding of outputs", StepPhase.STEP, "Both models agree.")
+    told = printed(dataclasses.replace(GOOD, checks=(check,), first=first), capsys)
     assert "is NOT PROVEN to equal the uncut model" in told
     assert "The failed check is rounding of outputs. Both models agree." in told
 
@@ -95,8 +85,8 @@ CHANGED = {
     "sharding": ({"data": 2}, {"data": 2, "sharding": "zero2"}),
     "shard_group": ({"data": 4, "sharding": "zero3"}, {"data": 4, "sharding": "zero3", "shard_group": 2}),
     "symmetric_memory": (
-        {"tensor": 2, "sequence_parallel": True}, {"tensor": 2, "sequence_parallel": True, "symmetric_memory": True},
-    ),
+        {"tensor": 2, "sequence_parallel": True}, {"tensor": 2, "sequence_parallel": True, "symmetric_memory": True}
+    )
 }  # fmt: skip
 
 

@@ -1,8 +1,7 @@
 """A run's model verified, without a fault: every layout, every precision, and what is refused."""
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -22,7 +21,7 @@ from crosscut.training.requirements import require_capabilities
 from crosscut.verification import LayoutReport, for_verification, scale_down, verify_runs
 from crosscut.verification.batches.made_up import made_up_batch
 from tests.ranks import RankPool
-from tests.verification.mutations import MIXED, g_missing
+from tests.verification.mutations import MIXED, Patch, g_missing, instead_of, verify_planted
 from tests.verification.runs import CPU, LLAMA, MODERN, proven, tiny_run, verify_run
 
 QUICK = Layout(data=2, sharding="zero3")
@@ -103,13 +102,13 @@ EVERYTHING: dict[str, Any] = {
     **MODERN,
     "training": {
         "document_mask": True, "z_loss": 0.01, "initial_spread": "fan_in", "zero_initial_outputs": True,
-        "initial_batch_size": 4, "ramp_steps": 2,
+        "initial_batch_size": 4, "ramp_steps": 2
     },
     "optimizer": {
         **MUON, "embedding_learning_rate": 3e-3, "head_learning_rate": 1e-3, "schedule": "wsd", "decay_steps": 8,
-        "ema_decay": 0.999,
+        "ema_decay": 0.999
     },
-    "data": MIXED,
+    "data": MIXED
 }  # fmt: skip
 """All options of docs/recipe.md and docs/data.md at once."""
 
@@ -182,7 +181,7 @@ def test_verification_leaves_the_runs_evaluation_out() -> None:
         "model": {"num_layers": 1, "hidden_size": 32, "num_heads": 4, "vocab_size": 300, "max_sequence_length": 1024},
         "training": {"sequence_length": 1024, "steps": 10},
         "evaluation": {"lambada": "lambada.jsonl", "window": 512, "overlap": 256},
-        "optimizer": {"warmup_steps": 0},
+        "optimizer": {"warmup_steps": 0}
     })  # fmt: skip
     verified = for_verification(run, Layout(tensor=2), "float64")
     assert verified.training.sequence_length == 128, "its windows would not fit into this"
@@ -195,17 +194,16 @@ def test_verification_takes_two_tokens_at_least() -> None:
         assert for_verification(run, Layout(tensor=2), "float64").training.sequence_length == expected
 
 
-def test_the_runs_own_precision_has_to_allow_the_layout_that_is_verified() -> None:
-    run = replace(tiny_run(), training=replace(tiny_run().training, precision="float8"))
-    assert for_verification(run, Layout(tensor=2), "float64").training.precision == "float64"
-    with pytest.raises(ConfigError, match="must be a multiple of 16 for float8 products, but is 8"):
-        for_verification(run, Layout(tensor=4), "float64")
-
-
-def test_a_precision_that_the_widths_do_not_allow_is_refused_by_the_name_of_its_option() -> None:
-    with pytest.raises(ConfigError, match="must be a multiple of 16 for float8 products, but is 8") as error:
-        for_verification(tiny_run(), Layout(tensor=4), "float8")
-    assert str(error.value).endswith("`crosscut verify` takes the precision from `--precision`.")
+def test_both_the_runs_own_and_the_verified_precision_have_to_allow_the_layout() -> None:
+    own = replace(tiny_run(), training=replace(tiny_run().training, precision="float8"))
+    assert for_verification(own, Layout(tensor=2), "float64").training.precision == "float64"
+    for run, precision, end in (
+        (own, "float64", ""),
+        (tiny_run(), "float8", "takes the precision from `--precision`."),
+    ):
+        with pytest.raises(ConfigError, match="must be a multiple of 16 for float8 products, but is 8") as error:
+            for_verification(run, Layout(tensor=4), precision)
+        assert str(error.value).endswith(end)
 
 
 def test_float8_is_verified_where_training_in_it_is_refused() -> None:
@@ -231,7 +229,7 @@ def test_lower_precisions_pass_within_their_tolerance(ranks: RankPool, precision
 
 WIDE: dict[str, Any] = {
     "hidden_size": 256, "vocab_size": 512, "max_sequence_length": 128, "dropout": 0.0,
-    "training": {"sequence_length": 128},
+    "training": {"sequence_length": 128}
 }  # fmt: skip
 """Layers of 256, whose sums over 256 tokens nearly cancel in the gradients of the norms' biases."""
 
@@ -245,56 +243,32 @@ def test_what_rounds_the_uncut_model_badly_may_differ_by_more(ranks: RankPool, p
     )
 
 
-@contextmanager
-def _wrong_products() -> Iterator[None]:
+@instead_of(type(ORDINARY), "output")
+def wrong_products(output: Any, self: Products, x: Tensor, *others: Tensor | None) -> Tensor:
     """A quarter too large."""
-    output = type(ORDINARY).output
-
-    def wrong(self: Products, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        y = output(self, x, weight, bias)
-        return y * 1.25 if x.element_size() == 2 else y
-
-    with mock.patch.object(type(ORDINARY), "output", wrong):
-        yield
+    y = output(self, x, *others)
+    return y * 1.25 if x.element_size() == 2 else y
 
 
-@contextmanager
-def _wrong_weight_gradients() -> Iterator[None]:
+@instead_of(type(ORDINARY), "weight_gradient")
+def wrong_weight_gradients(weight_gradient: Any, self: Products, grad: Tensor, x: Tensor) -> Tensor:
     """Little more than half."""
-    weight_gradient = type(ORDINARY).weight_gradient
-
-    def wrong(self: Products, grad: Tensor, x: Tensor) -> Tensor:
-        product = weight_gradient(self, grad, x)
-        return product * 0.55 if x.element_size() == 2 else product
-
-    with mock.patch.object(type(ORDINARY), "weight_gradient", wrong):
-        yield
+    product = weight_gradient(self, grad, x)
+    return product * 0.55 if x.element_size() == 2 else product
 
 
-@contextmanager
-def _wrong_loss() -> Iterator[None]:
+@instead_of(gpt, "vocab_parallel_cross_entropy")
+def wrong_loss(loss: Any, hidden: Tensor, *arguments: object, **more: object) -> Tensor:
     """Half as large again, and its gradients are not."""
-    loss = gpt.vocab_parallel_cross_entropy
-
-    def wrong(hidden: Tensor, *arguments: object, **more: object) -> Tensor:
-        y = loss(hidden, *arguments, **more)
-        return y + 0.5 * y.detach() if hidden.element_size() == 2 else y
-
-    with mock.patch.object(gpt, "vocab_parallel_cross_entropy", wrong):
-        yield
+    y = loss(hidden, *arguments, **more)
+    return y + 0.5 * y.detach() if hidden.element_size() == 2 else y
 
 
 WRONG_IN_NARROW_NUMBERS = [
-    (_wrong_products, "rounding of outputs", "largest at output of "),
-    (_wrong_weight_gradients, "rounding of gradients", "largest at gradient of "),
-    (_wrong_loss, "rounding of outputs", "largest at loss"),
+    (wrong_products, "rounding of outputs", "largest at output of "),
+    (wrong_weight_gradients, "rounding of gradients", "largest at gradient of "),
+    (wrong_loss, "rounding of outputs", "largest at loss"),
 ]
-
-
-def _verify_within(fault: Callable[[], AbstractContextManager[None]]) -> LayoutReport:
-    run = for_verification(tiny_run(dropout=0.0, training={"recompute": "full"}), Layout(), "bfloat16")
-    with fault():
-        return verify_run(run)
 
 
 @pytest.mark.one_in(3)
@@ -302,13 +276,13 @@ def _verify_within(fault: Callable[[], AbstractContextManager[None]]) -> LayoutR
     ("fault", "name", "told"), WRONG_IN_NARROW_NUMBERS, ids=["products", "weight gradients", "loss"]
 )
 def test_what_is_wrong_in_narrow_numbers_alone_is_not_rounding(
-    ranks: RankPool, fault: Callable[[], AbstractContextManager[None]], name: str, told: str
+    ranks: RankPool, fault: Callable[[Patch], None], name: str, told: str
 ) -> None:
-    report = ranks.run(1, _verify_within, fault)[0]
+    run = for_verification(tiny_run(dropout=0.0, training={"recompute": "full"}), Layout(), "bfloat16")
+    report = ranks.run(1, verify_planted, fault, run)[0]
     check = next(check for check in report.checks if not check.same)
     assert check.name == name
     assert told in check.told
-    assert report.first is not None
     assert report.first.module == name
     assert report.first.cause.startswith(
         "The cut and the uncut model agree, but the uncut model differs by more than rounding from the same model in a "
@@ -320,14 +294,13 @@ def test_what_is_wrong_in_narrow_numbers_alone_is_not_rounding(
 def _verify_one_more_message_and_wrong_loss() -> LayoutReport:
     run = for_verification(tiny_run(dropout=0.0), Layout(tensor=2), "bfloat16")
     planned = step_traffic(run)
-    with _wrong_loss(), mock.patch("crosscut.verification.run_proof.step_traffic", return_value=planned[1:]):
-        return verify_run(run)
+    with mock.patch("crosscut.verification.run_proof.step_traffic", return_value=planned[1:]):
+        return verify_planted(wrong_loss, run)
 
 
 def test_what_is_known_to_differ_comes_before_what_may_be_rounding(ranks: RankPool) -> None:
     report = ranks.run(2, _verify_one_more_message_and_wrong_loss)[0]
     assert [check.name for check in report.checks if not check.same] == ["collectives", "rounding of outputs"]
-    assert report.first is not None
     assert report.first.module == "collectives"
 
 
@@ -337,28 +310,18 @@ def _verify_overflowing() -> LayoutReport:
 
 
 def test_a_step_that_overflows_proves_nothing(ranks: RankPool) -> None:
-    with pytest.raises(
-        TrainingError,
-        match=r"must be finite for a comparison, but are 5\.\d+ and nan",
-    ):
+    with pytest.raises(TrainingError, match=r"must be finite for a comparison, but are 5\.\d+ and nan"):
         ranks.run(1, _verify_overflowing)
 
 
 UNSUMMED = [("bfloat16", 32), ("float8", 64)]
 
 
-def _verify_unsummed(precision: str, hidden_size: int) -> LayoutReport:
-    run = for_verification(tiny_run(dropout=0.0, hidden_size=hidden_size), Layout(tensor=2), precision)
-    with pytest.MonkeyPatch.context() as patch:
-        g_missing(patch)
-        return verify_run(run)
-
-
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("precision", "hidden_size"), UNSUMMED)
 def test_a_missing_sum_is_found_in_narrow_numbers_too(ranks: RankPool, precision: str, hidden_size: int) -> None:
-    report = ranks.run(2, _verify_unsummed, precision, hidden_size)[0]
-    assert report.first is not None
+    run = for_verification(tiny_run(dropout=0.0, hidden_size=hidden_size), Layout(tensor=2), precision)
+    report = ranks.run(2, verify_planted, g_missing, run)[0]
     assert report.first.module == "blocks.0.attention.output"
     assert "a sum over the ranks is missing" in report.first.cause
 

@@ -16,11 +16,9 @@ Shapes: B batch, S sequence, C context ranks, A query heads, K heads of keys and
 """
 
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from crosscut.config import LayoutError
 from crosscut.config.conventions import repeats_of_heads
@@ -28,6 +26,7 @@ from crosscut.config.layout import ContextAttention
 from crosscut.parallel.collectives import all_gather, all_to_all, reduce_scatter
 from crosscut.parallel.context.zigzag import join_zigzag, split_zigzag
 from crosscut.parallel.mesh import Axis
+from crosscut.parallel.operators import exchanged
 
 HEADS, TOKENS = 1, 2
 """Dimension of the heads and dimension of the tokens in queries, keys and values."""
@@ -36,37 +35,20 @@ Operands = tuple[Tensor, Tensor, Tensor]
 """Queries, keys and values."""
 
 
-class _GatherSequence(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return join_zigzag(all_gather(x, axis, 0).chunk(axis.size), TOKENS)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return reduce_scatter(torch.cat(split_zigzag(grad, ctx.axis.size, TOKENS)), ctx.axis, 0), None
+def _join_parts(x: Tensor, axis: Axis) -> Tensor:
+    return join_zigzag(all_gather(x, axis, 0).chunk(axis.size), TOKENS)
 
 
-class _ExchangeHeads(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return join_zigzag(all_to_all(torch.cat(x.chunk(axis.size, HEADS)), axis).chunk(axis.size), TOKENS)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _ExchangeTokens.forward(ctx, grad, ctx.axis), None
+def _sum_parts(grad: Tensor, axis: Axis) -> Tensor:
+    return reduce_scatter(torch.cat(split_zigzag(grad, axis.size, TOKENS)), axis, 0)
 
 
-class _ExchangeTokens(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return torch.cat(all_to_all(torch.cat(split_zigzag(x, axis.size, TOKENS)), axis).chunk(axis.size), HEADS)
+def _heads_to_tokens(x: Tensor, axis: Axis) -> Tensor:
+    return join_zigzag(all_to_all(torch.cat(x.chunk(axis.size, HEADS)), axis).chunk(axis.size), TOKENS)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _ExchangeHeads.forward(ctx, grad, ctx.axis), None
+
+def _tokens_to_heads(x: Tensor, axis: Axis) -> Tensor:
+    return torch.cat(all_to_all(torch.cat(split_zigzag(x, axis.size, TOKENS)), axis).chunk(axis.size), HEADS)
 
 
 def gather_sequence(x: Tensor, axis: Axis) -> Tensor:
@@ -75,7 +57,7 @@ def gather_sequence(x: Tensor, axis: Axis) -> Tensor:
 
     Forward: all-gather. Backward: reduce-scatter.
     """
-    return x if axis.size == 1 else _GatherSequence.apply(x, axis)
+    return exchanged(x, axis, forward=_join_parts, backward=_sum_parts)
 
 
 def exchange_heads(x: Tensor, axis: Axis) -> Tensor:
@@ -84,7 +66,7 @@ def exchange_heads(x: Tensor, axis: Axis) -> Tensor:
 
     Forward: all-to-all. Backward: all-to-all.
     """
-    return x if axis.size == 1 else _ExchangeHeads.apply(x, axis)
+    return exchanged(x, axis, forward=_heads_to_tokens, backward=_tokens_to_heads)
 
 
 def exchange_tokens(x: Tensor, axis: Axis) -> Tensor:
@@ -92,7 +74,7 @@ def exchange_tokens(x: Tensor, axis: Axis) -> Tensor:
 
     Forward: all-to-all. Backward: all-to-all.
     """
-    return x if axis.size == 1 else _ExchangeTokens.apply(x, axis)
+    return exchanged(x, axis, forward=_tokens_to_heads, backward=_heads_to_tokens)
 
 
 def gather_tokens(x: Tensor, axis: Axis) -> Tensor:

@@ -16,13 +16,14 @@ Shapes: B batch, S sequence, C context ranks, A query heads, K heads of keys and
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from crosscut.kernels.attention import Attended, KeyBlock, attend_block, attend_block_backward
+from crosscut.kernels.functions import AutogradContext
 from crosscut.parallel.collectives import start_shift, wait
 from crosscut.parallel.context.zigzag import split_zigzag
 from crosscut.parallel.mesh import Axis
@@ -49,9 +50,13 @@ class _Ring(NamedTuple):
     is_causal: bool
 
 
+class _RingContext(AutogradContext[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]], Protocol):
+    ring: _Ring
+
+
 class _RingAttention(Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ring: _Ring) -> Tensor:
+    def forward(ctx: _RingContext, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ring: _Ring) -> Tensor:
         axis = ring.axis
         merged = _Merged(q)
         both = torch.stack((k, v))
@@ -65,10 +70,9 @@ class _RingAttention(Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: _RingContext, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, k, v, result, lse, mask = ctx.saved_tensors
-        ring: _Ring = ctx.ring
-        axis = ring.axis
+        ring, axis = ctx.ring, ctx.ring.axis
         wide = torch.promote_types(q.dtype, torch.float32)
         grad_q, sums = torch.zeros_like(q, dtype=wide), torch.zeros((2, *k.shape), dtype=wide, device=k.device)
         # Values come before keys here, unlike in the forward pass. Otherwise, a compiler would find the same shifts in

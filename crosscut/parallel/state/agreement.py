@@ -38,7 +38,7 @@ from torch import Tensor
 from crosscut.config import Layout
 from crosscut.config.axes import AXES, AxisRole
 from crosscut.parallel.collectives import all_gather_objects, all_reduce, background_group, from_all_ranks
-from crosscut.parallel.mesh import Axis, ParallelMesh, layout_of
+from crosscut.parallel.mesh import Axis, ParallelMesh
 from crosscut.parallel.state.parameters import cut_dim, local_part
 
 _POSITION = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -188,7 +188,7 @@ def _difference(parameter: Tensor | None, mesh: ParallelMesh, *, is_tied: bool) 
         between = edges.sum(0).nan_to_num(0.0, torch.inf)
         finite = edges.abs().nan_to_num(posinf=0.0)
         apart, largest = max(apart, between.max().item()), max(largest, finite.max().item())
-    told: list[tuple[float, float]] = from_all_ranks((apart, largest), mesh)
+    told = from_all_ranks((apart, largest), mesh)
     apart, largest = max(apart for apart, _ in told), max(largest for _, largest in told)
     return apart if apart == math.inf else apart / (largest or 1.0)
 
@@ -198,8 +198,8 @@ def _describe(mine: dict[str, tuple[int, bool]], mesh: ParallelMesh) -> Drift:
     rank to its hash, and to whether the parameter is replicated over the tensor axis. Every rank must call this
     function.
     """
-    held_by: list[dict[str, tuple[int, bool]]] = from_all_ranks(mine, mesh)
-    groups = {is_replicated: _same_ranks(layout_of(mesh), is_replicated) for is_replicated in (False, True)}
+    held_by = from_all_ranks(mine, mesh)
+    groups = {is_replicated: _same_ranks(mesh.layout, is_replicated) for is_replicated in (False, True)}
     found: list[Drift] = []
     is_replicated = {name: whole for of_rank in held_by for name, (_, whole) in of_rank.items()}
     for name, whole in is_replicated.items():

@@ -4,7 +4,8 @@ A rank that cannot read or write its file still sends or receives all blocks. Ot
 forever.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,16 +35,25 @@ def transfer_files(transfers: Sequence[Transfer], folder: Path, group: dist.Proc
 
     Raises `OSError`, after all transfers, on a rank that could not read or write a file.
     """
-    rank, failed = own_rank(), []
+    rank = own_rank()
+    failed: list[OSError] = []
     for transfer in transfers:
-        if rank not in (transfer.source, transfer.target):
-            continue
-        try:
-            (_send if rank == transfer.source else _receive)(transfer, folder / transfer.name, group)
-        except OSError as error:
-            failed.append(error)
+        with _noting(failed):
+            if rank == transfer.source:
+                _send(transfer, folder / transfer.name, group)
+            elif rank == transfer.target:
+                _receive(transfer, folder / transfer.name, group)
     if failed:
         raise failed[0]
+
+
+@contextmanager
+def _noting(failed: list[OSError]) -> Iterator[None]:
+    """Context that adds an `OSError` to `failed` instead of raising it."""
+    try:
+        yield
+    except OSError as error:
+        failed.append(error)
 
 
 def share_sizes(size: int, group: dist.ProcessGroup | None = None) -> list[int]:
@@ -58,50 +68,37 @@ def share_sizes(size: int, group: dist.ProcessGroup | None = None) -> list[int]:
 
 
 def _send(transfer: Transfer, path: Path, group: dist.ProcessGroup | None) -> None:
-    failed: OSError | None = None
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        failed = error
-    block = torch.zeros(min(_BLOCK_BYTES, transfer.size), dtype=torch.uint8)
-    for part in _parts(block, transfer.size):
-        if failed is None:
-            try:
-                file.readinto(part.numpy())  # type: ignore[arg-type]  # an array is a buffer
-            except OSError as error:
-                failed = error
-        dist.send(part, transfer.target, group=group)
-    if failed is not None:
-        raise failed
-    file.close()
+    failed: list[OSError] = []
+    with ExitStack() as stack:
+        with _noting(failed):
+            file = stack.enter_context(path.open("rb"))
+        for part in _parts(transfer.size):
+            if not failed:
+                with _noting(failed):
+                    file.readinto(part.numpy())  # type: ignore[arg-type]  # an array is a buffer
+            dist.send(part, transfer.target, group=group)
+    if failed:
+        raise failed[0]
 
 
 def _receive(transfer: Transfer, path: Path, group: dist.ProcessGroup | None) -> None:
-    failed: OSError | None = None
-    write: Callable[[memoryview], object] = lambda _: None  # noqa: E731 - replaced when the file is open
-    try:
-        remove_file(path)
-        file = path.open("xb", buffering=0)
-        write = file.write
-    except OSError as error:
-        failed = error
-    block = torch.zeros(min(_BLOCK_BYTES, transfer.size), dtype=torch.uint8)
-    for part in _parts(block, transfer.size):
-        dist.recv(part, transfer.source, group=group)
-        if failed is None:
-            try:
-                write(memoryview(part.numpy()))  # type: ignore[arg-type]  # an array is a buffer
-            except OSError as error:
-                failed = error
-    if failed is not None:
-        raise failed
-    file.close()
+    failed: list[OSError] = []
+    with ExitStack() as stack:
+        with _noting(failed):
+            remove_file(path)
+            file = stack.enter_context(path.open("xb", buffering=0))
+        for part in _parts(transfer.size):
+            dist.recv(part, transfer.source, group=group)
+            if not failed:
+                with _noting(failed):
+                    file.write(memoryview(part.numpy()))  # type: ignore[arg-type]  # an array is a buffer
+    if failed:
+        raise failed[0]
 
 
-def _parts(block: torch.Tensor, size: int) -> list[torch.Tensor]:
-    """Cut a file of `size` bytes into pieces as long as the buffer `block`, and return one view of the buffer for each
-    piece. The last view may be shorter.
+def _parts(size: int) -> list[torch.Tensor]:
+    """Cut a file of `size` bytes into pieces as long as a buffer, and return one view of the buffer for each piece. The
+    last view may be shorter.
     """
-    if not size:
-        return []
-    return [block[: min(len(block), size - start)] for start in range(0, size, len(block))]
+    block = torch.zeros(min(_BLOCK_BYTES, size), dtype=torch.uint8)
+    return [block[: min(len(block), size - start)] for start in range(0, size, _BLOCK_BYTES)]

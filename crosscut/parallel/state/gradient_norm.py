@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from crosscut.parallel.collectives import all_reduce
 from crosscut.parallel.mesh import Axis
-from crosscut.parallel.state.parameters import Cut, cuts_of, is_partial, local_part
+from crosscut.parallel.state.parameters import AxisCut, cuts_of, is_partial, local_part
 
 NORM_PIECE = 1 << 16
 """Number of elements in one partial norm on the CPU. With pieces of this length, float32 rounding changes the norm by
@@ -106,7 +106,7 @@ def _by_cuts(gradients: Iterable[Tensor]) -> dict[tuple[str, ...], list[Tensor]]
 
 
 @lru_cache
-def _axes_that_cut(cuts: tuple[Cut, ...]) -> tuple[str, ...]:
+def _axes_that_cut(cuts: tuple[AxisCut, ...]) -> tuple[str, ...]:
     return tuple(cut.axis for cut in cuts if cut.num_parts > 1)
 
 

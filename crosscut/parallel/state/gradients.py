@@ -155,15 +155,7 @@ def sum_copies(parameter: nn.Parameter, ends: Axis) -> None:
     """
     gradient = parameter.grad
     assert isinstance(gradient, DTensor) and isinstance(parameter, DTensor)
-    summed = all_reduce(gradient._local_tensor, ends)
-    parameter.grad = DTensor.from_local(
-        summed,
-        gradient.device_mesh,
-        gradient.placements,
-        run_check=False,
-        shape=gradient.shape,
-        stride=gradient.stride(),
-    )
+    parameter.grad = _distributed(all_reduce(gradient._local_tensor, ends), gradient, gradient.placements)
 
 
 def _sum_partial(parameters: list[nn.Parameter], axis: Axis) -> None:
@@ -179,14 +171,14 @@ def _set_gradients(parameters: list[nn.Parameter], flat: Tensor, placements: Seq
     """
     for (parameter, piece), placed in zip(_pieces(parameters, flat), placements, strict=True):
         assert isinstance(parameter, DTensor)
-        parameter.grad = DTensor.from_local(
-            piece.view_as(_local(parameter)),
-            parameter.device_mesh,
-            placed or parameter.placements,
-            run_check=False,
-            shape=parameter.shape,
-            stride=parameter.stride(),
-        )
+        parameter.grad = _distributed(piece.view_as(_local(parameter)), parameter, placed or parameter.placements)
+
+
+def _distributed(local: Tensor, like: DTensor, placements: Sequence[Placement]) -> DTensor:
+    """Return a distributed tensor of the shape of `like` with these placements. `local` is this rank's part."""
+    return DTensor.from_local(
+        local, like.device_mesh, placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
 
 
 def _pieces(parameters: list[nn.Parameter], flat: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:

@@ -18,10 +18,11 @@ position in a mesh.
 
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
@@ -60,6 +61,23 @@ def replicated_parameter(
     return parameter
 
 
+class ParameterMaker(NamedTuple):
+    """Maker of a layer's parameters on the tensor axis of a mesh, in one element type."""
+
+    mesh: ParallelMesh
+    dtype: torch.dtype
+
+    def sharded(self, *shape: int, dim: int) -> nn.Parameter:
+        """Create a parameter that is cut along dimension `dim`; see `sharded_parameter`."""
+        return sharded_parameter(shape, self.mesh.tensor, dim=dim, dtype=self.dtype, device=self.mesh.parameter_device)
+
+    def replicated(self, *shape: int, value: float = 0.0) -> nn.Parameter:
+        """Create a parameter that every tensor rank holds whole; see `replicated_parameter`."""
+        return replicated_parameter(
+            shape, self.mesh.tensor, dtype=self.dtype, device=self.mesh.parameter_device, value=value
+        )
+
+
 def initial_value_of(parameter: Tensor) -> float:
     """Return the value with which a parameter was created: the argument `value` of `replicated_parameter`, or 0 for a
     sharded parameter.
@@ -89,6 +107,10 @@ def _own_part(parameter: Tensor, gradient: tuple[Placement, ...] | None, dtype: 
     return part if part.dtype == dtype else part.to(dtype)
 
 
+class _OwnPartContext(FunctionCtx):
+    spec: DTensorSpec
+
+
 class _OwnPart(torch.autograd.Function):
     """Autograd function that returns a parameter's local part, and gives the parameter's gradient a placement. It does
     the same as `DTensor.to_local` in a third of the time.
@@ -98,7 +120,7 @@ class _OwnPart(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, parameter: DTensor, gradient: tuple[Placement, ...] | None) -> Tensor:
+    def forward(ctx: _OwnPartContext, parameter: DTensor, gradient: tuple[Placement, ...] | None) -> Tensor:
         spec = parameter._spec
         if gradient is not None and gradient != spec.placements:
             spec = DTensorSpec(spec.mesh, gradient, tensor_meta=spec.tensor_meta)
@@ -107,7 +129,7 @@ class _OwnPart(torch.autograd.Function):
         return parameter._local_tensor.view_as(parameter._local_tensor)  # a new tensor object, as autograd requires
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None]:
+    def backward(ctx: _OwnPartContext, gradient: Tensor | None) -> tuple[Tensor | None, None]:
         if gradient is None:
             return None, None
         if gradient.is_contiguous():
@@ -183,7 +205,7 @@ def local_inside(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     return _own_part(parameter, (Partial(),), dtype)
 
 
-class Cut(NamedTuple):
+class AxisCut(NamedTuple):
     """Cut of one dimension of a distributed tensor, over one axis of the tensor's mesh."""
 
     axis: str
@@ -203,7 +225,7 @@ class Cut(NamedTuple):
         return role_of(self.axis) is AxisRole.CUTS
 
 
-def cuts_of(tensor: Tensor) -> tuple[Cut, ...]:
+def cuts_of(tensor: Tensor) -> tuple[AxisCut, ...]:
     """Return the cuts of a distributed tensor, in the order in which the tensor is cut: first over the tensor axis,
     then over data axes.
     """
@@ -212,10 +234,10 @@ def cuts_of(tensor: Tensor) -> tuple[Cut, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _cuts(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> tuple[Cut, ...]:
+def _cuts(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> tuple[AxisCut, ...]:
     assert mesh.mesh_dim_names is not None
     cuts = [
-        Cut(name, i, dim, mesh.size(i))
+        AxisCut(name, i, dim, mesh.size(i))
         for i, (name, placement) in enumerate(zip(mesh.mesh_dim_names, placements, strict=True))
         if (dim := dim_cut_by(placement)) is not None
     ]
@@ -275,7 +297,7 @@ def gathered_over_data(tensor: Tensor) -> Tensor:
     return local.clone()
 
 
-def _gathered_over(cut: Cut, part: Tensor, like: DTensor) -> Tensor:
+def _gathered_over(cut: AxisCut, part: Tensor, like: DTensor) -> Tensor:
     """Gather `part` over the axis of `cut`. `part` is a part of a tensor that is cut in the same way as `like`. The
     cuts that follow `cut` in `cuts_of(like)` must already be undone.
 

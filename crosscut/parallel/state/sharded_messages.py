@@ -7,7 +7,7 @@ that `fully_shard` gathers as a whole, such as a layer.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,8 +18,11 @@ from crosscut.flight import RECORD, MessageKind
 from crosscut.parallel.collectives import begin_blocking
 from crosscut.parallel.mesh import Sharding
 
+if TYPE_CHECKING:  # an internal module of PyTorch, which another version may lack
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-def record_messages(unit: FSDPModule, group: Any, sharding: Sharding, place: int) -> None:
+
+def record_messages(unit: FSDPModule, group: "FSDPParamGroup", sharding: Sharding, place: int) -> None:
     """Make the record of this process list the messages of `unit`, a module to which `fully_shard` was applied. `group`
     is the unit's group of parameters, in which PyTorch keeps the objects that send messages. `place` is the unit's
     place in the model (`flight.places`).
@@ -44,7 +47,7 @@ class _SumOverCopies:
     PyTorch starts this all-reduce right after the unit's reduce-scatter, and calls `end` after the all-reduce.
     """
 
-    def __init__(self, group: Any, axis: str, place: int) -> None:
+    def __init__(self, group: "FSDPParamGroup", axis: str, place: int) -> None:
         self._group, self._axis, self._place = group, axis, place
         self._number = 0
 
@@ -78,7 +81,7 @@ class _Recorded:
         memory: Tensor = self._send.allocate(size, dtype=dtype, device=device)
         return memory
 
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, **options: Any) -> Any:
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, **options: object) -> object:
         """Send a message, and record it."""
         number = begin_blocking(self._kind, group, self._axis, input_tensor.numel(), self._place)
         work = self._send(output_tensor=output_tensor, input_tensor=input_tensor, group=group, **options)

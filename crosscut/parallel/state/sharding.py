@@ -14,7 +14,7 @@ because the embedding of a frequent token sums many gradients.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,10 @@ from crosscut.parallel.mesh import ParallelMesh, Sharding
 from crosscut.parallel.state.gradients import GradientReducer, require_distributed
 from crosscut.parallel.state.parameters import initial_value_of, local_part
 from crosscut.parallel.state.sharded_messages import record_messages
+
+if TYPE_CHECKING:  # internal modules of PyTorch, which another version may lack
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
 _SUMS_UNUSED = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
 """Whether PyTorch can also sum the gradients of parameters that the backward pass reaches on some ranks only. True for
@@ -233,7 +237,7 @@ class ShardedStageReducer:
         gathered weights.
         """
         self._set_last(True)
-        root: Any = fully_shard.state(self.model)  # type: ignore[attr-defined]
+        root: FSDPState = fully_shard.state(self.model)  # type: ignore[attr-defined]
         for state in root._state_ctx.all_states:  # as PyTorch's own pipelining does
             for group in param_groups_of(state):
                 group.post_backward()
@@ -246,11 +250,11 @@ class ShardedStageReducer:
         self.model.set_requires_gradient_sync(is_last)
 
 
-def param_groups_of(state: Any) -> list[Any]:
+def param_groups_of(state: "FSDPState") -> "list[FSDPParamGroup]":
     """Return the parameter groups of a unit, given the unit's state in `fully_shard`. `fully_shard` gathers the
     parameters of one group together. Older versions of PyTorch have at most one group per unit.
     """
-    groups: list[Any] | None = getattr(state, "_fsdp_param_groups", None)
+    groups: list[FSDPParamGroup] | None = getattr(state, "_fsdp_param_groups", None)
     return [group for group in [state._fsdp_param_group] if group is not None] if groups is None else groups
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from crosscut.kernels.functions import Call, call
+from crosscut.kernels.functions import Caller, call
 from crosscut.parallel import RandomStreams
 from crosscut.training.memory.host_activations import HostActivations
 
@@ -39,7 +39,7 @@ class Recomputed:
     memory.
     """
 
-    def __init__(self, streams: RandomStreams, *, call: Call = call, host: HostActivations | None = None) -> None:
+    def __init__(self, streams: RandomStreams, *, call: Caller = call, host: HostActivations | None = None) -> None:
         self._streams, self._call, self._host = streams, call, host
 
     def __call__(self, function: Callable[..., Tensor], *inputs: object) -> Tensor:

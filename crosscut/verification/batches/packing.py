@@ -16,10 +16,9 @@ from torch import Tensor
 
 from crosscut.config import IGNORED
 from crosscut.model import Batch
-from crosscut.parallel.collectives import gather_to_first
 from crosscut.training.speed.compilation import uncompiled
 from crosscut.training.step import Trainer
-from crosscut.verification.comparison import FLOOR, relative_difference
+from crosscut.verification.comparison import FLOOR, largest_of_ranks, relative_difference
 from crosscut.verification.recording import gradients_of
 from crosscut.verification.report import DOCUMENTS, ReportCheck
 
@@ -73,11 +72,10 @@ def compare_documents(
     floor = FLOOR * max(float(gradient.abs().max()) for gradient in expected.values() if gradient.numel())
     found = {name: relative_difference(gradients[name], own, floor=floor) for name, own in expected.items()}
     found["the loss"] = relative_difference(loss, expected_loss)
-    worst = max(found, key=lambda name: found[name])
-    every = gather_to_first((found[worst], worst))
-    if every is None:
+    largest = largest_of_ranks(found)
+    if largest is None:
         return []
-    difference, worst = max(every)
+    difference, worst = largest
     told = f"{len(apart) // len(micro_batches)} per sequence, against separate sequences; largest at {worst}"
     return [ReportCheck(DOCUMENTS, difference, difference <= tolerance, told)]
 

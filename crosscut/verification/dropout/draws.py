@@ -6,8 +6,9 @@ the generator, and finds the tensor from which dropout removes elements. `draw_r
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -93,7 +94,10 @@ class _Draws(TorchDispatchMode):
         self._hooks = ExitStack()
 
     def __enter__(self) -> Self:
-        self._hooks.enter_context(self._module_names())
+        for name, module in self._model.named_modules():
+            entered = partial(self._enter, name or display_name(self._model))
+            self._hooks.enter_context(module.register_forward_pre_hook(entered))
+            self._hooks.enter_context(module.register_forward_hook(self._leave))
         self._hooks.enter_context(self._micro_batches)
         super().__enter__()
         return self
@@ -176,29 +180,14 @@ class _Draws(TorchDispatchMode):
             states.append(torch.cuda.get_rng_state(self._device))
         return b"".join(state.numpy().tobytes() for state in states)
 
-    @contextmanager
-    def _module_names(self) -> Iterator[None]:
-        def enter(name: str) -> Callable[..., None]:
-            def entered(*_: object) -> None:
-                if not is_recomputing():
-                    self._running.append(name)
-                    self._note_entry(name)
+    def _enter(self, module: str, *_: object) -> None:
+        if not is_recomputing():
+            self._running.append(module)
+            self._note_entry(module)
 
-            return entered
-
-        def leave(*_: object) -> None:
-            if not is_recomputing():
-                self._running.pop()
-
-        handles = []
-        for name, module in self._model.named_modules():
-            handles.append(module.register_forward_pre_hook(enter(name or display_name(self._model))))
-            handles.append(module.register_forward_hook(leave))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+    def _leave(self, *_: object) -> None:
+        if not is_recomputing():
+            self._running.pop()
 
 
 def _is_fused(func: OpOverload) -> bool:

@@ -33,15 +33,18 @@ class StepDifference(NamedTuple):
 
 def usual_cause(difference: StepDifference) -> str:
     """Return the message for the first pattern that fits: the likely cause, and what to check in the code."""
+    if difference.assembled is None:
+        return _SHAPES_DO_NOT_FIT if difference.grid.axes else _told_missing(difference.kind)
     for fits, cause in _PATTERNS:
-        if fits(difference):
-            return cause(difference) if callable(cause) else cause
+        if found := fits(difference, difference.assembled):
+            return cause if isinstance(cause, str) else cause(found)
     return _GENERIC[difference.kind, difference.is_sent]
 
 
 def is_arrangement(difference: StepDifference) -> bool:
     """Whether the ranks hold the right numbers in another order, or hold summands of the right numbers."""
-    return _sum_is_missing(difference) or (difference.assembled is not None and _is_reordered(difference))
+    assembled = difference.assembled
+    return _sum_is_missing(difference) or (assembled is not None and _is_reordered(difference, assembled))
 
 
 def _close(a: Tensor, b: Tensor, difference: StepDifference) -> bool:
@@ -54,64 +57,47 @@ def _close(a: Tensor, b: Tensor, difference: StepDifference) -> bool:
     return bool(distance(a, b).max() <= min(10 * tolerance, max(tolerance, 0.1)) * scale)
 
 
-def _is_missing(difference: StepDifference) -> bool:
-    return difference.assembled is None and not difference.grid.axes
-
-
-def _told_missing(difference: StepDifference) -> str:
-    passes, of_ = ("forward", "output") if difference.kind is TensorKind.OUTPUT else ("backward", "gradient")
+def _told_missing(kind: TensorKind) -> str:
+    passes, of_ = ("forward", "output") if kind is TensorKind.OUTPUT else ("backward", "gradient")
     return (
         f"The {passes} pass of the cut model does not reach this place, or only on some of its ranks: no {of_} was "
         "recorded. Check the schedule of the passes, and whether every rank runs all of them."
     )
 
 
-def _shapes_do_not_fit(difference: StepDifference) -> bool:
-    return difference.assembled is None
+def _not_finite(difference: StepDifference, assembled: Assembled) -> bool:
+    return bool(difference.uncut.isfinite().all()) and not bool(assembled.whole.isfinite().all())
 
 
-def _not_finite(difference: StepDifference) -> bool:
-    if difference.assembled is None or not difference.uncut.isfinite().all():
-        return False
-    return not bool(difference.assembled.whole.isfinite().all())
-
-
-def _sum_is_missing(difference: StepDifference) -> bool:
+def _sum_is_missing(difference: StepDifference, _: object = None) -> bool:
     """Whether the ranks' parts differ and their sum is the value that each rank should hold."""
-    row = difference.grid.line(AxisRole.CUTS)
-    if len(row) == 1 or all(torch.equal(row[0], part) for part in row[1:]):
+    row, whole = difference.grid.line(AxisRole.CUTS), difference.uncut
+    return _is_sum(row, whole[: row[0].shape[0]] if whole.dim() else whole, difference)
+
+
+def _data_sum_is_missing(difference: StepDifference, _: object) -> bool:
+    return _is_sum(difference.grid.line(AxisRole.TOKENS), difference.uncut, difference)
+
+
+def _is_sum(parts: list[Tensor], whole: Tensor, difference: StepDifference) -> bool:
+    """Whether `parts` differ from each other and add up to `whole`."""
+    if all(torch.equal(parts[0], part) for part in parts[1:]):
         return False
-    whole = difference.uncut
-    return _close(torch.stack(row).sum(0), whole[: row[0].shape[0]] if whole.dim() else whole, difference)
+    return _close(torch.stack(parts).sum(0), whole, difference)
 
 
-def _data_sum_is_missing(difference: StepDifference) -> bool:
-    parts = difference.grid.line(AxisRole.TOKENS)
-    if len(parts) == 1 or all(torch.equal(parts[0], part) for part in parts[1:]):
-        return False
-    return _close(torch.stack(parts).sum(0), difference.uncut, difference)
-
-
-def _factor(difference: StepDifference) -> float | None:
+def _factor(difference: StepDifference, assembled: Assembled) -> float | None:
     """Return the factor by which the cut result differs from the uncut result, if the factor is the size of an axis or
     the reciprocal of this size. Otherwise, return None.
     """
-    if difference.assembled is None:
-        return None
     sizes = {float(size) for size in difference.grid.axes.values()} - {1.0}
     for factor in sorted({f for size in sizes for f in (size, 1 / size)}):
-        if _close(difference.assembled.whole, factor * difference.uncut, difference):
+        if _close(assembled.whole, factor * difference.uncut, difference):
             return factor
     return None
 
 
-def _is_scaled(difference: StepDifference) -> bool:
-    return _factor(difference) is not None
-
-
-def _told_factor(difference: StepDifference) -> str:
-    factor = _factor(difference)
-    assert factor is not None
+def _told_factor(factor: float) -> str:
     if factor > 1:
         return (
             f"The value is {factor:.0f} times the right value: a sum over an axis is made once too often. Check the "
@@ -123,60 +109,48 @@ def _told_factor(difference: StepDifference) -> str:
     )
 
 
-def _multiple(difference: StepDifference) -> float | None:
+def _multiple(difference: StepDifference, assembled: Assembled) -> float | None:
     """Return the number by which every element of the uncut result was multiplied, or None if there is no such
     number.
     """
-    if difference.assembled is None or difference.uncut.numel() < 2 or not difference.uncut.is_floating_point():
+    if difference.uncut.numel() < 2 or not difference.uncut.is_floating_point():
         return None
-    whole, uncut = difference.assembled.whole.double().flatten(), difference.uncut.double().flatten()
+    whole, uncut = assembled.whole.double().flatten(), difference.uncut.double().flatten()
     number = float(whole @ uncut / (uncut @ uncut).clamp_min(1e-300))
-    return number if number and _close(difference.assembled.whole, number * difference.uncut, difference) else None
+    return number if number and _close(assembled.whole, number * difference.uncut, difference) else None
 
 
-def _is_multiple(difference: StepDifference) -> bool:
-    return _multiple(difference) is not None
-
-
-def _told_multiple(difference: StepDifference) -> str:
+def _told_multiple(number: float) -> str:
     return (
-        f"Every number is {_multiple(difference):.4g} times the right number: check the factors in this place, such as "
-        "the 1 / (1 - p) of dropout, the scale of attention, and the number by which a sum is divided."
+        f"Every number is {number:.4g} times the right number: check the factors in this place, such as the 1 / (1 - "
+        "p) of dropout, the scale of attention, and the number by which a sum is divided."
     )
 
 
-def _is_reordered(difference: StepDifference) -> bool:
-    if difference.assembled is None or not difference.uncut.numel():
-        return False
-    return _close(
-        difference.assembled.whole.flatten().double().sort().values,
-        difference.uncut.flatten().double().sort().values,
-        difference,
-    )
+def _is_reordered(difference: StepDifference, assembled: Assembled) -> bool:
+    whole, uncut = (tensor.flatten().double().sort().values for tensor in (assembled.whole, difference.uncut))
+    return bool(uncut.numel()) and _close(whole, uncut, difference)
 
 
-def _same_at_every_token(difference: StepDifference) -> bool:
+def _same_at_every_token(difference: StepDifference, assembled: Assembled) -> bool:
     """Whether the difference is the same vector at every token."""
     if difference.kind is not TensorKind.OUTPUT or difference.is_sent:
         return False
-    if difference.assembled is None or difference.uncut.dim() < 2:
+    if difference.uncut.dim() < 2 or not difference.uncut.is_floating_point():
         return False
-    if not difference.uncut.is_floating_point():
-        return False
-    error = (difference.assembled.whole.double() - difference.uncut.double()).flatten(0, -2)
+    error = (assembled.whole.double() - difference.uncut.double()).flatten(0, -2)
     return error.shape[0] > 1 and _close(error, error[:1].expand_as(error), difference)
 
 
-def _copies_differ(difference: StepDifference) -> bool:
-    return difference.assembled is not None and bool(difference.assembled.copies_differ)
+def _copies_differ(_: StepDifference, assembled: Assembled) -> bool:
+    return bool(assembled.copies_differ)
 
 
-def _only_copies_differ(difference: StepDifference) -> bool:
-    if difference.assembled is None or not difference.assembled.copies_differ:
-        return False
-    return _close(difference.assembled.whole, difference.uncut, difference)
+def _only_copies_differ(difference: StepDifference, assembled: Assembled) -> bool:
+    return bool(assembled.copies_differ) and _close(assembled.whole, difference.uncut, difference)
 
 
+_SHAPES_DO_NOT_FIT = "The ranks' shapes do not add up to the uncut shape: a dimension is not cut, or is cut twice."
 _SUM_IS_MISSING = (
     "Each tensor rank holds only its part of a sum: an all-reduce over the tensor ranks is missing. Check the forward "
     "all-reduce after a row-parallel layer, the backward all-reduce before a column-parallel layer, and, for a "
@@ -195,18 +169,16 @@ _COPIES_DIFFER = (
     "ranks (dropout, a scatter) differs."
 )
 
-_PATTERNS: tuple[tuple[Callable[[StepDifference], bool], str | Callable[[StepDifference], str]], ...] = (
-    (_is_missing, _told_missing),
-    (
-        _shapes_do_not_fit,
-        "The ranks' shapes do not add up to the uncut shape: a dimension is not cut, or is cut twice.",
-    ),
+_Pattern = Callable[[StepDifference, Assembled], float | None]
+"""Function that returns a true value, or a number other than 0, if a pattern fits."""
+
+_PATTERNS: tuple[tuple[_Pattern, str | Callable[[float], str]], ...] = (
     (_not_finite, "The value is not finite, or padding rows of the vocabulary are not zero: check the padding."),
     (_sum_is_missing, _SUM_IS_MISSING),
     (_data_sum_is_missing, "Each data rank holds only its own gradient: the sum over the data ranks is missing."),
     (_only_copies_differ, _COPIES_DIFFER),
-    (_is_scaled, _told_factor),
-    (_is_multiple, _told_multiple),
+    (_factor, _told_factor),
+    (_multiple, _told_multiple),
     (_same_at_every_token, _OFF_BY_A_VECTOR),
     (_is_reordered, _REORDERED),
     (_copies_differ, _COPIES_DIFFER),

@@ -117,9 +117,7 @@ def _compute(way: ContextAttention, case: Case, num_ranks: int) -> tuple[list[Te
     assert all(torch.equal(x, y) for x, y in zip(leaves, before, strict=True)), "an argument was changed"
     with torch.no_grad():
         assert torch.equal(_attend(*leaves, axis, way, case), result), "differs without gradients"
-    grads = [x.grad for x in leaves]
-    assert all(grad is not None for grad in grads)
-    return [result.detach(), *grads], [(sent.operation, sent.elements) for sent in recorder.sent]  # type: ignore[list-item]
+    return [result.detach(), *(x.grad for x in leaves)], [(sent.operation, sent.elements) for sent in recorder.sent]
 
 
 def _expected(case: Case) -> list[Tensor]:

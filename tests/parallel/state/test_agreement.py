@@ -41,9 +41,10 @@ def parameters_on(layout: Layout, dtype: torch.dtype) -> tuple[Any, dict[str, Te
     return mesh, made
 
 
-def drift_after(
-    layout: Layout, changes: dict[int, list[tuple[str, int, float]]], dtype: torch.dtype = torch.float32
-) -> Any:
+Changes = dict[int, list[tuple[str, int, float]]]
+
+
+def found_after(layout: Layout, changes: Changes, dtype: torch.dtype = torch.float32) -> tuple[Any, list[Any]]:
     """Change elements (name, index, value) on some ranks. Returns the difference that is found, and the messages of the
     search.
     """
@@ -52,7 +53,13 @@ def drift_after(
         parameters[name].data.to_local().view(-1)[index] = value
     with CollectiveRecorder(mesh) as recorder:
         drift = find_drift(parameters, mesh)
-    return None if drift is None else tuple(drift)[:3], [tuple(sent) for sent in recorder.sent]
+    return drift, [tuple(sent) for sent in recorder.sent]
+
+
+def drift_after(layout: Layout, changes: Changes, dtype: torch.dtype = torch.float32) -> Any:
+    """Where the difference is, and the messages."""
+    drift, sent = found_after(layout, changes, dtype)
+    return None if drift is None else tuple(drift)[:3], sent
 
 
 @pytest.mark.parametrize("layout", [Layout(), TENSOR_2, DATA_2, SQUARE], ids=str)
@@ -109,13 +116,9 @@ def test_drift_is_named_alike_on_all_ranks(ranks: RankPool, num_ranks: int) -> N
         assert found == {name: expected for name, (_, _, expected) in cases.items()}
 
 
-def drift_told(layout: Layout, changes: dict[int, list[tuple[str, int, float]]]) -> tuple[float, int]:
+def drift_told(layout: Layout, changes: Changes) -> tuple[float, int]:
     """Size of the largest difference between replicas after changes, and number of parameters that differ."""
-    mesh, parameters = parameters_on(layout, torch.float32)
-    for name, index, value in changes.get(dist.get_rank(), []):
-        parameters[name].data.to_local().view(-1)[index] = value
-    drift = find_drift(parameters, mesh)
-    assert drift is not None
+    drift, _ = found_after(layout, changes)
     return drift.size, drift.num_parameters
 
 

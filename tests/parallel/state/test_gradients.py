@@ -1,5 +1,6 @@
 """Gradients between the backward pass and the optimizer: sums over the axes, the norm, clipping."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from crosscut.parallel import (
     make_mesh,
     replicated_parameter,
 )
-from tests.parallel.twins import CLOSE, CPU, fill, part, split_sequence
+from tests.parallel.twins import CLOSE, CPU, fill, part, reduce_gradients, split_sequence
 from tests.ranks import RankPool
 
 H, B, S = 8, 8, 4
@@ -62,11 +63,7 @@ def _stack(mesh: ParallelMesh) -> Stack:
 def _batch(mesh: ParallelMesh) -> Tensor:
     """This rank's share of one batch: sequences over the data axis, positions where the sequence is split."""
     x = torch.randn(B, S, H, generator=torch.Generator().manual_seed(99)).double()
-    return part(x.chunk(mesh.data.size)[mesh.data.rank], mesh, split_sequence_of(mesh))
-
-
-def split_sequence_of(mesh: ParallelMesh) -> int | None:
-    return split_sequence(Layout(tensor=mesh.tensor.size, sequence_parallel=mesh.sequence_parallel))
+    return part(x.chunk(mesh.data.size)[mesh.data.rank], mesh, split_sequence(mesh.layout))
 
 
 def _full_gradients(stack: nn.Module) -> list[Tensor]:
@@ -206,17 +203,13 @@ def test_an_unused_parameter_has_a_gradient_of_zeros_on_any_number_of_data_ranks
     """An optimizer passes over what has no gradient, and decays what has one of zeros."""
     for data in (1, 2):
         for (gradient,) in ranks.run(data, _use_some, Layout(data=data), [set()]):
-            assert gradient is not None
             assert not gradient.any()
 
 
 def _two_precisions() -> list[torch.dtype]:
     mesh = make_mesh(Layout(tensor=2, sequence_parallel=True), CPU)
-    norms = [LayerNorm(H, mesh=mesh, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)]
-    reducer = GradientReducer([p for norm in norms for p in norm.parameters()], mesh)
-    reducer.arm()
-    sum(norm(torch.randn(2, S // 2, H)).sum() for norm in norms).backward()
-    reducer.finish()
+    norms = nn.ModuleList(LayerNorm(H, mesh=mesh, dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+    reduce_gradients(lambda: sum(norm(torch.randn(2, S // 2, H)).sum() for norm in norms), norms.parameters(), mesh)
     return [norm.weight.grad.dtype for norm in norms]
 
 
@@ -228,10 +221,7 @@ def _frozen() -> list[bool]:
     mesh = make_mesh(Layout(data=2), CPU)
     stack = _stack(mesh)
     stack.columns.requires_grad_(False)
-    reducer = GradientReducer(stack.parameters(), mesh)
-    reducer.arm()
-    stack(_batch(mesh)).sum().backward()
-    reducer.finish()
+    reduce_gradients(lambda: stack(_batch(mesh)).sum(), stack.parameters(), mesh)
     return [p.grad is None for p in stack.columns.parameters()]
 
 
@@ -248,26 +238,8 @@ def _backward_twice() -> None:
         stack(_batch(mesh)).sum().backward()
 
 
-def test_a_second_backward_pass_after_the_armed_one_is_refused(ranks: RankPool) -> None:
-    message = (
-        r"^`GradientReducer.arm` must be followed by one backward pass and `finish`, but a second backward pass has "
-        r"begun after gradients were sent. Call `arm` only before the last backward pass of a step.$"
-    )
-    with pytest.raises(RuntimeError, match=message):
-        ranks.run(2, _backward_twice)
-
-
 def _ordinary() -> None:
     GradientReducer(nn.Linear(3, 2).parameters(), make_mesh(Layout(), CPU))
-
-
-def test_an_ordinary_parameter_is_refused(ranks: RankPool) -> None:
-    message = (
-        r"^Every parameter must be a DTensor on the tensor axis, but a parameter of shape \(2, 3\) is an ordinary "
-        r"tensor. Create the parameter with `replicated_parameter` or `sharded_parameter`.$"
-    )
-    with pytest.raises(LayoutError, match=message):
-        ranks.run(1, _ordinary)
 
 
 class Switch(nn.Module):
@@ -285,20 +257,37 @@ class Switch(nn.Module):
 def _switch() -> None:
     mesh = make_mesh(Layout(tensor=2, data=2, sequence_parallel=True), CPU)
     switch = Switch(mesh)
-    reducer = GradientReducer(switch.parameters(), mesh)
-    reducer.arm()
-    switch(torch.randn(2, S // 2, H)).backward()
-    reducer.finish()
+    reduce_gradients(lambda: switch(torch.randn(2, S // 2, H)), switch.parameters(), mesh)
 
 
-def test_a_partial_gradient_that_one_data_rank_lacks_is_refused(ranks: RankPool) -> None:
-    message = (
-        "^Under sequence parallelism, a replicated parameter must be used on all data ranks or on no data rank, "
-        r"but a parameter of shape \(8,\) was used on some data ranks only. Use the parameter on every rank, if "
-        r"necessary multiplied by zero.$"
-    )
-    with pytest.raises(RuntimeError, match=message):
-        ranks.run(4, _switch)
+TWICE = (
+    r"^`GradientReducer.arm` must be followed by one backward pass and `finish`, but a second backward pass has begun "
+    r"after gradients were sent. Call `arm` only before the last backward pass of a step.$"
+)
+ORDINARY = (
+    r"^Every parameter must be a DTensor on the tensor axis, but a parameter of shape \(2, 3\) is an ordinary tensor. "
+    r"Create the parameter with `replicated_parameter` or `sharded_parameter`.$"
+)
+ON_SOME = (
+    "^Under sequence parallelism, a replicated parameter must be used on all data ranks or on no data rank, but a "
+    r"parameter of shape \(8,\) was used on some data ranks only. Use the parameter on every rank, if necessary "
+    r"multiplied by zero.$"
+)
+
+
+@pytest.mark.parametrize(
+    ("job", "num_ranks", "error", "message"),
+    [
+        (_backward_twice, 2, RuntimeError, TWICE),
+        (_ordinary, 1, LayoutError, ORDINARY),
+        (_switch, 4, RuntimeError, ON_SOME),
+    ],
+)
+def test_what_cannot_be_summed_is_refused(
+    ranks: RankPool, job: Callable[[], None], num_ranks: int, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        ranks.run(num_ranks, job)
 
 
 def _accumulate_after_finish(layout: Layout) -> list[Tensor]:

@@ -15,7 +15,6 @@ from tests.ranks import RankPool
 
 def _over_tensor(tensor: DTensor) -> Placement:
     names = tensor.device_mesh.mesh_dim_names
-    assert names is not None
     return tensor.placements[names.index("tensor")]
 
 

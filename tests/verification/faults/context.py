@@ -15,7 +15,7 @@ from crosscut.parallel import Axis, RandomStreams, seed_of
 from crosscut.parallel.context import operators, ring
 from crosscut.parallel.state import gradients
 from crosscut.training import step as training_step
-from tests.verification.mutations import PACKED, Patch, fault
+from tests.verification.mutations import PACKED, Patch, fault, instead_of
 from tests.verification.runs import LLAMA
 
 EXCHANGED = Layout(context=2, context_attention=ContextAttention.ALL_TO_ALL)
@@ -84,15 +84,11 @@ def ring_step_left_out(patch: Patch) -> None:
 
 
 @fault("the early piece of a later rank's keys is hidden", "blocks.0.attention", RING, **WITHOUT_DROPOUT)
-def early_keys_of_later_ranks_hidden(patch: Patch) -> None:
-    views = ring._views
-
-    def without_early(described: Any, length: int, mask: Tensor | None) -> Any:
-        late = slice(length // 2, None)
-        for view in views(described, length, mask):
-            yield view._replace(keys=late) if view.queries == late else view
-
-    patch.setattr(ring, "_views", without_early)
+@instead_of(ring, "_views")
+def early_keys_of_later_ranks_hidden(views: Any, described: Any, length: int, mask: Tensor | None) -> Any:
+    late = slice(length // 2, None)
+    for view in views(described, length, mask):
+        yield view._replace(keys=late) if view.queries == late else view
 
 
 @fault(
@@ -120,14 +116,10 @@ def merged_without_the_maximum(patch: Patch) -> None:
     training=PACKED,
     **WITHOUT_DROPOUT,
 )
-def hidden_rows_count(patch: Patch) -> None:
-    attend = ring.attend_block
-
-    def counted(block: Any) -> Attended:
-        attended = attend(block)
-        return attended._replace(lse=attended.lse.masked_fill(attended.lse.isneginf(), 0.0))
-
-    patch.setattr(ring, "attend_block", counted)
+@instead_of(ring, "attend_block")
+def hidden_rows_count(attend: Any, block: Any) -> Attended:
+    attended = attend(block)
+    return attended._replace(lse=attended.lse.masked_fill(attended.lse.isneginf(), 0.0))
 
 
 @fault("the sums of the keys' gradients stay at the last rank", "blocks.1.attention", RING, **WITHOUT_DROPOUT)
@@ -159,39 +151,27 @@ def results_of_other_heads(patch: Patch) -> None:
 
 
 @fault("context ranks have the halves of the sequence, with the positions of the zigzag", "tokens", EXCHANGED)
-def halves_with_zigzag_positions(patch: Patch) -> None:
-    part_of_rank = batch.Batch.part_of_rank
-
-    def halves(self: batch.Batch, axis: Axis) -> batch.Batch:
-        part = part_of_rank(self, axis)
-        return part if axis.size == 1 else replace(part, tokens=self.tokens.chunk(axis.size, 1)[axis.rank])
-
-    patch.setattr(batch.Batch, "part_of_rank", halves)
+@instead_of(batch.Batch, "part_of_rank")
+def halves_with_zigzag_positions(part_of_rank: Any, self: batch.Batch, axis: Axis) -> batch.Batch:
+    part = part_of_rank(self, axis)
+    return part if axis.size == 1 else replace(part, tokens=self.tokens.chunk(axis.size, 1)[axis.rank])
 
 
 @fault("the targets of a rank's late piece are those of its early piece", "loss", GATHERED)
-def late_targets_of_the_early_piece(patch: Patch) -> None:
-    part_of_rank = batch.Batch.part_of_rank
-
-    def early(self: batch.Batch, axis: Axis) -> batch.Batch:
-        part = part_of_rank(self, axis)
-        first = part.targets.chunk(2, 1)[0]
-        return part if axis.size == 1 else replace(part, targets=torch.cat((first, first), 1))
-
-    patch.setattr(batch.Batch, "part_of_rank", early)
+@instead_of(batch.Batch, "part_of_rank")
+def late_targets_of_the_early_piece(part_of_rank: Any, self: batch.Batch, axis: Axis) -> batch.Batch:
+    part = part_of_rank(self, axis)
+    first = part.targets.chunk(2, 1)[0]
+    return part if axis.size == 1 else replace(part, targets=torch.cat((first, first), 1))
 
 
 @fault("documents are numbered in each rank's part alone", "blocks.0.attention", GATHERED, training=PACKED)
-def documents_of_the_part(patch: Patch) -> None:
-    part_of_rank = batch.Batch.part_of_rank
-
-    def apart(self: batch.Batch, axis: Axis) -> batch.Batch:
-        part = part_of_rank(self, axis)
-        if axis.size == 1 or part.documents is None:
-            return part
-        return replace(part, documents=part.documents - part.documents[:, :1] + 100 * axis.rank)
-
-    patch.setattr(batch.Batch, "part_of_rank", apart)
+@instead_of(batch.Batch, "part_of_rank")
+def documents_of_the_part(part_of_rank: Any, self: batch.Batch, axis: Axis) -> batch.Batch:
+    part = part_of_rank(self, axis)
+    if axis.size == 1 or part.documents is None:
+        return part
+    return replace(part, documents=part.documents - part.documents[:, :1] + 100 * axis.rank)
 
 
 @fault(
@@ -201,65 +181,47 @@ def documents_of_the_part(patch: Patch) -> None:
     training=PACKED,
     **LLAMA,
 )
-def positions_in_documents_of_the_part(patch: Patch) -> None:
-    part_of_rank = batch.Batch.part_of_rank
-
-    def apart(self: batch.Batch, axis: Axis) -> batch.Batch:
-        part = part_of_rank(self, axis)
-        if axis.size == 1 or part.positions is None:
-            return part
-        return replace(part, positions=part.positions - part.positions[:, :1].clamp(max=0) + axis.rank)
-
-    patch.setattr(batch.Batch, "part_of_rank", apart)
+@instead_of(batch.Batch, "part_of_rank")
+def positions_in_documents_of_the_part(part_of_rank: Any, self: batch.Batch, axis: Axis) -> batch.Batch:
+    part = part_of_rank(self, axis)
+    if axis.size == 1 or part.positions is None:
+        return part
+    return replace(part, positions=part.positions - part.positions[:, :1].clamp(max=0) + axis.rank)
 
 
 @fault("the causal mask is that of a rank's own part", "blocks.0.attention", GATHERED)
-def mask_of_own_part(patch: Patch) -> None:
-    earlier = documents._earlier
-
-    def of_part(queries: Tensor, num_keys: int) -> Tensor:
-        return earlier(torch.arange(len(queries)), num_keys)
-
-    patch.setattr(documents, "_earlier", of_part)
+@instead_of(documents, "_earlier")
+def mask_of_own_part(earlier: Any, queries: Tensor, num_keys: int) -> Tensor:
+    return earlier(torch.arange(len(queries)), num_keys)
 
 
 @fault("exchanged keys are those of other heads", "blocks.0.attention", EXCHANGED)
-def keys_of_other_heads(patch: Patch) -> None:
-    heads = operators._heads_of_rank
-
-    def other(*arguments: Any) -> Any:
-        q, k, v = heads(*arguments)
-        return q, k.roll(1, 1), v
-
-    patch.setattr(operators, "_heads_of_rank", other)
+@instead_of(operators, "_heads_of_rank")
+def keys_of_other_heads(heads: Any, *arguments: Any) -> Any:
+    q, k, v = heads(*arguments)
+    return q, k.roll(1, 1), v
 
 
 @fault("the gradients of exchanged heads come back in another order", "blocks.1.attention", EXCHANGED)
-def gradients_of_other_heads(patch: Patch) -> None:
-    backward = operators._ExchangeTokens.backward
-    patch.setattr(operators._ExchangeTokens, "backward", staticmethod(lambda ctx, grad: backward(ctx, grad.roll(1, 1))))
+@instead_of(operators, "exchanged")
+def gradients_of_other_heads(exchanged: Any, x: Tensor, axis: Axis, *, forward: Any, backward: Any) -> Tensor:
+    is_left = forward is operators._tokens_to_heads
+    back = (lambda grad, axis: backward(grad.roll(1, 1), axis)) if is_left else backward
+    return exchanged(x, axis, forward=forward, backward=back)
 
 
 @fault("the ring turns the other way", "blocks.0.attention", RING, **WITHOUT_DROPOUT)
-def ring_turns_the_other_way(patch: Patch) -> None:
-    views = ring._views
-
-    def mirrored(described: Any, length: int, mask: Tensor | None) -> Any:
-        other = replace(described.axis, rank=described.axis.size - 1 - described.axis.rank)
-        return views(described._replace(axis=other), length, mask)
-
-    patch.setattr(ring, "_views", mirrored)
+@instead_of(ring, "_views")
+def ring_turns_the_other_way(views: Any, described: Any, length: int, mask: Tensor | None) -> Any:
+    other = replace(described.axis, rank=described.axis.size - 1 - described.axis.rank)
+    return views(described._replace(axis=other), length, mask)
 
 
 @fault("the gradients of keys and values are exchanged", "blocks.1.attention", RING, **WITHOUT_DROPOUT)
-def gradients_of_keys_and_values_exchanged(patch: Patch) -> None:
-    backward = ring.attend_block_backward
-
-    def swapped(*arguments: Any) -> Any:
-        of_q, of_k, of_v = backward(*arguments)
-        return of_q, of_v, of_k
-
-    patch.setattr(ring, "attend_block_backward", swapped)
+@instead_of(ring, "attend_block_backward")
+def gradients_of_keys_and_values_exchanged(backward: Any, *arguments: Any) -> Any:
+    of_q, of_k, of_v = backward(*arguments)
+    return of_q, of_v, of_k
 
 
 @fault(
@@ -268,30 +230,20 @@ def gradients_of_keys_and_values_exchanged(patch: Patch) -> None:
     RING,
     **WITHOUT_DROPOUT,
 )
-def sums_of_the_largest_block(patch: Patch) -> None:
-    finish = ring._Merged.finish
-
-    def largest(self: ring._Merged, dtype: torch.dtype) -> Attended:
-        return finish(self, dtype)._replace(lse=self._largest)
-
-    patch.setattr(ring._Merged, "finish", largest)
+@instead_of(ring._Merged, "finish")
+def sums_of_the_largest_block(finish: Any, self: ring._Merged, dtype: torch.dtype) -> Attended:
+    return finish(self, dtype)._replace(lse=self._largest)
 
 
 @fault("gradients are summed over the context ranks twice", "gradient reduction", WITH_DATA)
-def summed_over_context_twice(patch: Patch) -> None:
-    receive = gradients.GradientReducer._receive
-
-    def twice(self: gradients.GradientReducer, bucket: Any) -> None:
-        receive(self, bucket)
-        for parameter in bucket.parameters:
-            gradients._local(parameter.grad).mul_(self.mesh.context.size)
-
-    patch.setattr(gradients.GradientReducer, "_receive", twice)
+@instead_of(gradients.GradientReducer, "_receive")
+def summed_over_context_twice(receive: Any, self: gradients.GradientReducer, bucket: Any) -> None:
+    receive(self, bucket)
+    for parameter in bucket.parameters:
+        gradients._local(parameter.grad).mul_(self.mesh.context.size)
 
 
 @fault("the same dropout on all context ranks", "dropout", EXCHANGED)
-def same_stream_on_context_ranks(patch: Patch) -> None:
-    def restart(self: RandomStreams, *layer: object) -> None:
-        torch.manual_seed(seed_of("shared", self.seed, *self._started, self.mesh.data.rank, *layer))
-
-    patch.setattr(RandomStreams, "_restart", restart)
+@instead_of(RandomStreams, "_restart")
+def same_stream_on_context_ranks(_plain: Any, self: RandomStreams, *layer: object) -> None:
+    torch.manual_seed(seed_of("shared", self.seed, *self._started, self.mesh.data.rank, *layer))

@@ -14,7 +14,16 @@ from crosscut.model import attention
 from crosscut.parallel import RandomStreams, random, seed_of
 from crosscut.parallel.linear import is_recomputing
 from crosscut.training.memory import recomputation
-from tests.verification.mutations import ACCUMULATED, INTERLEAVED, STAGED_TENSOR, STAGES, TENSOR, Patch, fault
+from tests.verification.mutations import (
+    ACCUMULATED,
+    INTERLEAVED,
+    STAGED_TENSOR,
+    STAGES,
+    TENSOR,
+    Patch,
+    fault,
+    instead_of,
+)
 from tests.verification.runs import BERT, CLASSES
 
 REPLICAS = Layout(data=4, sharding="zero2", shard_group=2)
@@ -24,13 +33,9 @@ CORE = {"recompute": "selective"}
 
 
 @fault("every micro-batch of a pipeline drops as the first one does", "dropout", STAGES)
-def pipeline_drops_as_the_first(patch: Patch) -> None:
-    restart = RandomStreams.restart
-
-    def first(self: RandomStreams, *, step: int, micro_batch: int = 0) -> None:
-        restart(self, step=step, micro_batch=0 if self.mesh.pipeline else micro_batch)
-
-    patch.setattr(RandomStreams, "restart", first)
+@instead_of(RandomStreams, "restart")
+def pipeline_drops_as_the_first(restart: Any, self: RandomStreams, *, step: int, micro_batch: int = 0) -> None:
+    restart(self, step=step, micro_batch=0 if self.mesh.pipeline else micro_batch)
 
 
 @fault("every micro-batch drops as the first one does", "dropout", training=ACCUMULATED)
@@ -119,72 +124,48 @@ def sum_of_ranks_selects(patch: Patch) -> None:
 
 
 @fault("tensor ranks do not scale up the elements of the residual stream that stay", "dropout")
-def residual_not_scaled(patch: Patch) -> None:
-    forward = random.Dropout.forward
-
-    def unscaled(self: random.Dropout, x: Tensor) -> Tensor:
-        drops = self.training and self.streams.mesh.tensor.size > 1
-        return forward(self, x) * ((1 - self.probability) if drops else 1)
-
-    patch.setattr(random.Dropout, "forward", unscaled)
+@instead_of(random.Dropout, "forward")
+def residual_not_scaled(forward: Any, self: random.Dropout, x: Tensor) -> Tensor:
+    drops = self.training and self.streams.mesh.tensor.size > 1
+    return forward(self, x) * ((1 - self.probability) if drops else 1)
 
 
 @fault("tensor ranks do not scale up the weights of attention that stay", "blocks.0.attention")
-def attention_not_scaled(patch: Patch) -> None:
-    attend = attention.SelfAttention._attend_here
-
-    def unscaled(self: attention.SelfAttention, *operands: Any) -> Tensor:
-        drops = self.training and self.streams.mesh.tensor.size > 1
-        return attend(self, *operands) * ((1 - self.dropout) if drops else 1)
-
-    patch.setattr(attention.SelfAttention, "_attend_here", unscaled)
+@instead_of(attention.SelfAttention, "_attend_here")
+def attention_not_scaled(attend: Any, self: attention.SelfAttention, *operands: Any) -> Tensor:
+    drops = self.training and self.streams.mesh.tensor.size > 1
+    return attend(self, *operands) * ((1 - self.dropout) if drops else 1)
 
 
 @fault("a head does not scale up the elements that stay", "task.dropout", **BERT, **CLASSES)
-def head_not_scaled(patch: Patch) -> None:
-    forward = random.Dropout.forward
-
-    def unscaled(self: random.Dropout, x: Tensor) -> Tensor:
-        drops = self.training and self.inside and self.streams.mesh.tensor.size > 1
-        return forward(self, x) * ((1 - self.probability) if drops else 1)
-
-    patch.setattr(random.Dropout, "forward", unscaled)
+@instead_of(random.Dropout, "forward")
+def head_not_scaled(forward: Any, self: random.Dropout, x: Tensor) -> Tensor:
+    drops = self.training and self.inside and self.streams.mesh.tensor.size > 1
+    return forward(self, x) * ((1 - self.probability) if drops else 1)
 
 
 @fault("dropout's backward pass does not scale", "blocks.1.dropout, call 2")
-def backward_not_scaled(patch: Patch) -> None:
-    forward = random.Dropout.forward
-
-    def half(self: random.Dropout, x: Tensor) -> Tensor:
-        y = forward(self, x)
-        if not self.training or self.streams.mesh.tensor.size == 1:
-            return y
-        unscaled = y * (1 - self.probability)
-        return unscaled + (y - unscaled).detach()
-
-    patch.setattr(random.Dropout, "forward", half)
+@instead_of(random.Dropout, "forward")
+def backward_not_scaled(forward: Any, self: random.Dropout, x: Tensor) -> Tensor:
+    y = forward(self, x)
+    if not self.training or self.streams.mesh.tensor.size == 1:
+        return y
+    unscaled = y * (1 - self.probability)
+    return unscaled + (y - unscaled).detach()
 
 
 @fault("tensor ranks drop with another probability in attention", "blocks.0.attention")
-def other_probability(patch: Patch) -> None:
-    make = attention.SelfAttention.__init__
-
-    def other(self: attention.SelfAttention, part: Any, build: Any) -> None:
-        make(self, part, build)
-        self.dropout *= 2 if build.mesh.tensor.size > 1 else 1
-
-    patch.setattr(attention.SelfAttention, "__init__", other)
+@instead_of(attention.SelfAttention, "__init__")
+def other_probability(make: Any, self: attention.SelfAttention, part: Any, build: Any) -> None:
+    make(self, part, build)
+    self.dropout *= 2 if build.mesh.tensor.size > 1 else 1
 
 
 @fault("tensor ranks do not drop in attention", "blocks.0.attention")
-def attention_without_dropout(patch: Patch) -> None:
-    make = attention.SelfAttention.__init__
-
-    def other(self: attention.SelfAttention, part: Any, build: Any) -> None:
-        make(self, part, build)
-        self.dropout *= build.mesh.tensor.size == 1
-
-    patch.setattr(attention.SelfAttention, "__init__", other)
+@instead_of(attention.SelfAttention, "__init__")
+def attention_without_dropout(make: Any, self: attention.SelfAttention, part: Any, build: Any) -> None:
+    make(self, part, build)
+    self.dropout *= build.mesh.tensor.size == 1
 
 
 # --- recomputation ---------------------------------------------------------------------------------------------------

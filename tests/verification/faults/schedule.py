@@ -16,7 +16,17 @@ from crosscut.parallel.channels import Channels
 from crosscut.parallel.collectives import all_reduce
 from crosscut.parallel.state.gradients import _local
 from crosscut.training import step as training_step
-from tests.verification.mutations import DELAYED, INTERLEAVED, PACKED, STAGED_DATA, STAGES, Patch, _is_last_stage, fault
+from tests.verification.mutations import (
+    DELAYED,
+    INTERLEAVED,
+    PACKED,
+    STAGED_DATA,
+    STAGES,
+    Patch,
+    _is_last_stage,
+    fault,
+    instead_of,
+)
 from tests.verification.runs import LLAMA
 
 FOUR_LAYERS = {"num_layers": 4}
@@ -105,28 +115,20 @@ def stale_sends(patch: Patch) -> None:
 
 
 @fault("the final norm is also applied to the output of an earlier stage", "final_norm", INTERLEAVED, **FOUR_LAYERS)
-def final_norm_of_each_stage(patch: Patch) -> None:
-    forward = gpt.GPT.forward
-
-    def normed(self: gpt.GPT, *inputs: Any, stage_input: Any = None, **how: Any) -> Any:
-        y = forward(self, *inputs, stage_input=stage_input, **how)
-        is_early = stage_input is not None and not stage_input.stage.is_last and self.final_norm is not None
-        return self.final_norm(y) if is_early else y
-
-    patch.setattr(gpt.GPT, "forward", normed)
+@instead_of(gpt.GPT, "forward")
+def final_norm_of_each_stage(forward: Any, self: gpt.GPT, *inputs: Any, stage_input: Any = None, **how: Any) -> Any:
+    y = forward(self, *inputs, stage_input=stage_input, **how)
+    is_early = stage_input is not None and not stage_input.stage.is_last and self.final_norm is not None
+    return self.final_norm(y) if is_early else y
 
 
 @fault("the final norm is applied twice", "final_norm")
-def final_norm_twice(patch: Patch) -> None:
-    forward = gpt.GPT.forward
-
-    def normed(self: gpt.GPT, *inputs: Any, with_weight: bool = False, **how: Any) -> Any:
-        y = forward(self, *inputs, with_weight=with_weight, **how)
-        if self.mesh.tensor.size == 1:
-            return y
-        return (self.final_norm(y[0]), y[1]) if with_weight else self.final_norm(y)
-
-    patch.setattr(gpt.GPT, "forward", normed)
+@instead_of(gpt.GPT, "forward")
+def final_norm_twice(forward: Any, self: gpt.GPT, *inputs: Any, with_weight: bool = False, **how: Any) -> Any:
+    y = forward(self, *inputs, with_weight=with_weight, **how)
+    if self.mesh.tensor.size == 1:
+        return y
+    return (self.final_norm(y[0]), y[1]) if with_weight else self.final_norm(y)
 
 
 @fault("the final norm is left out in a pipeline", "final_norm", STAGES)
@@ -160,29 +162,21 @@ def layer_twice(patch: Patch) -> None:
 
 
 @fault("gradients are summed over the data ranks before the last backward pass", "gradient reduction", STAGED_DATA)
-def summed_too_early(patch: Patch) -> None:
-    forward = stages._Step._forward
-
-    def summing(self: Any, action: Any, hidden: Tensor | None) -> Tensor:
-        if action.micro_batch == len(self.step.micro_batches) - 1:
-            for parameter in self.step.model.parameters():
-                if parameter.grad is not None:
-                    _local(parameter.grad).copy_(all_reduce(_local(parameter.grad), self.step.model.mesh.data))
-        return forward(self, action, hidden)
-
-    patch.setattr(stages._Step, "_forward", summing)
+@instead_of(stages._Step, "_forward")
+def summed_too_early(forward: Any, self: Any, action: Any, hidden: Tensor | None) -> Tensor:
+    if action.micro_batch == len(self.step.micro_batches) - 1:
+        for parameter in self.step.model.parameters():
+            if parameter.grad is not None:
+                _local(parameter.grad).copy_(all_reduce(_local(parameter.grad), self.step.model.mesh.data))
+    return forward(self, action, hidden)
 
 
 @fault("the copy of the tied embedding starts from other weights", "loss", STAGES)
-def copy_starts_apart(patch: Patch) -> None:
-    initialize = training_step.initialize
-
-    def apart(model: gpt.GPT, seed: int, **how: Any) -> None:
-        initialize(model, seed, **how)
-        for copy in model.tied_copies:
-            normal_(copy, std=0.02, seed=seed, name="another")
-
-    patch.setattr(training_step, "initialize", apart)
+@instead_of(training_step, "initialize")
+def copy_starts_apart(initialize: Any, model: gpt.GPT, seed: int, **how: Any) -> None:
+    initialize(model, seed, **how)
+    for copy in model.tied_copies:
+        normal_(copy, std=0.02, seed=seed, name="another")
 
 
 @fault("delayed weight gradients take the input of the micro-batch before", "blocks.1.mlp.contract", DELAYED)
@@ -199,21 +193,13 @@ def delayed_gradients_of_the_one_before(patch: Patch) -> None:
 
 
 @fault("a stage counts only the targets of its first micro-batch", "loss", STAGES)
-def targets_of_one_micro_batch(patch: Patch) -> None:
-    scales = training_step.Trainer._scales
-
-    def of_first(self: Any, micro_batches: Any) -> Any:
-        return scales(self, micro_batches if self.mesh.pipeline is None else micro_batches[:1])
-
-    patch.setattr(training_step.Trainer, "_scales", of_first)
+@instead_of(training_step.Trainer, "_scales")
+def targets_of_one_micro_batch(scales: Any, self: Any, micro_batches: Any) -> Any:
+    return scales(self, micro_batches if self.mesh.pipeline is None else micro_batches[:1])
 
 
 @fault("a stage sends the gradients of its sequences back in another order", "blocks.0", STAGES)
-def gradients_in_another_order(patch: Patch) -> None:
-    backward = stages._Step._backward
-
-    def rolled(self: Any, action: Any, gradient: Tensor | None) -> Tensor | None:
-        own = backward(self, action, gradient)
-        return None if own is None else own.roll(1, 0)
-
-    patch.setattr(stages._Step, "_backward", rolled)
+@instead_of(stages._Step, "_backward")
+def gradients_in_another_order(backward: Any, self: Any, action: Any, gradient: Tensor | None) -> Tensor | None:
+    own = backward(self, action, gradient)
+    return None if own is None else own.roll(1, 0)

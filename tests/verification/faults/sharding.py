@@ -14,7 +14,7 @@ from crosscut.parallel.state import sharding
 from crosscut.parallel.state.gradients import _local
 from crosscut.training import step as training_step
 from crosscut.training.memory import host_activations, recomputation
-from tests.verification.mutations import ACCUMULATED, PACKED, SHARED, STAGES, Patch, fault
+from tests.verification.mutations import ACCUMULATED, PACKED, SHARED, STAGES, Patch, fault, instead_of
 from tests.verification.runs import LLAMA
 
 SHARED_GRADIENTS = Layout(data=2, sharding="zero2")
@@ -43,18 +43,14 @@ def copies_summed_each_time(patch: Patch) -> None:
 
 
 @fault("a rank gets its shard of the gradient from its neighbour", "gradient reduction", SHARED)
-def shards_of_neighbours(patch: Patch) -> None:
-    updates = sharding.ShardedReducer.finish
-
-    def swapped(self: Any) -> None:
-        updates(self)
-        for parameter in self.parameters:
-            own = _local(parameter.grad)
-            every = [torch.zeros_like(own) for _ in range(2)]
-            torch.distributed.all_gather(every, own.contiguous())
-            own.copy_(every[1 - torch.distributed.get_rank()])
-
-    patch.setattr(sharding.ShardedReducer, "finish", swapped)
+@instead_of(sharding.ShardedReducer, "finish")
+def shards_of_neighbours(updates: Any, self: Any) -> None:
+    updates(self)
+    for parameter in self.parameters:
+        own = _local(parameter.grad)
+        every = [torch.zeros_like(own) for _ in range(2)]
+        torch.distributed.all_gather(every, own.contiguous())
+        own.copy_(every[1 - torch.distributed.get_rank()])
 
 
 @fault(
@@ -74,54 +70,40 @@ def first_rank_fills_norms(patch: Patch) -> None:
 
 
 @fault("the gradient norm counts a rank's own shards", "gradient norm", SHARED)
-def norm_of_own_shards(patch: Patch) -> None:
-    norm = training_step.measure_gradients
-
-    def own(parameters: Any, owners: Any, **also: Any) -> Any:
-        measured = norm(parameters, owners, **also)
-        squares = torch.stack([_local(p.grad).square().sum() for p in parameters]).sum()
-        return measured._replace(norm=squares.sqrt()) if parameters[0].device_mesh.size() > 1 else measured
-
-    patch.setattr(training_step, "measure_gradients", own)
+@instead_of(training_step, "measure_gradients")
+def norm_of_own_shards(norm: Any, parameters: Any, owners: Any, **also: Any) -> Any:
+    measured = norm(parameters, owners, **also)
+    squares = torch.stack([_local(p.grad).square().sum() for p in parameters]).sum()
+    return measured._replace(norm=squares.sqrt()) if parameters[0].device_mesh.size() > 1 else measured
 
 
 @fault("shards are clipped by the norm of the own shards", "clipped gradients", SHARED)
-def shards_clipped_by_own_norm(patch: Patch) -> None:
-    clip = training_step.clip_gradients_
-
-    def by_own(parameters: Any, norm: Any, max_norm: float) -> None:
-        own = torch.stack([_local(p.grad).square().sum() for p in parameters]).sum().sqrt()
-        clip(parameters, own.item(), max_norm)
-
-    patch.setattr(training_step, "clip_gradients_", by_own)
+@instead_of(training_step, "clip_gradients_")
+def shards_clipped_by_own_norm(clip: Any, parameters: Any, norm: Any, max_norm: float) -> None:
+    own = torch.stack([_local(p.grad).square().sum() for p in parameters]).sum().sqrt()
+    clip(parameters, own.item(), max_norm)
 
 
 @fault("the weights of layers are gathered in float32", "blocks.0.attention_norm", SHARED)
-def gathered_in_float32(patch: Patch) -> None:
-    shard = sharding._shard_unit
+@instead_of(sharding, "_shard_unit")
+def gathered_in_float32(
+    shard: Any, unit: nn.Module, mesh: Any, policy: Any, place: int, *, is_root: bool = False
+) -> None:
+    shard(unit, mesh, policy, place, is_root=is_root)
+    if not is_root:
 
-    def narrow(unit: nn.Module, mesh: Any, policy: Any, place: int, *, is_root: bool = False) -> None:
-        shard(unit, mesh, policy, place, is_root=is_root)
-        if not is_root:
+        def rounded(module: nn.Module, *_: Any) -> None:
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    _local(parameter).copy_(_local(parameter).float())
 
-            def rounded(module: nn.Module, *_: Any) -> None:
-                with torch.no_grad():
-                    for parameter in module.parameters():
-                        _local(parameter).copy_(_local(parameter).float())
-
-            unit.register_forward_pre_hook(rounded)
-
-    patch.setattr(sharding, "_shard_unit", narrow)
+        unit.register_forward_pre_hook(rounded)
 
 
 @fault("the second copy of the model starts from other weights", "tokens", GROUPS)
-def copies_start_apart(patch: Patch) -> None:
-    plain = random.seed_of
-
-    def apart(*parts: object) -> int:
-        return plain(*parts, torch.distributed.get_rank() // 2) if parts[0] == "weights" else plain(*parts)
-
-    patch.setattr(random, "seed_of", apart)
+@instead_of(random, "seed_of")
+def copies_start_apart(plain: Any, *parts: object) -> int:
+    return plain(*parts, torch.distributed.get_rank() // 2) if parts[0] == "weights" else plain(*parts)
 
 
 @fault("the loss is normalised by the targets of a shard group", "loss", GROUPS)
@@ -143,36 +125,28 @@ def targets_of_a_group(patch: Patch) -> None:
     "gradient reduction",
     STAGED_SHARED,
 )
-def stages_sum_the_last(patch: Patch) -> None:
-    backward = stages._Step._backward
-
-    def alone(self: Any, action: Any, gradient: Tensor | None) -> Tensor | None:
-        if action.micro_batch == len(self.step.micro_batches) - 1:
-            for state in sharding.fully_shard.state(self.step.model)._state_ctx.all_states:
-                for group in sharding.param_groups_of(state):
-                    for parameter in group.fsdp_params:
-                        if hasattr(parameter, "unsharded_accumulated_grad"):
-                            parameter.unsharded_accumulated_grad = None
-                        if hasattr(parameter, "_unsharded_param"):
-                            parameter._unsharded_param.grad = None
-        return backward(self, action, gradient)
-
-    patch.setattr(stages._Step, "_backward", alone)
+@instead_of(stages._Step, "_backward")
+def stages_sum_the_last(backward: Any, self: Any, action: Any, gradient: Tensor | None) -> Tensor | None:
+    if action.micro_batch == len(self.step.micro_batches) - 1:
+        for state in sharding.fully_shard.state(self.step.model)._state_ctx.all_states:
+            for group in sharding.param_groups_of(state):
+                for parameter in group.fsdp_params:
+                    if hasattr(parameter, "unsharded_accumulated_grad"):
+                        parameter.unsharded_accumulated_grad = None
+                    if hasattr(parameter, "_unsharded_param"):
+                        parameter._unsharded_param.grad = None
+    return backward(self, action, gradient)
 
 
 @fault("only the first shard is updated", "parameters after a step", SHARED_GRADIENTS)
-def first_shard_updated(patch: Patch) -> None:
-    update = training_step.Trainer.update
-
-    def frozen(self: Any, step: int, loss: Tensor) -> Any:
-        kept = [_local(p).detach().clone() for p in self.parameters]
-        result = update(self, step, loss)
-        if torch.distributed.get_rank() == 1:
-            for parameter, before in zip(self.parameters, kept, strict=True):
-                _local(parameter.detach()).copy_(before)
-        return result
-
-    patch.setattr(training_step.Trainer, "update", frozen)
+@instead_of(training_step.Trainer, "update")
+def first_shard_updated(update: Any, self: Any, step: int, loss: Tensor) -> Any:
+    kept = [_local(p).detach().clone() for p in self.parameters]
+    result = update(self, step, loss)
+    if torch.distributed.get_rank() == 1:
+        for parameter, before in zip(self.parameters, kept, strict=True):
+            _local(parameter.detach()).copy_(before)
+    return result
 
 
 # --- recomputation ---------------------------------------------------------------------------------------------------
@@ -276,25 +250,17 @@ def norm_recomputed_without_weight(patch: Patch) -> None:
     "blocks.1.mlp.contract",
     training={**WHOLE, "offload": ("activations",)},
 )
-def offloaded_input_of_the_one_before(patch: Patch) -> None:
-    get = host_activations.HostActivations._get
-
-    def before(self: Any, waiting: Any) -> Tensor:
-        own = get(self, waiting)
-        other = None if isinstance(waiting, Tensor) or waiting.before is None else waiting.before()
-        if other is None or other.host.shape != own.shape:
-            return own
-        return other.host.to(own.device)
-
-    patch.setattr(host_activations.HostActivations, "_get", before)
+@instead_of(host_activations.HostActivations, "_get")
+def offloaded_input_of_the_one_before(get: Any, self: Any, waiting: Any) -> Tensor:
+    own = get(self, waiting)
+    other = None if isinstance(waiting, Tensor) or waiting.before is None else waiting.before()
+    if other is None or other.host.shape != own.shape:
+        return own
+    return other.host.to(own.device)
 
 
 @fault("attention on tensor ranks gives a value that is not a number", "blocks.0.attention")
-def attention_not_a_number(patch: Patch) -> None:
-    attend = attention.SelfAttention._attend
-
-    def divided(self: attention.SelfAttention, q: Tensor, *operands: Any) -> Tensor:
-        y = attend(self, q, *operands)
-        return y if self.streams.mesh.tensor.size == 1 else y + 0.0 * (y.detach()[:1] * 0.0).log()
-
-    patch.setattr(attention.SelfAttention, "_attend", divided)
+@instead_of(attention.SelfAttention, "_attend")
+def attention_not_a_number(attend: Any, self: attention.SelfAttention, q: Tensor, *operands: Any) -> Tensor:
+    y = attend(self, q, *operands)
+    return y if self.streams.mesh.tensor.size == 1 else y + 0.0 * (y.detach()[:1] * 0.0).log()
