@@ -13,26 +13,19 @@ from crosscut.data.text.records import RawRecord, Reject, read_json_records
 def read_jsonl(file: File, reading: Reading) -> Iterator[Item]:
     """Yield the documents of a .jsonl file, in order. Blank lines are ignored."""
     for record in read_json_records(reading.of_records(file), file.chunks()):
-        yield as_document(record, reading)
+        yield as_document(record)
 
 
-def as_document(record: RawRecord | Reject, reading: Reading) -> Item:
+def as_document(record: RawRecord | Reject) -> Item:
     """Make a document from a record. A blank text becomes a `Skip`, and a reject stays as it is.
 
     An invalid URL, number of votes or title is left out, and the document is kept.
     """
     if isinstance(record, Reject):
         return record
-    return unless_blank(
-        Text(
-            record.text,
-            record.number,
-            record.position,
-            url=_string(record.values.get(reading.url_key)),
-            karma=_number(record.values.get(reading.karma_key)),
-            title=_string(record.values.get(reading.title_key)),
-        )
-    )
+    url, karma, title = record.others
+    document = Text(record.text, record.number, record.position, _string(url), _number(karma), _string(title))
+    return unless_blank(document)
 
 
 def _string(value: Any) -> str:

@@ -27,4 +27,4 @@ def read_parquet(file: File, reading: Reading) -> Iterator[Item]:
             reading.of_records(file), stream, rows_at_once=ROWS_AT_ONCE, begin_group=begin_group
         )
         for record in records:
-            yield as_document(record, reading)
+            yield as_document(record)

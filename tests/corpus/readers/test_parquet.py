@@ -36,6 +36,18 @@ def test_null_blank_long_and_broken_texts_cost_no_other(tmp_path: Path) -> None:
     assert skips(items) == ["blank"]
 
 
+@pytest.mark.parametrize("most", [0, 1 << 20])
+def test_batch_is_read_alike_at_once_and_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr("crosscut.data.text.parquet._BATCH_BYTES", most)
+    url = pa.array([b"u", None, b"\xff", b"v"], pa.binary()).cast(pa.string(), safe=False)
+    path = write(tmp_path, {"text": ["one", "two", "three", "four"], "url": url})
+    first, second, third, fourth = read(path)
+    assert rejects([third]) == [("row 3", "not UTF-8")]
+    size = path.stat().st_size
+    assert [first, second] == [Text("one", 1, size // 4, url="u"), Text("two", 2, size // 2)]
+    assert fourth == Text("four", 4, size, url="v")
+
+
 @pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
 def test_other_types_of_strings_are_read(tmp_path: Path, kind: pa.DataType) -> None:
     assert texts(read(write(tmp_path, {"text": pa.array(["one", "two"], kind)}))) == ["one", "two"]
