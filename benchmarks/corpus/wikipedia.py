@@ -43,7 +43,7 @@ from benchmarks.commands import command_line
 from benchmarks.corpus.wikipedia_dump import EXPECTED, build_dump
 from benchmarks.machine import print_machine
 from crosscut.config.corpora import SourceConfig
-from crosscut.corpus.readers import Reading, Reject, Text, find_reader
+from crosscut.corpus.readers import RawText, ReaderSettings, Reject, find_reader
 from crosscut.corpus.readers.dumps import DumpPage, Pages
 from crosscut.corpus.readers.files import File, find_files
 from crosscut.corpus.readers.wikitext.markup import Templates
@@ -162,9 +162,9 @@ def compare(
     missing: set[str] = set()
     for _ in range(options.turns):
         start = time.process_time()
-        items = [item for file in files for item in find_reader("wikipedia")(file, Reading())]
+        items = [item for file in files for item in find_reader("wikipedia")(file, ReaderSettings())]
         seconds["dump"].append(time.process_time() - start)
-        texts["dump"] = {item.title: item.text for item in items if isinstance(item, Text)}
+        texts["dump"] = {item.title: item.text for item in items if isinstance(item, RawText)}
         start = time.process_time()
         texts["markup"] = {page.title: prose(page.markup, wiki, page.title) for page, wiki in pages}
         seconds["markup"].append(time.process_time() - start)

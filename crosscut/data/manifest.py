@@ -135,7 +135,7 @@ class ShardEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class TokenManifest:
     """Description of a token folder."""
 
     dtype: str

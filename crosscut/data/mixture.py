@@ -25,7 +25,7 @@ import numpy as np
 
 from crosscut.config.data import DataConfig
 from crosscut.config.errors import DataError
-from crosscut.data.manifest import TOKENIZER_NAME, Manifest
+from crosscut.data.manifest import TOKENIZER_NAME, TokenManifest
 from crosscut.data.sampler import FolderRows, Ids, Sampler, Samples, shuffled
 from crosscut.data.shards.reading import TokenFolder
 from crosscut.data.tokenization.tokenizer import Tokenizer
@@ -69,7 +69,7 @@ class TokenMixture:
         return self.folders[0].path
 
     @property
-    def manifest(self) -> Manifest:
+    def manifest(self) -> TokenManifest:
         """Description of the first folder."""
         return self.folders[0].manifest
 

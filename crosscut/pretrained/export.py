@@ -61,7 +61,7 @@ class Exported:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Target:
+class _ExportFolder:
     """Destination folder of an export, with the contents of the files other than the tensors."""
 
     folder: Folder
@@ -77,7 +77,7 @@ class _Target:
     @classmethod
     def of(
         cls, out: str | Path, config: ModelConfig, dtype: torch.dtype, *, labels: tuple[str, ...], **beside: Any
-    ) -> "_Target":
+    ) -> "_ExportFolder":
         """Create the target. `beside` holds the fields that are not arguments here. Raises `ConfigError` for a model
         that no published family can express.
 
@@ -165,7 +165,7 @@ def export_checkpoint(
         require_exportable(source.model.without_adapters)
         dtype, read = _reader(source)
         tensors = _published(source.model, with_adapters(source.model, read), advance)
-    target = _Target.of(out, source.model, dtype, labels=source.labels, **beside)
+    target = _ExportFolder.of(out, source.model, dtype, labels=source.labels, **beside)
     target.require_new()
     if source.adapter:
         tensors = _with_adapter(source, tensors)
@@ -277,7 +277,7 @@ def export_model(
     parameters = dict(model.named_parameters())
     ends = (Tokenizer.load(tokenizer).end_of_text, *stops)
     beside = {"tokenizer": tokenizer, "ends": ends, "max_file_bytes": max_file_bytes}
-    target = _Target.of(out, model.config, model.token_weight.dtype, labels=labels, **beside)
+    target = _ExportFolder.of(out, model.config, model.token_weight.dtype, labels=labels, **beside)
     tensors = _published(model.config, with_adapters(model.config, lambda name: whole(parameters[name])))
     failure = _failure(target.require_new) if model.mesh.is_first_rank else None
     if failure := share_from_first(failure):

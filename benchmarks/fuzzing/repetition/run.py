@@ -17,7 +17,7 @@ from benchmarks.fuzzing.findings import Finding
 from benchmarks.fuzzing.repetition.patterns import PREPARE, SIZES, TOKENIZE, Pattern, patterns
 from benchmarks.fuzzing.sandbox import Job, Outcome, run
 from crosscut.config.corpora import SourceConfig
-from crosscut.corpus.readers import Reading, find_reader
+from crosscut.corpus.readers import ReaderSettings, find_reader
 from crosscut.corpus.readers.files import find_files
 
 REPETITION = "repetition"
@@ -170,6 +170,6 @@ def _write_texts(folder: Path) -> None:
 def read(path: str, kind: str) -> int:
     """Read a file with the reader of its format."""
     (file,) = find_files(SourceConfig(name="s", files=(path,), format=kind))
-    num_items = sum(1 for _ in find_reader(file.format)(file, Reading()))
+    num_items = sum(1 for _ in find_reader(file.format)(file, ReaderSettings()))
     sys.stdout.write(f"{num_items} items\n")
     return 0

@@ -33,7 +33,7 @@ from crosscut.corpus.audit.rejects import explain_rejected, explain_skipped, rej
 from crosscut.corpus.documents import CLEANING, INGEST, drops_name, marks_name, read_columns, read_table
 from crosscut.corpus.leakage.passages import pieces
 from crosscut.corpus.origins import find_path
-from crosscut.data.manifest import MANIFEST_NAME, Manifest
+from crosscut.data.manifest import MANIFEST_NAME, TokenManifest
 from crosscut.data.shards.writing import INDEX_DTYPE
 
 LEAKAGE, NEAR, PACKING, TOKENS = "leakage", "near", "packing", "tokens"
@@ -215,7 +215,7 @@ class _Story:
         folder = self._work / PACKING
         if not (folder / MANIFEST_NAME).exists():
             return []
-        manifest = Manifest.read(folder)
+        manifest = TokenManifest.read(folder)
         file, _, record = self._id.rpartition("#")
         number = next((n for n, source in enumerate(manifest.sources) if source.name == file), None)
         shards = [entry.name for entry in (*manifest.train, manifest.validation)]

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.record import Item, Reading, Text, unless_blank
+from crosscut.corpus.readers.record import Item, RawText, ReaderSettings, unless_blank
 from crosscut.data.text.json_text import encodable
 from crosscut.data.text.records import RawRecord, Reject, read_json_records
 
 
-def read_jsonl(file: File, reading: Reading) -> Iterator[Item]:
+def read_jsonl(file: File, reading: ReaderSettings) -> Iterator[Item]:
     """Yield the documents of a .jsonl file, in order. Blank lines are ignored."""
     for record in read_json_records(reading.of_records(file), file.chunks()):
         yield as_document(record)
@@ -24,7 +24,7 @@ def as_document(record: RawRecord | Reject) -> Item:
     if isinstance(record, Reject):
         return record
     url, karma, title = record.others
-    document = Text(record.text, record.number, record.position, _string(url), _number(karma), _string(title))
+    document = RawText(record.text, record.number, record.position, _string(url), _number(karma), _string(title))
     return unless_blank(document)
 
 

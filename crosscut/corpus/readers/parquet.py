@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.jsonl import as_document
-from crosscut.corpus.readers.record import Item, Reading
+from crosscut.corpus.readers.record import Item, ReaderSettings
 from crosscut.data.text.parquet import read_parquet_records
 
 ROWS_AT_ONCE = 16
 
 
-def read_parquet(file: File, reading: Reading) -> Iterator[Item]:
+def read_parquet(file: File, reading: ReaderSettings) -> Iterator[Item]:
     """Yield the documents of a parquet file, in order. Of a damaged row group, only the rows before the damage are
     read.
     """

@@ -34,7 +34,7 @@ _LINE_END = re.compile(r"\n")
 _WORD_END = re.compile(r"\s+")
 
 
-class Document(NamedTuple):
+class TextDocument(NamedTuple):
     """A text and its origin."""
 
     text: str
@@ -54,7 +54,7 @@ class Document(NamedTuple):
 
 def read_documents(
     patterns: Sequence[str], *, text_key: str = "text", setting: str = "data.text", blank: bool = False
-) -> Iterator[Document]:
+) -> Iterator[TextDocument]:
     """Read the documents of a corpus one by one, in the order of `find_sources`.
 
     `text_key` is the key (jsonl) or the column (parquet) of the text. `setting` is the name of the option that holds
@@ -67,7 +67,7 @@ def read_documents(
     return read_sources(find_sources(patterns, setting=setting), text_key=text_key, blank=blank)
 
 
-def read_sources(sources: Sequence[TextSource], *, text_key: str, blank: bool = False) -> Iterator[Document]:
+def read_sources(sources: Sequence[TextSource], *, text_key: str, blank: bool = False) -> Iterator[TextDocument]:
     """Read the documents of given sources; see `read_documents`."""
     readers = {"text": _read_text, "jsonl": _read_jsonl, "parquet": _read_parquet, "tsv": _read_tsv}
     empty = True
@@ -81,7 +81,7 @@ def read_sources(sources: Sequence[TextSource], *, text_key: str, blank: bool = 
                 has_text = bool(text) and not text.isspace() and text != _HOLE
                 empty = empty and not has_text
                 if has_text or blank:
-                    yield Document(text, source, record.number, start + record.position)
+                    yield TextDocument(text, source, record.number, start + record.position)
     if empty:
         raise DataError(
             f"The corpus must hold text, but all documents are blank (files: {len(sources)}, first file: "

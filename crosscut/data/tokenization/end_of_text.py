@@ -19,7 +19,7 @@ from crosscut.config.checks import listed, shown
 from crosscut.config.errors import ConfigError, DataError
 from crosscut.config.published.folders import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, end_ids
 from crosscut.config.system.files import parse_json, read_json, read_small
-from crosscut.data.manifest import FORMAT, MANIFEST_NAME, Manifest
+from crosscut.data.manifest import FORMAT, MANIFEST_NAME, TokenManifest
 from crosscut.data.tokenization.wordpiece import SEPARATOR
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def end_named_beside(path: Path, inner: tokenizers.Tokenizer) -> int | None:
     """
     folder = path.parent
     if _holds_tokens(folder):
-        return Manifest.read(folder).end_of_text
+        return TokenManifest.read(folder).end_of_text
     if named := _named(folder):
         file, name = named
         if (end := inner.token_to_id(name)) is None:

@@ -7,7 +7,7 @@ import pytest
 
 from crosscut.config import DataError
 from crosscut.config.corpora import SourceConfig
-from crosscut.corpus.readers import Reject, Skip, Text
+from crosscut.corpus.readers import RawText, Reject, Skip
 from crosscut.corpus.readers.files import find_files
 from crosscut.data import Tokenizer
 from tests.corpus.reads import read
@@ -41,7 +41,7 @@ def test_documents_come_back_as_text(pair: Path, tokenizer: Path) -> None:
 def test_ids_that_the_tokenizer_does_not_have_are_rejected(tmp_path: Path, tokenizer: Path) -> None:
     write_indexed(tmp_path / "a", [[5, 40_000], [5, 6]], np.uint16)
     reject, text = read(tmp_path / "a.idx", tokenizer=str(tokenizer))
-    assert isinstance(reject, Reject) and isinstance(text, Text)
+    assert isinstance(reject, Reject) and isinstance(text, RawText)
     assert (reject.place, reject.rule) == ("document 1", "other tokenizer")
     size = Tokenizer.load(tokenizer).vocab_size
     assert reject.reason == f"the token ids go from 5 to 40000, but the tokenizer has ids 0 to {size - 1}"

@@ -172,13 +172,13 @@ def test_header_without_an_end_is_no_record(tmp_path: Path) -> None:
 MEMORY = """
 import resource, sys
 from crosscut.config.corpora import SourceConfig
-from crosscut.corpus.readers import Reading, Text, find_reader
+from crosscut.corpus.readers import RawText, ReaderSettings, find_reader
 from crosscut.corpus.readers.files import find_files
 
 (file,) = find_files(SourceConfig(name="web", files=(sys.argv[1],)))
 reader = find_reader("warc")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-found = ["text" if isinstance(item, Text) else item.rule for item in reader(file, Reading(max_bytes=10**6))]
+found = ["text" if isinstance(item, RawText) else item.rule for item in reader(file, ReaderSettings(max_bytes=10**6))]
 print(*found, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 
