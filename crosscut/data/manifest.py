@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -225,7 +225,7 @@ class TokenManifest:
         return np.dtype("<u2" if self.dtype == "uint16" else "<u4")
 
 
-def _read_json(folder: Path) -> Mapping[str, Any]:
+def _read_json(folder: Path) -> Mapping[str, object]:
     path = folder / MANIFEST_NAME
     try:
         require_regular(path)

@@ -28,12 +28,12 @@ def as_document(record: RawRecord | Reject) -> Item:
     return unless_blank(document)
 
 
-def _string(value: Any) -> str:
+def _string(value: object) -> str:
     return value if isinstance(value, str) and encodable(value) else ""
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, bool):
+    if value is None or isinstance(value, bool):
         return None
     try:
         number = float(value)

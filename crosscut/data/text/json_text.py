@@ -2,14 +2,13 @@
 
 import json
 import sys
-from typing import Any
 
 _STRICT = json.JSONDecoder()
 _LENIENT = json.JSONDecoder(strict=False)
 _SPACES = " \t\n\r"
 
 
-def parse_record(text: str, *, control_characters: bool = False) -> Any:
+def parse_record(text: str, *, control_characters: bool = False) -> object:
     """Parse one record of a file, such as a line of a .jsonl file. `control_characters` accepts unescaped control
     characters in strings.
 

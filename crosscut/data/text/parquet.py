@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from crosscut.config.errors import DataError
 from crosscut.config.system.extras import install_command
@@ -141,7 +141,7 @@ def _columns(file: RecordFile, schema: pa.Schema) -> list[str]:
 
 
 def _read_row(
-    file: RecordFile, names: list[str], row: tuple[Any, ...], number: int, position: int
+    file: RecordFile, names: list[str], row: tuple[pa.Scalar, ...], number: int, position: int
 ) -> RawRecord | Reject:
     if file.max_bytes < sys.maxsize and _num_bytes(row[0]) > file.max_bytes:
         return too_long(f"row {number}", "the text", "", file.max_bytes)
@@ -161,6 +161,6 @@ def _read_row(
     return without_text(file, values, f"row {number}")._replace(message=message)
 
 
-def _num_bytes(value: Any) -> int:
+def _num_bytes(value: pa.Scalar) -> int:
     buffer = value.as_buffer() if hasattr(value, "as_buffer") else None
     return 0 if buffer is None else buffer.size

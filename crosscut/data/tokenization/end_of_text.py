@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from crosscut.config.checks import listed, shown
 from crosscut.config.errors import ConfigError, DataError
@@ -78,11 +78,11 @@ def _named(folder: Path) -> tuple[Path, str] | None:
     return None
 
 
-def _table(path: Path) -> dict[str, Any]:
+def _table(path: Path) -> Mapping[str, object]:
     return read_json(path) if path.is_file() else {}
 
 
-def token_in(table: Mapping[str, Any], key: str, file: Path) -> str:
+def token_in(table: Mapping[str, object], key: str, file: Path) -> str:
     """Name of a special token in a tokenizer's settings. Empty if the settings name no token. Raises `ConfigError` for
     a value that is neither a string nor an object with the string `content`.
     """
