@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from crosscut.config.corpora import CleaningConfig, CorpusConfig, SourceConfig
 from crosscut.corpus.cleaning.repair import repair
 from crosscut.corpus.readers import RawText, ReaderSettings, find_reader
-from crosscut.corpus.readers.files import File, find_files
+from crosscut.corpus.readers.files import File, find_source
 
 PACKAGES = ("linux-doc-6.1", "openjdk-17-doc", "manpages", "manpages-dev", "perl-doc")
 SUFFIXES = {"html": (".html",), "text": (".rst.gz", ".yaml.gz", ".txt.gz", ".pod", "/man[0-9]/*.gz")}
@@ -59,7 +59,7 @@ def read_manuals(folder: Path) -> Iterator[str]:
     for kind, suffixes in SUFFIXES.items():
         source = SourceConfig(name=kind, files=tuple(f"{folder}/**/*{suffix}" for suffix in suffixes), format=kind)
         reading = ReaderSettings.of(CorpusConfig(sources=(source,), folder="-"), source)
-        for file in find_files(source):
+        for file in find_source(source).files:
             resolved = Path(file.url).resolve()
             if resolved not in seen:
                 seen.add(resolved)

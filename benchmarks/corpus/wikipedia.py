@@ -45,7 +45,7 @@ from benchmarks.machine import print_machine
 from crosscut.config.corpora import SourceConfig
 from crosscut.corpus.readers import RawText, ReaderSettings, Reject, find_reader
 from crosscut.corpus.readers.dumps import DumpPage, Pages
-from crosscut.corpus.readers.files import File, find_files
+from crosscut.corpus.readers.files import File, find_source
 from crosscut.corpus.readers.wikitext.markup import Templates
 from crosscut.corpus.readers.wikitext.prose import prose
 from crosscut.corpus.readers.wikitext.removal import remove_comments, remove_elements, remove_sections, remove_tables
@@ -102,9 +102,9 @@ def main() -> None:
         work = Path(name)
         if not options.dump:
             build_dump(work / "dump", options.cache)
-        files = find_files(
+        files = find_source(
             SourceConfig(name="wikipedia", files=(str(options.dump or work / "dump"),), format="wikipedia")
-        )
+        ).files
         pages = [(page, wiki) for file in files for page, wiki in articles(file)]
         megabytes = sum(len(chunk) for file in files for chunk, _ in file.chunks()) / 1e6
         print(f"{len(files)} dumps, {megabytes:.1f} MB of XML, {len(pages)} articles")

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from crosscut.config.corpora import SourceConfig
 from crosscut.corpus.readers import Item, RawText, ReaderSettings, Reject, Skip, find_reader
-from crosscut.corpus.readers.files import find_files
+from crosscut.corpus.readers.files import find_source
 
 
 def read(path: Path, kind: str = "auto", **options: object) -> list[Item]:
-    (file,) = find_files(SourceConfig(name="source", files=(str(path),), format=kind))
+    (file,) = find_source(SourceConfig(name="source", files=(str(path),), format=kind)).files
     return list(find_reader(file.format)(file, ReaderSettings(**options)))  # type: ignore[arg-type]
 
 
