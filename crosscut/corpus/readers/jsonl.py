@@ -12,8 +12,7 @@ from crosscut.data.text.records import RawRecord, Reject, read_json_records
 
 def read_jsonl(file: File, reading: ReaderSettings) -> Iterator[Item]:
     """Yield the documents of a .jsonl file, in order. Blank lines are ignored."""
-    for record in read_json_records(reading.of_records(file), file.chunks()):
-        yield as_document(record)
+    return map(as_document, read_json_records(reading.of_records(file), file.chunks()))
 
 
 def as_document(record: RawRecord | Reject) -> Item:
