@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from crosscut.config.corpora import CleaningConfig, CorpusConfig, SourceConfig
 from crosscut.corpus.cleaning.repair import repair
-from crosscut.corpus.readers import Reading, Text, find_reader
-from crosscut.corpus.readers.files import File, find_files
+from crosscut.corpus.readers import RawText, ReaderSettings, find_reader
+from crosscut.corpus.readers.files import File, find_source
 
 PACKAGES = ("linux-doc-6.1", "openjdk-17-doc", "manpages", "manpages-dev", "perl-doc")
 SUFFIXES = {"html": (".html",), "text": (".rst.gz", ".yaml.gz", ".txt.gz", ".pod", "/man[0-9]/*.gz")}
@@ -58,18 +58,18 @@ def read_manuals(folder: Path) -> Iterator[str]:
     seen: set[Path] = set()
     for kind, suffixes in SUFFIXES.items():
         source = SourceConfig(name=kind, files=tuple(f"{folder}/**/*{suffix}" for suffix in suffixes), format=kind)
-        reading = Reading.of(CorpusConfig(sources=(source,), folder="-"), source)
-        for file in find_files(source):
+        reading = ReaderSettings.of(CorpusConfig(sources=(source,), folder="-"), source)
+        for file in find_source(source).files:
             resolved = Path(file.url).resolve()
             if resolved not in seen:
                 seen.add(resolved)
                 yield from texts_of(file, reading)
 
 
-def texts_of(file: File, reading: Reading) -> Iterator[str]:
+def texts_of(file: File, reading: ReaderSettings) -> Iterator[str]:
     """Yield the repaired texts of a file. Files that are not UTF-8 are skipped."""
     for item in find_reader(file.format)(file, reading):
-        if isinstance(item, Text) and (text := repair(item.text, CleaningConfig())).strip():
+        if isinstance(item, RawText) and (text := repair(item.text, CleaningConfig())).strip():
             yield text
 
 

@@ -29,9 +29,9 @@ from benchmarks.commands import command_line
 from benchmarks.machine import print_machine
 from benchmarks.turns import peak_bytes
 from crosscut.config.corpora import SourceConfig
-from crosscut.corpus.readers import Reading, Text, find_reader
+from crosscut.corpus.readers import RawText, ReaderSettings, find_reader
 from crosscut.corpus.readers.archives.records import ArchiveRecord, read_records
-from crosscut.corpus.readers.files import File, find_files
+from crosscut.corpus.readers.files import File, find_source
 
 MAX_BYTES = 64 * 10**6
 
@@ -50,7 +50,7 @@ def main() -> None:
         for file in made:
             measure(file)
         for path in options.archives:
-            for file in find_files(SourceConfig(name="crawl", files=(str(path),))):
+            for file in find_source(SourceConfig(name="crawl", files=(str(path),))).files:
                 compare(file)
                 read_documents(file)
 
@@ -63,12 +63,12 @@ def write_crawl(pages: Path, most: int, folder: Path) -> list[File]:
         for path in drawn:
             for one in crawled(path.relative_to(pages).as_posix(), path.read_bytes()):
                 file.write(gzip.compress(one, mtime=0))
-    (warc,) = find_files(SourceConfig(name="crawl", files=(str(folder),)))
+    (warc,) = find_source(SourceConfig(name="crawl", files=(str(folder),))).files
     with (folder / "CC-MAIN-00000.warc.wet.gz").open("wb") as file:
-        for item in find_reader("warc")(warc, Reading()):
-            if isinstance(item, Text):
+        for item in find_reader("warc")(warc, ReaderSettings()):
+            if isinstance(item, RawText):
                 file.write(gzip.compress(record("conversion", item.url, item.text.encode()), mtime=0))
-    return find_files(SourceConfig(name="crawl", files=(str(folder),)))
+    return find_source(SourceConfig(name="crawl", files=(str(folder),))).files
 
 
 def crawled(name: str, page: bytes) -> Iterator[bytes]:
@@ -133,9 +133,9 @@ def read_documents(file: File) -> int:
     """Read the documents of an archive, print their number, and return the bytes of their text."""
     rules: Counter[str] = Counter()
     num_bytes = 0
-    for item in find_reader(file.format)(file, Reading(max_bytes=MAX_BYTES)):
-        rules["documents" if isinstance(item, Text) else item.rule] += 1
-        num_bytes += len(item.text.encode()) if isinstance(item, Text) else 0
+    for item in find_reader(file.format)(file, ReaderSettings(max_bytes=MAX_BYTES)):
+        rules["documents" if isinstance(item, RawText) else item.rule] += 1
+        num_bytes += len(item.text.encode()) if isinstance(item, RawText) else 0
     print(", ".join(f"{number:,} {rule}" for rule, number in rules.most_common()))
     return num_bytes
 

@@ -43,9 +43,9 @@ from benchmarks.commands import aligned, command_line
 from benchmarks.corpus.wikipedia_dump import EXPECTED, build_dump
 from benchmarks.machine import print_machine
 from crosscut.config.corpora import SourceConfig
-from crosscut.corpus.readers import Reading, Reject, Text, find_reader
+from crosscut.corpus.readers import RawText, ReaderSettings, Reject, find_reader
 from crosscut.corpus.readers.dumps import DumpPage, Pages
-from crosscut.corpus.readers.files import File, find_files
+from crosscut.corpus.readers.files import File, find_source
 from crosscut.corpus.readers.wikitext.markup import Templates
 from crosscut.corpus.readers.wikitext.prose import prose
 from crosscut.corpus.readers.wikitext.removal import remove_comments, remove_elements, remove_sections, remove_tables
@@ -102,9 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         work = Path(name)
         if not options.dump:
             build_dump(work / "dump", options.cache)
-        files = find_files(
+        files = find_source(
             SourceConfig(name="wikipedia", files=(str(options.dump or work / "dump"),), format="wikipedia")
-        )
+        ).files
         pages = [(page, wiki) for file in files for page, wiki in articles(file)]
         megabytes = sum(len(chunk) for file in files for chunk, _ in file.chunks()) / 1e6
         print(f"{len(files)} dumps, {megabytes:.1f} MB of XML, {len(pages)} articles")
@@ -162,9 +162,9 @@ def compare(
     missing: set[str] = set()
     for _ in range(options.turns):
         start = time.process_time()
-        items = [item for file in files for item in find_reader("wikipedia")(file, Reading())]
+        items = [item for file in files for item in find_reader("wikipedia")(file, ReaderSettings())]
         seconds["dump"].append(time.process_time() - start)
-        texts["dump"] = {item.title: item.text for item in items if isinstance(item, Text)}
+        texts["dump"] = {item.title: item.text for item in items if isinstance(item, RawText)}
         start = time.process_time()
         texts["markup"] = {page.title: prose(page.markup, wiki, page.title) for page, wiki in pages}
         seconds["markup"].append(time.process_time() - start)

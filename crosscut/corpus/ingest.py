@@ -26,7 +26,7 @@ from crosscut.corpus.filters.urls import UrlFilter
 from crosscut.corpus.finished import WORK_FOLDER
 from crosscut.corpus.json_rows import REJECT_KEYS, read_rows
 from crosscut.corpus.origins import Skipped, SkippedWriter, files_name, skipped_name, write_files
-from crosscut.corpus.readers import Item, Reading, Reject, Skip, Text, find_reader
+from crosscut.corpus.readers import Item, RawText, ReaderSettings, Reject, Skip, find_reader
 from crosscut.corpus.readers.files import File, find_source
 from crosscut.data.hashing import sha256
 from crosscut.data.text.records import too_long
@@ -67,7 +67,7 @@ class IngestStage(CorpusStage):
                     source=source.name,
                     files=tuple(files),
                     left_out=left_out,
-                    reading=Reading.of(self.config, source),
+                    reading=ReaderSettings.of(self.config, source),
                     part_bytes=self.config.ingest.part_mb * 10**6,
                 )
                 described = [[file.name, file.format, file.compression, file.size, file.version] for file in files]
@@ -84,7 +84,7 @@ class IngestStage(CorpusStage):
         return tasks
 
     def _settings(self, source: SourceConfig, files: Sequence[File]) -> dict[str, object]:
-        settings = asdict(Reading.of(self.config, source))
+        settings = asdict(ReaderSettings.of(self.config, source))
         tokenizer, extraction = settings.pop("tokenizer"), settings.pop("extraction")
         del settings["urls"]
         formats = {file.format for file in files}
@@ -127,7 +127,7 @@ class FileShare(NamedTuple):
     """Number of files, keyed by suffix, that were skipped in the source's folders because they do not have the source's
     format. Only the first task of a source reports these numbers. For its other tasks, this field is empty."""
 
-    reading: Reading
+    reading: ReaderSettings
 
     part_bytes: int
     """Size of a part in bytes of text."""
@@ -174,13 +174,13 @@ def ingest_files(share: FileShare, output: Output) -> Counts:
 def _ingest_file(file: File, share: FileShare, parts: "_Parts", dropped: "_Dropped", watch: RecordWatch) -> None:
     name, before = f"{share.source}/{file.name}", parts.num_documents
     for item in _read(file, name, share.reading, watch):
-        if isinstance(item, Text):
+        if isinstance(item, RawText):
             parts.add(f"{name}#{item.record}", item)
         else:
             dropped.add(item, file, parts.num_documents - before)
 
 
-def _read(file: File, name: str, reading: Reading, watch: RecordWatch) -> Iterator[Item]:
+def _read(file: File, name: str, reading: ReaderSettings, watch: RecordWatch) -> Iterator[Item]:
     """Read a file within the limits of its records. If an earlier attempt could not read the file to its end, the items
     before that place are followed by a reject that stands for the rest.
     """
@@ -189,7 +189,7 @@ def _read(file: File, name: str, reading: Reading, watch: RecordWatch) -> Iterat
     position = 0
     for item in islice(items, loss.after) if loss else items:
         watch.num_items += 1
-        if isinstance(item, Text):
+        if isinstance(item, RawText):
             position = item.position
             if len(item.text) > reading.max_bytes:  # nested lists may make a text much longer than its page
                 item = too_long(f"record {item.record}", "the text", item.text, reading.max_bytes)
@@ -252,11 +252,11 @@ class _Parts:
         self._num_bytes = 0
         self.num_documents = 0
         self.notes: Counter[str] = Counter()
-        """Number of documents, keyed by the note that the reader attached to them (see `Text.note`)."""
+        """Number of documents, keyed by the note that the reader attached to them (see `RawText.note`)."""
         self.sizes: dict[str, int] = {}
         """Size of each written part in bytes of text, keyed by the part's name."""
 
-    def add(self, name: str, item: Text) -> None:
+    def add(self, name: str, item: RawText) -> None:
         for column, value in zip(DOCUMENTS.names, (name, item.text, item.url, item.karma, item.title), strict=True):
             self._columns[column].append(value)
         self._num_bytes += count_bytes(item.text)

@@ -15,17 +15,17 @@ from crosscut.data.mixture import TokenMixture, Tokens, folders_of, open_tokens,
 from crosscut.data.prepare import prepare
 from crosscut.data.sampler import Sampler
 from crosscut.data.shards.reading import Shard, TokenFolder
-from crosscut.data.text.documents import Document, read_documents
+from crosscut.data.text.documents import TextDocument, read_documents
 from crosscut.data.tokenization.tokenizer import Tokenizer
 from crosscut.data.validation import ValidationSampler
 
 __all__ = [
-    "Document",
     "MaskedBatch",
     "MaskedSampler",
     "MaskedValidation",
     "Sampler",
     "Shard",
+    "TextDocument",
     "TokenFolder",
     "TokenMixture",
     "Tokenizer",

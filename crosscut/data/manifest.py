@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -135,7 +135,7 @@ class ShardEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class TokenManifest:
     """Description of a token folder."""
 
     dtype: str
@@ -204,20 +204,16 @@ class Manifest:
     def _check(self, folder: Path) -> None:
         path = folder / MANIFEST_NAME
         if self.dtype not in DTYPES:
-            raise DamagedDataError(
-                f"`dtype` in `{path}` must be 'uint16' or 'uint32', but is {self.dtype!r}. Prepare the tokens again."
-            )
-        room = int(np.iinfo(self.dtype).max) + 1
-        if self.vocab_size > room:
-            raise DamagedDataError(
-                f"`vocab_size` in `{path}` must be at most {room:,}, the limit of {self.dtype}, but is "
-                f"{self.vocab_size:,}. Prepare the tokens again."
-            )
-        if not 0 <= self.end_of_text < self.vocab_size:
-            raise DamagedDataError(
-                f"`end_of_text` in `{path}` must be an id of the vocabulary, 0 to {self.vocab_size - 1}, but is "
-                f"{self.end_of_text}. Prepare the tokens again."
-            )
+            fault = f"`dtype` in `{path}` must be 'uint16' or 'uint32', but is {self.dtype!r}"
+        elif self.vocab_size > (room := int(np.iinfo(self.dtype).max) + 1):
+            most = f"at most {room:,}, the limit of {self.dtype}"
+            fault = f"`vocab_size` in `{path}` must be {most}, but is {self.vocab_size:,}"
+        elif not 0 <= self.end_of_text < self.vocab_size:
+            ids = f"0 to {self.vocab_size - 1}"
+            fault = f"`end_of_text` in `{path}` must be an id of the vocabulary, {ids}, but is {self.end_of_text}"
+        else:
+            return
+        raise DamagedDataError(f"{fault}. Prepare the tokens again.")
 
     @property
     def token_dtype(self) -> np.dtype[np.uint16 | np.uint32]:
@@ -225,7 +221,7 @@ class Manifest:
         return np.dtype("<u2" if self.dtype == "uint16" else "<u4")
 
 
-def _read_json(folder: Path) -> Mapping[str, Any]:
+def _read_json(folder: Path) -> Mapping[str, object]:
     path = folder / MANIFEST_NAME
     try:
         require_regular(path)

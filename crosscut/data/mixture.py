@@ -25,7 +25,7 @@ import numpy as np
 
 from crosscut.config.data import DataConfig
 from crosscut.config.errors import DataError
-from crosscut.data.manifest import TOKENIZER_NAME, Manifest
+from crosscut.data.manifest import TOKENIZER_NAME, TokenManifest
 from crosscut.data.sampler import FolderRows, Ids, Sampler, Samples, shuffled
 from crosscut.data.shards.reading import TokenFolder
 from crosscut.data.tokenization.tokenizer import Tokenizer
@@ -69,7 +69,7 @@ class TokenMixture:
         return self.folders[0].path
 
     @property
-    def manifest(self) -> Manifest:
+    def manifest(self) -> TokenManifest:
         """Description of the first folder."""
         return self.folders[0].manifest
 
@@ -145,7 +145,7 @@ class MixedSampler(Samples):
         self._before = np.zeros((1, len(samplers)), dtype=np.int64)  # each folder's samples before a block, [blocks, F]
 
     def batch_at(self, first_sample: int, count: int) -> Ids:
-        """Return consecutive samples; see `Rows.batch_at`."""
+        """Return consecutive samples; see `SampleRows.batch_at`."""
         rows = np.empty((count, self.row_length), dtype=np.int64)
         folders, places = self._located(first_sample, count)
         for number, sampler in enumerate(self._samplers):
@@ -155,7 +155,7 @@ class MixedSampler(Samples):
         return rows
 
     def documents(self, index: int) -> list[tuple[str, int]]:
-        """Return the documents of a sample; see `Rows.documents`."""
+        """Return the documents of a sample; see `SampleRows.documents`."""
         folders, places = self._located(index, 1)
         return self._samplers[int(folders[0])].documents(int(places[0]))
 

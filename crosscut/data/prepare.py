@@ -15,12 +15,12 @@ from crosscut.config.errors import DataError
 from crosscut.config.system.machine import available_cores
 from crosscut.data.folders import beside, complete, is_taken, unwritable
 from crosscut.data.hashing import sha256, sha256_of_all
-from crosscut.data.manifest import TOKENIZER_NAME, Manifest, Settings, SourceEntry
+from crosscut.data.manifest import TOKENIZER_NAME, Settings, SourceEntry, TokenManifest
 from crosscut.data.mixture import Tokens, open_tokens
-from crosscut.data.progress import Phase, ProgressBar
+from crosscut.data.progress import ProgressBar, ProgressPhase
 from crosscut.data.shards.reading import TokenFolder
 from crosscut.data.shards.writing import TokenDocument, split_at_random, split_batch, write_shards
-from crosscut.data.text.documents import Document, read_sources
+from crosscut.data.text.documents import TextDocument, read_sources
 from crosscut.data.text.sources import TextSource, find_sources, unreadable
 from crosscut.data.tokenization.document_encoder import token_dtype
 from crosscut.data.tokenization.encoding import EncodedBatch, encode_documents
@@ -74,7 +74,7 @@ def prepare(
 
 
 def _check_made_from(config: DataConfig, target: Path, sources: Sequence[TextSource], settings: Settings) -> None:
-    manifest = Manifest.read(target)
+    manifest = TokenManifest.read(target)
     differences = list(_differences(made=manifest.settings, wanted=settings))
     if settings.given_tokenizer and settings.given_tokenizer == manifest.settings.given_tokenizer:
         # A file beside the tokenizer may name this token. The hash of the tokenizer does not cover that file.
@@ -162,7 +162,7 @@ def _make(
         split = split_at_random(items, train_to_validation=settings.train_to_validation, seed=settings.seed)
         train, validation = write_shards(_pieces(split), temporary, num_shards=settings.num_shards, sentences=sentences)
         _check_unchanged(sources)
-        Manifest(
+        TokenManifest(
             dtype=token_dtype(tokenizer.vocab_size).name,
             vocab_size=tokenizer.vocab_size,
             end_of_text=tokenizer.end_of_text,
@@ -195,7 +195,7 @@ def _make_tokenizer(config: DataConfig, sources: Sequence[TextSource], path: Pat
     return tokenizer
 
 
-def _texts(documents: Iterable[Document], phase: Phase) -> Iterator[str]:
+def _texts(documents: Iterable[TextDocument], phase: ProgressPhase) -> Iterator[str]:
     for text, _, _, position in documents:
         phase.advance(position)
         yield text
@@ -226,7 +226,7 @@ def _pieces(split: Iterable[tuple[bool, list[TokenDocument]]]) -> Iterator[tuple
             yield for_validation, piece
 
 
-def _counted(batches: Iterable[EncodedBatch], phase: Phase) -> Iterator[TokenDocument]:
+def _counted(batches: Iterable[EncodedBatch], phase: ProgressPhase) -> Iterator[TokenDocument]:
     for batch in batches:
         yield from split_batch(batch)
         phase.advance(batch.position, batch.num_bytes)

@@ -42,12 +42,12 @@ class ProgressBar:
         if self._progress is not None:
             self._progress.stop()
 
-    def phase(self, description: str, total_bytes: int) -> Phase:
+    def phase(self, description: str, total_bytes: int) -> ProgressPhase:
         """Start a line for a phase that reads files with `total_bytes` bytes in total."""
-        return Phase(self._progress, description, total_bytes)
+        return ProgressPhase(self._progress, description, total_bytes)
 
 
-class Phase:
+class ProgressPhase:
     """One line of a `ProgressBar`."""
 
     def __init__(self, progress: Progress | None, description: str, total_bytes: int) -> None:

@@ -45,7 +45,7 @@ class _Arrangement(NamedTuple):
     """Shuffled portion numbers, [portions]."""
 
 
-class Rows(ABC):
+class SampleRows(ABC):
     """Rows of token ids, reproducible from the seed and the row's index. One row is one sample."""
 
     sequence_length: int
@@ -73,7 +73,7 @@ class Rows(ABC):
         """Return the number of epochs of each token folder that the first `num_samples` samples cover, [folders]."""
 
 
-class FolderRows(Rows):
+class FolderRows(SampleRows):
     """Rows of one token folder. Each epoch contains every row once, shard by shard. The order of the shards depends
     only on (seed, epoch).
     """
@@ -100,7 +100,7 @@ class FolderRows(Rows):
         return epoch, order[place], within - starts[place]
 
 
-class Samples(Rows):
+class Samples(SampleRows):
     """Samples for causal language modelling. A row is a sample and the token after it, [S + 1]."""
 
     def sample(self, index: int) -> Ids:
@@ -151,7 +151,7 @@ class Sampler(Samples, FolderRows):
             )
 
     def batch_at(self, first_sample: int, count: int) -> Ids:
-        """Return consecutive samples; see `Rows.batch_at`."""
+        """Return consecutive samples; see `SampleRows.batch_at`."""
         rows = np.empty((count, self.sequence_length + 1), dtype=np.int64)
         done = 0
         while done < count:
@@ -163,7 +163,7 @@ class Sampler(Samples, FolderRows):
         return rows
 
     def documents(self, index: int) -> list[tuple[str, int]]:
-        """Return the documents of a sample; see `Rows.documents`."""
+        """Return the documents of a sample; see `SampleRows.documents`."""
         arrangement, slot = self._locate(index)
         start = int(arrangement.portions[slot]) * self.sequence_length
         first, last = _span(arrangement.starts, start, start + self.sequence_length)

@@ -22,7 +22,7 @@ CONFIG_NAME = "adapter_config.json"
 _READ: Mapping[str, Any] = {"r": 8, "lora_alpha": 8, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}}
 """Settings that Crosscut reads, with PEFT's defaults. A pattern may also be null."""
 
-_ONLY: Mapping[str, tuple[Any, ...]] = {
+_ONLY: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
     "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal", "mica", None),

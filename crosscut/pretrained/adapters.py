@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -238,7 +237,9 @@ def _stacked(
     return torch.cat([down for down, _, _ in pairs]), joined
 
 
-def _peft_config(model: ModelConfig, pieces: Mapping[str, list[Any]], base: str) -> dict[str, Any]:
+def _peft_config(
+    model: ModelConfig, pieces: Mapping[str, list[tuple[Weight, int, Source]]], base: str
+) -> dict[str, object]:
     last = {name: name.split(".")[-2] for name in pieces}
     alpha = int(model.lora_alpha) if model.lora_alpha.is_integer() else model.lora_alpha
     stacked = {last[name]: len(parts) for name, parts in pieces.items() if len(parts) > 1}

@@ -5,10 +5,11 @@ Only one whole tensor at a time is in memory. The folder gets its final name onl
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,63 +62,67 @@ class Exported:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Target:
+class _ExportFolder:
     """Destination folder of an export, with the contents of the files other than the tensors."""
 
     folder: Folder
     config: ModelConfig
     dtype: torch.dtype
-    table: dict[str, Any]
-    """Content of `config.json`."""
     tokenizer: Path
     ends: tuple[int, ...]
     """Ids that end a text."""
+    labels: tuple[str, ...]
     max_file_bytes: int
 
-    @classmethod
-    def of(
-        cls, out: str | Path, config: ModelConfig, dtype: torch.dtype, *, labels: tuple[str, ...], **beside: Any
-    ) -> "_Target":
-        """Create the target. `beside` holds the fields that are not arguments here. Raises `ConfigError` for a model
-        that no published family can express.
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` for a model that no published family can express."""
+        self.table  # noqa: B018 - a property that checks
+
+    @cached_property
+    def table(self) -> dict[str, object]:
+        """Content of `config.json`.
 
         If the run started from a published model, the model's config gives the begin-of-text id. Otherwise, this id is
         the end-of-text id, which precedes every text in training.
         """
-        begin, end = begin_id(beside["tokenizer"].parent), beside["ends"][0]
+        begin = begin_id(self.tokenizer.parent)
         table = published_table(
-            config.without_adapters,
-            dtype=str(dtype).removeprefix("torch."),
-            begin=end if begin is None or begin >= config.vocab_size else begin,
-            stops=beside["ends"],
-            labels=labels,
+            self.config.without_adapters,
+            dtype=str(self.dtype).removeprefix("torch."),
+            begin=self.ends[0] if begin is None or begin >= self.config.vocab_size else begin,
+            stops=self.ends,
+            labels=self.labels,
         )
-        if config.solves_task and config.is_causal:
-            table.update(_padding(beside["tokenizer"]))
-        return cls(folder=folder_at(out).alone, config=config, dtype=dtype, table=table, **beside)
-
-    def require_new(self) -> None:
-        """Raise `ConfigError` if the folder is not empty."""
-        require_new(self.folder)
+        is_padded = self.config.solves_task and self.config.is_causal
+        return {**table, **(_padding(self.tokenizer) if is_padded else {})}
 
     def write(self, tensors: Iterator[Tensor]) -> Exported:
         """Write the whole folder atomically."""
         shapes = published_shapes(self.config)
         files = plan_files(shapes, self.dtype, max_bytes=self.max_file_bytes)
-        draft = self.folder.draft()
-        with storage_errors_told(self.folder, "writable", remedy=_REMEDY):
-            draft.begin(MODEL_FILE)
-            try:
-                write_tensors(draft, files, self.dtype, tensors)
-                for name, content in _beside(self.tokenizer, self.ends).items():
-                    draft.write(name, content)
-                draft.write(MODEL_FILE, _json(self.table))
-                self.folder.publish(draft, MODEL_FILE, _nothing)
-            except BaseException:
-                draft.remove(MODEL_FILE, lambda _: True)
-                raise
+        with _new_folder(self.folder, MODEL_FILE) as draft:
+            write_tensors(draft, files, self.dtype, tensors)
+            for name, content in _beside(self.tokenizer, self.ends).items():
+                draft.write(name, content)
+            draft.write(MODEL_FILE, _json(self.table))
         num_bytes = sum(math.prod(shape) for shape in shapes.values()) * self.dtype.itemsize
         return Exported(str(self.folder), len(shapes), [file.name for file in files], num_bytes)
+
+
+@contextmanager
+def _new_folder(folder: Folder, last: str) -> Iterator[Folder]:
+    """Context in which the files of a folder are written. The folder is published at the end, and nothing stays of it
+    after an error. `last` is the file that makes the folder complete.
+    """
+    draft = folder.draft()
+    with storage_errors_told(folder, "writable", remedy=_REMEDY):
+        draft.begin(last)
+        try:
+            yield draft
+            folder.publish(draft, last, lambda _: False)  # no file may be removed, because a new folder is empty
+        except BaseException:
+            draft.remove(last, lambda _: True)
+            raise
 
 
 def _padding(tokenizer: Path) -> dict[str, int]:
@@ -129,11 +134,6 @@ def _padding(tokenizer: Path) -> dict[str, int]:
     found = [inner.token_to_id(name) for name in ("[PAD]", "<pad>")]
     known = [number for number in found if number is not None]
     return {"pad_token_id": known[0]} if known else {}
-
-
-def _nothing(_: str) -> bool:
-    """Say that no file may be removed, because a new folder is empty."""
-    return False
 
 
 def require_new(folder: Folder) -> None:
@@ -157,16 +157,22 @@ def export_checkpoint(
     express, for a folder that is not empty, and for a published model without an adapter. Raises `CheckpointError` if a
     file cannot be read or written, or if a weight is not finite.
     """
-    ends = (source.end_of_text, *source.stops)
-    beside = {"tokenizer": source.tokenizer, "ends": ends, "max_file_bytes": max_file_bytes}
     if source.is_published:
         dtype, tensors = _of_published(source, advance)
     else:
         require_exportable(source.model.without_adapters)
         dtype, read = _reader(source)
         tensors = _published(source.model, with_adapters(source.model, read), advance)
-    target = _Target.of(out, source.model, dtype, labels=source.labels, **beside)
-    target.require_new()
+    target = _ExportFolder(
+        folder=folder_at(out).alone,
+        config=source.model,
+        dtype=dtype,
+        tokenizer=source.tokenizer,
+        ends=(source.end_of_text, *source.stops),
+        labels=source.labels,
+        max_file_bytes=max_file_bytes,
+    )
+    require_new(target.folder)
     if source.adapter:
         tensors = _with_adapter(source, tensors)
     return replace(target.write(tensors), is_averaged=source.is_averaged)
@@ -188,16 +194,8 @@ def export_adapter(source: ModelSource, out: str | Path | Folder, *, base: str =
     folder = out if isinstance(out, Folder) else folder_at(out).alone
     require_new(folder)
     _, read = _reader(source)
-    draft = folder.draft()
-    with storage_errors_told(folder, "writable", remedy=_REMEDY):
-        draft.begin(CONFIG_NAME)
-        try:
-            names = write_adapter(draft, source.model, read, base=base)
-            folder.publish(draft, CONFIG_NAME, _nothing)
-        except BaseException:
-            draft.remove(CONFIG_NAME, lambda _: True)
-            raise
-    return names
+    with _new_folder(folder, CONFIG_NAME) as draft:
+        return write_adapter(draft, source.model, read, base=base)
 
 
 def _reader(source: ModelSource) -> tuple[torch.dtype, Callable[[str], Tensor]]:
@@ -275,11 +273,17 @@ def export_model(
     """
     reshard(model)
     parameters = dict(model.named_parameters())
-    ends = (Tokenizer.load(tokenizer).end_of_text, *stops)
-    beside = {"tokenizer": tokenizer, "ends": ends, "max_file_bytes": max_file_bytes}
-    target = _Target.of(out, model.config, model.token_weight.dtype, labels=labels, **beside)
+    target = _ExportFolder(
+        folder=folder_at(out).alone,
+        config=model.config,
+        dtype=model.token_weight.dtype,
+        tokenizer=tokenizer,
+        ends=(Tokenizer.load(tokenizer).end_of_text, *stops),
+        labels=labels,
+        max_file_bytes=max_file_bytes,
+    )
     tensors = _published(model.config, with_adapters(model.config, lambda name: whole(parameters[name])))
-    failure = _failure(target.require_new) if model.mesh.is_first_rank else None
+    failure = _failure(lambda: require_new(target.folder)) if model.mesh.is_first_rank else None
     if failure := share_from_first(failure):
         raise failure
     if model.mesh.is_first_rank:
@@ -290,7 +294,7 @@ def export_model(
         raise failure
 
 
-def _failure(action: Callable[[], Any]) -> CheckpointError | ConfigError | None:
+def _failure(action: Callable[[], object]) -> CheckpointError | ConfigError | None:
     """Run an action. Return its error, for the caller to raise on all ranks, or None if the action succeeded."""
     try:
         action()
@@ -345,5 +349,5 @@ def _beside(tokenizer: Path, ends: tuple[int, ...]) -> dict[str, bytes]:
     return files
 
 
-def _json(table: dict[str, Any]) -> bytes:
+def _json(table: Mapping[str, object]) -> bytes:
     return (json.dumps(table, indent=2) + "\n").encode()

@@ -82,7 +82,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class _Names:
+class _TensorNames:
     """Names of a family's published tensors. A module's name stands for its weight and its bias."""
 
     prefix: str
@@ -109,7 +109,7 @@ _CLASSES, _SPANS, _SCORE = Source("classifier"), Source("qa_outputs"), Source("s
 _BESIDE = (_OUTPUT.name, "cls.", _CLASSES.name, _SPANS.name, _SCORE.name)
 """Beginnings of the names of heads. These names have no prefix, because heads are not part of the bare model."""
 
-_GPT2 = _Names(
+_GPT2 = _TensorNames(
     prefix="transformer.",
     layer="h.{}.",
     root={"tokens": Source("wte"), "positions": Source("wpe"), "final_norm": Source("ln_f"), "output": _OUTPUT},
@@ -128,7 +128,7 @@ _BIGCODE = replace(
     _GPT2,
     block={module: tuple(replace(one, transposed=False) for one in sources) for module, sources in _GPT2.block.items()},
 )
-_LLAMA = _Names(
+_LLAMA = _TensorNames(
     prefix="model.",
     layer="layers.{}.",
     root={"tokens": Source("embed_tokens"), "final_norm": Source("norm"), "output": _OUTPUT},
@@ -178,7 +178,7 @@ _NANOCHAT = replace(
 )
 
 
-_BERT = _Names(
+_BERT = _TensorNames(
     prefix="",
     layer="encoder.layer.{}.",
     root={
@@ -227,7 +227,7 @@ _MASKED_OF_ROBERTA = {
 
 
 @lru_cache(maxsize=64)
-def _names_of(config: ModelConfig) -> _Names:
+def _names_of(config: ModelConfig) -> _TensorNames:
     names = _family_names(config)
     if not config.solves_task:
         return names
@@ -237,7 +237,7 @@ def _names_of(config: ModelConfig) -> _Names:
     return replace(names, root=root, prefix="transformer." if is_spans and config.is_causal else names.prefix)
 
 
-def _family_names(config: ModelConfig) -> _Names:
+def _family_names(config: ModelConfig) -> _TensorNames:
     if config.norm_place == "after":
         return _BERT if config.head is HeadKind.NEXT_TOKEN else _BERT_WITH_HEADS
     if config.embedding_norm:
@@ -268,7 +268,7 @@ def weights_of(config: ModelConfig, *, first_position: int = 0) -> list[Weight]:
     return weights
 
 
-def _prefix(names: _Names, name: str) -> str:
+def _prefix(names: _TensorNames, name: str) -> str:
     """Return the prefix of a tensor outside the layers. The names of heads have no prefix."""
     return "" if name.startswith(_BESIDE) else names.prefix
 

@@ -60,7 +60,8 @@ def require_weights(config: ModelConfig, folder: Path) -> dict[str, StoredTensor
             f"`{folder}` must hold all tensors of the model in its `config.json`, but lacks {_named(missing)}. "
             "Download the missing files."
         )
-    if left := [name for name in tensors if name not in shapes and not _may_be_left(config, name)]:
+    extra = (name for name in tensors if name not in shapes)
+    if left := [name for name in extra if not is_harmless(config, name) and not is_head(config, name)]:
         raise CheckpointError(
             f"`{folder}` must hold only the tensors of the model in its `config.json`, but also has "
             f"{_named(left)}. The model computes something that Crosscut does not support. Choose "
@@ -85,10 +86,6 @@ def tensors_of(config: ModelConfig, folder: Path) -> dict[str, StoredTensor]:
     """List the tensors of a folder, keyed by their full names in the model's family."""
     found = list_tensors(folder)
     return {full: found[name] for full, name in with_prefix(config, list(found)).items()}
-
-
-def _may_be_left(config: ModelConfig, name: str) -> bool:
-    return is_harmless(config, name) or is_head(config, name)
 
 
 def heads_left_out(config: ModelConfig, names: Iterable[str]) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ class ModelSource:
         name = f"{self.name}, averaged weights" if self.is_averaged else self.name
         return f"{name}, adapter {Path(self.adapter).name}" if self.adapter else name
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Encode the source for other ranks, without pickle."""
         return {**vars(self), "folder": str(self.folder), "model": asdict(self.model), "tokenizer": str(self.tokenizer)}
 
@@ -193,7 +193,7 @@ def _in_checkpoint(folder: Folder, manifest: Manifest, place: str | Path, last_w
     )
 
 
-def _run_of(config: Mapping[str, Any], folder: Folder) -> tuple[RunConfig, Path | None]:
+def _run_of(config: Mapping[str, object], folder: Folder) -> tuple[RunConfig, Path | None]:
     """Return the run that wrote a checkpoint, and the folder of the published model from which the run started, or None
     if there is no such model.
 

@@ -51,17 +51,13 @@ def _require_same_layers(model: ModelConfig, source: ModelSource) -> None:
             f"`{source.folder}` must be a model without adapters of its own, but has adapters "
             f"(`model.lora_rank` is {source.model.lora_rank}). Merge the adapters with `crosscut checkpoint export`."
         )
-    ours, theirs = (asdict(_bare(each)) for each in (model, source.model))
+    ours, theirs = (asdict(replace(each.with_head("next_token"), dropout=0.0)) for each in (model, source.model))
     if different := [name for name in ours if ours[name] != theirs[name]]:
         name = different[0]
         raise ConfigError(
             f"`model.{name}` must be {shown(theirs[name])} to load the layers of `{source.folder}`, but is "
             f"{shown(ours[name])}. Use the settings of the model in `{source.folder}`, and change only the head."
         )
-
-
-def _bare(model: ModelConfig) -> ModelConfig:
-    return replace(model.with_head("next_token"), dropout=0.0)
 
 
 def _from_published(model: GPT, source: ModelSource) -> tuple[str, ...]:

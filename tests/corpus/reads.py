@@ -3,17 +3,17 @@
 from pathlib import Path
 
 from crosscut.config.corpora import SourceConfig
-from crosscut.corpus.readers import Item, Reading, Reject, Skip, Text, find_reader
-from crosscut.corpus.readers.files import find_files
+from crosscut.corpus.readers import Item, RawText, ReaderSettings, Reject, Skip, find_reader
+from crosscut.corpus.readers.files import find_source
 
 
 def read(path: Path, kind: str = "auto", **options: object) -> list[Item]:
-    (file,) = find_files(SourceConfig(name="source", files=(str(path),), format=kind))
-    return list(find_reader(file.format)(file, Reading(**options)))  # type: ignore[arg-type]
+    (file,) = find_source(SourceConfig(name="source", files=(str(path),), format=kind)).files
+    return list(find_reader(file.format)(file, ReaderSettings(**options)))  # type: ignore[arg-type]
 
 
 def texts(items: list[Item]) -> list[str]:
-    return [item.text for item in items if isinstance(item, Text)]
+    return [item.text for item in items if isinstance(item, RawText)]
 
 
 def rejects(items: list[Item]) -> list[tuple[str, str]]:

@@ -134,16 +134,6 @@ def test_a_text_file_of_many_documents_is_split_by_its_pieces(
     assert train & validation
 
 
-def test_a_folder_from_before_files_were_held_out_as_wholes_is_used(
-    config: DataConfig, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = replace(config, text=write_books(tmp_path / "books", [60] * 20), train_to_validation=9)
-    with monkeypatch.context() as patch:
-        patch.setattr(prepare_module, "_held_whole", lambda *_: frozenset())
-        made = contents(make(config).path)
-    assert contents(make(config).path) == made
-
-
 def test_held_out_documents_do_not_depend_on_the_tokenizer(config: DataConfig, make: Make, tmp_path: Path) -> None:
     other = prepare(replace(config, tokenizer="", vocab_size=260), tmp_path / "other", seed=5, progress=False)
     assert origins_of([make(config).validation]) == origins_of([other.validation])

@@ -17,6 +17,7 @@ from crosscut.training import run_training
 from tests.pretrained import jobs
 from tests.pretrained.models import edit
 from tests.pretrained.test_export import assert_same_tensors
+from tests.refusals import refusal
 from tests.training.jobs import whole_run
 
 
@@ -108,9 +109,7 @@ def test_a_run_goes_on_from_its_checkpoint_without_the_folder(trained, moved):
 def test_a_run_must_find_its_folder_to_start(trained, text, tmp_path):
     run = make_run(trained / "initial", text, tmp_path / "run")
     lost = load_run(_table(run), [f"training.initialize_from={tmp_path}/lost"])
-    with pytest.raises(ConfigError) as error:
-        run_training(lost)
-    assert str(error.value) == (
+    assert refusal(ConfigError, run_training, lost) == (
         f"`training.initialize_from` must name a Hugging Face folder, but `{tmp_path}/lost` has no `config.json`. "
         "Check the path."
     )
@@ -208,9 +207,7 @@ def test_the_newest_good_checkpoint_is_taken(trained, moved, capfd):
 
 
 def test_a_place_that_is_nothing_is_told(tmp_path):
-    with pytest.raises(ConfigError) as error:
-        find_model(tmp_path)
-    assert str(error.value) == (
+    assert refusal(ConfigError, find_model, tmp_path) == (
         f"`{tmp_path}` must be a run's folder, a checkpoint or a Hugging Face folder, but has no `config.toml`, "
         "`manifest.json` or `config.json`. Name a folder such as `runs/demo`."
     )

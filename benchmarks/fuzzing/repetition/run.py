@@ -17,8 +17,8 @@ from benchmarks.fuzzing.findings import Finding
 from benchmarks.fuzzing.repetition.patterns import PREPARE, SIZES, TOKENIZE, Pattern, patterns
 from benchmarks.fuzzing.sandbox import Job, Outcome, run
 from crosscut.config.corpora import SourceConfig
-from crosscut.corpus.readers import Reading, find_reader
-from crosscut.corpus.readers.files import find_files
+from crosscut.corpus.readers import ReaderSettings, find_reader
+from crosscut.corpus.readers.files import find_source
 
 REPETITION = "repetition"
 """Name of the kind."""
@@ -169,7 +169,7 @@ def _write_texts(folder: Path) -> None:
 
 def read(path: str, kind: str) -> int:
     """Read a file with the reader of its format."""
-    (file,) = find_files(SourceConfig(name="s", files=(path,), format=kind))
-    num_items = sum(1 for _ in find_reader(file.format)(file, Reading()))
+    (file,) = find_source(SourceConfig(name="s", files=(path,), format=kind)).files
+    num_items = sum(1 for _ in find_reader(file.format)(file, ReaderSettings()))
     sys.stdout.write(f"{num_items} items\n")
     return 0

@@ -35,7 +35,7 @@ from crosscut.corpus.leakage.passages import pieces
 from crosscut.corpus.leakage.removal import CUTS_SUFFIX, LEAKAGE, MATCHES_SUFFIX
 from crosscut.corpus.origins import find_path
 from crosscut.corpus.tokens.encoding import INDEX_SUFFIX, TOKENS
-from crosscut.data.manifest import MANIFEST_NAME, Manifest
+from crosscut.data.manifest import MANIFEST_NAME, TokenManifest
 from crosscut.data.shards.writing import INDEX_DTYPE
 
 NEAR, PACKING = "near", "packing"
@@ -216,7 +216,7 @@ class _Story:
         folder = self._work / PACKING
         if not (folder / MANIFEST_NAME).exists():
             return []
-        manifest = Manifest.read(folder)
+        manifest = TokenManifest.read(folder)
         file, _, record = self._id.rpartition("#")
         number = next((n for n, source in enumerate(manifest.sources) if source.name == file), None)
         shards = [entry.name for entry in (*manifest.train, manifest.validation)]

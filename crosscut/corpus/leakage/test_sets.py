@@ -15,7 +15,7 @@ from crosscut.config.checks import listed
 from crosscut.config.errors import DataError
 from crosscut.config.system.files import require_regular
 from crosscut.data.text.lines import lines_of
-from crosscut.data.text.records import RecordFile, read_json_records, strictly
+from crosscut.data.text.records import RecordFile, Reject, read_json_records
 from crosscut.data.text.sources import unreadable
 
 SUFFIXES = (".jsonl", ".txt", ".raw", ".tokens")
@@ -78,7 +78,12 @@ def read_test_set(path: Path, *, text_key: str) -> list[Item]:
 
 def _from_lines(data: bytes, name: str, text_key: str) -> list[Item]:
     file = RecordFile(name=name, size=len(data), compression="", text_key=text_key, setting="`leakage.text_key`")
-    return [Item(record.text) for record in strictly(read_json_records(file, [(data, len(data))]))]
+    items = []
+    for record in read_json_records(file, [(data, len(data))]):
+        if isinstance(record, Reject):
+            raise record.error
+        items.append(Item(record.text))
+    return items
 
 
 def _from_text(text: str) -> list[Item]:

@@ -1,6 +1,6 @@
 """Readers yield the documents of a file one by one, and a reject for each record that cannot be read.
 
-A reader is a function that takes a `File` and the settings for reading the file (`Reading`). A reader holds only a
+A reader is a function that takes a `File` and the settings for reading it (`ReaderSettings`). A reader holds only a
 small section of the file in memory at a time. If a record is unreadable, the reader yields a `Reject` with the position
 and the reason, and continues with the next record.
 """
@@ -11,12 +11,12 @@ from importlib import import_module
 from crosscut.config.errors import DataError
 from crosscut.config.system.extras import install_command
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.record import Item, Reading, Skip, Text
+from crosscut.corpus.readers.record import Item, RawText, ReaderSettings, Skip
 from crosscut.data.text.records import Reject
 
-__all__ = ["Item", "Reader", "Reading", "Reject", "Skip", "Text", "find_reader"]
+__all__ = ["Item", "RawText", "Reader", "ReaderSettings", "Reject", "Skip", "find_reader"]
 
-Reader = Callable[[File, Reading], Iterator[Item]]
+Reader = Callable[[File, ReaderSettings], Iterator[Item]]
 
 _ARCHIVES = ("warc", "wet")
 

@@ -131,19 +131,14 @@ class FoundFiles(NamedTuple):
     """Number of files, keyed by suffix, that were left out of folders because they do not have the source's format."""
 
 
-def find_files(source: SourceConfig) -> list[File]:
+def find_source(source: SourceConfig) -> FoundFiles:
     """Find the files of a source, in the order of `sources.files`. The matches of one entry are sorted by name.
 
     A file that matches several entries is listed once. Folders are searched recursively for files of the source's
-    format (see `Selection`). Hidden files are skipped. Raises `DataError` if an entry matches nothing, if a folder
-    cannot be read, if a file's suffix does not show the format, or if the reader of a format does not support the
-    file's compression or location.
+    format (see `Selection`), and the files that are skipped are counted. Hidden files are skipped, too. Raises
+    `DataError` if an entry matches nothing, if a folder cannot be read, if a file's suffix does not show the format, or
+    if the reader of a format does not support the file's compression or location.
     """
-    return find_source(source).files
-
-
-def find_source(source: SourceConfig) -> FoundFiles:
-    """Find the files of a source as `find_files` does, and count the files in its folders that were skipped."""
     files: dict[str, File] = {}
     paths: dict[str, str] = {}
     selection = Selection(source.format, _suffixes(source.format))

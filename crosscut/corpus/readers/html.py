@@ -16,7 +16,7 @@ from crosscut.corpus.extraction.main_text import find_main_text
 from crosscut.corpus.readers.charsets import charset_in_page, decode
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.markup import Markup, limit_nesting
-from crosscut.corpus.readers.record import Item, Reading, Skip, Text, within_budget
+from crosscut.corpus.readers.record import Item, RawText, ReaderSettings, Skip, within_budget
 from crosscut.corpus.readers.steps import TOO_COMPLEX, TooComplexError
 from crosscut.corpus.readers.text import read_whole
 from crosscut.data.text.records import Reject, excerpt, too_long
@@ -35,10 +35,10 @@ class HtmlPage(NamedTuple):
     text: str
 
     note: str
-    """Names of the workarounds that were needed to read the page, as in `Text.note`."""
+    """Names of the workarounds that were needed to read the page, as in `RawText.note`."""
 
 
-def read_html(file: File, reading: Reading) -> Iterator[Item]:
+def read_html(file: File, reading: ReaderSettings) -> Iterator[Item]:
     """Yield the document of a page. The function `decode` chooses the charset."""
     data = read_whole(file, reading.max_bytes)
     if isinstance(data, Reject):
@@ -47,9 +47,9 @@ def read_html(file: File, reading: Reading) -> Iterator[Item]:
         yield within_budget(file.watch, "byte 0", data, lambda: _read_file(data, file, reading))
 
 
-def _read_file(data: bytes, file: File, reading: Reading) -> Item:
+def _read_file(data: bytes, file: File, reading: ReaderSettings) -> Item:
     page = read_page(data, reading.extraction, place="byte 0")
-    return Text(page.text, 1, file.size, title=page.title, note=page.note) if isinstance(page, HtmlPage) else page
+    return RawText(page.text, 1, file.size, title=page.title, note=page.note) if isinstance(page, HtmlPage) else page
 
 
 def read_page(data: bytes, extraction: Extraction, *, place: str, charset: str = "") -> HtmlPage | Reject | Skip:

@@ -88,7 +88,7 @@ def limit_nesting(markup: str) -> Markup:
         markup = _LONG_TAG.sub(_without_attributes, markup)
     if markup.count("<") <= 2 * MAX_DEPTH:
         return Markup(markup, is_searchable=True)
-    pieces = _Names(markup)
+    pieces = _MarkupNames(markup)
     spelled = Counter(chain.from_iterable(pieces))
     opened: Counter[str] = Counter()
     for name, number in spelled.items():
@@ -136,7 +136,7 @@ def _may_have_long_tag(markup: str) -> bool:
     return False
 
 
-class _Names:
+class _MarkupNames:
     """Iterable of lists that together contain the names of all tags. The name of an end tag begins with a slash.
 
     Short markup has a single list, which is kept for the second iteration. The lists of long markup would take too much
@@ -155,7 +155,7 @@ class _Names:
             yield _NAME.findall(self._markup[start : start + _AT_ONCE])
 
 
-def _depths(pieces: _Names, groups: Mapping[str, str], spelled: Iterable[str]) -> Counter[str]:
+def _depths(pieces: _MarkupNames, groups: Mapping[str, str], spelled: Iterable[str]) -> Counter[str]:
     """For each group, find the maximum number of elements that are open at the same time. `groups` maps the names of
     elements to their groups, and `spelled` has all names of tags as the page spells them.
     """

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from crosscut.config.errors import DataError
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.record import Item, Reading, Text, unless_blank
+from crosscut.corpus.readers.record import Item, RawText, ReaderSettings, unless_blank
 from crosscut.corpus.tokens.tokenizer import load_tokenizer
 from crosscut.data.shards.megatron import IndexedTokens
 from crosscut.data.text.records import DAMAGED, Reject, too_long
 
 
-def read_megatron(file: File, reading: Reading) -> Iterator[Item]:
+def read_megatron(file: File, reading: ReaderSettings) -> Iterator[Item]:
     """Yield the texts of the documents in a pair of files. End-of-text tokens are left out.
 
     The tokenizer `reading.tokenizer` decodes the token ids. A document with token ids outside the tokenizer's
@@ -37,4 +37,4 @@ def read_megatron(file: File, reading: Reading) -> Iterator[Item]:
         if len(text) > reading.max_bytes:
             yield too_long(place, "the text", text, reading.max_bytes)
         else:
-            yield unless_blank(Text(text, number + 1, position))
+            yield unless_blank(RawText(text, number + 1, position))

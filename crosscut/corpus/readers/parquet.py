@@ -5,26 +5,23 @@ as a whole, with a list of its columns.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.jsonl import as_document
-from crosscut.corpus.readers.record import Item, Reading
+from crosscut.corpus.readers.record import Item, ReaderSettings
 from crosscut.data.text.parquet import read_parquet_records
 
 ROWS_AT_ONCE = 16
 
 
-def read_parquet(file: File, reading: Reading) -> Iterator[Item]:
+def read_parquet(file: File, reading: ReaderSettings) -> Iterator[Item]:
     """Yield the documents of a parquet file, in order. Of a damaged row group, only the rows before the damage are
     read.
     """
-
-    def begin_group() -> None:
-        file.watch.advance(file.size)
-
     with file.open() as stream:
-        records = read_parquet_records(
-            reading.of_records(file), stream, rows_at_once=ROWS_AT_ONCE, begin_group=begin_group
+        advance = partial(file.watch.advance, file.size)
+        yield from map(
+            as_document,
+            read_parquet_records(reading.of_records(file), stream, rows_at_once=ROWS_AT_ONCE, begin_group=advance),
         )
-        for record in records:
-            yield as_document(record, reading)

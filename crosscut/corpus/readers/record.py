@@ -1,4 +1,4 @@
-"""Items that readers yield: documents (`Text`), unreadable records (`Reject`) and records to ignore (`Skip`)."""
+"""Items that readers yield: documents (`RawText`), unreadable records (`Reject`) and records to ignore (`Skip`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from crosscut.corpus.readers.files import File
 from crosscut.data.text.records import RecordFile, Reject, excerpt
 
 
-class Text(NamedTuple):
+class RawText(NamedTuple):
     """A document as it was read from a file."""
 
     text: str
@@ -41,17 +41,17 @@ class Skip(NamedTuple):
     unknown."""
 
 
-Item = Text | Reject | Skip
+Item = RawText | Reject | Skip
 
 
-def unless_blank(document: Text) -> Text | Skip:
+def unless_blank(document: RawText) -> RawText | Skip:
     """Return the document, or a `Skip` if its text is blank."""
     has_text = document.text and not document.text.isspace()
     return document if has_text else Skip("blank", document.record)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class ReaderSettings:
     """Settings for reading the files of a source."""
 
     text_key: str = "text"
@@ -73,7 +73,7 @@ class Reading:
     parse pages that a later stage drops."""
 
     @classmethod
-    def of(cls, config: CorpusConfig, source: SourceConfig) -> "Reading":
+    def of(cls, config: CorpusConfig, source: SourceConfig) -> "ReaderSettings":
         """Create the settings for one source from the config of a corpus."""
         return cls(
             text_key=source.text_key,

@@ -50,12 +50,11 @@ def is_mail(start: bytes) -> bool:
     return bool(_MAIL_LINE.match(start)) and bool(start.startswith(b"From ") or _MAIL.search(start))
 
 
-def is_text(start: bytes) -> bool:
-    """Whether data is not binary."""
-    return not is_binary(start)
-
-
-JUDGED_BY_CONTENT: dict[str, Callable[[bytes], bool]] = {"text": is_text, "html": is_html, "mail": is_mail}
+JUDGED_BY_CONTENT: dict[str, Callable[[bytes], bool]] = {
+    "text": lambda start: not is_binary(start),
+    "html": is_html,
+    "mail": is_mail,
+}
 """Formats whose files may lack the suffix of the format, with the test for the first bytes of such a file."""
 
 

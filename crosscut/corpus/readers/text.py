@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.record import Item, Reading, Text, unless_blank
+from crosscut.corpus.readers.record import Item, RawText, ReaderSettings, unless_blank
 from crosscut.data.text.records import Reject, broken_off, excerpt, too_long
 from crosscut.data.text.sources import BrokenOffError
 
 
-def read_text(file: File, reading: Reading) -> Iterator[Item]:
+def read_text(file: File, reading: ReaderSettings) -> Iterator[Item]:
     """Yield the document of a UTF-8 file. A byte-order mark is removed."""
     data = read_whole(file, reading.max_bytes)
     if isinstance(data, Reject):
@@ -20,7 +20,7 @@ def read_text(file: File, reading: Reading) -> Iterator[Item]:
         near = excerpt(data[max(error.start - 40, 0) :])
         yield Reject(f"byte {error.start}", "not UTF-8", f"the file is not UTF-8: {error.reason}", near)
         return
-    yield unless_blank(Text(text, 1, file.size))
+    yield unless_blank(RawText(text, 1, file.size))
 
 
 def read_whole(file: File, max_bytes: int) -> bytes | Reject:

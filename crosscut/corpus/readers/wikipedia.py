@@ -11,7 +11,7 @@ from functools import partial
 
 from crosscut.corpus.readers.dumps import EXCERPT, DumpPage, Pages
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.record import Item, Reading, Skip, Text, unless_blank, within_budget
+from crosscut.corpus.readers.record import Item, RawText, ReaderSettings, Skip, unless_blank, within_budget
 from crosscut.corpus.readers.steps import TOO_COMPLEX, TooComplexError
 from crosscut.corpus.readers.wikitext.prose import prose
 from crosscut.corpus.readers.wikitext.wiki import ARTICLES
@@ -23,7 +23,7 @@ _MODELS = ("", "wikitext")
 """Content models of pages that hold markup. Pages of other models hold data or code."""
 
 
-def read_wikipedia(file: File, reading: Reading) -> Iterator[Item]:
+def read_wikipedia(file: File, reading: ReaderSettings) -> Iterator[Item]:
     """Yield the articles of a dump. Each page is a record. If a page has several revisions, the last is used."""
     pages = Pages(reading.max_bytes)
     position = 0
@@ -63,4 +63,4 @@ def _read_page(page: DumpPage, pages: Pages, max_bytes: int, position: int) -> I
         return Reject(place, "unreadable markup", reason, excerpt(page.markup))
     note = "" if pages.has_site else "no siteinfo"
     url = pages.wiki.url(page.title)
-    return unless_blank(Text(text, page.number, position, url=url, title=page.title, note=note))
+    return unless_blank(RawText(text, page.number, position, url=url, title=page.title, note=note))

@@ -45,8 +45,8 @@ from crosscut.corpus.parts import find_parts
 from crosscut.corpus.tokens.encoding import INDEX_SUFFIX, SENTENCES_SUFFIX, TOKENS, TOKENS_SUFFIX
 from crosscut.data.folders import beside, exchange, is_taken, unwritable
 from crosscut.data.hashing import sha256, sha256_of_all, sha256_of_each
-from crosscut.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, Settings, SourceEntry
-from crosscut.data.progress import Phase, ProgressBar
+from crosscut.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, Settings, SourceEntry, TokenManifest
+from crosscut.data.progress import ProgressBar, ProgressPhase
 from crosscut.data.shards.array_file import ArrayFile
 from crosscut.data.shards.megatron import write_index
 from crosscut.data.shards.writing import INDEX_DTYPE, TokenDocument, split_at_random, write_shards
@@ -134,7 +134,7 @@ def pack(parts: Sequence[Part], tokenizer: Path, config: CorpusConfig, output: O
         raise DataError(
             "`sources.weight` must keep some training documents, but keeps none. Set a higher weight for a source."
         )
-    Manifest(
+    TokenManifest(
         dtype=dtype.name,
         vocab_size=loaded.vocab_size,
         end_of_text=loaded.end_of_text,
@@ -295,7 +295,7 @@ def _published(record: TaskRecord) -> dict[str, str]:
     return names
 
 
-def _check_whole(folder: Path, record: TaskRecord, phase: Phase) -> None:
+def _check_whole(folder: Path, record: TaskRecord, phase: ProgressPhase) -> None:
     """Raise `DamagedDataError` if a file of the stage has changed since it was written.
 
     A published file may be a link to the stage's file, so a program that changes the published file also changes the
@@ -353,7 +353,7 @@ def _written_names(target: Path, work: Path) -> set[str]:
     """Return the names of the files that Crosscut writes to the token folder `target`."""
     names = {name for record in read_records(work, PACKING) for name in _published(record)}
     try:
-        manifest = Manifest.read(target)
+        manifest = TokenManifest.read(target)
     except DataError:
         return names
     if manifest.corpus:

@@ -114,7 +114,7 @@ class PairSampler(FolderRows):
             )
 
     def batch_at(self, first_sample: int, count: int) -> Ids:
-        """Return consecutive rows, [count, S]; see `Rows.batch_at`."""
+        """Return consecutive rows, [count, S]; see `SampleRows.batch_at`."""
         rows = np.full((count, self.row_length), self._special.padding, dtype=np.int64)
         cuts = to_uniform(random_bits(key_of(self._seed, _CUTS_KEY), np.arange(count) + first_sample, 1))[:, 0]
         done = 0
@@ -129,7 +129,7 @@ class PairSampler(FolderRows):
         return rows
 
     def documents(self, index: int) -> list[tuple[str, int]]:
-        """Return the document of a sample; see `Rows.documents`."""
+        """Return the document of a sample; see `SampleRows.documents`."""
         number, order, slot = self._locate(index)
         shard = self._shards[number]
         place = int(self._pairs(number).begins[order[slot]])

@@ -23,7 +23,7 @@ from crosscut.data.masked.masking import Masking
 from crosscut.data.masked.pairs import PairSampler
 from crosscut.data.masked.vocabulary import Flags, Vocabulary, vocabulary_of
 from crosscut.data.mixture import MixedSampler, Tokens, folders_of, named_folder
-from crosscut.data.sampler import Ids, Rows, Sampler, share_of_batch
+from crosscut.data.sampler import Ids, Sampler, SampleRows, share_of_batch
 from crosscut.data.shards.reading import Shard, TokenFolder
 
 _MASKS_KEY, _VALIDATION_KEY = 10, 11
@@ -64,7 +64,7 @@ class MaskedBatch(NamedTuple):
 class MaskedSampler:
     """Samples for masked language modelling, made from the rows of another sampler, in the order of these rows."""
 
-    def __init__(self, rows: Rows, vocabulary: Vocabulary, masking: Masking, *, pairs: bool, seed: int) -> None:
+    def __init__(self, rows: SampleRows, vocabulary: Vocabulary, masking: Masking, *, pairs: bool, seed: int) -> None:
         """`rows` is a `PairSampler` if `pairs` is true, and otherwise a `Sampler`. For a mixture, `rows` is a
         `MixedSampler` of one such sampler per folder.
         """

@@ -67,7 +67,7 @@ class ArrayFile:
         if modified != self._opened[1]:
             raise self._changed("another program has written to it")
 
-    def _read(self, start: int, count: int) -> npt.NDArray[Any]:
+    def _read(self, start: int, count: int) -> npt.NDArray[np.generic]:
         place, size = self._offset + start * self._width, count * self._width
         try:
             data = os.pread(self._descriptor, size, place)

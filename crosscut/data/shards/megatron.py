@@ -19,7 +19,6 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +36,8 @@ _HEADER = struct.Struct("<9sQBQQ")
 _AT_ONCE = 1 << 20
 """Number of sequences that are checked or written at a time, which limits memory."""
 
-Numbers = npt.NDArray[np.signedinteger[Any]]
-Ids = npt.NDArray[np.integer[Any]]
+Numbers = npt.NDArray[np.signedinteger]
+Ids = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +91,7 @@ class IndexedTokens:
         return ids
 
 
-def write_index(path: Path, sizes: npt.NDArray[Any], dtype: npt.DTypeLike) -> None:
+def write_index(path: Path, sizes: npt.NDArray[np.integer], dtype: npt.DTypeLike) -> None:
     """Write an `.idx`. `sizes` holds the number of ids of each document. Each document is one sequence.
 
     Raises `DataError` if the format has no code for `dtype`.
@@ -112,7 +111,7 @@ def write_index(path: Path, sizes: npt.NDArray[Any], dtype: npt.DTypeLike) -> No
             file.write(np.arange(start, min(start + _AT_ONCE, len(sizes) + 1), dtype="<i8").data)
 
 
-def _stored(dtype: npt.DTypeLike) -> np.dtype[Any]:
+def _stored(dtype: npt.DTypeLike) -> np.dtype[np.generic]:
     kind = np.dtype(dtype).newbyteorder("<")
     if all(np.dtype(known) != kind for known in DTYPES.values()):
         names = ", ".join(np.dtype(known).name for known in DTYPES.values())
@@ -123,7 +122,7 @@ def _stored(dtype: npt.DTypeLike) -> np.dtype[Any]:
     return kind
 
 
-def _read_index(path: Path) -> tuple[np.dtype[Any], Numbers, Numbers, Numbers]:
+def _read_index(path: Path) -> tuple[np.dtype[np.generic], Numbers, Numbers, Numbers]:
     """Read the `.idx`. Return the type of an id, the sizes, the pointers and the documents."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -167,7 +166,7 @@ def _of_other_length(path: Path, size: int, needed: int) -> DataError:
     )
 
 
-def _numbers(path: Path, dtype: np.dtype[Any], length: int, offset: int) -> npt.NDArray[Any]:
+def _numbers(path: Path, dtype: np.dtype[np.generic], length: int, offset: int) -> Numbers:
     return np.fromfile(path, dtype=dtype, count=length, offset=offset)
 
 

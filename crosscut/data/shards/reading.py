@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from crosscut.config.errors import DamagedDataError
 from crosscut.data.hashing import sha256_of_all
-from crosscut.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, ShardEntry
+from crosscut.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, ShardEntry, TokenManifest
 from crosscut.data.shards.array_file import ArrayFile
 from crosscut.data.shards.writing import INDEX_DTYPE, SENTENCE_DTYPE
 from crosscut.data.tokenization.encoding import Tokens
@@ -91,7 +91,7 @@ class TokenFolder:
     path: Path
     """Path of the folder."""
 
-    manifest: Manifest
+    manifest: TokenManifest
     """Description of the folder."""
 
     train: tuple[Shard, ...]
@@ -108,7 +108,7 @@ class TokenFolder:
         must match its hash, every token must lie within the vocabulary, and every index must be in ascending order. If
         a check fails, `DamagedDataError` is raised. The message names the file.
         """
-        manifest = Manifest.read(path)
+        manifest = TokenManifest.read(path)
         entries = (*manifest.train, manifest.validation)
         _check_lengths(path, manifest, entries)
         if verify:
@@ -134,7 +134,7 @@ class TokenFolder:
         return Tokenizer.load(self.path / TOKENIZER_NAME)
 
 
-def _files(manifest: Manifest, entries: tuple[ShardEntry, ...]) -> Iterator[tuple[str, int | None, str]]:
+def _files(manifest: TokenManifest, entries: tuple[ShardEntry, ...]) -> Iterator[tuple[str, int | None, str]]:
     """Name, length in bytes (None if unknown) and hash of every file of a folder."""
     yield TOKENIZER_NAME, None, manifest.tokenizer_sha256
     for entry in entries:
@@ -144,7 +144,7 @@ def _files(manifest: Manifest, entries: tuple[ShardEntry, ...]) -> Iterator[tupl
             yield f"{entry.name}.sentences", entry.sentences * SENTENCE_DTYPE.itemsize, entry.sentences_sha256
 
 
-def _check_lengths(path: Path, manifest: Manifest, entries: tuple[ShardEntry, ...]) -> None:
+def _check_lengths(path: Path, manifest: TokenManifest, entries: tuple[ShardEntry, ...]) -> None:
     for name, length, _ in _files(manifest, entries):
         file = path / name
         if not file.is_file():
@@ -155,7 +155,7 @@ def _check_lengths(path: Path, manifest: Manifest, entries: tuple[ShardEntry, ..
             raise DamagedDataError(f"`{file}` must be {length:,} bytes long, but is {actual:,}. {_PREPARE_AGAIN}")
 
 
-def _check_hashes(path: Path, manifest: Manifest, entries: tuple[ShardEntry, ...]) -> None:
+def _check_hashes(path: Path, manifest: TokenManifest, entries: tuple[ShardEntry, ...]) -> None:
     files = list(_files(manifest, entries))
     actual = sha256_of_all([path / name for name, _, _ in files], description=f"check {path}")
     for (name, _, expected), found in zip(files, actual, strict=True):
@@ -166,7 +166,7 @@ def _check_hashes(path: Path, manifest: Manifest, entries: tuple[ShardEntry, ...
             )
 
 
-def _open_shard(path: Path, manifest: Manifest, entry: ShardEntry, names: tuple[str, ...]) -> Shard:
+def _open_shard(path: Path, manifest: TokenManifest, entry: ShardEntry, names: tuple[str, ...]) -> Shard:
     tokens = ArrayFile(path / f"{entry.name}.tokens", manifest.token_dtype, entry.tokens)
     index = ArrayFile(path / f"{entry.name}.index", INDEX_DTYPE, entry.documents)
     sentences = None
@@ -175,7 +175,7 @@ def _open_shard(path: Path, manifest: Manifest, entry: ShardEntry, names: tuple[
     return Shard(entry.name, tokens, index, names, sentences)
 
 
-def _check_shard(path: Path, manifest: Manifest, shard: Shard, *, thoroughly: bool) -> None:
+def _check_shard(path: Path, manifest: TokenManifest, shard: Shard, *, thoroughly: bool) -> None:
     end = int(shard.index[-1]["end"]) if shard.num_documents else 0
     ends = shard.ends if thoroughly else np.empty(0)
     ascending = bool(np.all(ends[1:] >= ends[:-1]))

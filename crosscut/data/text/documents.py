@@ -16,7 +16,7 @@ from typing import NamedTuple
 from crosscut.config.errors import DamagedError, DataError
 from crosscut.data.text.lines import Line, read_lines
 from crosscut.data.text.parquet import read_parquet_records
-from crosscut.data.text.records import RecordFile, read_json_records, strictly
+from crosscut.data.text.records import RawRecord, RecordFile, Reject, read_json_records
 from crosscut.data.text.sources import TextSource, find_sources, read_chunks, undecodable, unreadable
 
 PIECE_CHARACTERS = 16 * 1024
@@ -34,7 +34,7 @@ _LINE_END = re.compile(r"\n")
 _WORD_END = re.compile(r"\s+")
 
 
-class Document(NamedTuple):
+class TextDocument(NamedTuple):
     """A text and its origin."""
 
     text: str
@@ -54,7 +54,7 @@ class Document(NamedTuple):
 
 def read_documents(
     patterns: Sequence[str], *, text_key: str = "text", setting: str = "data.text", blank: bool = False
-) -> Iterator[Document]:
+) -> Iterator[TextDocument]:
     """Read the documents of a corpus one by one, in the order of `find_sources`.
 
     `text_key` is the key (jsonl) or the column (parquet) of the text. `setting` is the name of the option that holds
@@ -67,18 +67,21 @@ def read_documents(
     return read_sources(find_sources(patterns, setting=setting), text_key=text_key, blank=blank)
 
 
-def read_sources(sources: Sequence[TextSource], *, text_key: str, blank: bool = False) -> Iterator[Document]:
+def read_sources(sources: Sequence[TextSource], *, text_key: str, blank: bool = False) -> Iterator[TextDocument]:
     """Read the documents of given sources; see `read_documents`."""
     readers = {"text": _read_text, "jsonl": _read_jsonl, "parquet": _read_parquet, "tsv": _read_tsv}
     empty = True
     starts = accumulate((source.size for source in sources), initial=0)
     for source, start in zip(sources, starts, strict=False):
         with _damage_reported_first(source):
-            for text, record, position in readers[source.format](source, text_key):
+            for record in readers[source.format](source, text_key):
+                if isinstance(record, Reject):
+                    raise record.error
+                text = record.text
                 has_text = bool(text) and not text.isspace() and text != _HOLE
                 empty = empty and not has_text
                 if has_text or blank:
-                    yield Document(text, source, record, start + position)
+                    yield TextDocument(text, source, record.number, start + record.position)
     if empty:
         raise DataError(
             f"The corpus must hold text, but all documents are blank (files: {len(sources)}, first file: "
@@ -89,10 +92,12 @@ def read_sources(sources: Sequence[TextSource], *, text_key: str, blank: bool = 
 @contextmanager
 def _damage_reported_first(source: TextSource) -> Iterator[None]:
     """Context that reports damage in a compressed source before any error in its text. The text may be wrong because
-    the data is damaged, and gzip detects damage only at the end of the data.
+    the data is damaged, and gzip detects damage only at the end of the data. Errors of the disk become `DataError`.
     """
     try:
         yield
+    except OSError as error:
+        raise unreadable(source.name, error) from None
     except DataError as error:
         if source.compression and not isinstance(error, DamagedError):
             for _ in read_chunks(source):
@@ -100,10 +105,7 @@ def _damage_reported_first(source: TextSource) -> Iterator[None]:
         raise
 
 
-_Record = tuple[str, int, int]  # text, record, bytes on disk of this file read so far
-
-
-def _read_text(source: TextSource, _text_key: str) -> Iterator[_Record]:
+def _read_text(source: TextSource, _text_key: str) -> Iterator[RawRecord]:
     line, buffer, position = 1, "", 0
     for text, position in _decode(source):
         buffer += text
@@ -111,11 +113,11 @@ def _read_text(source: TextSource, _text_key: str) -> Iterator[_Record]:
         while len(buffer) - start > PIECE_CHARACTERS:
             end = _cut(buffer, start)
             piece = buffer[start:end]
-            yield piece, line, position
+            yield RawRecord(piece, line, position)
             line += piece.count("\n")
             start = end
         buffer = buffer[start:]
-    yield buffer, line, position
+    yield RawRecord(buffer, line, position)
 
 
 def _cut(text: str, start: int) -> int:
@@ -161,26 +163,19 @@ def _decode(source: TextSource) -> Iterator[tuple[str, int]]:
     yield decode(b"", True), position
 
 
-def _read_jsonl(source: TextSource, text_key: str) -> Iterator[_Record]:
-    records = strictly(read_json_records(_record_file(source, text_key), read_chunks(source)))
-    for text, number, position, _ in records:
-        yield text, number, position
+def _read_jsonl(source: TextSource, text_key: str) -> Iterator[RawRecord | Reject]:
+    return read_json_records(_record_file(source, text_key), read_chunks(source))
 
 
-def _read_parquet(source: TextSource, text_key: str) -> Iterator[_Record]:
-    file = _record_file(source, text_key)
-    try:
-        for text, number, position, _ in strictly(read_parquet_records(file, source.path, rows_at_once=ROWS_AT_ONCE)):
-            yield text, number, position
-    except OSError as error:
-        raise unreadable(source.name, error) from None
+def _read_parquet(source: TextSource, text_key: str) -> Iterator[RawRecord | Reject]:
+    return read_parquet_records(_record_file(source, text_key), source.path, rows_at_once=ROWS_AT_ONCE)
 
 
 def _record_file(source: TextSource, text_key: str) -> RecordFile:
     return RecordFile(name=source.name, size=source.size, compression=source.compression, text_key=text_key)
 
 
-def _read_tsv(source: TextSource, text_key: str) -> Iterator[_Record]:
+def _read_tsv(source: TextSource, text_key: str) -> Iterator[RawRecord]:
     """Read a table with a header. Fields are taken as they are: quotes have no special meaning."""
     rows = _split_rows(source)
     columns, _ = next(rows, ([""], None))
@@ -191,7 +186,7 @@ def _read_tsv(source: TextSource, text_key: str) -> Iterator[_Record]:
         )
     for fields, line in rows:
         if len(fields) == len(columns):
-            yield fields[columns.index(text_key)], line.number, line.position
+            yield RawRecord(fields[columns.index(text_key)], line.number, line.position)
         elif any(fields):
             raise DataError(
                 f"`{source.name}`, line {line.number}, must have {len(columns)} columns, like the first line, but has "

@@ -7,16 +7,20 @@ text does not need it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from crosscut.config.errors import DataError
 from crosscut.config.system.extras import install_command
-from crosscut.data.text.records import DAMAGED, RawRecord, RecordFile, Reject, excerpt, too_long, with_text
+from crosscut.data.text.records import DAMAGED, RawRecord, RecordFile, Reject, excerpt, too_long, without_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_BATCH_BYTES = 16 << 20
+"""Maximum size of a batch whose rows are converted at once. The converted strings are copies."""
 
 
 def read_parquet_records(
@@ -65,11 +69,34 @@ def _read_group(
     try:
         for batch in batches:
             columns = [batch.column(batch.schema.names.index(name)) for name in names]
+            converted = _converted(file, dict(zip(names, columns, strict=True)))
+            if converted:
+                for text, others in converted:
+                    row += 1
+                    yield RawRecord(text, row, file.size * row // num_rows, others)
+                continue
             for values in zip(*columns, strict=True):
                 row += 1
                 yield _read_row(file, names, values, row, file.size * row // num_rows)
     except (pa.ArrowException, OSError) as error:
         yield _damaged(file, row + 1, f"rows {row + 1} to {end}", file.size * (end - row) // num_rows, error)
+
+
+def _converted(file: RecordFile, columns: dict[str, pa.Array]) -> Iterator[tuple[str, Sequence[object]]] | None:
+    """Convert the rows of a batch at once, which is faster than row by row. Yield the text of each row, and the values
+    of `RecordFile.other_keys`. The result is None if each row must be looked at: if the batch is large, a text is null,
+    or a value cannot be converted.
+    """
+    texts = columns[file.text_key]
+    if texts.null_count or sum(column.nbytes for column in columns.values()) > min(file.max_bytes, _BATCH_BYTES):
+        return None
+    try:
+        values = {name: column.to_pylist() for name, column in columns.items()}
+    except (ValueError, OverflowError):
+        return None
+    missing = [None] * len(texts)
+    others = [values.get(key, missing) for key in file.other_keys]
+    return zip(values[file.text_key], zip(*others, strict=True) if others else repeat(()), strict=False)
 
 
 def _damaged(file: RecordFile, row: int, what: str, lost: int, error: Exception) -> Reject:
@@ -114,7 +141,7 @@ def _columns(file: RecordFile, schema: pa.Schema) -> list[str]:
 
 
 def _read_row(
-    file: RecordFile, names: list[str], row: tuple[Any, ...], number: int, position: int
+    file: RecordFile, names: list[str], row: tuple[pa.Scalar, ...], number: int, position: int
 ) -> RawRecord | Reject:
     if file.max_bytes < sys.maxsize and _num_bytes(row[0]) > file.max_bytes:
         return too_long(f"row {number}", "the text", "", file.max_bytes)
@@ -124,16 +151,16 @@ def _read_row(
         reason = f"byte {error.start + 1} of a string is not UTF-8"
         message = f"`{file.name}`, row {number}, must be UTF-8 text, but is not. Correct or remove the row."
         return Reject(f"row {number}", "not UTF-8", reason, excerpt(error.object), message=message)
-    item = with_text(file, values, "row", number, position)
-    if isinstance(item, Reject):  # the only value that is not a string is null
-        message = (
-            f"`{file.name}`, row {number}, must hold a string under `{file.text_key}`, but holds null. Remove the row, "
-            f"or set {file.setting} to another column."
-        )
-        return item._replace(message=message)
-    return item
+    text = values[file.text_key]
+    if isinstance(text, str):
+        return RawRecord(text, number, position, list(map(values.get, file.other_keys)))
+    message = (  # the only value that is not a string is null
+        f"`{file.name}`, row {number}, must hold a string under `{file.text_key}`, but holds null. Remove the row, or "
+        f"set {file.setting} to another column."
+    )
+    return without_text(file, values, f"row {number}")._replace(message=message)
 
 
-def _num_bytes(value: Any) -> int:
+def _num_bytes(value: pa.Scalar) -> int:
     buffer = value.as_buffer() if hasattr(value, "as_buffer") else None
     return 0 if buffer is None else buffer.size

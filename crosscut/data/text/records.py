@@ -1,14 +1,14 @@
 """Records of .jsonl files, and the parts that all readers of records share.
 
 Training text and corpora are read by the same readers. A reader never stops at a faulty record: it yields a `Reject`
-and continues. A corpus collects the rejects. Training text is read strictly: `strictly` raises the error of the first
-reject, and the reader does not repair a record (`RecordFile.is_strict`).
+and continues. A corpus collects the rejects. Training text is read strictly: `Reject.error` of the first reject is
+raised, and the reader does not repair a record (`RecordFile.is_strict`).
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.data.text.json_text import encodable, parse_record
@@ -43,7 +43,12 @@ class Reject(NamedTuple):
     least 1 if the number is unknown, and 0 if only this record is lost."""
 
     message: str = ""
-    """Message of the error that `strictly` raises. Empty if the reader is never strict."""
+    """Message of `error`. Empty if the reader is never strict."""
+
+    @property
+    def error(self) -> DataError:
+        """Error to raise where a file is read strictly: `DamagedDataError` if the reject stands for damage."""
+        return (DamagedDataError if self.rule == DAMAGED else DataError)(self.message)
 
 
 class RawRecord(NamedTuple):
@@ -58,8 +63,8 @@ class RawRecord(NamedTuple):
     position: int
     """Number of bytes read from the disk up to this record."""
 
-    values: dict[str, Any]
-    """All values of the record, keyed by name. The types of the values are not checked, except for the text."""
+    others: Sequence[object] = ()
+    """Values of `RecordFile.other_keys`, in the same order. None stands for a missing value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +87,7 @@ class RecordFile:
     """Option that holds `text_key`, for the messages of a strict reader."""
 
     other_keys: tuple[str, ...] = ()
-    """Columns that are read in addition to the text, if they exist. A line of a .jsonl file is always read whole."""
+    """Keys or columns whose values are read in addition to the text."""
 
     max_bytes: int = sys.maxsize
     """Maximum size of a line or a text in bytes. A longer one is rejected."""
@@ -90,16 +95,6 @@ class RecordFile:
     is_strict: bool = True
     """Whether the file must follow its format to the letter. Otherwise unescaped control characters in strings, NUL
     characters around a line, and columns of nulls or of dictionary-encoded strings are accepted."""
-
-
-def strictly(items: Iterable[RawRecord | Reject]) -> Iterator[RawRecord]:
-    """Yield the records up to the first reject. Raise `DataError` for the reject, and `DamagedDataError` if it stands
-    for damage in the file.
-    """
-    for item in items:
-        if isinstance(item, Reject):
-            raise (DamagedDataError if item.rule == DAMAGED else DataError)(item.message)
-        yield item
 
 
 def read_json_records(file: RecordFile, chunks: Iterable[tuple[bytes, int]]) -> Iterator[RawRecord | Reject]:
@@ -149,9 +144,11 @@ def _read_line(file: RecordFile, line: Line) -> RawRecord | Reject | None:
     if line.too_long:
         return too_long(f"line {line.number}", "the line", line.data, file.max_bytes)
     # A file that was being written when a machine crashed can have runs of zero bytes between complete lines.
-    data = line.data if file.is_strict else line.data.strip(b"\0 \t\r")
-    if not data.strip(b" \t\r"):
+    data = line.data.strip(b" \t\r" if file.is_strict else b"\0 \t\r")
+    if not data:
         return None  # the parser would take longer
+    if file.is_strict:
+        data = line.data
     try:
         decoded = data.decode("utf-8-sig" if line.number == 1 else "utf-8")
     except UnicodeDecodeError as error:
@@ -167,38 +164,34 @@ def _read_line(file: RecordFile, line: Line) -> RawRecord | Reject | None:
         message += "Correct or remove the line."
         return Reject(f"line {line.number}", _NOT_JSON, str(error), excerpt(decoded), message=message)
     if not isinstance(values, dict):
-        kind = type(values).__name__
-        return Reject(
-            f"line {line.number}",
-            "not a JSON object",
-            f"the line holds a value of type {kind} instead of a JSON object",
-            excerpt(decoded),
-            message=f"`{file.name}`, line {line.number}, must be a JSON object with the text under `{file.text_key}`, "
-            f"but is a {kind}. Correct or remove the line.",
-        )
-    return with_text(file, values, "line", line.number, line.position)
-
-
-def with_text(file: RecordFile, values: dict[str, Any], unit: str, number: int, position: int) -> RawRecord | Reject:
-    """Make a record from a JSON object or a row of a table, or the reject for a text that is missing or invalid. `unit`
-    is `line` or `row`.
-    """
+        return _no_object(file, values, line.number, decoded)
     text = values.get(file.text_key)
     if not isinstance(text, str):
-        return _without_text(file, values, f"{unit} {number}")
+        return without_text(file, values, f"line {line.number}")
     if not (text.isascii() or encodable(text)):
         return Reject(
-            f"{unit} {number}",
+            f"line {line.number}",
             "lone surrogate",
             "UTF-8 cannot encode half of a surrogate pair",
             excerpt(text),
-            message=f"`{file.name}`, {unit} {number}, must hold text that is valid in UTF-8, but has a lone surrogate. "
-            "Correct or remove the line.",
+            message=f"`{file.name}`, line {line.number}, must hold text that is valid in UTF-8, but has a lone "
+            "surrogate. Correct or remove the line.",
         )
-    return RawRecord(text, number, position, values)
+    return RawRecord(text, line.number, line.position, list(map(values.get, file.other_keys)))
 
 
-def _without_text(file: RecordFile, values: dict[str, Any], place: str) -> Reject:
+def _no_object(file: RecordFile, value: object, number: int, line: str) -> Reject:
+    kind = type(value).__name__
+    reason = f"the line holds a value of type {kind} instead of a JSON object"
+    message = (
+        f"`{file.name}`, line {number}, must be a JSON object with the text under `{file.text_key}`, but is a {kind}. "
+        "Correct or remove the line."
+    )
+    return Reject(f"line {number}", "not a JSON object", reason, excerpt(line), message=message)
+
+
+def without_text(file: RecordFile, values: dict[str, object], place: str) -> Reject:
+    """Make the reject for a record whose text is missing or not a string. `place` is the line or the row."""
     key, text = file.text_key, values.get(file.text_key)
     keys = ", ".join(values)
     if text is not None:

@@ -9,7 +9,7 @@ import bz2
 import glob
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
@@ -245,17 +245,9 @@ def _slices(file: IO[bytes]) -> Iterator[bytes]:
             yield chunk[start : start + PACKED_BYTES]
 
 
-def _gzip() -> tuple[Callable[[], Decompressor], type[Exception]]:
-    return lambda: zlib.decompressobj(wbits=16 + zlib.MAX_WBITS), zlib.error
-
-
-def _zstd() -> tuple[Callable[[], Decompressor], type[Exception]]:
-    return zstd_with()
-
-
 def zstd_with(dictionary: bytes = b"") -> tuple[Callable[[], Decompressor], type[Exception]]:
-    """Return the same pair as the zstd function in `DECOMPRESSORS`, but for data that was compressed with
-    `dictionary`.
+    """Return the function that makes a decompressor of zstd, and the type of the exception for damaged data.
+    `dictionary` is the dictionary with which the data was compressed, if any.
     """
     import zstandard
 
@@ -265,10 +257,10 @@ def zstd_with(dictionary: bytes = b"") -> tuple[Callable[[], Decompressor], type
     return context.decompressobj, zstandard.ZstdError
 
 
-def _bzip2() -> tuple[Callable[[], Decompressor], type[Exception]]:
-    return bz2.BZ2Decompressor, OSError
-
-
-DECOMPRESSORS = {".gz": _gzip, ".zst": _zstd, ".bz2": _bzip2}
+DECOMPRESSORS: Mapping[str, Callable[[], tuple[Callable[[], Decompressor], type[Exception]]]] = {
+    ".gz": lambda: (lambda: zlib.decompressobj(wbits=16 + zlib.MAX_WBITS), zlib.error),
+    ".zst": zstd_with,
+    ".bz2": lambda: (bz2.BZ2Decompressor, OSError),
+}
 """Functions, keyed by the suffix of compressed files. Each function returns a pair: another function, which makes a
 decompressor, and the type of the exception for damaged data."""

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from crosscut.config.errors import DataError
 from crosscut.config.system.machine import leave_with_parent
-from crosscut.data.text.documents import Document
+from crosscut.data.text.documents import TextDocument
 from crosscut.data.tokenization.tokenizer import Tokenizer
 
 BATCH_CHARACTERS = 256 * 1024
@@ -65,7 +65,7 @@ class _TextBatch(NamedTuple):
 
 
 def encode_documents(
-    documents: Iterable[Document],
+    documents: Iterable[TextDocument],
     tokenizer: Path,
     *,
     workers: int,
@@ -106,7 +106,7 @@ def encode_documents(
         executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _gather(documents: Iterable[Document]) -> Iterator[_TextBatch]:
+def _gather(documents: Iterable[TextDocument]) -> Iterator[_TextBatch]:
     texts: list[str] = []
     origins: list[tuple[int, int]] = []
     size = position = 0

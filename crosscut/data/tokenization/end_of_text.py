@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from crosscut.config.checks import listed, shown
 from crosscut.config.errors import ConfigError, DataError
 from crosscut.config.published.folders import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, end_ids
 from crosscut.config.system.files import parse_json, read_json, read_small
-from crosscut.data.manifest import FORMAT, MANIFEST_NAME, Manifest
+from crosscut.data.manifest import FORMAT, MANIFEST_NAME, TokenManifest
 from crosscut.data.tokenization.wordpiece import SEPARATOR
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def end_named_beside(path: Path, inner: tokenizers.Tokenizer) -> int | None:
     """
     folder = path.parent
     if _holds_tokens(folder):
-        return Manifest.read(folder).end_of_text
+        return TokenManifest.read(folder).end_of_text
     if named := _named(folder):
         file, name = named
         if (end := inner.token_to_id(name)) is None:
@@ -78,11 +78,11 @@ def _named(folder: Path) -> tuple[Path, str] | None:
     return None
 
 
-def _table(path: Path) -> dict[str, Any]:
+def _table(path: Path) -> Mapping[str, object]:
     return read_json(path) if path.is_file() else {}
 
 
-def token_in(table: Mapping[str, Any], key: str, file: Path) -> str:
+def token_in(table: Mapping[str, object], key: str, file: Path) -> str:
     """Name of a special token in a tokenizer's settings. Empty if the settings name no token. Raises `ConfigError` for
     a value that is neither a string nor an object with the string `content`.
     """

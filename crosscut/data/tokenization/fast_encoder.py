@@ -69,7 +69,7 @@ class FastEncoder:
     def _start(self) -> None:
         import gigatoken
 
-        self._inner: Any = gigatoken.Tokenizer.from_json(self._table)
+        self._inner = gigatoken.Tokenizer.from_json(self._table)
         self._left = MAX_KEPT_CHARACTERS
 
     def encode(self, text: str) -> npt.NDArray[np.uint32]:

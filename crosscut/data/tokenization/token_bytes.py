@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +38,7 @@ class TokenBytes:
         decoders = _decoders(inner)
         self._by_character = _byte_of_character() if any(one["type"] == "ByteLevel" for one in decoders) else None
         self._has_spaces = any(_SPACE in (one.get("replacement", ""), _pattern(one)) for one in decoders)
-        self._continuation = next((one["prefix"] for one in decoders if one["type"] == "WordPiece"), "")
+        self._continuation = next((str(one["prefix"]) for one in decoders if one["type"] == "WordPiece"), "")
 
     @classmethod
     def load(cls, path: Path) -> TokenBytes:
@@ -116,7 +117,7 @@ class TokenBytes:
         return spelled.replace(_SPACE, " ").encode()
 
 
-def _decoders(inner: tokenizers.Tokenizer) -> list[dict[str, Any]]:
+def _decoders(inner: tokenizers.Tokenizer) -> list[dict[str, object]]:
     """Settings of the decoder and, for a sequence of decoders, of its parts."""
     if inner.decoder is None:
         return []
@@ -124,7 +125,7 @@ def _decoders(inner: tokenizers.Tokenizer) -> list[dict[str, Any]]:
     return [decoder, *decoder.get("decoders", ())]
 
 
-def _pattern(decoder: dict[str, Any]) -> str:
+def _pattern(decoder: Mapping[str, object]) -> str:
     """String that a decoder replaces. Empty if the decoder replaces no string."""
     pattern = decoder.get("pattern")
     return str(pattern.get("String", "")) if isinstance(pattern, dict) else ""

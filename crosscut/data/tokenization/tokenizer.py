@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -185,7 +185,7 @@ class Tokenizer:
         else:
             shutil.copyfile(given, path)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Return a minimal `tokenizer_config.json`, from which `load` and `transformers` can read the end-of-text
         token. If the tokenizer has all special tokens of masked language modelling, the settings name these tokens,
         too.

@@ -8,7 +8,7 @@ import numpy as np
 
 from crosscut.config.errors import DataError
 from crosscut.data import read_documents
-from crosscut.data.text.documents import Document
+from crosscut.data.text.documents import TextDocument
 from crosscut.data.text.sources import find_sources
 from crosscut.evaluation.perplexity import bits_per_byte
 from crosscut.evaluation.scoring import Ids, WindowScores
@@ -124,7 +124,7 @@ def whole_documents(patterns: Sequence[str], text_key: str) -> Iterator[tuple[st
     whole, so its length must be limited.
     """
 
-    def place(document: Document) -> tuple[int, int]:
+    def place(document: TextDocument) -> tuple[int, int]:
         return document.source.index, 1 if document.source.format == "text" else document.record
 
     documents = read_documents(patterns, text_key=text_key, setting="evaluation.text", blank=True)

@@ -14,7 +14,7 @@ import pytest
 from crosscut.config import ConfigError, CrosscutError, load_run
 from crosscut.config.system import files
 from crosscut.config.system.files import parse_json, parse_toml, read_json, read_lines, write_whole
-from crosscut.data.manifest import Manifest
+from crosscut.data.manifest import TokenManifest
 from crosscut.evaluation.lambada import _passages
 from crosscut.generation.prompts import read_prompts
 from crosscut.planner.hardware.files import read_hardware
@@ -58,7 +58,7 @@ def test_dots_in_strings_and_comments_are_no_parts():
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "config.json": read_json,
-    "manifest.json": lambda path: Manifest.read(path.parent),
+    "manifest.json": lambda path: TokenManifest.read(path.parent),
     "model.safetensors.index.json": lambda path: list_tensors(path.parent),
     "prompts.jsonl": read_prompts,
     "lambada.jsonl": _passages,

@@ -10,8 +10,8 @@ from crosscut.config.errors import DataError
 from crosscut.config.system.extras import install_command
 from crosscut.corpus.execution.stages import Output
 from crosscut.corpus.ingest import FileShare, IngestStage, ingest_files
-from crosscut.corpus.readers import Reading
-from crosscut.corpus.readers.files import find_files
+from crosscut.corpus.readers import ReaderSettings
+from crosscut.corpus.readers.files import find_source
 from tests.corpus.reads import read
 
 SENTENCE = "The committee of the harbour met on Tuesday and agreed that the wall must be built again."
@@ -67,8 +67,8 @@ def test_pages_on_which_it_fails_are_extracted_fast_and_counted(tmp_path: Path) 
     write(tmp_path, PAGE)
     write(tmp_path, "<div>" * 2000 + SENTENCE, "b.html")
     (folder := tmp_path / "output").mkdir()
-    files = tuple(find_files(SourceConfig(name="web", files=(str(tmp_path),), format="html")))
-    share = FileShare("000000", "web", files, {}, Reading(extraction=Extraction.CAREFUL), 10**6)
+    files = tuple(find_source(SourceConfig(name="web", files=(str(tmp_path),), format="html")).files)
+    share = FileShare("000000", "web", files, {}, ReaderSettings(extraction=Extraction.CAREFUL), 10**6)
     counts = ingest_files(share, Output(folder))
     assert (counts["documents_out"], counts["notes"]) == (2, {"fast extraction": 1})
 

@@ -15,7 +15,7 @@ import pytest
 
 from crosscut.config import DataError
 from crosscut.config.corpora import SourceConfig
-from crosscut.corpus.readers.files import File, find_files, find_source
+from crosscut.corpus.readers.files import File, find_source
 from crosscut.corpus.readers.selection import is_html
 from tests.endless import ENDLESS
 from tests.refusals import refusal
@@ -30,7 +30,7 @@ def touch(folder: Path, *names: str) -> None:
 
 
 def find(*files: object, kind: str = "auto") -> list[File]:
-    return find_files(SourceConfig(name="web", files=tuple(map(str, files)), format=kind))
+    return find_source(SourceConfig(name="web", files=tuple(map(str, files)), format=kind)).files
 
 
 def names(*files: object, kind: str = "auto") -> list[str]:
@@ -379,7 +379,7 @@ def test_folders_behind_links_are_searched_once(tmp_path: Path) -> None:
     (tmp_path / "elsewhere" / "x.jsonl").write_text("{}\n")
     (tmp_path / "src" / "link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "src")
-    found = find_files(SourceConfig(name="s", files=(str(tmp_path / "src"),)))
+    found = find_source(SourceConfig(name="s", files=(str(tmp_path / "src"),))).files
     assert [file.name for file in found] == ["link/x.jsonl", "y.jsonl"]
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from crosscut.corpus.readers import Skip, Text
+from crosscut.corpus.readers import RawText, Skip
 from crosscut.corpus.readers.html import MAX_PAGE_BYTES
 from tests.corpus.reads import read
 
@@ -29,7 +29,7 @@ def write(folder: Path, data: bytes) -> Path:
 
 def test_main_text_and_title_are_found_and_frames_left_out(tmp_path: Path) -> None:
     data = PAGE.format(charset="utf-8").encode()
-    assert read(write(tmp_path, data)) == [Text(TEXT, 1, len(data), title="A Tale of Two Cities")]
+    assert read(write(tmp_path, data)) == [RawText(TEXT, 1, len(data), title="A Tale of Two Cities")]
 
 
 def test_declared_charset_is_taken(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from crosscut.corpus.readers import Skip, Text
+from crosscut.corpus.readers import RawText, Skip
 from tests.corpus.reads import read, rejects, skips, texts
 
 LONG = 1000
@@ -28,20 +28,20 @@ def test_document_has_what_its_keys_say(tmp_path: Path) -> None:
     path = write(tmp_path, b"\n", line("one", url="https://a.org", karma=7, title="One"), b'{"text": "two"}')
     first, second = read(path)
     size = path.stat().st_size
-    assert first == Text("one", 2, size, url="https://a.org", karma=7.0, title="One")
-    assert second == Text("two", 3, size)
+    assert first == RawText("one", 2, size, url="https://a.org", karma=7.0, title="One")
+    assert second == RawText("two", 3, size)
 
 
 def test_keys_are_the_sources_own(tmp_path: Path) -> None:
     path = write(tmp_path, b'{"body": "one", "link": "u", "score": "3.5", "name": "t"}')
     (item,) = read(path, text_key="body", url_key="link", karma_key="score", title_key="name")
-    assert item == Text("one", 1, path.stat().st_size, url="u", karma=3.5, title="t")
+    assert item == RawText("one", 1, path.stat().st_size, url="u", karma=3.5, title="t")
 
 
 @pytest.mark.parametrize("value", [None, True, "many", [], "nan", 10**400])
 def test_bad_karma_url_and_title_are_left_out(tmp_path: Path, value: object) -> None:
     path = write(tmp_path, line("one", karma=value, url=7, title=["t"]))
-    assert read(path) == [Text("one", 1, path.stat().st_size)]
+    assert read(path) == [RawText("one", 1, path.stat().st_size)]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_what_came_before_the_end_of_a_truncated_file_is_kept(tmp_path: Path, su
     found = texts(items)
     assert found == expected[: len(found)]
     assert len(found) > 1000
-    (reject,) = (item for item in items if not isinstance(item, Text))
+    (reject,) = (item for item in items if not isinstance(item, RawText))
     assert reject is items[-1]
     assert (reject.place, reject.rule) == (f"byte {path.stat().st_size}", "damaged file")
     assert reject.reason == (

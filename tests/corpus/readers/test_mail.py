@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crosscut.corpus.readers import Skip, Text
+from crosscut.corpus.readers import RawText, Skip
 from tests.corpus.reads import read, rejects, skips, texts
 
 FROM = b"From jo@example.org Sat Nov 21 22:44:22 2026\n"
@@ -27,13 +27,13 @@ def write(folder: Path, data: bytes, name: str = "a.eml") -> Path:
 
 
 def titles(path: Path) -> list[str]:
-    return [item.title for item in read(path) if isinstance(item, Text)]
+    return [item.title for item in read(path) if isinstance(item, RawText)]
 
 
 def test_message_is_a_document_with_its_subject(tmp_path: Path) -> None:
     data = message("Dear Al,\n\nall is well.\n", "Re: the\twhole naïve story")
     assert read(write(tmp_path, data)) == [
-        Text("Dear Al,\n\nall is well.\n", 1, len(data), title="Re: the whole naïve story")
+        RawText("Dear Al,\n\nall is well.\n", 1, len(data), title="Re: the whole naïve story")
     ]
 
 
@@ -75,7 +75,7 @@ def test_mbox_is_cut_at_its_from_lines_alone(tmp_path: Path) -> None:
     path = write(tmp_path, FROM + first + b"\n" + FROM + message("two\n") + b"\r\n" + FROM + message("three\n"))
     items = read(path, "mail")
     assert texts(items) == ["one\n\nFrom here on we walk.\n\nFrom the start.\n\n", "two\n\r\n", "three\n"]
-    assert [item.record for item in items if isinstance(item, Text)] == [1, 2, 3]
+    assert [item.record for item in items if isinstance(item, RawText)] == [1, 2, 3]
 
 
 def test_mbox_is_cut_wherever_its_chunks_end(tmp_path: Path) -> None:

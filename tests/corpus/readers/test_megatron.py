@@ -7,8 +7,8 @@ import pytest
 
 from crosscut.config import DataError
 from crosscut.config.corpora import SourceConfig
-from crosscut.corpus.readers import Reject, Skip, Text
-from crosscut.corpus.readers.files import find_files
+from crosscut.corpus.readers import RawText, Reject, Skip
+from crosscut.corpus.readers.files import find_source
 from crosscut.data import Tokenizer
 from tests.corpus.reads import read
 from tests.data.conftest import write_indexed
@@ -41,7 +41,7 @@ def test_documents_come_back_as_text(pair: Path, tokenizer: Path) -> None:
 def test_ids_that_the_tokenizer_does_not_have_are_rejected(tmp_path: Path, tokenizer: Path) -> None:
     write_indexed(tmp_path / "a", [[5, 40_000], [5, 6]], np.uint16)
     reject, text = read(tmp_path / "a.idx", tokenizer=str(tokenizer))
-    assert isinstance(reject, Reject) and isinstance(text, Text)
+    assert isinstance(reject, Reject) and isinstance(text, RawText)
     assert (reject.place, reject.rule) == ("document 1", "other tokenizer")
     size = Tokenizer.load(tokenizer).vocab_size
     assert reject.reason == f"the token ids go from 5 to 40000, but the tokenizer has ids 0 to {size - 1}"
@@ -62,12 +62,12 @@ def test_pair_that_is_cut_short_is_rejected(pair: Path, tokenizer: Path) -> None
 
 def test_index_without_its_tokens_is_an_error(pair: Path) -> None:
     pair.with_suffix(".bin").unlink()
-    assert refusal(DataError, find_files, SourceConfig(name="old", files=(str(pair),))) == (
+    assert refusal(DataError, find_source, SourceConfig(name="old", files=(str(pair),))) == (
         f"`{pair.with_suffix('.bin')}` must be a readable file, but is not: No such file or directory. Check the path."
     )
 
 
 def test_version_changes_with_the_tokens(pair: Path) -> None:
-    (before,) = find_files(SourceConfig(name="old", files=(str(pair),)))
+    (before,) = find_source(SourceConfig(name="old", files=(str(pair),))).files
     pair.with_suffix(".bin").touch()
-    assert find_files(SourceConfig(name="old", files=(str(pair),))) != [before]
+    assert find_source(SourceConfig(name="old", files=(str(pair),))).files != [before]

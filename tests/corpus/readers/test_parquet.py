@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from crosscut.corpus.readers import Text
+from crosscut.corpus.readers import RawText
 from tests.corpus.reads import read, rejects, skips, texts
 
 
@@ -20,7 +20,10 @@ def test_document_has_what_its_columns_say(tmp_path: Path) -> None:
     columns = {"n": [1, 2], "text": ["one", "two"], "url": ["u", None], "karma": [3, None], "title": ["t", None]}
     path = write(tmp_path, columns)
     size = path.stat().st_size
-    assert read(path) == [Text("one", 1, size // 2, url="u", karma=3.0, title="t"), Text("two", 2, size)]
+    assert read(path) == [
+        RawText("one", 1, size // 2, url="u", karma=3.0, title="t"),
+        RawText("two", 2, size),
+    ]
 
 
 def test_rows_keep_their_numbers_across_row_groups(tmp_path: Path) -> None:
@@ -36,6 +39,18 @@ def test_null_blank_long_and_broken_texts_cost_no_other(tmp_path: Path) -> None:
     assert skips(items) == ["blank"]
 
 
+@pytest.mark.parametrize("most", [0, 1 << 20])
+def test_batch_is_read_alike_at_once_and_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr("crosscut.data.text.parquet._BATCH_BYTES", most)
+    url = pa.array([b"u", None, b"\xff", b"v"], pa.binary()).cast(pa.string(), safe=False)
+    path = write(tmp_path, {"text": ["one", "two", "three", "four"], "url": url})
+    first, second, third, fourth = read(path)
+    assert rejects([third]) == [("row 3", "not UTF-8")]
+    size = path.stat().st_size
+    assert [first, second] == [RawText("one", 1, size // 4, url="u"), RawText("two", 2, size // 2)]
+    assert fourth == RawText("four", 4, size, url="v")
+
+
 @pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
 def test_other_types_of_strings_are_read(tmp_path: Path, kind: pa.DataType) -> None:
     assert texts(read(write(tmp_path, {"text": pa.array(["one", "two"], kind)}))) == ["one", "two"]
@@ -43,7 +58,7 @@ def test_other_types_of_strings_are_read(tmp_path: Path, kind: pa.DataType) -> N
 
 def test_url_that_is_no_plain_value_is_left_out(tmp_path: Path) -> None:
     path = write(tmp_path, {"text": ["one"], "url": [["a", "b"]], "karma": [{"up": 1}]})
-    assert read(path) == [Text("one", 1, path.stat().st_size)]
+    assert read(path) == [RawText("one", 1, path.stat().st_size)]
 
 
 @pytest.mark.parametrize(
@@ -80,12 +95,12 @@ def test_damaged_page_costs_only_what_is_left_of_its_row_group(tmp_path: Path) -
     data[middle : middle + 400] = b"\xff" * 400
     path.write_bytes(data)
     items = read(path)
-    (place,) = (place for place, item in enumerate(items) if not isinstance(item, Text))
+    (place,) = (place for place, item in enumerate(items) if not isinstance(item, RawText))
     before, reject, after = items[:place], items[place], items[place + 1 :]
     assert (reject.place, reject.rule) == (f"row {place + 1}", "damaged file")
     assert reject.reason.startswith(f"rows {place + 1} to ")
     assert texts(before) == written[:place]
     assert texts(after) == written[-len(after) :]
-    assert [item.record for item in after if isinstance(item, Text)] == list(range(201 - len(after), 201))
+    assert [item.record for item in after if isinstance(item, RawText)] == list(range(201 - len(after), 201))
     assert 180 <= len(before) + len(after) < 200
     assert 0 < reject.lost <= path.stat().st_size // 10

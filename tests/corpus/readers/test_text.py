@@ -3,7 +3,7 @@
 import gzip
 from pathlib import Path
 
-from crosscut.corpus.readers import Skip, Text
+from crosscut.corpus.readers import RawText, Skip
 from tests.corpus.reads import read, rejects
 
 
@@ -14,12 +14,12 @@ def write(folder: Path, data: bytes, name: str = "a.txt") -> Path:
 
 def test_file_is_a_document_as_it_stands(tmp_path: Path) -> None:
     data = "\ufeffA book.\r\n\r\nIts \0 second paragraph, naïve.\n".encode()
-    assert read(write(tmp_path, data)) == [Text("A book.\r\n\r\nIts \0 second paragraph, naïve.\n", 1, len(data))]
+    assert read(write(tmp_path, data)) == [RawText("A book.\r\n\r\nIts \0 second paragraph, naïve.\n", 1, len(data))]
 
 
 def test_packed_file_is_unpacked(tmp_path: Path) -> None:
     (item,) = read(write(tmp_path, gzip.compress(b"text"), "a.txt.gz"))
-    assert isinstance(item, Text) and item.text == "text"
+    assert isinstance(item, RawText) and item.text == "text"
 
 
 def test_file_that_is_no_utf8_is_rejected_with_the_byte(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from crosscut.corpus.readers import Reject, Skip, Text
+from crosscut.corpus.readers import RawText, Reject, Skip
 from crosscut.corpus.readers.dumps import Pages
 from crosscut.corpus.readers.wikitext.prose import prose
 from tests.corpus.reads import read, rejects, skips, texts
@@ -88,7 +88,7 @@ def test_article_is_a_document_with_title_and_address(tmp_path: Path) -> None:
     for name in ("a.xml", "a.xml.bz2"):
         path = write(tmp_path, page("Paris & its églises (book)", ARTICLE), name=name)
         (item,) = read(path)
-        assert item == Text(
+        assert item == RawText(
             PROSE,
             1,
             path.stat().st_size,
@@ -107,7 +107,7 @@ def test_redirects_other_namespaces_and_empty_pages_are_left_out_and_told(tmp_pa
     )
     items = read(path)
     assert skips(items) == ["redirect", "no article", "blank"]
-    assert [(item.text, item.record) for item in items if isinstance(item, Text)] == [("Lyon is a city.", 4)]
+    assert [(item.text, item.record) for item in items if isinstance(item, RawText)] == [("Lyon is a city.", 4)]
 
 
 def test_files_are_known_by_the_names_that_the_wiki_has_for_them(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_dump_without_siteinfo_is_read_and_told(tmp_path: Path) -> None:
         page("Diskussion:Lyon", "a", ns=1),
         head=head,
     )
-    lyon = Text("Lyon", 1, path.stat().st_size, title="Lyon", note="no siteinfo")
+    lyon = RawText("Lyon", 1, path.stat().st_size, title="Lyon", note="no siteinfo")
     assert read(path) == [lyon, Skip("no article", 2)]
 
 
@@ -146,7 +146,7 @@ def test_page_with_broken_xml_is_rejected_and_its_neighbours_are_read(tmp_path: 
         (page("X", "x").replace("</page>", ""), "the page has no end"),
     ):
         *items, last = read(write(tmp_path, good[0], broken, *good[1:], page("Z", "z")))
-        assert [item.text for item in [*items, last] if isinstance(item, Text)] == [
+        assert [item.text for item in [*items, last] if isinstance(item, RawText)] == [
             "A is a city.", "B is a city.", "C is a city.", "D is a city.", "z",
         ]  # fmt: skip
         (reject,) = [item for item in items if isinstance(item, Reject)]

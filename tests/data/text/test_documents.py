@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 from hypothesis import given, settings
@@ -78,8 +80,6 @@ def test_the_end_of_a_table_is_not_a_row(tmp_path: Path) -> None:
 
 
 def test_parquet_row_is_a_document(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow", reason="parquet is an extra")
-    pq = pytest.importorskip("pyarrow.parquet", reason="parquet is an extra")
     path = tmp_path / "a.parquet"
     for kind in (pa.string(), pa.large_string()):
         pq.write_table(pa.table({"n": [1, 2, 3, 4], "body": pa.array(TEXTS, kind)}), path, row_group_size=3)
@@ -288,8 +288,6 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatc
 
 
 def test_faulty_parquet_is_an_error(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow", reason="parquet is an extra")
-    pq = pytest.importorskip("pyarrow.parquet", reason="parquet is an extra")
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": ["a", None], "n": [1, 2]}), path)
     again = "Set `data.text_key` (or `evaluation.text_key`) to the column of the text."
@@ -309,8 +307,6 @@ def test_faulty_parquet_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [0, 3, 200])
 def test_damaged_parquet_is_an_error(tmp_path: Path, keep: int) -> None:
-    pa = pytest.importorskip("pyarrow", reason="parquet is an extra")
-    pq = pytest.importorskip("pyarrow.parquet", reason="parquet is an extra")
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": ["some text"] * 100}), path)
     path.write_bytes(path.read_bytes()[:keep])
@@ -321,8 +317,6 @@ def test_damaged_parquet_is_an_error(tmp_path: Path, keep: int) -> None:
 
 
 def test_parquet_with_damaged_pages_is_an_error(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow", reason="parquet is an extra")
-    pq = pytest.importorskip("pyarrow.parquet", reason="parquet is an extra")
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": [f"text {number}" for number in range(1000)]}), path, use_dictionary=False)
     data = bytearray(path.read_bytes())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from crosscut.config import DataError
-from crosscut.data import Document, Tokenizer, read_documents
+from crosscut.data import TextDocument, Tokenizer, read_documents
 from crosscut.data.tokenization import encoding
 from crosscut.data.tokenization.encoding import encode_documents
 from tests.refusals import refusal
@@ -36,7 +36,7 @@ def test_every_number_of_workers_gives_the_same_batches(corpus: Path, tokenizer_
 def test_reading_keeps_a_bounded_distance_ahead(corpus: Path, tokenizer_file: Path) -> None:
     read = 0
 
-    def counted() -> Iterator[Document]:
+    def counted() -> Iterator[TextDocument]:
         nonlocal read
         for document in read_documents([str(corpus)]):
             read += 1

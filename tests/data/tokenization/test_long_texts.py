@@ -15,6 +15,7 @@ from crosscut.data import Tokenizer
 from crosscut.data.tokenization import long_texts
 from crosscut.data.tokenization.long_texts import _cut_long_words, batches, encode_long, pieces_for_training
 from tests.data.conftest import make_texts
+from tests.refusals import refusal
 
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -193,9 +194,7 @@ def test_texts_that_are_encoded_as_a_whole_come_in_batches_of_bounded_size(monke
     monkeypatch.setattr(long_texts, "MOST_AT_ONCE", 10)
     pairs = [("abcdef", None), ("abcd", "ef"), ("a", "b"), ("c", None)]
     assert list(batches(pairs, "Example")) == [pairs[:2], pairs[2:]]
-    with pytest.raises(DataError) as told:
-        list(batches(["short", "a" * 11], "Text"))
-    assert str(told.value) == (
+    assert refusal(DataError, list, batches(["short", "a" * 11], "Text")) == (
         "Text 2 must have at most 10 characters, because it is encoded as a whole, but has 11. Shorten the text."
     )
 

@@ -9,16 +9,16 @@ from crosscut.corpus.filters.urls import UrlFilter
 from crosscut.corpus.readers.archives.records import ArchiveRecord, read_records
 from crosscut.corpus.readers.charsets import decode
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.record import Item, Reading, Skip, Text, unless_blank, within_budget
+from crosscut.corpus.readers.record import Item, RawText, ReaderSettings, Skip, unless_blank, within_budget
 from crosscut.data.text.records import Reject, excerpt
 
-ReadRecord = Callable[[ArchiveRecord, Reading, UrlFilter], Item]
+ReadRecord = Callable[[ArchiveRecord, ReaderSettings, UrlFilter], Item]
 
 KINDS = ("warcinfo", "response", "request", "metadata", "revisit", "resource", "conversion", "continuation")
 """Types of records that the format defines."""
 
 
-def read_archive(file: File, reading: Reading, read_record: ReadRecord) -> Iterator[Item]:
+def read_archive(file: File, reading: ReaderSettings, read_record: ReadRecord) -> Iterator[Item]:
     """Yield the result of `read_record` for each record, and a reject for each part of the file that cannot be read.
 
     An empty file is skipped as `blank`. Raises `DataError` if a list of the URL rules cannot be read.
@@ -70,4 +70,4 @@ def read_text(record: ArchiveRecord, data: bytes, charset: str) -> Item:
         return Reject(record.place, "charset", reason, excerpt(data))
     text, other = decoded
     note = "charset" if other else ""
-    return unless_blank(Text(text, record.number, record.position, url=url_of(record), note=note))
+    return unless_blank(RawText(text, record.number, record.position, url=url_of(record), note=note))

@@ -19,7 +19,7 @@ from crosscut.corpus.readers.archives.responses import (
 )
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.html import read_page
-from crosscut.corpus.readers.record import Item, Reading, Skip, Text
+from crosscut.corpus.readers.record import Item, RawText, ReaderSettings, Skip
 from crosscut.corpus.readers.selection import START_BYTES, is_html
 from crosscut.data.text.records import Reject, excerpt, too_long
 
@@ -28,12 +28,12 @@ TEXT_TYPE = "text/plain"
 STATUS_OK = 200
 
 
-def read_warc(file: File, reading: Reading) -> Iterator[Item]:
+def read_warc(file: File, reading: ReaderSettings) -> Iterator[Item]:
     """Yield the documents of a WARC file, in order."""
     yield from read_archive(file, reading, _read_record)
 
 
-def _read_record(record: ArchiveRecord, reading: Reading, urls: UrlFilter) -> Item:
+def _read_record(record: ArchiveRecord, reading: ReaderSettings, urls: UrlFilter) -> Item:
     if record.kind != "response":
         return other_kind(record)
     kind, _ = media_type(record.headers.get("content-type", ""))
@@ -52,7 +52,7 @@ def _read_record(record: ArchiveRecord, reading: Reading, urls: UrlFilter) -> It
     return _read_response(record, response, reading)
 
 
-def _read_response(record: ArchiveRecord, response: Response, reading: Reading) -> Item:
+def _read_response(record: ArchiveRecord, response: Response, reading: ReaderSettings) -> Item:
     kind, charset = response.media_type
     kind = kind or media_type(record.headers.get("warc-identified-payload-type", ""))[0]
     if kind and kind not in (*HTML_TYPES, TEXT_TYPE):
@@ -71,8 +71,8 @@ def _read_response(record: ArchiveRecord, response: Response, reading: Reading) 
     return read_text(record, data, charset) if kind == TEXT_TYPE else _read_html(record, data, charset, reading)
 
 
-def _read_html(record: ArchiveRecord, data: bytes, charset: str, reading: Reading) -> Item:
+def _read_html(record: ArchiveRecord, data: bytes, charset: str, reading: ReaderSettings) -> Item:
     page = read_page(data, reading.extraction, place=record.place, charset=charset)
     if isinstance(page, Reject | Skip):
         return page
-    return Text(page.text, record.number, record.position, url=url_of(record), title=page.title, note=page.note)
+    return RawText(page.text, record.number, record.position, url=url_of(record), title=page.title, note=page.note)

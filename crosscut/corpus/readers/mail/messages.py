@@ -18,7 +18,7 @@ from crosscut.corpus.readers.charsets import decode
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.html import extract
 from crosscut.corpus.readers.mail.mime import Mail, MimePart
-from crosscut.corpus.readers.record import Item, Reading, Text, unless_blank, within_budget
+from crosscut.corpus.readers.record import Item, RawText, ReaderSettings, unless_blank, within_budget
 from crosscut.corpus.readers.steps import TOO_COMPLEX, TooComplexError
 from crosscut.data.text.json_text import encodable
 from crosscut.data.text.records import Reject, broken_off, excerpt, too_long
@@ -33,7 +33,7 @@ _START_BYTES = 1000
 _QUOTED_FROM = re.compile(rb"^>(>*From )", re.MULTILINE)
 
 
-def read_mail(file: File, reading: Reading) -> Iterator[Item]:
+def read_mail(file: File, reading: ReaderSettings) -> Iterator[Item]:
     """Yield the documents of a mail file. Each message is a record."""
     try:
         for number, (message, position) in enumerate(_split(file, reading.max_bytes), start=1):
@@ -100,7 +100,7 @@ def _read_message(raw: bytes, number: int, position: int) -> Item:
         return Reject(place, "charset", "no charset fits the bytes of the message", excerpt(raw))
     text = "\n\n".join(texts.found)
     note = "charset" if texts.other_charset else ""
-    return unless_blank(Text(text, number, position, title=_subject(message.headers), note=note))
+    return unless_blank(RawText(text, number, position, title=_subject(message.headers), note=note))
 
 
 class _MessageTexts:

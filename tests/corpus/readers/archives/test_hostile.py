@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from crosscut.corpus.readers import Text
+from crosscut.corpus.readers import RawText
 from crosscut.corpus.readers.archives.headers import split_head
 from crosscut.corpus.readers.archives.responses import parse_response
 from tests.corpus.readers.archives.crawls import http, page, response
@@ -77,7 +77,7 @@ def test_record_after_a_wrong_length_is_found_though_a_later_record_ends_in_the_
     (tmp_path / "a.warc").write_bytes(lie(300) + GOOD + lie(10**9) + GOOD)
     items = read(tmp_path / "a.warc")
     assert [rule for _, rule in rejects(items)] == ["wrong length", "wrong length"]
-    assert len([item for item in items if isinstance(item, Text)]) == 2
+    assert len([item for item in items if isinstance(item, RawText)]) == 2
 
 
 def test_lines_of_a_header_are_joined() -> None:

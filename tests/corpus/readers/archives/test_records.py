@@ -14,13 +14,13 @@ from fastwarc.warc import ArchiveIterator
 from crosscut.config.corpora import SourceConfig
 from crosscut.corpus.readers import Reject
 from crosscut.corpus.readers.archives.records import ArchiveRecord, read_records
-from crosscut.corpus.readers.files import find_files
+from crosscut.corpus.readers.files import find_source
 from tests.corpus.readers.archives.crawls import crawl, pack, page, response, write
 from tests.corpus.reads import read, rejects, texts
 
 
 def records_of(path: Path) -> list[ArchiveRecord | Reject]:
-    (file,) = find_files(SourceConfig(name="web", files=(str(path),)))
+    (file,) = find_source(SourceConfig(name="web", files=(str(path),))).files
     return list(read_records(file, 10**6))
 
 
@@ -172,13 +172,13 @@ def test_header_without_an_end_is_no_record(tmp_path: Path) -> None:
 MEMORY = """
 import resource, sys
 from crosscut.config.corpora import SourceConfig
-from crosscut.corpus.readers import Reading, Text, find_reader
-from crosscut.corpus.readers.files import find_files
+from crosscut.corpus.readers import RawText, ReaderSettings, find_reader
+from crosscut.corpus.readers.files import find_source
 
-(file,) = find_files(SourceConfig(name="web", files=(sys.argv[1],)))
+(file,) = find_source(SourceConfig(name="web", files=(sys.argv[1],))).files
 reader = find_reader("warc")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-found = ["text" if isinstance(item, Text) else item.rule for item in reader(file, Reading(max_bytes=10**6))]
+found = ["text" if isinstance(item, RawText) else item.rule for item in reader(file, ReaderSettings(max_bytes=10**6))]
 print(*found, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 

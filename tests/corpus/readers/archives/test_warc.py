@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from crosscut.config.corpora import UrlsConfig
-from crosscut.corpus.readers import Skip, Text
+from crosscut.corpus.readers import RawText, Skip
 from crosscut.corpus.readers.html import MAX_PAGE_BYTES
 from tests.corpus.readers.archives.crawls import SITE, crawl, http, pack, pack_zstd, page, record, response, write
 from tests.corpus.reads import read, rejects, skips, texts
@@ -35,7 +35,7 @@ def test_pages_of_a_crawl_are_documents_with_url_title_and_offset(tmp_path: Path
     data = packed[suffix](records)
     path = write(tmp_path / f"CC-MAIN-20261126000000-00000{suffix}", data)
     items = read(path)
-    found = [item for item in items if isinstance(item, Text)]
+    found = [item for item in items if isinstance(item, RawText)]
     assert [(item.text, item.title, item.url) for item in found] == [
         (f"Text of page {number}.", f"Title {number}", f"{SITE}/p{number}.html") for number in range(3)
     ]
@@ -52,13 +52,13 @@ def test_pages_of_a_crawl_are_documents_with_url_title_and_offset(tmp_path: Path
 
 def test_offset_is_where_a_zstd_frame_begins(tmp_path: Path) -> None:
     frames = [zstandard.compress(one) for one in crawl([("a", page("one")), ("b", page("two"))])]
-    found = [item for item in read(write(tmp_path / "a.warc.zst", b"".join(frames))) if isinstance(item, Text)]
+    found = [item for item in read(write(tmp_path / "a.warc.zst", b"".join(frames))) if isinstance(item, RawText)]
     assert [item.record for item in found] == [len(b"".join(frames[:2])), len(b"".join(frames[:5]))]
 
 
 def test_file_that_was_compressed_as_a_whole_numbers_its_records(tmp_path: Path) -> None:
     path = write(tmp_path / "a.warc.gz", gzip.compress(b"".join(crawl([("a", page("one")), ("b", page("two"))]))))
-    assert [item.record for item in read(path) if isinstance(item, Text)] == [2, 5]
+    assert [item.record for item in read(path) if isinstance(item, RawText)] == [2, 5]
 
 
 def test_records_that_are_not_pages_are_counted_by_name(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_rules_about_urls_come_before_the_page_is_read(tmp_path: Path) -> None:
         urls=urls,
     )
     assert skips(items) == ["domain", "file type"]
-    assert [item.url for item in items if isinstance(item, Text)] == [f"{SITE}/a"]
+    assert [item.url for item in items if isinstance(item, RawText)] == [f"{SITE}/a"]
 
 
 def chunked(body: bytes, size: int = 7) -> bytes:

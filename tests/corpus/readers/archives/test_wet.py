@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from crosscut.corpus.readers import Text
+from crosscut.corpus.readers import RawText
 from tests.corpus.readers.archives.crawls import SITE, pack, page, record, response, write
 from tests.corpus.reads import read, rejects, skips
 
@@ -25,7 +25,7 @@ def test_conversions_are_documents_and_all_else_is_counted(tmp_path: Path) -> No
     ]
     path = write(tmp_path / "CC-MAIN-20261126000000-00000.warc.wet.gz", pack(records))
     items = read(path, max_bytes=10_000)
-    first, second = (item for item in items if isinstance(item, Text))
+    first, second = (item for item in items if isinstance(item, RawText))
     assert first.text == "Ein Text über Äpfel\nzwei Zeilen\n"
     assert (first.url, first.record) == (f"{SITE}/a", len(pack(records[:1])))
     assert second.text == "café" * 99

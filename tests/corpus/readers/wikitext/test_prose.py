@@ -11,7 +11,7 @@ from crosscut.corpus.readers.wikitext.wiki import Wiki, read_words
 NAMESPACES = {"Media": -2, "": 0, "Diskussion": 1, "Datei": 6, "Kategorie": 14, "Portal": 100}
 GERMAN = Wiki.of("de", "https://de.example.org/wiki", NAMESPACES)
 
-REMOVED = {
+REMOVED = {  # parts that are not prose are removed
     "a<!-- b --> c": "a c",
     "a\n<!-- b -->\nc": "a\nc",
     "a <!-- never closed": "a",
@@ -31,13 +31,7 @@ REMOVED = {
     "a {{!}} b\n|- c\n! d !! e\n|f": "a | b",
 }
 
-
-@pytest.mark.parametrize("markup", REMOVED)
-def test_parts_that_are_not_prose_are_removed(markup: str) -> None:
-    assert prose(markup) == REMOVED[markup]
-
-
-SHOWN = {
+SHOWN = {  # markup is written as text
     "[[a]] [[b|c]] [[d|e|f]] [[Re: g]] [[h (i)|]]": "a c e|f Re: g h",
     "[[wikt:a]] [[:fr:b]] [[:c|d]] [[e|'''f''']]s": "a fr:b d fs",
     "[http://a.example b c] [https://d.example] http://e.example [//f.example g] [1]": "b c http://e.example g [1]",
@@ -54,25 +48,13 @@ SHOWN = {
     "-{a}- f() C++": "-{a}- f() C++",
 }
 
-
-@pytest.mark.parametrize("markup", SHOWN)
-def test_markup_is_written_as_text(markup: str) -> None:
-    assert prose(markup) == SHOWN[markup]
-
-
-SCRIPTS = {
+SCRIPTS = {  # superscripts do not join the number before them
     "10<sup>3</sup> 10<sup>−15</sup> m<sup>2</sup> <sup>238</sup>U": "10³ 10⁻¹⁵ m² ²³⁸U",
     "19<sup>th</sup> 1<sup>er</sup> n<sup>o</sup> M<sup>me</sup> A<sup>TM</sup>": "19th 1er no Mme ATM",
     "''x''<sup>''n''</sup> 2<sup>n+1</sup> (a)<sup>b</sup> e<sup>x/2</sup>": "x^n 2^(n+1) (a)^b e^(x/2)",
     "H<sub>2</sub>O 1010<sub>2</sub> v<sub>max</sub> ''x''<sub>''i''+1</sub>": "H2O 1010₂ v_max x_(i+1)",
     "x<sub>i</sub><sup>2</sup> SO<sub>4</sub><sup>2−</sup> H<sub>2</sub>O<sub>(l)</sub>": "x_i² SO4²⁻ H2O(l)",
 }
-
-
-@pytest.mark.parametrize("markup", SCRIPTS)
-def test_superscripts_do_not_join_the_number_before_them(markup: str) -> None:
-    assert prose(markup) == SCRIPTS[markup]
-
 
 FORMULAS = {
     r"\alpha_i \le 2^n": "α_i ≤ 2^n",
@@ -98,7 +80,7 @@ def test_formula_without_a_plain_form_is_removed(latex: str) -> None:
     assert prose(f"A (<math>{latex}</math>), B <math>{latex}</math>.") == "A, B."
 
 
-GAPS = {
+GAPS = {  # brackets and commas around a removed part are closed
     "A ({{x}}) is": "A is",
     "A ({{x}}; {{y}} or {{z}}), is": "A, is",
     "A ({{x}}; born 1900) is": "A (born 1900) is",
@@ -114,9 +96,9 @@ GAPS = {
 }
 
 
-@pytest.mark.parametrize("markup", GAPS)
-def test_brackets_and_commas_around_a_removed_part_are_closed(markup: str) -> None:
-    assert prose(markup) == GAPS[markup]
+@pytest.mark.parametrize("markup", TEXTS := REMOVED | SHOWN | SCRIPTS | GAPS)
+def test_markup_becomes_prose(markup: str) -> None:
+    assert prose(markup) == TEXTS[markup]
 
 
 ENDS = {
