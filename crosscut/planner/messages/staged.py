@@ -10,8 +10,9 @@ from functools import partial
 from crosscut.architecture import Operation, Target
 from crosscut.architecture.messages import Phase
 from crosscut.architecture.pipeline import Pass
-from crosscut.planner.candidate import Candidate, Planned
+from crosscut.planner.candidate import Planned, pipeline_rank_of
 from crosscut.planner.messages.collective import Axis, Collective
+from crosscut.planner.parameters import share_of
 from crosscut.planner.stages import part_of, stages_of
 
 _PHASES = {
@@ -27,7 +28,7 @@ def stage_messages(run: Planned, target: Target) -> list[Collective]:
     """
     if run.layout.pipeline == 1:
         return []
-    stages = stages_of(run, run.pipeline_rank if isinstance(run, Candidate) else 0)
+    stages = stages_of(run, pipeline_rank_of(run))
     senders = {
         Pass.FORWARD: sum(not stage.is_last for stage in stages),
         Pass.BACKWARD: sum(not stage.is_first for stage in stages),
@@ -55,7 +56,6 @@ def tied_gradients(run: Planned) -> list[Collective]:
     tokens = part.embedding.tokens.on(layout.tensor)
     if not _holds_tied(run) or tokens.is_frozen:
         return []
-    rows = tokens.shape[0]
     return [
         Collective(
             operation=Operation.ALL_REDUCE,
@@ -63,7 +63,7 @@ def tied_gradients(run: Planned) -> list[Collective]:
             phase=Phase.STEP,
             purpose="gradient of the tied embedding",
             count=1,
-            elements=-(-rows // layout.shard_size) * (tokens.size // rows),
+            elements=share_of(tokens, layout.shard_size),
             element_bytes=run.training.numbers.accumulation_bytes,
             ranks=2,
         )

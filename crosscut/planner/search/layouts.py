@@ -16,7 +16,7 @@ from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import forecast_memory
 from crosscut.planner.products import Speed
 from crosscut.planner.search.pipelines import search_pipelines
-from crosscut.planner.search.plans import Plan, Plans, Rejected
+from crosscut.planner.search.plans import Plan, Plans, Rejected, plan_of
 from crosscut.planner.search.proposals import candidate_of, candidates, layouts_of, plain_layouts
 from crosscut.planner.search.reasons import (
     reason_against_arrangement,
@@ -34,7 +34,6 @@ from crosscut.planner.search.requirements import (
     require_ranks,
     require_symmetric_memory,
 )
-from crosscut.planner.time import step_time
 
 
 def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
@@ -89,8 +88,7 @@ def _plan(candidate: Candidate, hardware: Hardware, speed: Speed) -> Plan | Reje
     memory = forecast_memory(candidate, device=hardware.device, capability=hardware.capability)
     if reason := reason_against_memory(candidate, memory, hardware):
         return Rejected(candidate=candidate, reason=reason, needed=memory.total)
-    time = step_time(candidate, hardware, speed=speed)
-    return Plan(candidate=candidate, memory=memory, time=time, peak=speed.stated_peak)
+    return plan_of(candidate, memory, speed)
 
 
 def _not_compilable(run: RunConfig, layouts: list[Layout]) -> Iterator[Rejected]:
