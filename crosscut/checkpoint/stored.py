@@ -9,7 +9,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from crosscut.checkpoint.format.index import Entry, Part, Value
+from crosscut.checkpoint.format.index import StoredPart, StoredTensor
 from crosscut.checkpoint.reader import copy_region, read_index
 from crosscut.checkpoint.storage import Folder, reason, storage_errors_told
 from crosscut.config import CheckpointError
@@ -26,10 +26,9 @@ class StoredTensors:
         with self._told():
             self.index = read_index(folder)
             self.index.require_inside(folder.files())  # so that no tensor is larger than the files
-        self.tensors = self.index.tensors
-        self.values: dict[str, Value] = self.index.values
+        self.tensors, self.values = self.index.tensors, self.index.values
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> StoredTensor:
         """Return the shape, type and parts of a tensor. Raises `CheckpointError` if the checkpoint does not hold the
         tensor.
         """
@@ -70,7 +69,7 @@ class StoredTensors:
         return storage_errors_told(self.folder, "a complete checkpoint")
 
 
-def _is_damaged(file: IO[bytes], part: Part, num_bytes: int) -> bool:
+def _is_damaged(file: IO[bytes], part: StoredPart, num_bytes: int) -> bool:
     """Whether a part's bytes do not match its checksum, or the file ends before the end of the part."""
     file.seek(part.start)
     crc32 = 0
