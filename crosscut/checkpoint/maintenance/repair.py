@@ -55,7 +55,8 @@ def repair(root: Folder, *, dry_run: bool) -> list[RepairAction]:
         damaged = {c.name: damage for c in list_checkpoints(root) if (damage := find_damage(c, progress=True))}
         good = [c for c in list_checkpoints(root) if c.name not in damaged]
         for name, damage in damaged.items():
-            actions.append(_treat(root, name, damage, good, dry_run))
+            done, why = _treat(root, name, damage, good, dry_run)
+            actions.append(RepairAction(str(root / name), done, why))
         return actions
 
 
@@ -71,24 +72,23 @@ def _remove_left_over(root: Folder, name: str, dry_run: bool) -> RepairAction:
     return RepairAction(str(folder), "remove", "a run was stopped while it was writing or removing this folder")
 
 
-def _treat(root: Folder, name: str, damage: list[str], good: list[Folder], dry_run: bool) -> RepairAction:
+def _treat(root: Folder, name: str, damage: list[str], good: list[Folder], dry_run: bool) -> tuple[str, str]:
+    """Treat a damaged checkpoint. Returns the kind of action and the reason for it."""
     folder = root / name
     try:
         manifest = _rebuilt(folder, good)
     except CheckpointError as error:
         if foreign := _foreign(folder):
-            return RepairAction(str(folder), "leave", f"{foreign}; {' '.join(damage)}")
+            return "leave", f"{foreign}; {' '.join(damage)}"
         aside = _free_name(root, f"{ASIDE}{name}")
         if not dry_run:
             root.rename(name, aside)
-        return RepairAction(str(folder), "set aside", f"as `{aside}`; {' '.join([*damage, str(error)])}")
+        return "set aside", f"as `{aside}`; {' '.join([*damage, str(error)])}"
     if not dry_run:
         folder.write(MANIFEST_FILE, dump_manifest(manifest))
-    return RepairAction(
-        str(folder),
-        "rebuild",
+    return "rebuild", (
         f"only the manifest was damaged: all {len(manifest.tensors)} tensors can be read and pass their checksums; "
-        f"the facts about the run are copied from `{good[-1].name}`",
+        f"the facts about the run are copied from `{good[-1].name}`"
     )
 
 

@@ -185,7 +185,9 @@ class Saver:
         writer.copies = self.copies
         try:
             self._write(job.state, writer)
-            self._publish_in_memory(writer)
+            if self.copies is not None:
+                assert isinstance(job.folder, LocalFolder)
+                self.copies.publish(job.folder, job.folder.draft())
         except (Exception, CheckpointException) as error:
             # Every error of the storage, including a lost connection to an object store, has one of these two classes.
             ours = isinstance(error, CheckpointException | CheckpointError)
@@ -202,11 +204,6 @@ class Saver:
         machine. `root` must be a folder in memory on every machine.
         """
         self.copies = NeighbourCopies(hosts, self._group)
-
-    def _publish_in_memory(self, writer: CheckpointWriter) -> None:
-        if self.copies is not None:
-            assert isinstance(writer.folder, LocalFolder)
-            self.copies.publish(writer.folder, writer.folder.draft())
 
     def _write(self, state: StateDict, writer: CheckpointWriter) -> None:
         """Write the state. A single rank exchanges no messages.

@@ -53,9 +53,10 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
     tensors = [tensor for tensor in divisors(per_context) if not reason_against_tensor(run.model, tensor)]
     arranged = list(plain_layouts(run, num_ranks))
     require_batch(run, arranged, max(tensors))
-    rejected = list(_impossible(run, arranged))
-    forbidden = {entry.candidate.layout for entry in rejected}
-    possible = [layout for layout in arranged if layout not in forbidden]
+    reasons = {layout: reason_against_arrangement(run, layout) for layout in arranged}
+    impossible = ((candidate_of(run, layout), reason) for layout, reason in reasons.items() if reason)
+    rejected = [Rejected(candidate=candidate, reason=reason) for candidate, reason in impossible]
+    possible = [layout for layout, reason in reasons.items() if not reason]
     require_few_combinations(run, possible, num_ranks)
     speed = Speed(hardware, run.training.precision, ranks=num_ranks)
     fitting: list[Plan] = []
@@ -99,11 +100,4 @@ def _not_compilable(run: RunConfig, layouts: list[Layout]) -> Iterator[Rejected]
     for layout in layouts:
         reason = reason_against_asked_compiling(run, layout)
         if reason and layout.sharding == "none":
-            yield Rejected(candidate=candidate_of(run, layout), reason=reason)
-
-
-def _impossible(run: RunConfig, layouts: list[Layout]) -> Iterator[Rejected]:
-    """Yield the layouts that the model or the batch rules out, whatever the memory."""
-    for layout in layouts:
-        if reason := reason_against_arrangement(run, layout):
             yield Rejected(candidate=candidate_of(run, layout), reason=reason)
