@@ -26,7 +26,14 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from crosscut.checkpoint.format.index import INDEX_FILE, MOST_INDEX_BYTES, Index, StoredPart, StoredTensor, parse_index
+from crosscut.checkpoint.format.index import (
+    INDEX_FILE,
+    MOST_INDEX_BYTES,
+    Index,
+    IndexedPart,
+    IndexedTensor,
+    parse_index,
+)
 from crosscut.checkpoint.storage import Folder
 from crosscut.config import CheckpointError
 
@@ -50,7 +57,7 @@ class CheckpointReader(dcp.StorageReader):
         self.folder = folder
         self._index = Index({}, {})
         self._failed: Exception | None = None
-        self._parts: dict[tuple[str, tuple[int, ...]], StoredPart] = {}
+        self._parts: dict[tuple[str, tuple[int, ...]], IndexedPart] = {}
 
     def read_metadata(self, *_: object) -> Metadata:
         """Read the index. If this fails, `set_up_storage_reader` raises the error later, because PyTorch would log the
@@ -82,7 +89,7 @@ class CheckpointReader(dcp.StorageReader):
         """Fill the tensors of the plan, one file at a time, in the order in which their parts are stored in the
         file.
         """
-        by_file: dict[str, list[tuple[StoredPart, ReadItem]]] = {}
+        by_file: dict[str, list[tuple[IndexedPart, ReadItem]]] = {}
         for item in plan.items:
             name, offset = item.storage_index.fqn, item.storage_index.offset
             if item.type == LoadItemType.BYTE_IO:
@@ -110,13 +117,13 @@ class CheckpointReader(dcp.StorageReader):
         raise NotImplementedError
 
 
-def _described(entry: StoredTensor) -> TensorStorageMetadata:
+def _described(entry: IndexedTensor) -> TensorStorageMetadata:
     chunks = [ChunkStorageMetadata(torch.Size(part.offsets), torch.Size(part.sizes)) for part in entry.parts]
     return TensorStorageMetadata(TensorProperties(entry.dtype), torch.Size(entry.shape), chunks)
 
 
 def copy_region(
-    file: IO[bytes], part: StoredPart, dtype: torch.dtype, target: Tensor, *, offsets: tuple[int, ...]
+    file: IO[bytes], part: IndexedPart, dtype: torch.dtype, target: Tensor, *, offsets: tuple[int, ...]
 ) -> None:
     """Fill `target` from a part, reading one block of rows at a time. The region that is read starts at `offsets` in
     the part and has the shape of `target`.

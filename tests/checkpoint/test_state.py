@@ -21,7 +21,6 @@ from crosscut.model import GPT, initialize
 from crosscut.parallel import RandomStreams, make_mesh, make_reducer, shard_model
 from crosscut.pretrained import require_finite
 from crosscut.training.optimization.optimizer import make_optimizer
-from tests.checkpoint.forged import edit_index
 
 MODEL = ModelConfig(num_layers=1, hidden_size=16, num_heads=4, vocab_size=300, max_sequence_length=8, dropout=0.0)
 ONE = Layout()
@@ -150,39 +149,6 @@ def test_manifest_tells_what_was_saved(ranks, tmp_path, layout):
     assert manifest.tensors["optimizer.state.tokens.weight.step"].placement == "whole"
     assert sorted(manifest.files) == [*(f"rank-{i}.safetensors" for i in range(layout.world_size)), "tensors.json"]
     assert set(manifest.versions) == {"python", "torch", "crosscut"}
-
-
-def settings_after_load(root: Path) -> list[list[dict]]:
-    """Settings of the optimizer before and after it loads a checkpoint."""
-    _, model, optimizer = make(ONE, seed=2)
-    told = []
-    for _ in range(2):
-        told.append([{**group, "params": len(group["params"])} for group in optimizer.param_groups])
-        load_checkpoint(checkpoint_folder(root, 1), model=model, optimizer=optimizer, padded=PADDED)
-    return told
-
-
-@pytest.mark.parametrize(
-    "forged",
-    [
-        {"maximize": True, "amsgrad": True},
-        {"betas": [0.0, 2.0], "eps": -1.0, "lr": 1e9, "weight_decay": -5.0},
-        {"params": []},
-        {"capturable": True, "differentiable": True, "fused": False, "foreach": True},
-    ],
-    ids=", ".join,
-)
-def test_settings_of_the_optimizer_are_not_taken_from_a_checkpoint(ranks, tmp_path, forged):
-    ranks.run(1, save, tmp_path)
-
-    def forge(table: dict) -> None:
-        names = {f"optimizer.param_groups.{group}.{name}": value for name, value in forged.items() for group in (0, 1)}
-        assert names.keys() <= table["values"].keys()
-        table["values"].update(names)
-
-    edit_index(Path(str(checkpoint_folder(tmp_path, 1))), forge)
-    before, after = ranks.run(1, settings_after_load, tmp_path)[0]
-    assert before == after
 
 
 def test_other_programs_can_read_it(tmp_path, ranks):

@@ -36,7 +36,7 @@ _PART_FIELDS = ("offsets", "sizes", "file", "start", "crc32")
 
 
 @dataclass(frozen=True)
-class StoredPart:
+class IndexedPart:
     """A block of a tensor, stored in one piece in one file."""
 
     offsets: tuple[int, ...]
@@ -52,19 +52,19 @@ class StoredPart:
 
 
 @dataclass(frozen=True)
-class StoredTensor:
+class IndexedTensor:
     """A tensor with its parts."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    parts: tuple[StoredPart, ...]
+    parts: tuple[IndexedPart, ...]
 
 
 @dataclass(frozen=True)
 class Index:
     """Tensors and values of a checkpoint, keyed by name."""
 
-    tensors: dict[str, StoredTensor]
+    tensors: dict[str, IndexedTensor]
     values: dict[str, JsonValue]
 
     def require_inside(self, sizes: Mapping[str, int]) -> None:
@@ -140,14 +140,14 @@ def parse_index(content: bytes, path: str) -> Index:
         ) from None
 
 
-def _entry(name: str, table: Mapping[str, JsonValue]) -> StoredTensor:
+def _entry(name: str, table: Mapping[str, JsonValue]) -> IndexedTensor:
     parts = [checked(part, dict, name) for part in field_of(table, "parts", list)]
     return checked_entry(
         name,
         counts_of(table, "shape"),
         field_of(table, "dtype", str),
         tuple(
-            StoredPart(
+            IndexedPart(
                 counts_of(part, "offsets"),
                 counts_of(part, "sizes"),
                 checked_file(field_of(part, "file", str)),
@@ -159,7 +159,7 @@ def _entry(name: str, table: Mapping[str, JsonValue]) -> StoredTensor:
     )
 
 
-def checked_entry(name: str, shape: tuple[int, ...], dtype: str, parts: tuple[StoredPart, ...]) -> StoredTensor:
+def checked_entry(name: str, shape: tuple[int, ...], dtype: str, parts: tuple[IndexedPart, ...]) -> IndexedTensor:
     """Return the entry of a tensor. Raises `ValueError` if a part is not inside the shape, if the parts together do not
     have as many elements as the shape, or if the element type is unknown.
     """
@@ -172,4 +172,4 @@ def checked_entry(name: str, shape: tuple[int, ...], dtype: str, parts: tuple[St
     found, wanted = sum(math.prod(part.sizes) for part in parts), math.prod(shape)
     if found != wanted:
         raise ValueError(f"`{name}` must have {wanted:,} elements, but {found:,} are stored")
-    return StoredTensor(shape, DTYPES_BY_NAME[dtype], parts)
+    return IndexedTensor(shape, DTYPES_BY_NAME[dtype], parts)

@@ -14,7 +14,7 @@ import dataclasses
 import hashlib
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import IO
 
 import torch.distributed.checkpoint as dcp
@@ -28,7 +28,7 @@ from torch.futures import Future
 from crosscut.checkpoint.damage import DATA_SUFFIX
 from crosscut.checkpoint.folders import is_checkpoint_file, remove_checkpoint
 from crosscut.checkpoint.format.fields import JsonValue
-from crosscut.checkpoint.format.index import INDEX_FILE, Index, StoredPart, StoredTensor, dtype_name, dump_index
+from crosscut.checkpoint.format.index import INDEX_FILE, Index, IndexedPart, IndexedTensor, dtype_name, dump_index
 from crosscut.checkpoint.format.manifest import (
     MANIFEST_FILE,
     FileEntry,
@@ -111,7 +111,7 @@ class CheckpointWriter(dcp.StorageWriter):
             for index, form in tensors:
                 start = written.size
                 crc32 = written.write(tensor_bytes(self.staged[index.fqn]))
-                part = StoredPart(tuple(index.offset or ()), form.shape, file, start, crc32)
+                part = IndexedPart(tuple(index.offset or ()), form.shape, file, start, crc32)
                 results.append(WriteResult(index, form.num_bytes, part))
         future: Future[list[WriteResult]] = Future()
         future.set_result(_RankResults(results, {file: written.entry()}, self.placements))
@@ -190,13 +190,11 @@ class CheckpointWriter(dcp.StorageWriter):
                     f"{present.get(name, 0):,}: the folder was changed during the save."
                 )
 
-    @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _told(self) -> AbstractContextManager[None]:
         """Convert errors to `CheckpointError`, which can be sent to other ranks. The errors of an object store may not
         be picklable.
         """
-        with storage_errors_told(self.folder, "writable"):
-            yield
+        return storage_errors_told(self.folder, "writable")
 
 
 class _RankResults(list[WriteResult]):
@@ -220,15 +218,15 @@ def _form(item: WriteItem) -> Form:
 
 
 def _index(metadata: Metadata, results: list[WriteResult]) -> Index:
-    parts: dict[str, list[StoredPart]] = {}
+    parts: dict[str, list[IndexedPart]] = {}
     values: dict[str, JsonValue] = {}
     for result in results:
-        if isinstance(result.storage_data, StoredPart):
+        if isinstance(result.storage_data, IndexedPart):
             parts.setdefault(result.index.fqn, []).append(result.storage_data)
         else:
             values[result.index.fqn] = result.storage_data
     tensors = {
-        name: StoredTensor(
+        name: IndexedTensor(
             tuple(entry.size), entry.properties.dtype, tuple(sorted(parts[name], key=lambda part: part.offsets))
         )
         for name, entry in metadata.state_dict_metadata.items()

@@ -70,7 +70,8 @@ def require_values(table: Mapping[str, Any]) -> None:
             _require_key(section, name, (*_NUMBERS[section], *_OTHERS.get(section, ()), "source"))
     require_one_of("device", table.get("device", "cuda"), ("cuda", "cpu"))
     _require_pattern("device_names", table.get("device_names", ""))
-    sources = {f"{section}.source": table.get(section, {}).get("source", "") for section in SECTIONS}
+    named = [section for section in SECTIONS if "source" in table.get(section, ())]
+    sources = {f"{section}.source": table[section]["source"] for section in named}
     for name, value in {"name": table.get("name", ""), **sources}.items():
         if not isinstance(value, str):
             raise ConfigError(f"`{name}` must be a string, but is {value!r}.")

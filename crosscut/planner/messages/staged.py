@@ -9,16 +9,10 @@ from functools import partial
 
 from crosscut.architecture import Operation, Target
 from crosscut.architecture.messages import Phase
-from crosscut.architecture.pipeline import Pass
 from crosscut.planner.candidate import Planned, pipeline_rank_of
 from crosscut.planner.messages.collective import Axis, Collective
 from crosscut.planner.parameters import share_of
 from crosscut.planner.stages import part_of, stages_of
-
-_PHASES = {
-    Pass.FORWARD: (Phase.FORWARD, "hidden states"),
-    Pass.BACKWARD: (Phase.BACKWARD, "gradients of hidden states"),
-}
 
 
 def stage_messages(run: Planned, target: Target) -> list[Collective]:
@@ -29,22 +23,18 @@ def stage_messages(run: Planned, target: Target) -> list[Collective]:
     if run.layout.pipeline == 1:
         return []
     stages = stages_of(run, pipeline_rank_of(run))
-    senders = {
-        Pass.FORWARD: sum(not stage.is_last for stage in stages),
-        Pass.BACKWARD: sum(not stage.is_first for stage in stages),
-    }
+    to_next, back = sum(not stage.is_last for stage in stages), sum(not stage.is_first for stage in stages)
+    send = partial(
+        Collective,
+        operation=Operation.SEND,
+        axis="pipeline",
+        elements=target.own_tokens * run.model.hidden_size,
+        element_bytes=target.compute_bytes,
+        ranks=2,
+    )
     return [
-        Collective(
-            operation=Operation.SEND,
-            axis="pipeline",
-            phase=phase,
-            purpose=purpose,
-            count=run.num_micro_batches * senders[kind],
-            elements=target.own_tokens * run.model.hidden_size,
-            element_bytes=target.compute_bytes,
-            ranks=2,
-        )
-        for kind, (phase, purpose) in _PHASES.items()
+        send(phase=Phase.FORWARD, purpose="hidden states", count=run.num_micro_batches * to_next),
+        send(phase=Phase.BACKWARD, purpose="gradients of hidden states", count=run.num_micro_batches * back),
     ]
 
 

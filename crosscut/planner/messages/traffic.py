@@ -87,16 +87,11 @@ def comparison_traffic(run: Planned) -> list[Collective]:
     layout, part = run.layout, part_of(run)
     all_reduce = partial(Collective, operation=Operation.ALL_REDUCE, phase=Phase.COMPARISON, count=1, element_bytes=8)
     tensors, replicated = num_tensors(part), num_replicated_tensors(part, layout)
-    sharded = layout.shard_size > 1
+    over_copies: Axis = "replica" if layout.shard_size > 1 else token_axis(layout)
     if layout.tensor == layout.num_replicas == layout.pipeline == 1:
         return []
     collectives = [
-        all_reduce(
-            axis="replica" if sharded else token_axis(layout),
-            purpose="hashes",
-            elements=2 * tensors,
-            ranks=layout.num_replicas,
-        ),
+        all_reduce(axis=over_copies, purpose="hashes", elements=2 * tensors, ranks=layout.num_replicas),
         all_reduce(
             axis="tensor", purpose="hashes of replicated parameters", elements=2 * replicated + 1, ranks=layout.tensor
         ),
