@@ -26,14 +26,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from crosscut.checkpoint.format.index import (
-    INDEX_FILE,
-    MOST_INDEX_BYTES,
-    Index,
-    IndexedPart,
-    IndexedTensor,
-    parse_index,
-)
+from crosscut.checkpoint.format.index import INDEX_FILE, MOST_INDEX_BYTES, Index, IndexedTensor, TensorPart, parse_index
 from crosscut.checkpoint.storage import Folder
 from crosscut.config import CheckpointError
 
@@ -57,7 +50,7 @@ class CheckpointReader(dcp.StorageReader):
         self.folder = folder
         self._index = Index({}, {})
         self._failed: Exception | None = None
-        self._parts: dict[tuple[str, tuple[int, ...]], IndexedPart] = {}
+        self._parts: dict[tuple[str, tuple[int, ...]], TensorPart] = {}
 
     def read_metadata(self, *_: object) -> Metadata:
         """Read the index. If this fails, `set_up_storage_reader` raises the error later, because PyTorch would log the
@@ -89,7 +82,7 @@ class CheckpointReader(dcp.StorageReader):
         """Fill the tensors of the plan, one file at a time, in the order in which their parts are stored in the
         file.
         """
-        by_file: dict[str, list[tuple[IndexedPart, ReadItem]]] = {}
+        by_file: dict[str, list[tuple[TensorPart, ReadItem]]] = {}
         for item in plan.items:
             name, offset = item.storage_index.fqn, item.storage_index.offset
             if item.type == LoadItemType.BYTE_IO:
@@ -123,7 +116,7 @@ def _described(entry: IndexedTensor) -> TensorStorageMetadata:
 
 
 def copy_region(
-    file: IO[bytes], part: IndexedPart, dtype: torch.dtype, target: Tensor, *, offsets: tuple[int, ...]
+    file: IO[bytes], part: TensorPart, dtype: torch.dtype, target: Tensor, *, offsets: tuple[int, ...]
 ) -> None:
     """Fill `target` from a part, reading one block of rows at a time. The region that is read starts at `offsets` in
     the part and has the shape of `target`.

@@ -8,7 +8,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from crosscut.checkpoint.format.index import IndexedPart, IndexedTensor
+from crosscut.checkpoint.format.index import IndexedTensor, TensorPart
 from crosscut.checkpoint.reader import copy_region, read_index
 from crosscut.checkpoint.storage import Folder, reason, storage_errors_told
 from crosscut.config import CheckpointError
@@ -66,7 +66,7 @@ class StoredTensors:
                     yield f"`{name}` in `{part.file}` fails its checksum"
 
 
-def _is_damaged(file: IO[bytes], part: IndexedPart, num_bytes: int) -> bool:
+def _is_damaged(file: IO[bytes], part: TensorPart, num_bytes: int) -> bool:
     """Whether a part's bytes do not match its checksum, or the file ends before the end of the part."""
     file.seek(part.start)
     crc32 = 0

@@ -36,7 +36,7 @@ _PART_FIELDS = ("offsets", "sizes", "file", "start", "crc32")
 
 
 @dataclass(frozen=True)
-class IndexedPart:
+class TensorPart:
     """A block of a tensor, stored in one piece in one file."""
 
     offsets: tuple[int, ...]
@@ -57,7 +57,7 @@ class IndexedTensor:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    parts: tuple[IndexedPart, ...]
+    parts: tuple[TensorPart, ...]
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _entry(name: str, table: Mapping[str, JsonValue]) -> IndexedTensor:
         counts_of(table, "shape"),
         field_of(table, "dtype", str),
         tuple(
-            IndexedPart(
+            TensorPart(
                 counts_of(part, "offsets"),
                 counts_of(part, "sizes"),
                 checked_file(field_of(part, "file", str)),
@@ -159,7 +159,7 @@ def _entry(name: str, table: Mapping[str, JsonValue]) -> IndexedTensor:
     )
 
 
-def checked_entry(name: str, shape: tuple[int, ...], dtype: str, parts: tuple[IndexedPart, ...]) -> IndexedTensor:
+def checked_entry(name: str, shape: tuple[int, ...], dtype: str, parts: tuple[TensorPart, ...]) -> IndexedTensor:
     """Return the entry of a tensor. Raises `ValueError` if a part is not inside the shape, if the parts together do not
     have as many elements as the shape, or if the element type is unknown.
     """

@@ -17,7 +17,7 @@ from crosscut.checkpoint.stored import StoredTensors
 from crosscut.config.conventions import VOCABULARY_MULTIPLE
 
 Differences = dict[str, tuple[object, object]]
-"""Two different values, by name. None stands for a missing value."""
+"""Values that differ, by name: the value of the first and of the second checkpoint. None stands for a missing value."""
 
 
 @dataclass(frozen=True)

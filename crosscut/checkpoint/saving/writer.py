@@ -28,7 +28,7 @@ from torch.futures import Future
 from crosscut.checkpoint.damage import DATA_SUFFIX
 from crosscut.checkpoint.folders import is_checkpoint_file, remove_checkpoint
 from crosscut.checkpoint.format.fields import JsonValue
-from crosscut.checkpoint.format.index import INDEX_FILE, Index, IndexedPart, IndexedTensor, dtype_name, dump_index
+from crosscut.checkpoint.format.index import INDEX_FILE, Index, IndexedTensor, TensorPart, dtype_name, dump_index
 from crosscut.checkpoint.format.manifest import (
     MANIFEST_FILE,
     FileEntry,
@@ -111,7 +111,7 @@ class CheckpointWriter(dcp.StorageWriter):
             for index, form in tensors:
                 start = written.size
                 crc32 = written.write(tensor_bytes(self.staged[index.fqn]))
-                part = IndexedPart(tuple(index.offset or ()), form.shape, file, start, crc32)
+                part = TensorPart(tuple(index.offset or ()), form.shape, file, start, crc32)
                 results.append(WriteResult(index, form.num_bytes, part))
         future: Future[list[WriteResult]] = Future()
         future.set_result(_RankResults(results, {file: written.entry()}, self.placements))
@@ -218,10 +218,10 @@ def _form(item: WriteItem) -> Form:
 
 
 def _index(metadata: Metadata, results: list[WriteResult]) -> Index:
-    parts: dict[str, list[IndexedPart]] = {}
+    parts: dict[str, list[TensorPart]] = {}
     values: dict[str, JsonValue] = {}
     for result in results:
-        if isinstance(result.storage_data, IndexedPart):
+        if isinstance(result.storage_data, TensorPart):
             parts.setdefault(result.index.fqn, []).append(result.storage_data)
         else:
             values[result.index.fqn] = result.storage_data
