@@ -32,7 +32,6 @@ tensors, the index takes 700 MiB."""
 
 DTYPES_BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
 """Element types that a checkpoint can hold, by their names in torch, such as `float32`."""
-_PART_FIELDS = ("offsets", "sizes", "file", "start", "crc32")
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def dump_index(index: Index) -> bytes:
         name: {
             "shape": entry.shape,
             "dtype": dtype_name(entry.dtype),
-            "parts": [{name: getattr(part, name) for name in _PART_FIELDS} for part in entry.parts],
+            "parts": [vars(part) for part in entry.parts],
         }
         for name, entry in index.tensors.items()
     }
