@@ -54,8 +54,7 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
     arranged = list(plain_layouts(run, num_ranks))
     require_batch(run, arranged, max(tensors))
     reasons = {layout: reason_against_arrangement(run, layout) for layout in arranged}
-    impossible = ((candidate_of(run, layout), reason) for layout, reason in reasons.items() if reason)
-    rejected = [Rejected(candidate=candidate, reason=reason) for candidate, reason in impossible]
+    rejected = [Rejected(candidate=candidate_of(run, layout), reason=why) for layout, why in reasons.items() if why]
     possible = [layout for layout, reason in reasons.items() if not reason]
     require_few_combinations(run, possible, num_ranks)
     speed = Speed(hardware, run.training.precision, ranks=num_ranks)
