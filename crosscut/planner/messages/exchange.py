@@ -151,17 +151,17 @@ def exchange(collective: Collective, run: Planned, hardware: Hardware, program: 
     where, each = ring_seconds(collective, run, hardware, bucket_bytes=program.bucket_bytes)
     axis, overlap, count = collective.axis, collective.overlap, collective.count
     seconds = exposed = count * each
-    overlaps_data = program.overlaps_data and not _follows_passes(collective, run.layout, program)
     if collective.operation == Operation.SEND:
         exposed = 0.0
     elif overlap is Overlap.BLOCK and program.overlaps_context:
         exposed = count * _shift_waits(collective, each, beside)
     elif axis == "tensor" and program.overlaps_tensor:
         exposed = count * _tensor_waits(collective, each, run, beside)
-    elif overlap is Overlap.BUCKETS and axis != "context" and overlaps_data:
-        return _gradients(collective, where, seconds, run, program, beside)
-    elif overlap is Overlap.NEIGHBOUR_LAYER and axis != "context" and overlaps_data:
-        exposed = _shares_waited_for(collective, each, run, beside)
+    elif axis != "context" and program.overlaps_data and not _follows_passes(collective, run.layout, program):
+        if overlap is Overlap.BUCKETS:
+            return _gradients(collective, where, seconds, run, program, beside)
+        if overlap is Overlap.NEIGHBOUR_LAYER:
+            exposed = _shares_waited_for(collective, each, run, beside)
     return Exchange(collective, where, seconds, exposed)
 
 
