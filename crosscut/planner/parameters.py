@@ -37,8 +37,7 @@ def _tensors(part: Decoder, tensor: int) -> tuple[tuple[LocalParameter, int], ..
 
 def share_of(parameter: LocalParameter, num_shares: int) -> int:
     """Elements of a parameter that one of `num_shares` data ranks keeps. The number of rows is rounded up."""
-    rows, *columns = parameter.shape
-    return -(-rows // num_shares) * prod(columns)
+    return -(-parameter.shape[0] // num_shares) * prod(parameter.shape[1:])
 
 
 def parameters_per_rank(model: ModelConfig, layout: Layout) -> int:
