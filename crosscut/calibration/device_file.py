@@ -2,7 +2,6 @@
 
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -38,21 +37,28 @@ def calibrate(path: Path) -> str:
 
 def device_table(
     name: str, rates: Rates, link: Links | None, *, memory: int, ranks: int, known: Hardware | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the content of the device file for a device with `memory` bytes of memory and `ranks` ranks per node. The
     content consists of the measured figures and of `known`, the published figures of the device. `known` is None if the
     planner does not know the device. `link` is None if the link was not measured.
     """
     source = f"measured by crosscut plan --calibrate on {time.strftime('%Y-%m-%d')}, torch {torch.__version__}"
     held = {"gigabytes": memory / 1e9, "gigabytes_per_second": rates.memory, "attained": 1.0}
-    table: dict[str, Any] = {
+    table: dict[str, object] = {
         "name": f"{name}, measured",
         "memory": {**held, "source": source},
         "products": {**_products(rates, known), "source": source},
         "node": _node(link, ranks, known, source),
     }
     if any(rates.host):
-        table["operators"] = {**_operators(rates), "source": source}
+        forward, backward, parameter = (seconds * 1e6 for seconds in rates.host)
+        table["operators"] = {
+            "gelu_gigaelements_per_second": rates.gelu,
+            "forward_microseconds": forward,
+            "backward_microseconds": backward,
+            "parameter_microseconds": parameter,
+            "source": source,
+        }
     if known is not None and known.network is not None:
         table["network"] = {**_as_table(known.network), "source": known.sources["network"]}
     if known is not None:
@@ -70,7 +76,7 @@ def _measure(device: torch.device, sizes: Sizes) -> tuple[Rates, Links | None]:
     return measure(device, sizes), link_or_none
 
 
-def _products(rates: Rates, known: Hardware | None) -> dict[str, Any]:
+def _products(rates: Rates, known: Hardware | None) -> dict[str, object]:
     best = {precision: max(rate for *_, rate in points) for precision, points in rates.measured.items()}
     stated = {precision: rate / 1e12 for precision, rate in known.flops.items()} if known else {}
     peaks, last = {**best, **stated}, list(best)[-1]
@@ -83,17 +89,7 @@ def _products(rates: Rates, known: Hardware | None) -> dict[str, Any]:
     }
 
 
-def _operators(rates: Rates) -> dict[str, float]:
-    forward, backward, parameter = (seconds * 1e6 for seconds in rates.host)
-    return {
-        "gelu_gigaelements_per_second": rates.gelu,
-        "forward_microseconds": forward,
-        "backward_microseconds": backward,
-        "parameter_microseconds": parameter,
-    }
-
-
-def _node(link: Links | None, ranks: int, known: Hardware | None, source: str) -> dict[str, Any]:
+def _node(link: Links | None, ranks: int, known: Hardware | None, source: str) -> dict[str, object]:
     if link is not None:
         whole = link["all_reduce"]
         return {

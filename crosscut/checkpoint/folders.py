@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from crosscut.checkpoint.damage import find_damage
 from crosscut.checkpoint.format.index import INDEX_FILE
@@ -131,7 +130,7 @@ def _fallback_message(skipped: list[str], folder: Folder) -> str:
     return f"crosscut: {noun} skipped:\n{listed}\ncrosscut: Continuing from `{folder}`, the newest good checkpoint."
 
 
-def require_identity(checkpoint: Location, identity: Mapping[str, Any]) -> Progress:
+def require_identity(checkpoint: Location, identity: Mapping[str, object]) -> Progress:
     """Read the progress of a checkpoint, and check that a run with the settings `identity` may resume from this
     checkpoint.
 
@@ -140,7 +139,7 @@ def require_identity(checkpoint: Location, identity: Mapping[str, Any]) -> Progr
     """
     folder = folder_at(checkpoint)
     progress = read_manifest(folder).progress
-    for name, wanted in _as_json(identity).items():
+    for name, wanted in json.loads(json.dumps(dict(identity))).items():  # JSON turns tuples into lists
         saved = progress.identity.get(name, wanted)
         if saved != wanted:
             raise CheckpointError(
@@ -148,12 +147,6 @@ def require_identity(checkpoint: Location, identity: Mapping[str, Any]) -> Progr
                 "value, or start a new run."
             )
     return progress
-
-
-def _as_json(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the settings of an identity to the form that a manifest holds: JSON turns tuples into lists."""
-    values: dict[str, Any] = json.loads(json.dumps(dict(identity)))
-    return values
 
 
 def mark_passed_over(good: GoodCheckpoint) -> None:

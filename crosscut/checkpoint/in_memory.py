@@ -194,9 +194,7 @@ def restore(root: Path, *, newer_than: int) -> Folder | None:
     held = look_into(root) if leads else {}
     everywhere: list[Mapping[int, Held]] = gather_from_all(held)
     found = newest_complete(everywhere)
-    if found is not None and found.step <= newer_than:
-        found = None
-    if found is not None and not _complete(found, root, hosts, everywhere):
+    if found and (found.step <= newer_than or not _complete(found, root, hosts, everywhere)):
         found = None
     if leads:
         _remove_others(root, found.step if found else None)

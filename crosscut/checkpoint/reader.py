@@ -9,13 +9,14 @@ import io
 import json
 import math
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import (
+    STORAGE_TYPES,
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
@@ -25,11 +26,14 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from crosscut.checkpoint.format.index import INDEX_FILE, MOST_INDEX_BYTES, Entry, Index, Part, parse_index
+from crosscut.checkpoint.format.index import INDEX_FILE, MOST_INDEX_BYTES, Index, IndexedTensor, TensorPart, parse_index
 from crosscut.checkpoint.storage import Folder
 from crosscut.config import CheckpointError
 
 _BLOCK_BYTES = 1 << 22
+
+StateDict: TypeAlias = dict[str, Any]
+"""State of a run as nested dictionaries, lists, tensors and other values, as PyTorch returns it."""
 
 
 def read_index(folder: Folder) -> Index:
@@ -46,9 +50,9 @@ class CheckpointReader(dcp.StorageReader):
         self.folder = folder
         self._index = Index({}, {})
         self._failed: Exception | None = None
-        self._parts: dict[tuple[str, tuple[int, ...]], Part] = {}
+        self._parts: dict[tuple[str, tuple[int, ...]], TensorPart] = {}
 
-    def read_metadata(self, *_: Any) -> Metadata:
+    def read_metadata(self, *_: object) -> Metadata:
         """Read the index. If this fails, `set_up_storage_reader` raises the error later, because PyTorch would log the
         traceback of an error that is raised here.
         """
@@ -59,7 +63,7 @@ class CheckpointReader(dcp.StorageReader):
         described = {name: _described(entry) for name, entry in self._index.tensors.items()}
         return Metadata({**described, **dict.fromkeys(self._index.values, BytesStorageMetadata())})
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any) -> None:  # noqa: ARG002
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: object) -> None:  # noqa: ARG002
         """If reading the index failed, raise the stored error. PyTorch then raises the error on all ranks."""
         if self._failed is not None:
             raise self._failed
@@ -78,7 +82,7 @@ class CheckpointReader(dcp.StorageReader):
         """Fill the tensors of the plan, one file at a time, in the order in which their parts are stored in the
         file.
         """
-        by_file: dict[str, list[tuple[Part, ReadItem]]] = {}
+        by_file: dict[str, list[tuple[TensorPart, ReadItem]]] = {}
         for item in plan.items:
             name, offset = item.storage_index.fqn, item.storage_index.offset
             if item.type == LoadItemType.BYTE_IO:
@@ -97,21 +101,23 @@ class CheckpointReader(dcp.StorageReader):
         future.set_result(None)
         return future
 
-    def reset(self, checkpoint_id: Any = None) -> None:
+    def reset(self, checkpoint_id: object = None) -> None:
         """Do nothing, because a reader reads only one checkpoint."""
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+    def validate_checkpoint_id(cls, checkpoint_id: object) -> bool:
         """Raise `NotImplementedError`. PyTorch calls this method only when the caller passes no reader."""
         raise NotImplementedError
 
 
-def _described(entry: Entry) -> TensorStorageMetadata:
+def _described(entry: IndexedTensor) -> TensorStorageMetadata:
     chunks = [ChunkStorageMetadata(torch.Size(part.offsets), torch.Size(part.sizes)) for part in entry.parts]
     return TensorStorageMetadata(TensorProperties(entry.dtype), torch.Size(entry.shape), chunks)
 
 
-def copy_region(file: IO[bytes], part: Part, dtype: torch.dtype, target: Tensor, *, offsets: tuple[int, ...]) -> None:
+def copy_region(
+    file: IO[bytes], part: TensorPart, dtype: torch.dtype, target: Tensor, *, offsets: tuple[int, ...]
+) -> None:
     """Fill `target` from a part, reading one block of rows at a time. The region that is read starts at `offsets` in
     the part and has the shape of `target`.
     """
@@ -155,7 +161,7 @@ class PaddingLoadPlanner(DefaultLoadPlanner):
         self.padded = padded
 
     def set_up_planner(
-        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+        self, state_dict: StateDict, metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
         """Replace a tensor's saved shape with the current shape if the shapes differ only in the padding."""
         super().set_up_planner(state_dict, metadata, is_coordinator)
@@ -176,7 +182,7 @@ class PaddingLoadPlanner(DefaultLoadPlanner):
             container = container[key]
         container[last] = loaded
 
-    def _fit(self, key: str, saved: Any) -> Any:
+    def _fit(self, key: str, saved: STORAGE_TYPES) -> STORAGE_TYPES:
         ours = self.state_dict.get(key)
         real = next((rows for name, rows in self.padded.items() if f".{name}" in key), None)
         if real is None or not isinstance(saved, TensorStorageMetadata) or not saved.size or ours is None:

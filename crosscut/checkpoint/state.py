@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -26,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from crosscut.checkpoint.format.manifest import MODEL, Progress, read_manifest
-from crosscut.checkpoint.reader import CheckpointReader, PaddingLoadPlanner
+from crosscut.checkpoint.reader import CheckpointReader, PaddingLoadPlanner, StateDict
 from crosscut.checkpoint.storage import Folder, folder_at, reason
 from crosscut.config import CheckpointError
 from crosscut.parallel import reshard
@@ -36,7 +35,7 @@ More = Mapping[str, Mapping[str, Tensor]]
 rank holds the whole of a tensor that is not a `DTensor`."""
 
 
-def state_of(model: nn.Module, optimizer: Optimizer, more: More | None = None) -> dict[str, Any]:
+def state_of(model: nn.Module, optimizer: Optimizer, more: More | None = None) -> StateDict:
     """Collect the state of a run for a checkpoint. The tensors are not copied, so later optimizer steps change them.
     All other values are copies.
     """
@@ -46,7 +45,7 @@ def state_of(model: nn.Module, optimizer: Optimizer, more: More | None = None) -
     return {MODEL: model_state, "optimizer": optimizer_state, **further}
 
 
-def tensors_of(state: dict[str, Any]) -> dict[str, Tensor]:
+def tensors_of(state: StateDict) -> dict[str, Tensor]:
     """Return the tensors in a state, keyed by their flat names in the checkpoint."""
     planner = DefaultSavePlanner()  # the planner defines the names
     planner.set_up_planner(state)
@@ -135,7 +134,7 @@ def load_model(
     return progress
 
 
-def _load(state: dict[str, Any], folder: Folder, padded: Mapping[str, int], *, alone: bool = False) -> None:
+def _load(state: StateDict, folder: Folder, padded: Mapping[str, int], *, alone: bool = False) -> None:
     reader, planner = CheckpointReader(folder), PaddingLoadPlanner(padded)
     dcp.load(state, storage_reader=reader, planner=planner, no_dist=alone)
 

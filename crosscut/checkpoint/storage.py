@@ -13,7 +13,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -35,8 +35,12 @@ _BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "oss", "oci"})
 store would create a bucket, for example under a mistyped name."""
 
 
+@dataclass(frozen=True)
 class Folder(ABC):
     """A folder, given by its path or URL. The object is small and can be sent to other processes."""
+
+    is_alone: bool = field(default=False, kw_only=True)
+    """Whether the user named the folder (see `alone`)."""
 
     @property
     @abstractmethod
@@ -48,11 +52,15 @@ class Folder(ABC):
         """Subfolder with this name."""
 
     @property
-    @abstractmethod
     def alone(self) -> Self:
         """This folder as one that the user named. Its draft has a marker of its own, and the complete folder has none,
         because it then belongs to the user. Any other folder belongs to a run, whose id is in the folder above.
         """
+        return replace(self, is_alone=True)
+
+    @property
+    def _id(self) -> str:
+        return DRAFT if self.is_alone else ""
 
     @abstractmethod
     def files(self) -> dict[str, int]:
@@ -122,8 +130,6 @@ class LocalFolder(Folder):
     """A folder of a file system, where a folder can be renamed atomically."""
 
     path: Path
-    is_alone: bool = False
-    """Whether the user named the folder (see `alone`)."""
 
     def __str__(self) -> str:
         return str(self.path)
@@ -137,11 +143,6 @@ class LocalFolder(Folder):
         return LocalFolder(self.path / name)
 
     @property
-    def alone(self) -> "LocalFolder":
-        """This folder as one that the user named."""
-        return replace(self, is_alone=True)
-
-    @property
     def _root(self) -> Path:
         return self.path.parent
 
@@ -151,10 +152,6 @@ class LocalFolder(Folder):
         if not self.name.startswith("."):
             return self.name
         return self.name[1:].removesuffix(DRAFT_SUFFIX).removesuffix(DROPPED_SUFFIX)
-
-    @property
-    def _id(self) -> str:
-        return DRAFT if self.is_alone else ""
 
     def files(self) -> dict[str, int]:
         """Sizes in bytes of the files, by name."""
@@ -250,8 +247,6 @@ class ObjectFolder(Folder):
     """A folder of an object store. Options and credentials come from fsspec's own configuration."""
 
     url: str
-    is_alone: bool = False
-    """Whether the user named the folder (see `alone`)."""
 
     def __str__(self) -> str:
         return self.url
@@ -264,19 +259,10 @@ class ObjectFolder(Folder):
     def __truediv__(self, name: str) -> "ObjectFolder":
         return ObjectFolder(f"{self.url}/{name}")
 
-    @property
-    def alone(self) -> "ObjectFolder":
-        """This folder as one that the user named."""
-        return replace(self, is_alone=True)
-
     def _above(self) -> Prefix:
         """Return the folder above."""
         store, path = self._store()
         return Prefix(store, path.rpartition("/")[0])
-
-    @property
-    def _id(self) -> str:
-        return DRAFT if self.is_alone else ""
 
     def _store(self) -> tuple[Any, str]:
         """Return fsspec's file system for the URL, and the path within this file system. fsspec caches one file system

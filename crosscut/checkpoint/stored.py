@@ -3,18 +3,18 @@
 import math
 import zlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from typing import IO
 
 import torch
 from torch import Tensor
 
-from crosscut.checkpoint.format.index import Entry, Part, Value
+from crosscut.checkpoint.format.index import IndexedTensor, TensorPart
 from crosscut.checkpoint.reader import copy_region, read_index
 from crosscut.checkpoint.storage import Folder, reason, storage_errors_told
 from crosscut.config import CheckpointError
 
 _BLOCK_BYTES = 1 << 20
+_COMPLETE = "a complete checkpoint"
 
 
 class StoredTensors:
@@ -23,13 +23,12 @@ class StoredTensors:
     def __init__(self, folder: Folder) -> None:
         """Read the index. Raises `CheckpointError` if the index cannot be read."""
         self.folder = folder
-        with self._told():
+        with storage_errors_told(self.folder, _COMPLETE):
             self.index = read_index(folder)
             self.index.require_inside(folder.files())  # so that no tensor is larger than the files
-        self.tensors = self.index.tensors
-        self.values: dict[str, Value] = self.index.values
+        self.tensors, self.values = self.index.tensors, self.index.values
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> IndexedTensor:
         """Return the shape, type and parts of a tensor. Raises `CheckpointError` if the checkpoint does not hold the
         tensor.
         """
@@ -40,7 +39,7 @@ class StoredTensors:
     def read(self, name: str) -> Tensor:
         """Assemble a tensor from its parts. Raises `CheckpointError` if the tensor is missing or cannot be read."""
         entry = self.entry(name)
-        with self._told():
+        with storage_errors_told(self.folder, _COMPLETE):
             whole = torch.empty(entry.shape, dtype=entry.dtype)
             for part in entry.parts:
                 target = whole
@@ -66,11 +65,8 @@ class StoredTensors:
                 if damaged:
                     yield f"`{name}` in `{part.file}` fails its checksum"
 
-    def _told(self) -> AbstractContextManager[None]:
-        return storage_errors_told(self.folder, "a complete checkpoint")
 
-
-def _is_damaged(file: IO[bytes], part: Part, num_bytes: int) -> bool:
+def _is_damaged(file: IO[bytes], part: TensorPart, num_bytes: int) -> bool:
     """Whether a part's bytes do not match its checksum, or the file ends before the end of the part."""
     file.seek(part.start)
     crc32 = 0

@@ -13,24 +13,19 @@ from crosscut.planner.compute import (
     recomputed_flops_per_step,
 )
 from crosscut.planner.flops import forward_flops_per_token, model_flops_per_token
-from crosscut.planner.hardware import HARDWARE, Hardware, find_hardware
+from crosscut.planner.hardware import HARDWARE, find_hardware
 from crosscut.planner.memory import MemoryForecast, forecast_memory
 from crosscut.planner.messages.collective import Collective
 from crosscut.planner.messages.traffic import comparison_traffic, step_traffic, wire_bytes_per_step
 from crosscut.planner.parameters import count_parameters, parameters_per_rank, replicated_parameters
-from crosscut.planner.search import Plan, Plans, Rejected, search_layouts
-from crosscut.planner.time import StepTime, step_time
+from crosscut.planner.search import search_layouts
+from crosscut.planner.time import step_time
 
 __all__ = [
     "HARDWARE",
     "Candidate",
     "Collective",
-    "Hardware",
     "MemoryForecast",
-    "Plan",
-    "Plans",
-    "Rejected",
-    "StepTime",
     "activations_held",
     "comparison_traffic",
     "count_parameters",

@@ -28,7 +28,7 @@ from crosscut.architecture.readings import weights_read
 from crosscut.config.conventions import AMPERE
 from crosscut.config.precision import precision_on
 from crosscut.config.training import Recompute
-from crosscut.planner.candidate import Candidate, Planned, target_of
+from crosscut.planner.candidate import Candidate, Planned, recomputation_step, target_of
 from crosscut.planner.stages import part_of
 
 
@@ -103,11 +103,6 @@ def activations_held(run: Planned, *, device: Device = "cuda") -> int:
         held += again[layer] * (mine.total + mine.weights)
         held += (count - again[layer]) * (plain.total + plain.weights)
     return held
-
-
-def recomputation_step(run: Planned) -> int:
-    """Return n if every n-th layer is recomputed, starting with the first layer; 0 if no layer is recomputed."""
-    return 0 if run.training.recompute == Recompute.NONE else run.training.recompute_every
 
 
 def num_recomputed_layers(run: Planned) -> int:

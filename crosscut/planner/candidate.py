@@ -11,6 +11,7 @@ from crosscut.architecture import Device, Target
 from crosscut.config import Layout, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
 from crosscut.config.conventions import AMPERE, MASKED_FRACTION
 from crosscut.config.layouts.step import StepShape
+from crosscut.config.training import Recompute
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class Candidate(StepShape):
     @classmethod
     def of(cls, run: "Planned", precision: str) -> "Candidate":
         """Return a candidate with the settings of `run`. `precision` replaces `training.precision = "auto"`."""
-        rank = run.pipeline_rank if isinstance(run, Candidate) else 0
-        return cls(run.model, run.layout, run.training.in_precision(precision), run.optimizer, run.mask_fraction, rank)
+        training, rank = run.training.in_precision(precision), pipeline_rank_of(run)
+        return cls(run.model, run.layout, training, run.optimizer, run.mask_fraction, rank)
 
     @classmethod
     def at(cls, run: "Planned", pipeline_rank: int) -> "Candidate":
@@ -40,6 +41,16 @@ class Candidate(StepShape):
 
 Planned = RunConfig | Candidate
 """A run that can be forecast: a validated `RunConfig` or a `Candidate`."""
+
+
+def pipeline_rank_of(run: Planned) -> int:
+    """Position of the rank to forecast in the run's pipeline: `Candidate.pipeline_rank`, or 0 for a `RunConfig`."""
+    return run.pipeline_rank if isinstance(run, Candidate) else 0
+
+
+def recomputation_step(run: Planned) -> int:
+    """Return n if every n-th layer is recomputed, starting with the first layer; 0 if no layer is recomputed."""
+    return 0 if run.training.recompute == Recompute.NONE else run.training.recompute_every
 
 
 def is_compiled(run: Planned, device: str) -> bool:

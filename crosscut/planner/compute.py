@@ -7,8 +7,7 @@ of Muon.
 from crosscut.architecture import Target
 from crosscut.architecture.readings import gradient_flops, repeated_flops, weight_flops
 from crosscut.config.training import Recompute
-from crosscut.planner.activations import recomputation_step
-from crosscut.planner.candidate import Planned
+from crosscut.planner.candidate import Planned, recomputation_step
 from crosscut.planner.flops import ONE_TOKEN, inner_flops, model_flops_per_token, part_flops_per_token
 from crosscut.planner.muon import muon_flops
 from crosscut.planner.stages import part_of

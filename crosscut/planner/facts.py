@@ -1,20 +1,22 @@
 """Convert the result of a layout search to plain values, for JSON, the terminal and the HTML page."""
 
-from dataclasses import asdict, fields
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, fields
+from typing import NamedTuple, NotRequired, TypedDict
 
-from crosscut.config import Layout
 from crosscut.planner.candidate import Candidate
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import MemoryForecast
-from crosscut.planner.messages.collective import Collective
 from crosscut.planner.parameters import count_parameters
-from crosscut.planner.search import Plan, Plans, Rejected
+from crosscut.planner.search import Plan, Plans
 from crosscut.planner.stages import stage_sizes
 
 MEMORY_CATEGORIES = tuple(field.name for field in fields(MemoryForecast) if field.name != "instant")
 TIME_CATEGORIES = ("products", "attention", "passes", "optimizer", "exposed", "bubble")
+
+
+Facts = dict[str, object]
+"""Values for JSON, by name."""
 
 
 class Price(NamedTuple):
@@ -26,6 +28,30 @@ class Price(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.per_hour:g} {self.currency}".rstrip()
+
+
+class Budget(TypedDict):
+    """Days that training takes and, with a price, the money that it costs."""
+
+    tokens: float
+    days: float
+    money: NotRequired[float]
+    currency: NotRequired[str]
+    price_per_hour: NotRequired[float]
+
+
+@dataclass
+class TrafficFacts:
+    """Messages of one rank in one step with the same operation, axis and link."""
+
+    operation: str
+    axis: str
+    link: str
+    count: int = 0
+    bytes: float = 0.0
+    seconds: float = 0.0
+    exposed: float = 0.0
+    """Seconds that overlap with no computation."""
 
 
 def three_digits(number: float) -> str:
@@ -42,20 +68,16 @@ def short(number: float) -> str:
     return f"{number:.3g}"
 
 
-def budget(plan: Plan, num_ranks: int, *, tokens: float, price: Price | None) -> dict[str, Any]:
-    """Return the days that training on `tokens` tokens takes and, if `price` is given, the money that it costs.
-
-    The result has the keys `tokens`, `days` and, with a price, `money`, `currency` and `price_per_hour`.
-    """
+def budget(plan: Plan, num_ranks: int, *, tokens: float, price: Price | None) -> Budget:
+    """Return the days that training on `tokens` tokens takes and, if `price` is given, the money that it costs."""
     days = tokens / plan.tokens_per_day
-    figures = {"tokens": tokens, "days": days}
     if price is None:
-        return figures
-    money = days * 24 * num_ranks * price.per_hour
-    return {**figures, "money": money, "currency": price.currency, "price_per_hour": price.per_hour}
+        return {"tokens": tokens, "days": days}
+    money, currency = days * 24 * num_ranks * price.per_hour, price.currency
+    return {"tokens": tokens, "days": days, "money": money, "currency": currency, "price_per_hour": price.per_hour}
 
 
-def to_json(plans: Plans, *, top: int, tokens: float | None, price: Price | None) -> dict[str, Any]:
+def to_json(plans: Plans, *, top: int, tokens: float | None, price: Price | None) -> Facts:
     """Return the result of a layout search as values for JSON: the `top` fastest layouts, and all rejected layouts with
     the reasons.
 
@@ -73,11 +95,11 @@ def to_json(plans: Plans, *, top: int, tokens: float | None, price: Price | None
         "flops_per_step": flops_per_step(asked),
         "fitting": len(plans.fitting),
         "plans": [plan_facts(plan, plans.num_ranks, tokens=tokens, price=price) for plan in plans.fitting[:top]],
-        "rejected": [_rejected_facts(rejected) for rejected in plans.rejected],
+        "rejected": [{**_settings(entry.candidate), "reason": entry.reason} for entry in plans.rejected],
     }
 
 
-def hardware_facts(hardware: Hardware) -> dict[str, Any]:
+def hardware_facts(hardware: Hardware) -> Facts:
     """Figures of a device file as plain values, in bytes, bytes per second and FLOP/s."""
     return {
         "key": hardware.key,
@@ -92,16 +114,23 @@ def hardware_facts(hardware: Hardware) -> dict[str, Any]:
     }
 
 
-def plan_facts(plan: Plan, num_ranks: int, *, tokens: float | None, price: Price | None) -> dict[str, Any]:
+def plan_facts(plan: Plan, num_ranks: int, *, tokens: float | None, price: Price | None) -> Facts:
     """Forecast of a layout as plain values: settings, bytes per rank, seconds and messages of a step, throughput."""
     memory = {name: getattr(plan.memory, name) for name in MEMORY_CATEGORIES}
     seconds = {name: getattr(plan.time, name) for name in TIME_CATEGORIES}
+    stages: Facts = {}
+    if plan.candidate.layout.pipeline > 1:
+        stages = {
+            "stages": stage_sizes(plan.candidate),
+            "pipeline_rank_of_memory": plan.candidate.pipeline_rank,
+            "bubble_share": plan.time.bubble_share,
+        }
     return {
-        **_settings(plan),
+        **_settings(plan.candidate),
         "memory": memory | {"total": plan.memory.total, "instant": plan.memory.instant},
-        **_of_stages(plan),
+        **stages,
         "seconds": seconds | {"compute": plan.time.compute, "total": plan.time.total},
-        "traffic": traffic_facts(plan),
+        "traffic": [asdict(facts) for facts in traffic_facts(plan)],
         "flops_per_second_per_gpu": plan.flops_per_second,
         "utilisation": plan.utilisation,
         "tokens_per_day": plan.tokens_per_day,
@@ -109,75 +138,36 @@ def plan_facts(plan: Plan, num_ranks: int, *, tokens: float | None, price: Price
     }
 
 
-def traffic_facts(plan: Plan) -> list[dict[str, Any]]:
+def traffic_facts(plan: Plan) -> list[TrafficFacts]:
     """Messages of one rank in one step, summed by operation, axis and link. The slowest messages come first."""
-    kinds: dict[tuple[str, str, str], dict[str, Any]] = {}
+    kinds: dict[tuple[str, str, str], TrafficFacts] = {}
     for entry in plan.time.exchanges:
-        message: Collective = entry.collective
+        message = entry.collective
         key = (message.operation, message.axis, entry.where)
-        kind = kinds.setdefault(
-            key,
-            {
-                "operation": message.operation,
-                "axis": message.axis,
-                "link": entry.where,
-                "count": 0,
-                "bytes": 0.0,
-                "seconds": 0.0,
-                "exposed": 0.0,
-            },
-        )
-        kind["count"] += message.count
-        kind["bytes"] += message.wire_bytes
-        kind["seconds"] += entry.seconds
-        kind["exposed"] += entry.exposed
-    return sorted(kinds.values(), key=lambda kind: -kind["seconds"])
+        kind = kinds.setdefault(key, TrafficFacts(*key))
+        kind.count += message.count
+        kind.bytes += message.wire_bytes
+        kind.seconds += entry.seconds
+        kind.exposed += entry.exposed
+    return sorted(kinds.values(), key=lambda kind: -kind.seconds)
 
 
-def _settings(plan: Plan | Rejected) -> dict[str, Any]:
-    layout, training = plan.candidate.layout, plan.candidate.training
+def _settings(candidate: Candidate) -> Facts:
+    """Layout and training settings. The settings of context ranks and of a pipeline are left out without them."""
+    layout, training = candidate.layout, candidate.training
+    context: Facts = {"context": layout.context, "context_attention": candidate.context_attention.way}
+    pipeline: Facts = {"schedule": layout.schedule, "stages_per_rank": layout.stages_per_rank}
     return {
         "tensor": layout.tensor,
         "data": layout.data,
-        **_of_context(plan.candidate),
+        **(context if layout.context > 1 else {}),
         "pipeline": layout.pipeline,
-        **_of_pipeline(layout),
+        **(pipeline if layout.pipeline > 1 else {}),
         "sequence_parallel": layout.sequence_parallel,
         "symmetric_memory": layout.symmetric_memory,
         "sharding": layout.sharding,
         "shard_group": layout.shard_group,
         "recompute": training.recompute,
         "recompute_every": training.recompute_every,
-        "micro_batch_size": plan.candidate.micro_batch_size,
+        "micro_batch_size": candidate.micro_batch_size,
     }
-
-
-def _of_context(candidate: Candidate) -> dict[str, Any]:
-    """Number of context ranks, and their attention algorithm; empty without context ranks."""
-    if candidate.layout.context == 1:
-        return {}
-    return {"context": candidate.layout.context, "context_attention": candidate.context_attention.way}
-
-
-def _of_stages(plan: Plan) -> dict[str, Any]:
-    """Facts about the stages of a pipeline: the number of layers of each stage, the pipeline rank whose memory is
-    given, and the ratio of the bubble to the rest of the step. Empty without a pipeline.
-    """
-    if plan.candidate.layout.pipeline == 1:
-        return {}
-    return {
-        "stages": stage_sizes(plan.candidate),
-        "pipeline_rank_of_memory": plan.candidate.pipeline_rank,
-        "bubble_share": plan.time.bubble_share,
-    }
-
-
-def _of_pipeline(layout: Layout) -> dict[str, Any]:
-    """Schedule of a pipeline, and number of stages per rank; empty without a pipeline."""
-    if layout.pipeline == 1:
-        return {}
-    return {"schedule": layout.schedule, "stages_per_rank": layout.stages_per_rank}
-
-
-def _rejected_facts(rejected: Rejected) -> dict[str, Any]:
-    return {**_settings(rejected), "reason": rejected.reason}

@@ -11,8 +11,7 @@ from crosscut.architecture import Device
 from crosscut.config.conventions import AMPERE
 from crosscut.planner.candidate import Candidate
 from crosscut.planner.memory import MemoryForecast, forecast_memory
-from crosscut.planner.stages import separates_weights
-from crosscut.planner.stages.alike import alike_ranks
+from crosscut.planner.stages import alike_ranks, separates_weights
 
 
 def fullest_rank(
@@ -26,5 +25,4 @@ def fullest_rank(
     ends = (0, -1) if separates_weights(run.layout) else (0,)
     ranks = sorted({group[end] for group in alike_ranks(run) for end in ends})
     forecasts = [forecast_memory(Candidate.at(run, rank), device=device, capability=capability) for rank in ranks]
-    best = max(range(len(ranks)), key=lambda place: forecasts[place].total)
-    return ranks[best], forecasts[best]
+    return max(zip(ranks, forecasts, strict=True), key=lambda found: found[1].total)

@@ -17,6 +17,7 @@ from crosscut.config.optimizer import MatrixOptimizer
 from crosscut.planner.candidate import Planned
 from crosscut.planner.messages.collective import Collective
 from crosscut.planner.messages.sharding import shard_axis
+from crosscut.planner.parameters import share_of
 from crosscut.planner.stages import part_of
 
 MUON_BYTES = 52
@@ -56,8 +57,7 @@ def largest_muon_share(run: Planned) -> int:
 
 def _share(run: Planned, parameter: Parameter) -> int:
     """Elements of a parameter that one rank stores."""
-    rows, *columns = parameter.on(run.layout.tensor).shape
-    return -(-rows // run.layout.shard_size) * prod(columns)
+    return share_of(parameter.on(run.layout.tensor), run.layout.shard_size)
 
 
 def _holders(run: Planned, parameter: Parameter) -> int:

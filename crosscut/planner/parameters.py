@@ -35,6 +35,11 @@ def _tensors(part: Decoder, tensor: int) -> tuple[tuple[LocalParameter, int], ..
     return (*root, *layers)
 
 
+def share_of(parameter: LocalParameter, num_shares: int) -> int:
+    """Elements of a parameter that one of `num_shares` data ranks keeps. The number of rows is rounded up."""
+    return -(-parameter.shape[0] // num_shares) * prod(parameter.shape[1:])
+
+
 def parameters_per_rank(model: ModelConfig, layout: Layout) -> int:
     """Number of parameters on each tensor rank: its shards, with padding, and all replicated parameters. For a
     pipeline, the result is the sum over one tensor rank of each stage.

@@ -30,8 +30,7 @@ from crosscut.architecture.messages import Phase, products_at
 from crosscut.architecture.pipeline import Durations, Schedule, ends_of_ranks
 from crosscut.architecture.steps import Multiply, weight_gradients
 from crosscut.config.training import Recompute
-from crosscut.planner.activations import recomputation_step
-from crosscut.planner.candidate import Candidate, Planned, target_of
+from crosscut.planner.candidate import Candidate, Planned, recomputation_step, target_of
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.messages.exchange import Beside, Exchange, exchange
@@ -41,8 +40,7 @@ from crosscut.planner.parameters import known_vocab_size, num_trained_tensors, t
 from crosscut.planner.passes import LayerPasses, ends_passes, layer_passes, optimizer_bytes, weight_passes
 from crosscut.planner.products import Speed
 from crosscut.planner.program import Program, crosscut_program
-from crosscut.planner.stages import part_of, schedule_of_run, separates_weights, stages_of
-from crosscut.planner.stages.alike import alike_ranks
+from crosscut.planner.stages import alike_ranks, part_of, schedule_of_run, separates_weights, stages_of
 
 _OPTIMIZER_KERNELS = 50
 
@@ -90,7 +88,7 @@ class StepTime:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Layer:
+class _LayerTime:
     """Seconds of one layer in one micro-batch."""
 
     products: Mapping[str, tuple[float, float, float]]
@@ -138,7 +136,7 @@ class _Layer:
 class _Layers:
     """Seconds of all layers in one micro-batch, as sums over the kinds of layers."""
 
-    def __init__(self, run: Planned, decoder: Decoder, timed: Mapping[Layer, _Layer]) -> None:
+    def __init__(self, run: Planned, decoder: Decoder, timed: Mapping[Layer, _LayerTime]) -> None:
         self.number = len(decoder.layers)
         self._kinds = [(count, timed[layer]) for layer, count in decoder.kinds.items()]
         again = decoder.recomputed(recomputation_step(run))
@@ -146,11 +144,11 @@ class _Layers:
         self.again = tuple(sum(count * seconds[i] for count, seconds in repeated) for i in range(3))
         """Seconds that recomputation adds over all layers: for products, for attention, and for passes over memory."""
 
-    def total(self, seconds: Callable[[_Layer], float]) -> float:
+    def total(self, seconds: Callable[[_LayerTime], float]) -> float:
         """Sum over all layers."""
         return sum(count * seconds(layer) for count, layer in self._kinds)
 
-    def mean(self, seconds: Callable[[_Layer], float]) -> float:
+    def mean(self, seconds: Callable[[_LayerTime], float]) -> float:
         """Mean over all layers, without rounding error if the layers are equal."""
         first = seconds(self._kinds[0][1])
         return first + sum(count * (seconds(layer) - first) for count, layer in self._kinds) / self.number
@@ -167,16 +165,19 @@ def step_time(
     is still 0.
     """
     run = Candidate.of(run, hardware.fast_precision)
-    program = program or crosscut_program(run, hardware)
     speed = speed or Speed(hardware, run.training.precision, ranks=run.layout.world_size)
     known_vocab_size(run.model)
-    if run.layout.pipeline == 1:
-        return _rank_time(run, hardware, program, speed).time
-    return _pipeline_time(schedule_of_run(run), _times_of_ranks(run, hardware, program, speed))
+    ranks = _times_of_ranks(run, hardware, speed, program)
+    return ranks[0].time if run.layout.pipeline == 1 else _pipeline_time(schedule_of_run(run), ranks)
 
 
-def _times_of_ranks(run: Candidate, hardware: Hardware, program: Program, speed: Speed) -> list["_RankTime"]:
+def _times_of_ranks(
+    run: Candidate, hardware: Hardware, speed: Speed, program: Program | None = None
+) -> list["_RankTime"]:
     """Times of all ranks of a pipeline, in order. Ranks with the same work share one forecast."""
+    program = program or crosscut_program(run, hardware)
+    if run.layout.pipeline == 1:
+        return [_rank_time(run, hardware, program, speed)]
     times: dict[int, _RankTime] = {}
     for group in alike_ranks(run):
         times |= dict.fromkeys(group, _rank_time(Candidate.at(run, group[0]), hardware, program, speed))
@@ -190,7 +191,7 @@ def shortest_step(run: Candidate, hardware: Hardware, *, speed: Speed) -> float:
     still passes back through these stages to the first rank. In between, the rank has the work of all micro-batches. If
     the schedule separates weight gradients from the backward passes, the weight gradients may be computed at any time.
     """
-    ranks = _times_of_ranks(run, hardware, crosscut_program(run, hardware), speed)
+    ranks = _times_of_ranks(run, hardware, speed)
     before = after = shortest = 0.0
     for rank in ranks:
         works = [(stage.forward + stage.backward, stage.weights) for stage in rank.stages]
@@ -203,24 +204,19 @@ def shortest_step(run: Candidate, hardware: Hardware, *, speed: Speed) -> float:
 
 
 def times_of_stages(run: Candidate, hardware: Hardware, *, speed: Speed) -> list[float]:
-    """Seconds that a micro-batch takes in each stage of a pipeline with one stage per rank."""
-    ranks = _times_of_ranks(run, hardware, crosscut_program(run, hardware), speed)
-    return [stage.forward + stage.backward + stage.weights for rank in ranks for stage in rank.stages]
-
-
-def time_of_micro_batch(run: Candidate, hardware: Hardware, *, speed: Speed) -> float:
-    """Seconds of a micro-batch on a layout without a pipeline. The result includes the waits for messages between
-    tensor and context ranks, but not the optimizer and the messages between data ranks.
+    """Seconds that a micro-batch takes in each stage of a pipeline with one stage per rank, or on a layout without a
+    pipeline. The result includes the waits for messages between tensor and context ranks, but not the optimizer and the
+    messages between data ranks.
     """
-    (stage,) = _rank_time(run, hardware, crosscut_program(run, hardware), speed).stages
-    return stage.forward + stage.backward + stage.weights
+    ranks = _times_of_ranks(run, hardware, speed)
+    return [stage.forward + stage.backward + stage.weights for rank in ranks for stage in rank.stages]
 
 
 def time_around_passes(run: Candidate, hardware: Hardware, *, speed: Speed) -> float:
     """Seconds after all passes of a step with a pipeline: the time in which the first rank sums its gradients, plus the
     time of the slowest optimizer. Messages that overlap with passes are left out.
     """
-    ranks = _times_of_ranks(run, hardware, crosscut_program(run, hardware), speed)
+    ranks = _times_of_ranks(run, hardware, speed)
     return ranks[0].outside + max(rank.time.optimizer for rank in ranks)
 
 
@@ -283,7 +279,7 @@ def _rank_time(run: Candidate, hardware: Hardware, program: Program, speed: Spee
 
 
 def _durations(
-    run: Candidate, timed: Mapping[Layer, _Layer], shared: Durations, at_ends: Durations
+    run: Candidate, timed: Mapping[Layer, _LayerTime], shared: Durations, at_ends: Durations
 ) -> tuple[Durations, ...]:
     """Seconds of the passes of each stage of a rank.
 
@@ -345,7 +341,7 @@ def _logits(product: Product, speed: Speed) -> float:
 
 
 @lru_cache(maxsize=256)
-def _layer(layer: Layer, target: Target, speed: Speed, *, repeats_last: bool) -> _Layer:
+def _layer(layer: Layer, target: Target, speed: Speed, *, repeats_last: bool) -> _LayerTime:
     products = {
         name: (
             sum(speed.product(p) for p in found),
@@ -355,7 +351,7 @@ def _layer(layer: Layer, target: Target, speed: Speed, *, repeats_last: bool) ->
         for name, found in products_at(layer, target).items()
     }
     passes = layer_passes(layer, target)
-    return _Layer(
+    return _LayerTime(
         products=products,
         not_repeated=0.0 if repeats_last else sum(speed.product(p) for p in _not_repeated(layer, target)),
         attention=_attention(layer, target, speed),

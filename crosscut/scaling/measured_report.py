@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from crosscut.config.axes import OPTIONS
 from crosscut.planner.paper.sections import Report, Section
 from crosscut.scaling.cases import STRONG_SCALING
-from crosscut.scaling.results import Results, Row
+from crosscut.scaling.results import MeasuredCase, Results
 
 _MARK = "Written by `crosscut study measure`; in docs/ by `python docs/generate.py`, from scaling-measured.json."
 _SECONDS = ("seconds", "range")
@@ -16,7 +16,16 @@ def measured_report(results: Results) -> Report:
     """Build the report of a measured study. If the results contain forecasts, the report shows them next to the
     measurements.
     """
-    sections = [_weak_tensor(results), _weak_data(results)]
+    tensor, data = results.studies["tensor"], results.studies["data"]
+    grown = (
+        "The model grows with the tensor ranks as in Figure 6, in width and depth, so that the parameters per rank "
+        "stay about the same. The batch is constant."
+    )
+    both = "The same models, with a batch that grows with the data ranks: the paper's tensor x data parallelism."
+    sections = [
+        _weak(results, "Weak scaling: tensor ranks", grown, tensor),
+        _weak(results, "Weak scaling: tensor x data ranks", both, [tensor[0], *data]),
+    ]
     for study, axis in STRONG_SCALING.items():
         if len(rows := results.studies.get(study, ())) > 1:
             sections.append(_strong(results, axis, rows))
@@ -48,21 +57,7 @@ def _words(results: Results) -> str:
     )
 
 
-def _weak_tensor(results: Results) -> Section:
-    words = (
-        "The model grows with the tensor ranks as in Figure 6, in width and depth, so that the parameters per rank "
-        "stay about the same. The batch is constant."
-    )
-    return _weak(results, "Weak scaling: tensor ranks", words, results.studies["tensor"])
-
-
-def _weak_data(results: Results) -> Section:
-    words = "The same models, with a batch that grows with the data ranks: the paper's tensor x data parallelism."
-    rows = [results.studies["tensor"][0], *results.studies["data"]]
-    return _weak(results, "Weak scaling: tensor x data ranks", words, rows)
-
-
-def _weak(results: Results, title: str, words: str, rows: Sequence[Row]) -> Section:
+def _weak(results: Results, title: str, words: str, rows: Sequence[MeasuredCase]) -> Section:
     one = results.studies["tensor"][0]
     scale, unit = (1e9, "GFLOP/s") if one.flops_per_second < 1e12 else (1e12, "TFLOP/s")
     linear = [one.flops_per_second * row.num_ranks for row in rows]
@@ -95,7 +90,7 @@ def _weak(results: Results, title: str, words: str, rows: Sequence[Row]) -> Sect
     )
 
 
-def _strong(results: Results, axis: str, rows: Sequence[Row]) -> Section:
+def _strong(results: Results, axis: str, rows: Sequence[MeasuredCase]) -> Section:
     one, has_settings = rows[0], any(row.setting for row in rows)
     speed_ups = [one.median / row.median for row in rows]
     cells = [
@@ -140,7 +135,7 @@ def _process(results: Results) -> Section:
     return Section("Comparison with one process on all cores", words, header, cells)
 
 
-def _same_model(one: Row, other: Row) -> bool:
+def _same_model(one: MeasuredCase, other: MeasuredCase) -> bool:
     return (one.num_layers, one.hidden_size, one.flops) == (other.num_layers, other.hidden_size, other.flops)
 
 
@@ -148,37 +143,37 @@ def _device(results: Results) -> str:
     return "core" if results.devices.kind == "cpu" else "GPU"
 
 
-def _name(row: Row) -> str:
+def _name(row: MeasuredCase) -> str:
     return f"{_ranks(row)}{'' if row.sharing == 1 else f', {row.sharing} per core'}"
 
 
-def _ranks(row: Row) -> str:
+def _ranks(row: MeasuredCase) -> str:
     axes = reversed([*row.axes.items()])
     return " x ".join(f"{axis} {size}" for axis, size in axes if size > 1) or "1"
 
 
-def _model(row: Row) -> str:
+def _model(row: MeasuredCase) -> str:
     return f"{row.num_layers} x {row.hidden_size}, {row.num_heads}"
 
 
-def _sharing(row: Row) -> str:
+def _sharing(row: MeasuredCase) -> str:
     return f"{row.sharing}" if row.sharing == 1 else f"{row.sharing} (oversubscribed)"
 
 
-def _seconds(row: Row) -> tuple[str, str]:
+def _seconds(row: MeasuredCase) -> tuple[str, str]:
     return f"{row.median:.3f}", f"{min(row.seconds):.3f} to {max(row.seconds):.3f}"
 
 
-def _forecasts(row: Row) -> list[float]:
+def _forecasts(row: MeasuredCase) -> list[float]:
     """Return the forecast of a row as a list. If the user has named no device to forecast, the list is empty, and the
     table has no forecast column.
     """
     return [] if row.forecast is None else [row.forecast]
 
 
-def _forecast(row: Row) -> list[str]:
+def _forecast(row: MeasuredCase) -> list[str]:
     return [cell for seconds in _forecasts(row) for cell in (f"{seconds:.3f}", f"{seconds / row.median - 1:+.0%}")]
 
 
-def _forecast_header(row: Row) -> list[str]:
+def _forecast_header(row: MeasuredCase) -> list[str]:
     return ["forecast, s", "off"] if row.forecast is not None else []

@@ -18,7 +18,7 @@ from crosscut.scaling.cases import Case, Devices, Study
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class MeasuredCase:
     """One case with its measured seconds per step."""
 
     num_layers: int
@@ -72,7 +72,7 @@ class Results:
     turns: int
     device_file: str
     """Name of the device that the forecasts assume. Empty if there are no forecasts."""
-    studies: Mapping[Study, Sequence[Row]]
+    studies: Mapping[Study, Sequence[MeasuredCase]]
     left_out: Sequence[str]
     """Sentences that say which rank counts the studies leave out, and why."""
 
@@ -86,10 +86,10 @@ class Results:
         return from_json(cls, parse_json(text))
 
 
-def row_of(case: Case, seconds: Sequence[float], devices: Devices, hardware: Hardware | None) -> Row:
+def row_of(case: Case, seconds: Sequence[float], devices: Devices, hardware: Hardware | None) -> MeasuredCase:
     """Return the row for a case: the measured seconds and, if `hardware` is given, the planner's forecast."""
     run = case.run
-    return Row(
+    return MeasuredCase(
         num_layers=run.model.num_layers,
         hidden_size=run.model.hidden_size,
         num_heads=run.model.num_heads,

@@ -10,7 +10,7 @@ from crosscut.architecture import Product
 from crosscut.calibration import calibrate
 from crosscut.calibration.device import ON_CPU, Rates, Sizes, measure, rates_of, shapes, sizes_for
 from crosscut.calibration.device_file import device_table
-from crosscut.calibration.ranks import LinkRate, joined, links, together
+from crosscut.calibration.ranks import LinkRate, Links, joined, links, together
 from crosscut.calibration.timing import in_turns, repeated, typical
 from crosscut.config import ConfigError
 from crosscut.launch import process_group
@@ -136,15 +136,18 @@ GPU_RATES = Rates(
 )
 
 
-def read_back(tmp_path: Path, table: dict[str, object]) -> Hardware:
-    path = tmp_path / "gpu.toml"
+def read_back(
+    folder: Path, *, link: Links | None = None, known: Hardware | None = None, gigabytes: int = 24, ranks: int = 1
+) -> Hardware:
+    path = folder / "gpu.toml"
+    table = device_table("GPU", GPU_RATES, link, memory=gigabytes * 10**9, ranks=ranks, known=known)
     path.write_text(tomli_w.dumps(table))
     return read_hardware(path)
 
 
 def test_one_gpu_that_is_known_keeps_its_stated_peak_and_links(tmp_path: Path) -> None:
     known = KNOWN_HARDWARE["h100-sxm"]
-    hardware = read_back(tmp_path, device_table("H100", GPU_RATES, None, memory=85_000_000_000, ranks=1, known=known))
+    hardware = read_back(tmp_path, known=known, gigabytes=85)
     assert hardware.device == "cuda"
     assert hardware.flops == {**known.flops, "float32": 67e12}
     assert hardware.products_attained == pytest.approx(700 / 989)
@@ -160,7 +163,7 @@ def test_several_gpus_that_are_not_known_are_what_was_measured(tmp_path: Path) -
         name: LinkRate(latency_microseconds=9.0, rates=[(1.0, 40.0), (50.0, rate)])
         for name, rate in (("all_reduce", 20.0), ("all_gather", 10.0))
     }
-    hardware = read_back(tmp_path, device_table("Other", GPU_RATES, link, memory=24_000_000_000, ranks=4, known=None))
+    hardware = read_back(tmp_path, link=link, ranks=4)
     assert hardware.flops == {"float32": 50e12, "bfloat16": 700e12}
     assert (hardware.ranks_per_node, hardware.node.rate, hardware.node.latency) == (4, 20e9, pytest.approx(9e-6))
     assert hardware.node.measured["all_gather"] == MeasuredMessage(pytest.approx(9e-6), ((1e6, 40e9), (50e6, 10e9)))
@@ -168,7 +171,7 @@ def test_several_gpus_that_are_not_known_are_what_was_measured(tmp_path: Path) -
 
 
 def test_one_gpu_that_is_not_known_has_an_assumed_link(tmp_path: Path) -> None:
-    hardware = read_back(tmp_path, device_table("Other", GPU_RATES, None, memory=24_000_000_000, ranks=1, known=None))
+    hardware = read_back(tmp_path)
     assert (hardware.ranks_per_node, hardware.node.bandwidth) == (1, 32e9)
     assert hardware.sources["node"].startswith("assumed")
 

@@ -141,26 +141,20 @@ def test_file_of_another_checkpoint_is_told(checkpoint):
     )
 
 
-def test_manifest_that_is_no_json_is_told(checkpoint):
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"{}", "be a checkpoint's manifest, but cannot be parsed: `sha256` is missing. The file is damaged."),
+        (
+            _render({"format": 9}),
+            "have checkpoint format 2, but has format 9. Use the version of Crosscut that wrote it.",
+        ),
+        (_render({"format": 2, "progress": {"step": 1}}), "be a checkpoint's manifest, but is not: "),
+    ],
+)
+def test_manifest_of_no_json_of_a_later_format_or_of_another_shape_is_told(checkpoint, content, told):
     path = checkpoint / MANIFEST_FILE
-    message = damaged(checkpoint, path, b"{}")
-    assert message == (
-        f"`{path}` must be a checkpoint's manifest, but cannot be parsed: `sha256` is missing. The file is damaged."
-    )
-
-
-def test_manifest_of_a_later_format_is_told(checkpoint):
-    path = checkpoint / MANIFEST_FILE
-    table = json.loads(path.read_text())
-    del table["sha256"]
-    message = damaged(checkpoint, path, _render({**table, "format": 9}))
-    assert message.startswith(f"`{path}` must have checkpoint format 2, but has format 9.")
-
-
-def test_manifest_of_another_shape_is_told(checkpoint):
-    path = checkpoint / MANIFEST_FILE
-    message = damaged(checkpoint, path, _render({"format": 2, "progress": {"step": 1}}))
-    assert message.startswith(f"`{path}` must be a checkpoint's manifest, but is not: ")
+    assert damaged(checkpoint, path, content).startswith(f"`{path}` must {told}")
 
 
 def test_unreadable_file_is_told(checkpoint):

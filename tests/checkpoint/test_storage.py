@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import fsspec
@@ -95,20 +96,13 @@ def left_over_in_memory() -> None:
     assert folder_at(root).folders() == ["notes", "step-00000002", "step-00000004", "step-00000005"]
 
 
-def test_what_killed_runs_left_on_a_store_goes_with_the_next_save(ranks):
-    ranks.run(1, left_over_in_memory)
+@pytest.mark.parametrize("work", [damage_in_memory, interrupted_in_memory, left_over_in_memory])
+def test_a_store_in_memory_has_the_guarantees_of_a_disk(ranks, work):
+    ranks.run(1, work)
 
 
 def test_memory_store_saves_and_loads(ranks):
     ranks.run(1, save_and_load, "memory://bucket/run")
-
-
-def test_damage_on_a_store_is_found(ranks):
-    ranks.run(1, damage_in_memory)
-
-
-def test_unfinished_save_on_a_store_is_no_checkpoint(ranks):
-    ranks.run(1, interrupted_in_memory)
 
 
 def test_what_object_stores_do_differently_is_done(monkeypatch):
@@ -176,7 +170,10 @@ def s3_endpoint() -> Iterator[str]:
 
 
 def s3_environment(endpoint: str) -> dict[str, str]:
+    """Environment of a program that finds the endpoint and the credentials as a user's run does."""
     return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "FSSPEC_S3_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
@@ -220,14 +217,22 @@ def on_s3() -> None:
     print("all done")
 
 
+def run_on_s3(endpoint: str, *command: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(
+        [sys.executable, *command],
+        env=s3_environment(endpoint),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == status, result.stderr
+    return result
+
+
 @pytest.mark.slow  # imports s3fs, a server, and torch once more; the tests above use a store in memory
 def test_s3_server_holds_checkpoints(s3_endpoint):
-    """In a process of its own, which finds endpoint and credentials in the environment as a user's run does."""
-    environment = {**os.environ, **s3_environment(s3_endpoint), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    result = subprocess.run(
-        [sys.executable, "-c", S3_PROGRAM], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert result.stdout.endswith("all done\n"), result.stderr
+    assert run_on_s3(s3_endpoint, "-c", S3_PROGRAM).stdout.endswith("all done\n")
 
 
 @pytest.mark.slow
@@ -244,20 +249,7 @@ def test_run_of_two_ranks_keeps_its_checkpoints_on_s3(s3_endpoint, tmp_path):
         "optimizer.warmup_steps=1", "output.sample_tokens=3", f"output.folder={tmp_path}/run",
         "checkpoint.every=2", "checkpoint.folder=s3://two-ranks/run",
     )  # fmt: skip
-    environment = {
-        **os.environ,
-        **s3_environment(s3_endpoint),
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-    }
-
-    def run(*command: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-        result = subprocess.run(
-            [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert result.returncode == status, result.stderr
-        return result
-
-    crosscut = ("-m", "crosscut")
+    run, crosscut = partial(run_on_s3, s3_endpoint), ("-m", "crosscut")
     run("-c", "import fsspec; fsspec.filesystem('s3').mkdir('two-ranks')")
     run(*crosscut, "train", *settings, "layout.tensor=2")
     assert run(*crosscut, "checkpoint", "verify", "s3://two-ranks/run").stdout.count("good") == 2

@@ -29,25 +29,15 @@ def models(draw: st.DrawFn) -> ModelConfig:
 
 
 @settings(max_examples=20)
-@given(model=models(), sequence_length=st.integers(1, 8192), batch=st.integers(1, 64))
-def test_recomputation_gives_the_published_closed_form(model: ModelConfig, sequence_length: int, batch: int) -> None:
-    B, S, L, H, V = batch, sequence_length, model.num_layers, model.hidden_size, model.vocab_size
-    published = 96 * B * S * L * H**2 * (1 + S / (6 * H) + V / (16 * L * H))
-    assert B * S * model_flops_per_token(model, S, recompute=True) == pytest.approx(published, rel=1e-12)
-
-
-@settings(max_examples=20)
-@given(model=models(), sequence_length=st.integers(1, 8192), batch=st.integers(1, 64))
-def test_without_recomputation_it_is_the_72_form(model: ModelConfig, sequence_length: int, batch: int) -> None:
-    B, S, L, H, V = batch, sequence_length, model.num_layers, model.hidden_size, model.vocab_size
-    published = 72 * B * S * L * H**2 * (1 + S / (6 * H) + V / (12 * L * H))
-    assert B * S * model_flops_per_token(model, S) == pytest.approx(published, rel=1e-12)
-
-
-@settings(max_examples=20)
-@given(model=models(), sequence_length=st.integers(1, 8192))
-def test_backward_takes_twice_the_forward_pass(model: ModelConfig, sequence_length: int) -> None:
-    assert model_flops_per_token(model, sequence_length) == 3 * forward_flops_per_token(model, sequence_length)
+@given(model=models(), S=st.integers(1, 8192))
+def test_flops_are_the_published_closed_forms_and_backward_takes_twice_the_forward_pass(
+    model: ModelConfig, S: int
+) -> None:
+    L, H, V = model.num_layers, model.hidden_size, model.vocab_size
+    for recompute, passes in ((True, 4), (False, 3)):
+        published = 24 * passes * L * H**2 * (1 + S / (6 * H) + V / (4 * passes * L * H))
+        assert model_flops_per_token(model, S, recompute=recompute) == pytest.approx(published, rel=1e-12)
+    assert model_flops_per_token(model, S) == 3 * forward_flops_per_token(model, S)
 
 
 def test_forward_counts_every_matrix_product() -> None:

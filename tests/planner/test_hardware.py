@@ -31,19 +31,11 @@ def test_device_is_found_by_the_name_that_torch_gives(device_name: str, expected
     assert (hardware.name, hardware.flops["float16"]) == expected
 
 
-@pytest.mark.parametrize(
-    "device_name",
-    [
-        "",
-        "cpu",
-        "NVIDIA GeForce RTX 4090",
-        "NVIDIA H200 NVL",
-        "NVIDIA H100 NVL",
-        "NVIDIA GB200",
-        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
-        "NVIDIA H100 80GB HBM3 MIG 3g.40gb",
-    ],
-)
+OTHERS = ("", "cpu", *(f"NVIDIA {name}" for name in ("GeForce RTX 4090", "H200 NVL", "H100 NVL", "GB200")))
+PARTS = ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA H100 80GB HBM3 MIG 3g.40gb")
+
+
+@pytest.mark.parametrize("device_name", [*OTHERS, *PARTS])
 def test_other_devices_and_parts_of_one_have_no_peak(device_name: str) -> None:
     assert find_hardware(device_name) is None
 
@@ -109,10 +101,7 @@ def test_a_name_that_means_the_most_common_device_fits_others_too(name: str, oth
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "a100",
-            "`--gpu` must name one device, but `a100` matches 2. Choose `a100-40gb` or `a100-80gb`.",
-        ),
+        ("a100", "`--gpu` must name one device, but `a100` matches 2. Choose `a100-40gb` or `a100-80gb`."),
         (
             "zzz",
             (
@@ -166,100 +155,77 @@ def test_a_file_that_is_no_device_is_told(tmp_path: Path, before: str, after: st
     assert message in str(error.value)
 
 
+NO_KEY = "must be a known key of a device file, but is not. Use"
+RING = "node.measured.all_reduce"
+
+
 @pytest.mark.parametrize(
-    ("section", "line", "message"),
+    ("line", "message"),
     [
-        ("", 'device = "CPU"', "`device` must be 'cuda' or 'cpu', but is 'CPU'."),
-        ("", 'device_names = "("', "`device_names` must be a regular expression, but is '('."),
-        ("", "name = 1", "`name` must be a string, but is 1."),
-        ("node", "source = 2026-11-25", "`node.source` must be a string, but is datetime.date(2026, 11, 25)."),
-        ("products", "source = [1]", "`products.source` must be a string, but is [1]."),
-        ("memory", "gigabytes = -5", "`memory.gigabytes` must be a number above 0, but is -5."),
-        ("memory", "gigabytes = true", "`memory.gigabytes` must be a number above 0, but is True."),
-        ("memory", "gigabytes_per_second = 0", "`memory.gigabytes_per_second` must be a number above 0, but is 0."),
-        ("memory", "attained = 0", "`memory.attained` must be a number above 0 and at most 1, but is 0."),
-        ("node", "attained = 85", "`node.attained` must be a number above 0 and at most 1, but is 85."),
-        ("node", "ranks = 0", "`node.ranks` must be a whole number of at least 1, but is 0."),
-        ("node", "ranks = 2.5", "`node.ranks` must be a whole number of at least 1, but is 2.5."),
+        ('device = "CPU"', "`device` must be 'cuda' or 'cpu', but is 'CPU'."),
+        ('device_names = "("', "`device_names` must be a regular expression, but is '('."),
+        ("name = 1", "`name` must be a string, but is 1."),
+        ("node.source = 2026-11-25", "`node.source` must be a string, but is datetime.date(2026, 11, 25)."),
+        ("products.source = [1]", "`products.source` must be a string, but is [1]."),
+        ("memory.gigabytes = -5", "`memory.gigabytes` must be a number above 0, but is -5."),
+        ("memory.gigabytes = true", "`memory.gigabytes` must be a number above 0, but is True."),
+        ("memory.gigabytes_per_second = 0", "`memory.gigabytes_per_second` must be a number above 0, but is 0."),
+        ("memory.attained = 0", "`memory.attained` must be a number above 0 and at most 1, but is 0."),
+        ("node.attained = 85", "`node.attained` must be a number above 0 and at most 1, but is 85."),
+        ("node.ranks = 0", "`node.ranks` must be a whole number of at least 1, but is 0."),
+        ("node.ranks = 2.5", "`node.ranks` must be a whole number of at least 1, but is 2.5."),
         (
-            "network",
-            "latency_microseconds = -1",
+            "network.latency_microseconds = -1",
             "`network.latency_microseconds` must be a number of at least 0, but is -1.",
         ),
+        ("host.gigabytes_per_second = inf", "`host.gigabytes_per_second` must be a number of at least 0, but is inf."),
+        ("products.attention = nan", "`products.attention` must be a number above 0, but is nan."),
+        ("products.teraflops.float32 = -0.4", "`products.teraflops.float32` must be a number above 0, but is -0.4."),
         (
-            "host",
-            "gigabytes_per_second = inf",
-            "`host.gigabytes_per_second` must be a number of at least 0, but is inf.",
-        ),
-        ("products", "attention = nan", "`products.attention` must be a number above 0, but is nan."),
-        (
-            "products",
-            "teraflops = { float32 = -0.4 }",
-            "`products.teraflops.float32` must be a number above 0, but is -0.4.",
+            "products.teraflops.fp32 = 1",
+            f"`products.teraflops.fp32` {NO_KEY} bfloat16, float16, float32, float64, float8 or tf32.",
         ),
         (
-            "products",
-            "teraflops = { fp32 = 1 }",
-            (
-                "`products.teraflops.fp32` must be a known key of a device file, but is not. Use bfloat16, float16, "
-                "float32, float64, float8 or tf32."
-            ),
-        ),
-        (
-            "products",
-            "measured = { float32 = [[8, 8, 1.0]] }",
+            "products.measured.float32 = [[8, 8, 1.0]]",
             "`products.measured.float32[0]` must be a row [m, k, n, TFLOP/s], but is [8, 8, 1.0].",
         ),
         (
-            "products",
-            "measured = { float32 = [[8, 0, 8, 1.0]] }",
+            "products.measured.float32 = [[8, 0, 8, 1.0]]",
             "k of `products.measured.float32[0]` must be a number above 0, but is 0.",
         ),
         (
-            "node",
-            "measured = { allreduce = { latency_microseconds = 1, rates = [[1, 1]] } }",
+            "node.measured.allreduce = 1",
+            f"`node.measured.allreduce` {NO_KEY} all_gather, all_reduce, all_to_all, reduce_scatter, send or shift.",
+        ),
+        (
+            f"{RING} = [9.0, 20.0]",
             (
-                "`node.measured.allreduce` must be a known key of a device file, but is not. Use all_gather, "
-                "all_reduce, all_to_all, reduce_scatter, send or shift."
+                f"`{RING}` must be a table with `latency_microseconds` and `rates`, but is [9.0, 20.0]. Write the "
+                "file again with `crosscut plan --calibrate FILE`."
             ),
         ),
         (
-            "node",
-            "measured = { all_reduce = [9.0, 20.0] }",
-            (
-                "`node.measured.all_reduce` must be a table with `latency_microseconds` and `rates`, but is [9.0, "
-                "20.0]. Write the file again with `crosscut plan --calibrate FILE`."
-            ),
+            f"{RING} = {{ latency_microseconds = 1, rates = [] }}",
+            f"`{RING}.rates` must be a list of one or more rows [MB, GB/s], but is [].",
         ),
         (
-            "node",
-            "measured = { all_reduce = { latency_microseconds = 1, rates = [] } }",
-            "`node.measured.all_reduce.rates` must be a list of one or more rows [MB, GB/s], but is [].",
+            f"{RING} = {{ latency_microseconds = 1, rates = [[1, 0]] }}",
+            f"GB/s of `{RING}.rates[0]` must be a number above 0, but is 0.",
         ),
         (
-            "node",
-            "measured = { all_reduce = { latency_microseconds = 1, rates = [[1, 0]] } }",
-            "GB/s of `node.measured.all_reduce.rates[0]` must be a number above 0, but is 0.",
+            f"{RING} = {{ latency_microseconds = 1, rates = [[4, 2], [1, 3]] }}",
+            f"`{RING}.rates` must be sorted by MB, without duplicates, but its sizes in MB are [4, 1].",
         ),
         (
-            "node",
-            "measured = { all_reduce = { latency_microseconds = 1, rates = [[4, 2], [1, 3]] } }",
-            (
-                "`node.measured.all_reduce.rates` must be sorted by MB, without duplicates, but its sizes in MB are "
-                "[4, 1]."
-            ),
-        ),
-        (
-            "node",
-            "measured = { all_reduce = { latency_microseconds = -1, rates = [[4, 2]] } }",
-            "`node.measured.all_reduce.latency_microseconds` must be a number of at least 0, but is -1.",
+            f"{RING} = {{ latency_microseconds = -1, rates = [[4, 2]] }}",
+            f"`{RING}.latency_microseconds` must be a number of at least 0, but is -1.",
         ),
     ],
 )
-def test_a_value_that_no_device_has_is_told(tmp_path: Path, section: str, line: str, message: str) -> None:
+def test_a_value_that_no_device_has_is_told(tmp_path: Path, line: str, message: str) -> None:
     table = tomllib.loads(SHIPPED.read_text())
-    changed = tomllib.loads(line)
-    table = {**table, section: {**table[section], **changed}} if section else {**table, **changed}
+    for key, changed in tomllib.loads(line).items():
+        table[key] = {**table[key], **changed} if isinstance(changed, dict) else changed
     path = tmp_path / "own.toml"
     path.write_text(tomli_w.dumps(table))
     with pytest.raises(ConfigError) as error:

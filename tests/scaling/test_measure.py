@@ -13,20 +13,10 @@ from crosscut.training.precision import resolve_on
 from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
-TINY = load_run(
-    {
-        "model": {
-            "num_layers": 1,
-            "hidden_size": 16,
-            "num_heads": 4,
-            "vocab_size": 300,
-            "max_sequence_length": 8,
-            "dropout": 0.0,
-        },
-        "training": {"batch_size": 2, "sequence_length": 8},
-    }
-)
-STUDIES = study_cases(resolve_on(TINY, CPU), Devices(kind="cpu", count=2, most=4)).studies
+MODEL = {"num_layers": 1, "hidden_size": 16, "num_heads": 4, "vocab_size": 300, "dropout": 0.0}
+TINY = load_run({"model": MODEL, "training": {"batch_size": 2, "sequence_length": 8}})
+TWO_CORES = Devices(kind="cpu", count=2, most=4)
+STUDIES = study_cases(resolve_on(TINY, CPU), TWO_CORES).studies
 
 
 def _train(cases: list[Case], turns: int) -> list[list[float]]:
@@ -47,13 +37,13 @@ def test_options_of_a_layout_are_measured_too(ranks: RankPool) -> None:
         {"model": {"preset": "laptop-tiny", "vocab_size": 300, "dropout": 0.0}, "training": {"batch_size": 2}},
         ("layout.sequence_parallel=true", 'layout.sharding="zero3"', "training.sequence_length=8"),
     )
-    cases = study_cases(resolve_on(run, CPU), Devices(kind="cpu", count=2, most=4)).studies["data"]
+    cases = study_cases(resolve_on(run, CPU), TWO_CORES).studies["data"]
     assert all(taken[0] > 0 for taken in ranks.run(4, _train, cases, 1)[0])
 
 
 def test_stages_and_shared_sequences_are_measured(ranks: RankPool) -> None:
     run = resolve_on(replace(TINY, model=replace(TINY.model, num_layers=2)), CPU)
-    studies, _ = study_cases(run, Devices(kind="cpu", count=2, most=4))
+    studies, _ = study_cases(run, TWO_CORES)
     cases = [*studies["pipeline"], studies["context"][1]]
     assert [case.run.layout.world_size for case in cases] == [1, 2, 2]
     seconds = ranks.run(4, _train, cases, 1)[0]

@@ -6,18 +6,20 @@ every function raises `ValueError` with the field's name.
 
 import reprlib
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from crosscut.config.system.files import parse_json
+from crosscut.config.system.records import LARGEST
 
 _T = TypeVar("_T")
 
+JsonValue: TypeAlias = Any
+"""A value that JSON can express."""
+
 _KINDS = {dict: "an object", list: "a list", str: "a string", int: "an integer", bool: "true or false"}
-_LARGEST = (1 << 63) - 1
-"""Largest integer that torch can hold."""
 
 
-def parse_table(content: bytes) -> dict[str, Any]:
+def parse_table(content: bytes) -> dict[str, JsonValue]:
     """Parse a JSON object."""
     return checked(parse_json(content), dict, "the content")
 
@@ -29,19 +31,19 @@ def checked(value: object, kind: type[_T], name: str) -> _T:
     return value
 
 
-def field_of(table: Mapping[str, Any], name: str, kind: type[_T]) -> _T:
+def field_of(table: Mapping[str, JsonValue], name: str, kind: type[_T]) -> _T:
     """Return a field of exactly the type `kind`."""
     if name not in table:
         raise ValueError(f"`{name}` is missing")
     return checked(table[name], kind, name)
 
 
-def count_of(table: Mapping[str, Any], name: str) -> int:
+def count_of(table: Mapping[str, JsonValue], name: str) -> int:
     """Return a field that holds an integer from 0 to 2^63 - 1."""
     return _count(field_of(table, name, int), name)
 
 
-def counts_of(table: Mapping[str, Any], name: str) -> tuple[int, ...]:
+def counts_of(table: Mapping[str, JsonValue], name: str) -> tuple[int, ...]:
     """Return a field that holds a list of integers from 0 to 2^63 - 1."""
     return tuple(_count(value, name) for value in field_of(table, name, list))
 
@@ -55,6 +57,6 @@ def checked_file(name: str) -> str:
 
 def _count(value: object, name: str) -> int:
     number = checked(value, int, name)
-    if not 0 <= number <= _LARGEST:
+    if not 0 <= number <= LARGEST:
         raise ValueError(f"`{name}` must be from 0 to 2^63 - 1, but is {reprlib.repr(number)}")
     return number

@@ -9,11 +9,18 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from crosscut.checkpoint.format.fields import checked, checked_file, count_of, counts_of, field_of, parse_table
+from crosscut.checkpoint.format.fields import (
+    JsonValue,
+    checked,
+    checked_file,
+    count_of,
+    counts_of,
+    field_of,
+    parse_table,
+)
 from crosscut.checkpoint.format.tensor_file import DTYPES
 from crosscut.checkpoint.storage import reason
 from crosscut.config import CheckpointError
@@ -25,14 +32,10 @@ tensors, the index takes 700 MiB."""
 
 DTYPES_BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
 """Element types that a checkpoint can hold, by their names in torch, such as `float32`."""
-_PART_FIELDS = ("offsets", "sizes", "file", "start", "crc32")
-
-Value = Any
-"""A stored value that is not a tensor, and that JSON can express."""
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """A block of a tensor, stored in one piece in one file."""
 
     offsets: tuple[int, ...]
@@ -48,20 +51,20 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Entry:
+class IndexedTensor:
     """A tensor with its parts."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    parts: tuple[Part, ...]
+    parts: tuple[TensorPart, ...]
 
 
 @dataclass(frozen=True)
 class Index:
     """Tensors and values of a checkpoint, keyed by name."""
 
-    tensors: dict[str, Entry]
-    values: dict[str, Value]
+    tensors: dict[str, IndexedTensor]
+    values: dict[str, JsonValue]
 
     def require_inside(self, sizes: Mapping[str, int]) -> None:
         """Raise `ValueError` if a part is not inside its file. `sizes` maps each file name to the file's size in
@@ -92,7 +95,7 @@ def dump_index(index: Index) -> bytes:
         name: {
             "shape": entry.shape,
             "dtype": dtype_name(entry.dtype),
-            "parts": [{name: getattr(part, name) for name in _PART_FIELDS} for part in entry.parts],
+            "parts": [vars(part) for part in entry.parts],
         }
         for name, entry in index.tensors.items()
     }
@@ -136,14 +139,14 @@ def parse_index(content: bytes, path: str) -> Index:
         ) from None
 
 
-def _entry(name: str, table: Mapping[str, Any]) -> Entry:
+def _entry(name: str, table: Mapping[str, JsonValue]) -> IndexedTensor:
     parts = [checked(part, dict, name) for part in field_of(table, "parts", list)]
     return checked_entry(
         name,
         counts_of(table, "shape"),
         field_of(table, "dtype", str),
         tuple(
-            Part(
+            TensorPart(
                 counts_of(part, "offsets"),
                 counts_of(part, "sizes"),
                 checked_file(field_of(part, "file", str)),
@@ -155,7 +158,7 @@ def _entry(name: str, table: Mapping[str, Any]) -> Entry:
     )
 
 
-def checked_entry(name: str, shape: tuple[int, ...], dtype: str, parts: tuple[Part, ...]) -> Entry:
+def checked_entry(name: str, shape: tuple[int, ...], dtype: str, parts: tuple[TensorPart, ...]) -> IndexedTensor:
     """Return the entry of a tensor. Raises `ValueError` if a part is not inside the shape, if the parts together do not
     have as many elements as the shape, or if the element type is unknown.
     """
@@ -168,4 +171,4 @@ def checked_entry(name: str, shape: tuple[int, ...], dtype: str, parts: tuple[Pa
     found, wanted = sum(math.prod(part.sizes) for part in parts), math.prod(shape)
     if found != wanted:
         raise ValueError(f"`{name}` must have {wanted:,} elements, but {found:,} are stored")
-    return Entry(shape, DTYPES_BY_NAME[dtype], parts)
+    return IndexedTensor(shape, DTYPES_BY_NAME[dtype], parts)

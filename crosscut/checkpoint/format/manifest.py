@@ -12,9 +12,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
-from crosscut.checkpoint.format.fields import checked_file, field_of, parse_table
+from crosscut.checkpoint.format.fields import JsonValue, checked_file, field_of, parse_table
 from crosscut.checkpoint.storage import Folder, reason
 from crosscut.config import CheckpointError, DamagedCheckpointError
 from crosscut.config.system.records import Count, from_json
@@ -41,10 +40,10 @@ class Progress:
     """Description of the layout that wrote the checkpoint. Any layout may read the checkpoint."""
     seed: int = 0
     """Seed of the run. Random streams are functions of seed and step, so their state is not stored."""
-    identity: dict[str, Any] = field(default_factory=dict)
+    identity: dict[str, JsonValue] = field(default_factory=dict)
     """Settings by name, such as the model's sizes and the order of the data. A run must have the same settings to
     resume from the checkpoint."""
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, JsonValue] = field(default_factory=dict)
     """The resolved config of the run, as nested dictionaries. Empty if the run had no config."""
     skips: tuple[tuple[Count, Count], ...] = ()
     """Sequences that the run has skipped, as pairs (number of steps completed before the skip, number of skipped
@@ -114,7 +113,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
     return _render({"format": FORMAT, **dataclasses.asdict(manifest)})
 
 
-def _render(table: Mapping[str, Any]) -> bytes:
+def _render(table: Mapping[str, JsonValue]) -> bytes:
     """Return a manifest's JSON in its fixed form, ending with the hash of the preceding content."""
     digest = hashlib.sha256(json.dumps(table, indent=1).encode()).hexdigest()
     return (json.dumps({**table, "sha256": digest}, indent=1) + "\n").encode()

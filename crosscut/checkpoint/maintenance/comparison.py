@@ -7,7 +7,6 @@ compared.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -16,6 +15,9 @@ from crosscut.checkpoint.format.manifest import Manifest
 from crosscut.checkpoint.storage import Folder
 from crosscut.checkpoint.stored import StoredTensors
 from crosscut.config.conventions import VOCABULARY_MULTIPLE
+
+Differences = dict[str, tuple[object, object]]
+"""Values that differ, by name: the value of the first and of the second checkpoint. None stands for a missing value."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,10 @@ class Comparison:
     """Differences between two checkpoints."""
 
     tensors: list[TensorDifference]
-    values: dict[str, tuple[Any, Any]]
-    """Stored values that differ and are not tensors, such as learning rates. Each name maps to the value in the first
-    and in the second checkpoint; None stands for a missing value."""
-    settings: dict[str, tuple[Any, Any]]
-    """Settings and progress that differ between the two runs. Each dotted name maps to the value in the first and in
-    the second run; None stands for a missing value."""
+    values: Differences
+    """Stored values that differ and are not tensors, such as learning rates."""
+    settings: Differences
+    """Settings and progress that differ between the two runs, by dotted name."""
 
     @property
     def same(self) -> bool:
@@ -71,7 +71,7 @@ def compare(first: Folder, second: Folder, *, advance: Callable[[str], None] = l
     for name in sorted({*a.tensors, *b.tensors}):
         advance(name)
         differences.append(_compare_tensor(name, a, b, real_rows))
-    return Comparison(differences, _values(a, b), _settings(ours, theirs))
+    return Comparison(differences, _differences(a.values, b.values), _differences(_settings(ours), _settings(theirs)))
 
 
 def _vocab_size(manifest: Manifest) -> int:
@@ -119,18 +119,15 @@ def _distance(a: Tensor, b: Tensor) -> tuple[float, float]:
     return largest, norm / size if size else (0.0 if norm == 0 else float("inf"))
 
 
-def _settings(ours: Manifest, theirs: Manifest) -> dict[str, tuple[Any, Any]]:
-    a, b = (dict(_flat({**m.progress.config, **_progress(m), "versions": m.versions})) for m in (ours, theirs))
-    return {name: (a.get(name), b.get(name)) for name in sorted({*a, *b}) if a.get(name) != b.get(name)}
-
-
-def _progress(manifest: Manifest) -> dict[str, Any]:
+def _settings(manifest: Manifest) -> dict[str, object]:
+    """Return the settings and the progress of the run that wrote a checkpoint, by dotted name."""
     progress = manifest.progress
     other = {name: value for name, value in progress.identity.items() if name.partition(".")[0] not in progress.config}
-    return {"step": progress.step, "samples": progress.samples, "seed": progress.seed, **other}
+    known = {"step": progress.step, "samples": progress.samples, "seed": progress.seed, **other}
+    return dict(_flat({**progress.config, **known, "versions": manifest.versions}))
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
@@ -138,6 +135,5 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def _values(a: StoredTensors, b: StoredTensors) -> dict[str, tuple[Any, Any]]:
-    pairs = {name: (a.values.get(name), b.values.get(name)) for name in sorted({*a.values, *b.values})}
-    return {name: (one, other) for name, (one, other) in pairs.items() if one != other}
+def _differences(a: Mapping[str, object], b: Mapping[str, object]) -> Differences:
+    return {name: (a.get(name), b.get(name)) for name in sorted({*a, *b}) if a.get(name) != b.get(name)}

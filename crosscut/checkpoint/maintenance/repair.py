@@ -34,7 +34,7 @@ _SECONDS_IN_USE = 600
 
 
 @dataclass(frozen=True)
-class Action:
+class RepairAction:
     """One action that a repair has taken or, in a dry run, would take."""
 
     folder: str
@@ -44,7 +44,7 @@ class Action:
     why: str
 
 
-def repair(root: Folder, *, dry_run: bool) -> list[Action]:
+def repair(root: Folder, *, dry_run: bool) -> list[RepairAction]:
     """Repair the checkpoints under `root`, and return the actions. With `dry_run`, only list the actions. No run may
     write to the folder during the repair.
 
@@ -55,40 +55,40 @@ def repair(root: Folder, *, dry_run: bool) -> list[Action]:
         damaged = {c.name: damage for c in list_checkpoints(root) if (damage := find_damage(c, progress=True))}
         good = [c for c in list_checkpoints(root) if c.name not in damaged]
         for name, damage in damaged.items():
-            actions.append(_treat(root, name, damage, good, dry_run))
+            done, why = _treat(root, name, damage, good, dry_run)
+            actions.append(RepairAction(str(root / name), done, why))
         return actions
 
 
-def _remove_left_over(root: Folder, name: str, dry_run: bool) -> Action:
+def _remove_left_over(root: Folder, name: str, dry_run: bool) -> RepairAction:
     folder = root / name
     if isinstance(folder, LocalFolder):
         newest = max(path.stat().st_mtime for path in (folder.path, *folder.path.iterdir()))
         if (age := time.time() - newest) < _SECONDS_IN_USE:
-            return Action(str(folder), "leave", f"it changed {age:.0f} s ago, so a run may be writing it")
+            return RepairAction(str(folder), "leave", f"it changed {age:.0f} s ago, so a run may be writing it")
     left = folder.why_kept(is_checkpoint_file) if dry_run else remove_checkpoint(folder)
     if left:
-        return Action(str(folder), "leave", left)
-    return Action(str(folder), "remove", "a run was stopped while it was writing or removing this folder")
+        return RepairAction(str(folder), "leave", left)
+    return RepairAction(str(folder), "remove", "a run was stopped while it was writing or removing this folder")
 
 
-def _treat(root: Folder, name: str, damage: list[str], good: list[Folder], dry_run: bool) -> Action:
+def _treat(root: Folder, name: str, damage: list[str], good: list[Folder], dry_run: bool) -> tuple[str, str]:
+    """Treat a damaged checkpoint. Returns the kind of action and the reason for it."""
     folder = root / name
     try:
         manifest = _rebuilt(folder, good)
     except CheckpointError as error:
         if foreign := _foreign(folder):
-            return Action(str(folder), "leave", f"{foreign}; {' '.join(damage)}")
+            return "leave", f"{foreign}; {' '.join(damage)}"
         aside = _free_name(root, f"{ASIDE}{name}")
         if not dry_run:
             root.rename(name, aside)
-        return Action(str(folder), "set aside", f"as `{aside}`; {' '.join([*damage, str(error)])}")
+        return "set aside", f"as `{aside}`; {' '.join([*damage, str(error)])}"
     if not dry_run:
         folder.write(MANIFEST_FILE, dump_manifest(manifest))
-    return Action(
-        str(folder),
-        "rebuild",
+    return "rebuild", (
         f"only the manifest was damaged: all {len(manifest.tensors)} tensors can be read and pass their checksums; "
-        f"the facts about the run are copied from `{good[-1].name}`",
+        f"the facts about the run are copied from `{good[-1].name}`"
     )
 
 

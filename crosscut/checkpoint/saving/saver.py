@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from crosscut.checkpoint.folders import checkpoint_folder, drop_old
 from crosscut.checkpoint.format.manifest import Progress
 from crosscut.checkpoint.in_memory import Hosts
+from crosscut.checkpoint.reader import StateDict
 from crosscut.checkpoint.saving.neighbours import NeighbourCopies
 from crosscut.checkpoint.saving.staging import CopyGuard, HostBuffers, computed
 from crosscut.checkpoint.saving.writer import CheckpointWriter
@@ -43,7 +44,7 @@ class _Job:
 
     folder: Folder
     progress: Progress
-    state: dict[str, Any]
+    state: StateDict
     tensors: dict[str, Tensor]
     ready: "torch.cuda.Event | None"
     """CUDA event that occurs once the tensors are computed. None on the CPU."""
@@ -184,7 +185,9 @@ class Saver:
         writer.copies = self.copies
         try:
             self._write(job.state, writer)
-            self._publish_in_memory(writer)
+            if self.copies is not None:
+                assert isinstance(job.folder, LocalFolder)
+                self.copies.publish(job.folder, job.folder.draft())
         except (Exception, CheckpointException) as error:
             # Every error of the storage, including a lost connection to an object store, has one of these two classes.
             ours = isinstance(error, CheckpointException | CheckpointError)
@@ -202,12 +205,7 @@ class Saver:
         """
         self.copies = NeighbourCopies(hosts, self._group)
 
-    def _publish_in_memory(self, writer: CheckpointWriter) -> None:
-        if self.copies is not None:
-            assert isinstance(writer.folder, LocalFolder)
-            self.copies.publish(writer.folder, writer.folder.draft())
-
-    def _write(self, state: dict[str, Any], writer: CheckpointWriter) -> None:
+    def _write(self, state: StateDict, writer: CheckpointWriter) -> None:
         """Write the state. A single rank exchanges no messages.
 
         If a rank sent a message to itself, gloo would copy the message with a parallel loop in one of gloo's own

@@ -14,8 +14,8 @@ import dataclasses
 import hashlib
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import IO, Any
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import IO
 
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
@@ -27,7 +27,8 @@ from torch.futures import Future
 
 from crosscut.checkpoint.damage import DATA_SUFFIX
 from crosscut.checkpoint.folders import is_checkpoint_file, remove_checkpoint
-from crosscut.checkpoint.format.index import INDEX_FILE, Entry, Index, Part, Value, dtype_name, dump_index
+from crosscut.checkpoint.format.fields import JsonValue
+from crosscut.checkpoint.format.index import INDEX_FILE, Index, IndexedTensor, TensorPart, dtype_name, dump_index
 from crosscut.checkpoint.format.manifest import (
     MANIFEST_FILE,
     FileEntry,
@@ -72,7 +73,7 @@ class CheckpointWriter(dcp.StorageWriter):
         folder on every machine."""
         self._has_begun = False
 
-    def set_up_storage_writer(self, is_coordinator: bool, *_: Any) -> None:
+    def set_up_storage_writer(self, is_coordinator: bool, *_: object) -> None:
         """Do nothing."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -110,10 +111,10 @@ class CheckpointWriter(dcp.StorageWriter):
             for index, form in tensors:
                 start = written.size
                 crc32 = written.write(tensor_bytes(self.staged[index.fqn]))
-                part = Part(tuple(index.offset or ()), form.shape, file, start, crc32)
+                part = TensorPart(tuple(index.offset or ()), form.shape, file, start, crc32)
                 results.append(WriteResult(index, form.num_bytes, part))
         future: Future[list[WriteResult]] = Future()
-        future.set_result(_Written(results, {file: written.entry()}, self.placements))
+        future.set_result(_RankResults(results, {file: written.entry()}, self.placements))
         return future
 
     @contextmanager
@@ -144,7 +145,7 @@ class CheckpointWriter(dcp.StorageWriter):
             files = {INDEX_FILE: FileEntry(len(content), hashlib.sha256(content).hexdigest())}
             placements: dict[str, str] = {}
             for written in results:
-                assert isinstance(written, _Written)
+                assert isinstance(written, _RankResults)
                 files.update(written.files)
                 placements.update(written.placements)
             if self.copies is None:
@@ -169,11 +170,11 @@ class CheckpointWriter(dcp.StorageWriter):
             with suppress(Exception):  # the storage may be the cause of the failure
                 remove_checkpoint(self.draft)
 
-    def reset(self, checkpoint_id: Any = None) -> None:
+    def reset(self, checkpoint_id: object = None) -> None:
         """Do nothing, because a writer writes only one checkpoint."""
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+    def validate_checkpoint_id(cls, checkpoint_id: object) -> bool:
         """Raise `NotImplementedError`. PyTorch calls this method only when the caller passes no writer."""
         raise NotImplementedError
 
@@ -189,16 +190,14 @@ class CheckpointWriter(dcp.StorageWriter):
                     f"{present.get(name, 0):,}: the folder was changed during the save."
                 )
 
-    @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _told(self) -> AbstractContextManager[None]:
         """Convert errors to `CheckpointError`, which can be sent to other ranks. The errors of an object store may not
         be picklable.
         """
-        with storage_errors_told(self.folder, "writable"):
-            yield
+        return storage_errors_told(self.folder, "writable")
 
 
-class _Written(list[WriteResult]):
+class _RankResults(list[WriteResult]):
     """Results of one rank, with the hashes of its files. The class is a list because PyTorch sends a list to the
     coordinator.
     """
@@ -209,8 +208,8 @@ class _Written(list[WriteResult]):
         super().__init__(results)
         self.files, self.placements = dict(files), dict(placements)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Written, (list(self), self.files, self.placements)
+    def __reduce__(self) -> tuple[object, ...]:
+        return _RankResults, (list(self), self.files, self.placements)
 
 
 def _form(item: WriteItem) -> Form:
@@ -219,15 +218,15 @@ def _form(item: WriteItem) -> Form:
 
 
 def _index(metadata: Metadata, results: list[WriteResult]) -> Index:
-    parts: dict[str, list[Part]] = {}
-    values: dict[str, Value] = {}
+    parts: dict[str, list[TensorPart]] = {}
+    values: dict[str, JsonValue] = {}
     for result in results:
-        if isinstance(result.storage_data, Part):
+        if isinstance(result.storage_data, TensorPart):
             parts.setdefault(result.index.fqn, []).append(result.storage_data)
         else:
             values[result.index.fqn] = result.storage_data
     tensors = {
-        name: Entry(
+        name: IndexedTensor(
             tuple(entry.size), entry.properties.dtype, tuple(sorted(parts[name], key=lambda part: part.offsets))
         )
         for name, entry in metadata.state_dict_metadata.items()

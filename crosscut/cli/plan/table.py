@@ -2,9 +2,9 @@
 and the layouts that do not fit.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -12,7 +12,7 @@ from crosscut.cli.plan.ranking import columns, legend, ranking, seconds_text
 from crosscut.config import RunConfig
 from crosscut.config.recipes import describe_recipe
 from crosscut.config.system.terminal import new_console
-from crosscut.planner.facts import MEMORY_CATEGORIES, three_digits, traffic_facts
+from crosscut.planner.facts import MEMORY_CATEGORIES, TrafficFacts, three_digits, traffic_facts
 from crosscut.planner.messages.traffic import reason_against_halves
 from crosscut.planner.parameters import count_parameters
 from crosscut.planner.search import CHOSEN
@@ -90,7 +90,7 @@ def _details(best: "Plan", asked: RunConfig, hardware: "Hardware") -> Iterator[s
     if stages := best.candidate.layout.stages:
         sizes = ", ".join(map(str, stages))
         yield f"The first layout has layout.stages=[{sizes}], which is faster than a cut into stages of equal FLOPs."
-    sent = [_sent(fact) for fact in traffic_facts(best) if fact["bytes"] >= 1e6]
+    sent = [_sent(fact) for fact in traffic_facts(best) if fact.bytes >= 1e6]
     if sent:
         yield f"In a step with the first layout, a rank sends {'; '.join(sent)}."
     reason = best.run(asked).reason_against_compiling
@@ -102,12 +102,12 @@ def _details(best: "Plan", asked: RunConfig, hardware: "Hardware") -> Iterator[s
         )
 
 
-def _sent(fact: Mapping[str, Any]) -> str:
-    where = "inside a node" if fact["link"] == "node" else "across nodes"
-    size = three_digits(fact["bytes"] / 1e9)
+def _sent(fact: TrafficFacts) -> str:
+    where = "inside a node" if fact.link == "node" else "across nodes"
+    size = three_digits(fact.bytes / 1e9)
     return (
-        f"{size} GB by {fact['operation'].replace('_', '-')} along {fact['axis']} ({where}) in "
-        f"{seconds_text(fact['seconds'])} s, of which the rank waits {seconds_text(fact['exposed'])} s"
+        f"{size} GB by {fact.operation.replace('_', '-')} along {fact.axis} ({where}) in "
+        f"{seconds_text(fact.seconds)} s, of which the rank waits {seconds_text(fact.exposed)} s"
     )
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from math import inf, isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 from crosscut.architecture import Operation
 from crosscut.config import ConfigError
@@ -12,83 +12,91 @@ from crosscut.config.checks import listed, require_one_of
 
 _PRECISIONS = ("float64", "float32", "tf32", "float16", "bfloat16", "float8")
 
-_ABOVE_ZERO = {"memory": ("gigabytes", "gigabytes_per_second"), "products": ("attention",)} | dict.fromkeys(
-    ("node", "network"), ("gigabytes_per_second",)
-)
-_AT_LEAST_ZERO = {
-    "products": ("start_microseconds",),
-    "operators": (
-        "gelu_gigaelements_per_second",
-        "forward_microseconds",
-        "backward_microseconds",
-        "parameter_microseconds",
-    ),
-    "node": ("latency_microseconds",),
-    "network": ("latency_microseconds",),
-    "host": ("gigabytes_per_second",),
+
+class _Range(NamedTuple):
+    """Allowed values of a number."""
+
+    above: float = -inf
+    least: float = -inf
+    most: float = inf
+    whole: bool = False
+
+    def require(self, label: str, value: object) -> None:
+        """Raise `ConfigError` unless `value` is a finite number in the range. `label` names the value."""
+        if isinstance(value, int if self.whole else int | float) and not isinstance(value, bool) and isfinite(value):
+            is_inside = self.above < value and self.least <= value <= self.most
+            if is_inside:
+                return
+        limits = [f"above {self.above}"] * (self.above > -inf) + [f"of at least {self.least}"] * (self.least > -inf)
+        limits += [f"at most {self.most}"] * (self.most < inf)
+        kind = "whole number" if self.whole else "number"
+        raise ConfigError(f"{label} must be a {kind} {' and '.join(limits)}, but is {value!r}.")
+
+
+_ABOVE_ZERO, _AT_LEAST_ZERO, _SHARE = _Range(above=0), _Range(least=0), _Range(above=0, most=1)
+_LINK = {"gigabytes_per_second": _ABOVE_ZERO, "attained": _SHARE, "latency_microseconds": _AT_LEAST_ZERO}
+_NUMBERS = {
+    "memory": {"gigabytes": _ABOVE_ZERO, "gigabytes_per_second": _ABOVE_ZERO, "attained": _SHARE},
+    "products": {
+        "attained": _SHARE,
+        "attention": _ABOVE_ZERO,
+        "start_microseconds": _AT_LEAST_ZERO,
+        "multiprocessors": _Range(least=0, whole=True),
+    },
+    "operators": {
+        "gelu_gigaelements_per_second": _AT_LEAST_ZERO,
+        "forward_microseconds": _AT_LEAST_ZERO,
+        "backward_microseconds": _AT_LEAST_ZERO,
+        "parameter_microseconds": _AT_LEAST_ZERO,
+    },
+    "node": {"ranks": _Range(least=1, whole=True), **_LINK},
+    "network": _LINK,
+    "host": {"gigabytes_per_second": _AT_LEAST_ZERO},
 }
-_SECTIONS = ("memory", "products", "operators", "node", "network", "host")
-_WITH_ATTAINED = ("memory", "products", "node", "network")
+"""Numbers in each section of a device file."""
+_OTHERS = {"products": ("teraflops", "attained_source", "measured"), "node": ("measured",)}
+"""Other keys of the sections, apart from `source`."""
+SECTIONS = tuple(_NUMBERS)
 
 
 def require_values(table: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if a value of a device file is out of range. Missing keys are not reported."""
+    """Raise `ConfigError` for a key that a device file does not have, and for a value that is out of range. Missing
+    keys are not reported.
+    """
+    for name in table:
+        _require_key("", name, ("name", "device", "device_names", *SECTIONS))
+    for section in SECTIONS:
+        for name in table.get(section, {}):
+            _require_key(section, name, (*_NUMBERS[section], *_OTHERS.get(section, ()), "source"))
     require_one_of("device", table.get("device", "cuda"), ("cuda", "cpu"))
     _require_pattern("device_names", table.get("device_names", ""))
-    for name, value in [("name", table.get("name", "")), *_there(table, dict.fromkeys(_SECTIONS, ("source",)))]:
+    named = [section for section in SECTIONS if "source" in table.get(section, ())]
+    sources = {f"{section}.source": table[section]["source"] for section in named}
+    for name, value in {"name": table.get("name", ""), **sources}.items():
         if not isinstance(value, str):
             raise ConfigError(f"`{name}` must be a string, but is {value!r}.")
-    for name, value in _there(table, _ABOVE_ZERO):
-        _require_number(f"`{name}`", value, above=0)
-    for name, value in _there(table, _AT_LEAST_ZERO):
-        _require_number(f"`{name}`", value, least=0)
-    for name, value in _there(table, dict.fromkeys(_WITH_ATTAINED, ("attained",))):
-        _require_number(f"`{name}`", value, above=0, most=1)
-    for name, value in _there(table, {"products": ("multiprocessors",)}):
-        _require_number(f"`{name}`", value, least=0, whole=True)
-    for name, value in _there(table, {"node": ("ranks",)}):
-        _require_number(f"`{name}`", value, least=1, whole=True)
+    for section, numbers in _NUMBERS.items():
+        values = table.get(section, {})
+        for name, allowed in numbers.items():
+            if name in values:
+                allowed.require(f"`{section}.{name}`", values[name])
     products, node = table.get("products", {}), table.get("node", {})
     for precision, rate in products.get("teraflops", {}).items():
-        require_key("products.teraflops", precision, _PRECISIONS)
-        _require_number(f"`products.teraflops.{precision}`", rate, above=0)
+        _require_key("products.teraflops", precision, _PRECISIONS)
+        _ABOVE_ZERO.require(f"`products.teraflops.{precision}`", rate)
     for precision, points in products.get("measured", {}).items():
-        require_key("products.measured", precision, _PRECISIONS)
+        _require_key("products.measured", precision, _PRECISIONS)
         _require_rows(f"products.measured.{precision}", points, ("m", "k", "n", "TFLOP/s"))
     for operation, message in node.get("measured", {}).items():
-        require_key("node.measured", operation, tuple(Operation))
+        _require_key("node.measured", operation, tuple(Operation))
         _require_message(f"node.measured.{operation}", message)
 
 
-def require_key(section: str, name: str, known: Iterable[str]) -> None:
+def _require_key(section: str, name: str, known: Iterable[str]) -> None:
     """Raise `ConfigError` unless the key `name` of `section` is one of the `known` keys."""
     if name not in (choices := sorted(known)):
         where = f"{section}.{name}" if section else name
         raise ConfigError(f"`{where}` must be a known key of a device file, but is not. Use {listed(choices)}.")
-
-
-def _there(table: Mapping[str, Any], keys: Mapping[str, Iterable[str]]) -> list[tuple[str, Any]]:
-    sections = [(section, table.get(section, {}), names) for section, names in keys.items()]
-    return [(f"{section}.{key}", has[key]) for section, has, names in sections for key in names if key in has]
-
-
-def _require_number(
-    label: str,
-    value: object,
-    *,
-    above: float = -inf,
-    least: float = -inf,
-    most: float = inf,
-    whole: bool = False,
-) -> None:
-    """Raise `ConfigError` unless `value` is a finite number in the range. `label` names the value."""
-    is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    if is_number and isfinite(value) and above < value and least <= value <= most:  # type: ignore[arg-type, operator]
-        return
-    limits = [f"above {above}"] * (above > -inf) + [f"of at least {least}"] * (least > -inf)
-    limits += [f"at most {most}"] * (most < inf)
-    kind = "whole number" if whole else "number"
-    raise ConfigError(f"{label} must be a {kind} {' and '.join(limits)}, but is {value!r}.")
 
 
 def _require_pattern(name: str, value: str) -> None:
@@ -106,7 +114,7 @@ def _require_rows(name: str, rows: object, columns: tuple[str, ...]) -> None:
         if not isinstance(row, list | tuple) or len(row) != len(columns):
             raise ConfigError(f"`{name}[{index}]` must be a row [{', '.join(columns)}], but is {row!r}.")
         for column, value in zip(columns, row, strict=True):
-            _require_number(f"{column} of `{name}[{index}]`", value, above=0)
+            _ABOVE_ZERO.require(f"{column} of `{name}[{index}]`", value)
 
 
 def _require_message(name: str, message: object) -> None:
@@ -116,8 +124,8 @@ def _require_message(name: str, message: object) -> None:
             "the file again with `crosscut plan --calibrate FILE`."
         )
     for key in message:
-        require_key(name, key, ("latency_microseconds", "rates"))
-    _require_number(f"`{name}.latency_microseconds`", message["latency_microseconds"], least=0)
+        _require_key(name, key, ("latency_microseconds", "rates"))
+    _AT_LEAST_ZERO.require(f"`{name}.latency_microseconds`", message["latency_microseconds"])
     _require_rows(f"{name}.rates", message["rates"], ("MB", "GB/s"))
     sizes = [row[0] for row in message["rates"]]
     if any(larger <= smaller for smaller, larger in pairwise(sizes)):

@@ -16,7 +16,7 @@ from typing import Any
 from crosscut.config import ConfigError
 from crosscut.config.checks import listed
 from crosscut.config.system.files import parse_toml, read_small
-from crosscut.planner.hardware.checks import require_key, require_values
+from crosscut.planner.hardware.checks import SECTIONS, require_values
 from crosscut.planner.hardware.device import Hardware, Link, MeasuredMessage, MeasuredProduct
 
 DEFAULTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
@@ -40,19 +40,6 @@ DEFAULTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
         "host": {"gigabytes_per_second": 0.0},
     }
 )
-
-_KEYS = {
-    "": {"name", "device", "device_names", "memory", "products", "operators", "node", "network", "host"},
-    "memory": {"gigabytes", "gigabytes_per_second", "attained", "source"},
-    "products": {"teraflops", "multiprocessors", "attained", "attained_source", "attention", "start_microseconds"}
-    | {"measured", "source"},
-    "operators": {"gelu_gigaelements_per_second", "forward_microseconds", "backward_microseconds"}
-    | {"parameter_microseconds", "source"},
-    "node": {"ranks", "gigabytes_per_second", "attained", "latency_microseconds", "measured", "source"},
-    "network": {"gigabytes_per_second", "attained", "latency_microseconds", "source"},
-    "host": {"gigabytes_per_second", "source"},
-}
-_SECTIONS = tuple(name for name in _KEYS if name)
 
 _MOST_COMMON = {"h100": "h100-sxm"}
 """Default device for a name that is the beginning of several device names. Clouds and clusters offer H100s mostly in
@@ -83,11 +70,9 @@ def read_hardware(path: Path) -> Hardware:
 
 def make_hardware(key: str, table: Mapping[str, Any]) -> Hardware:
     """Return the device that the content `table` of a device file describes. `key` is its name for `--gpu`."""
-    _require_known(table)
     require_values(table)
-    sections = {name: {**DEFAULTS[name], **table.get(name, {})} for name in _SECTIONS}
-    memory, products, node = sections["memory"], sections["products"], sections["node"]
-    operators = sections["operators"]
+    sections = {name: {**DEFAULTS[name], **table.get(name, {})} for name in SECTIONS}
+    memory, products, operators, node, network, host = sections.values()
     return Hardware(
         key=key,
         name=table["name"],
@@ -112,16 +97,10 @@ def make_hardware(key: str, table: Mapping[str, Any]) -> Hardware:
         tensor_host=operators["parameter_microseconds"] * 1e-6,
         ranks_per_node=node["ranks"],
         node=_link(node),
-        network=_link(sections["network"]) if "network" in table else None,
-        host_bandwidth=sections["host"]["gigabytes_per_second"] * 1e9,
-        sources=MappingProxyType({name: table[name]["source"] for name in _SECTIONS if name in table}),
+        network=_link(network) if "network" in table else None,
+        host_bandwidth=host["gigabytes_per_second"] * 1e9,
+        sources=MappingProxyType({name: table[name]["source"] for name in SECTIONS if name in table}),
     )
-
-
-def _require_known(table: Mapping[str, Any]) -> None:
-    for section, known in _KEYS.items():
-        for name in table if not section else table.get(section, {}):
-            require_key(section, name, known)
 
 
 def _link(section: Mapping[str, Any]) -> Link:

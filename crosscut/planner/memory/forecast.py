@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from crosscut.architecture import Device, describe
 from crosscut.architecture.pipeline import flights
 from crosscut.config.conventions import AMPERE
-from crosscut.planner.candidate import Candidate, Planned
+from crosscut.planner.candidate import Planned, pipeline_rank_of
 from crosscut.planner.memory.instants import Instants, MemoryForecast, other_passes
 from crosscut.planner.memory.stage import StageMemory
 from crosscut.planner.parameters import known_vocab_size
@@ -53,7 +53,7 @@ def _instants(run: Planned, device: Device, capability: tuple[int, int]) -> Iter
         step = Instants(StageMemory(run, device, capability, whole))
         yield from (*step.passes(), *step.after_passes())
         return
-    rank = run.pipeline_rank if isinstance(run, Candidate) else 0
+    rank = pipeline_rank_of(run)
     stages = [StageMemory(run, device, capability, whole.part([stage])) for stage in stages_of(run, rank)]
     for flight in flights(schedule_of_flights(run), rank):
         yield from Instants(stages[flight.chunk], other_passes(stages, flight)).passes()

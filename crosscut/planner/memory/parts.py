@@ -12,6 +12,7 @@ from crosscut.architecture.steps import Step
 from crosscut.config.training import Recompute
 from crosscut.planner.activations import activations_of
 from crosscut.planner.candidate import Candidate
+from crosscut.planner.parameters import share_of
 
 
 class RootSizes(NamedTuple):
@@ -81,13 +82,8 @@ def _size(parts: Sequence[LocalParameter]) -> int:
 
 def _shares(parts: Sequence[LocalParameter], shares: int) -> tuple[int, int]:
     """Number of elements in a data rank's shard of `parts`, and number of trainable elements in this shard."""
-    trained = sum(_share(part, shares) for part in parts if not part.is_frozen)
-    return sum(_share(part, shares) for part in parts), trained
-
-
-def _share(part: LocalParameter, shares: int) -> int:
-    rows = part.shape[0]
-    return -(-rows // shares) * (part.size // rows)
+    trained = sum(share_of(part, shares) for part in parts if not part.is_frozen)
+    return sum(share_of(part, shares) for part in parts), trained
 
 
 @lru_cache(maxsize=16384)

@@ -10,8 +10,7 @@ from crosscut.architecture.lowering import lower_root
 from crosscut.architecture.readings import deferred_of_layer
 from crosscut.config.layout import PipelineSchedule
 from crosscut.config.precision import precision_on
-from crosscut.planner.activations import recomputation_step
-from crosscut.planner.candidate import Candidate, Planned, target_of
+from crosscut.planner.candidate import Candidate, Planned, recomputation_step, target_of
 from crosscut.planner.memory.parts import LayerMemory, count_first, layer_memory, residual_bytes, root_sizes
 from crosscut.planner.muon import muon_share
 from crosscut.planner.stages import part_of

@@ -149,23 +149,20 @@ def exchange(collective: Collective, run: Planned, hardware: Hardware, program: 
     if program.repeats_keys and collective.axis == "context":
         collective = replace(collective, elements=collective.elements * _repeats_of_keys(run))
     where, each = ring_seconds(collective, run, hardware, bucket_bytes=program.bucket_bytes)
-    seconds = collective.count * each
+    axis, overlap, count = collective.axis, collective.overlap, collective.count
+    seconds = exposed = count * each
     if collective.operation == Operation.SEND:
-        return Exchange(collective, where, seconds, 0.0)
-    if collective.overlap is Overlap.BLOCK and program.overlaps_context:
-        return Exchange(collective, where, seconds, collective.count * _shift_waits(collective, each, beside))
-    if collective.axis == "context":
-        return Exchange(collective, where, seconds, seconds)
-    if collective.axis == "tensor":
-        waited = _tensor_waits(collective, each, run, beside) if program.overlaps_tensor else each
-        return Exchange(collective, where, seconds, collective.count * waited)
-    if not program.overlaps_data or _follows_passes(collective, run.layout, program):
-        return Exchange(collective, where, seconds, seconds)
-    if collective.overlap is Overlap.BUCKETS:
-        return _gradients(collective, where, seconds, run, program, beside)
-    if collective.overlap is Overlap.NEIGHBOUR_LAYER:
-        return Exchange(collective, where, seconds, _shares_waited_for(collective, each, run, beside))
-    return Exchange(collective, where, seconds, seconds)
+        exposed = 0.0
+    elif overlap is Overlap.BLOCK and program.overlaps_context:
+        exposed = count * _shift_waits(collective, each, beside)
+    elif axis == "tensor" and program.overlaps_tensor:
+        exposed = count * _tensor_waits(collective, each, run, beside)
+    elif axis != "context" and program.overlaps_data and not _follows_passes(collective, run.layout, program):
+        if overlap is Overlap.BUCKETS:
+            return _gradients(collective, where, seconds, run, program, beside)
+        if overlap is Overlap.NEIGHBOUR_LAYER:
+            exposed = _shares_waited_for(collective, each, run, beside)
+    return Exchange(collective, where, seconds, exposed)
 
 
 def _repeats_of_keys(run: Planned) -> int:

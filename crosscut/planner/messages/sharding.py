@@ -13,7 +13,6 @@ that each of the `n` ranks holds the same number of rows of each tensor:
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from math import prod
 from typing import NamedTuple
 
 from crosscut.architecture import LocalParameter, Operation, Overlap, layer_parameters, root_parameters
@@ -21,6 +20,7 @@ from crosscut.architecture.messages import Phase
 from crosscut.config import Layout, ZeroStage
 from crosscut.planner.candidate import Planned
 from crosscut.planner.messages.collective import Axis, Collective
+from crosscut.planner.parameters import share_of
 from crosscut.planner.stages import part_of
 
 
@@ -83,23 +83,18 @@ class _Unit(NamedTuple):
         return [parameter for parameter in self.parameters if not parameter.is_frozen]
 
 
-def _padded(parameters: Sequence[LocalParameter], num_shares: int) -> int:
-    """Elements of one message, with the rows of every tensor padded to a multiple of `num_shares`."""
-    return sum(-(-p.shape[0] // num_shares) * num_shares * prod(p.shape[1:]) for p in parameters)
-
-
 def _of_unit(run: Planned, unit: _Unit) -> list[Collective]:
     """Collectives of all units of one kind, in the order in which a step runs them.
 
     Partial gradients are summed over the tensor ranks before the reduce-scatter, which uses the accumulation type.
     """
     layout, times = run.layout, unit.number * (run.num_micro_batches if run.layout.pipeline == 1 else 1)
-    elements, gradients = (_padded(some, layout.shard_size) for some in (unit.parameters, unit.trained))
+    share, trained = (sum(share_of(p, layout.shard_size) for p in some) for some in (unit.parameters, unit.trained))
     of_unit = partial(Collective, overlap=unit.overlap, layers=unit.number, has_first_layer=unit.has_first_layer)
     over_shares = partial(of_unit, axis=shard_axis(layout), ranks=layout.shard_size)
     gather = partial(
         over_shares,
-        elements=elements,
+        elements=share * layout.shard_size,
         operation=Operation.ALL_GATHER,
         purpose=f"{unit.name} weights",
         element_bytes=unit.weight_bytes,
@@ -109,7 +104,7 @@ def _of_unit(run: Planned, unit: _Unit) -> list[Collective]:
     again = [gather(phase=Phase.BACKWARD)] if gathers_again else []
     gradient_bytes = run.training.numbers.accumulation_bytes
     scatter = over_shares(
-        elements=gradients,
+        elements=trained * layout.shard_size,
         operation=Operation.REDUCE_SCATTER,
         phase=Phase.BACKWARD,
         purpose=f"{unit.name} gradients",
@@ -122,11 +117,11 @@ def _of_unit(run: Planned, unit: _Unit) -> list[Collective]:
         phase=Phase.STEP,
         purpose=f"{unit.name} gradients of all copies",
         count=unit.number,
-        elements=gradients // layout.shard_size,
+        elements=trained,
         element_bytes=gradient_bytes,
         ranks=layout.num_replicas,
     )
-    summed = [*_summed_over_tensor(run, unit, count=times), scatter, copies] if gradients else []
+    summed = [*_summed_over_tensor(run, unit, count=times), scatter, copies] if trained else []
     return [gather(phase=Phase.FORWARD), *again, *summed]
 
 

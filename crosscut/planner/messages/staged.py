@@ -9,15 +9,10 @@ from functools import partial
 
 from crosscut.architecture import Operation, Target
 from crosscut.architecture.messages import Phase
-from crosscut.architecture.pipeline import Pass
-from crosscut.planner.candidate import Candidate, Planned
+from crosscut.planner.candidate import Planned, pipeline_rank_of
 from crosscut.planner.messages.collective import Axis, Collective
+from crosscut.planner.parameters import share_of
 from crosscut.planner.stages import part_of, stages_of
-
-_PHASES = {
-    Pass.FORWARD: (Phase.FORWARD, "hidden states"),
-    Pass.BACKWARD: (Phase.BACKWARD, "gradients of hidden states"),
-}
 
 
 def stage_messages(run: Planned, target: Target) -> list[Collective]:
@@ -27,23 +22,19 @@ def stage_messages(run: Planned, target: Target) -> list[Collective]:
     """
     if run.layout.pipeline == 1:
         return []
-    stages = stages_of(run, run.pipeline_rank if isinstance(run, Candidate) else 0)
-    senders = {
-        Pass.FORWARD: sum(not stage.is_last for stage in stages),
-        Pass.BACKWARD: sum(not stage.is_first for stage in stages),
-    }
+    stages = stages_of(run, pipeline_rank_of(run))
+    to_next, back = sum(not stage.is_last for stage in stages), sum(not stage.is_first for stage in stages)
+    send = partial(
+        Collective,
+        operation=Operation.SEND,
+        axis="pipeline",
+        elements=target.own_tokens * run.model.hidden_size,
+        element_bytes=target.compute_bytes,
+        ranks=2,
+    )
     return [
-        Collective(
-            operation=Operation.SEND,
-            axis="pipeline",
-            phase=phase,
-            purpose=purpose,
-            count=run.num_micro_batches * senders[kind],
-            elements=target.own_tokens * run.model.hidden_size,
-            element_bytes=target.compute_bytes,
-            ranks=2,
-        )
-        for kind, (phase, purpose) in _PHASES.items()
+        send(phase=Phase.FORWARD, purpose="hidden states", count=run.num_micro_batches * to_next),
+        send(phase=Phase.BACKWARD, purpose="gradients of hidden states", count=run.num_micro_batches * back),
     ]
 
 
@@ -55,7 +46,6 @@ def tied_gradients(run: Planned) -> list[Collective]:
     tokens = part.embedding.tokens.on(layout.tensor)
     if not _holds_tied(run) or tokens.is_frozen:
         return []
-    rows = tokens.shape[0]
     return [
         Collective(
             operation=Operation.ALL_REDUCE,
@@ -63,7 +53,7 @@ def tied_gradients(run: Planned) -> list[Collective]:
             phase=Phase.STEP,
             purpose="gradient of the tied embedding",
             count=1,
-            elements=-(-rows // layout.shard_size) * (tokens.size // rows),
+            elements=share_of(tokens, layout.shard_size),
             element_bytes=run.training.numbers.accumulation_bytes,
             ranks=2,
         )

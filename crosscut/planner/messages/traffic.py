@@ -11,10 +11,9 @@ sends twice as much.
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
-from types import MappingProxyType
 from typing import NamedTuple
 
-from crosscut.architecture import Decoder, Operation, Overlap, Product, Target, describe, flat, lower, lower_root
+from crosscut.architecture import Decoder, Layer, Operation, Overlap, Product, Target, describe, flat, lower, lower_root
 from crosscut.architecture.messages import (
     Phase,
     Sent,
@@ -27,8 +26,7 @@ from crosscut.config import default_loss_chunk
 from crosscut.config.checks import require_at_least
 from crosscut.config.conventions import num_pieces
 from crosscut.config.training import Recompute
-from crosscut.planner.activations import recomputation_step
-from crosscut.planner.candidate import Planned, is_compiled, target_of
+from crosscut.planner.candidate import Planned, is_compiled, recomputation_step, target_of
 from crosscut.planner.messages.collective import Axis, Collective
 from crosscut.planner.messages.sharding import shard_axis, sharded_parameters, token_axis
 from crosscut.planner.messages.staged import compared_ends, stage_messages, tied_gradients
@@ -89,16 +87,11 @@ def comparison_traffic(run: Planned) -> list[Collective]:
     layout, part = run.layout, part_of(run)
     all_reduce = partial(Collective, operation=Operation.ALL_REDUCE, phase=Phase.COMPARISON, count=1, element_bytes=8)
     tensors, replicated = num_tensors(part), num_replicated_tensors(part, layout)
-    sharded = layout.shard_size > 1
+    over_copies: Axis = "replica" if layout.shard_size > 1 else token_axis(layout)
     if layout.tensor == layout.num_replicas == layout.pipeline == 1:
         return []
     collectives = [
-        all_reduce(
-            axis="replica" if sharded else token_axis(layout),
-            purpose="hashes",
-            elements=2 * tensors,
-            ranks=layout.num_replicas,
-        ),
+        all_reduce(axis=over_copies, purpose="hashes", elements=2 * tensors, ranks=layout.num_replicas),
         all_reduce(
             axis="tensor", purpose="hashes of replicated parameters", elements=2 * replicated + 1, ranks=layout.tensor
         ),
@@ -166,25 +159,26 @@ def _of_layers(decoder: Decoder, target: Target, M: int, repeats: Repeats) -> tu
     """
     again = decoder.recomputed(repeats.every if repeats.has_messages else 0)
     embedding, head = lower_root(decoder, target)
-    found = [_collective(target, sent, M) for sent in forward_messages(embedding)]
+    found: list[Collective] = []
+
+    def add(messages: Iterable[Sent], count: int = 1, layer: Layer | None = None) -> None:
+        products = products_at(layer, target) if layer else {}
+        found.extend(_collective(target, sent, M * count, products) for sent in messages)
+
+    add(forward_messages(embedding))
     for layer, count in decoder.kinds.items():
-        sent_forward, products = forward_messages(flat(lower(layer, target))), products_at(layer, target)
-        found += [_collective(target, sent, M * count, products) for sent in sent_forward]
-    found += [_collective(target, sent, M) for sent in forward_messages(head)]
-    found += [_collective(target, sent, M) for sent in backward_messages(head)]
+        add(forward_messages(flat(lower(layer, target))), count, layer)
+    add((*forward_messages(head), *backward_messages(head)))
     for layer, count in decoder.kinds.items():
-        products = products_at(layer, target)
         core = repeats.mode is Recompute.SELECTIVE
-        sent_again = repeated_messages(layer, target, everything=repeats.compiled, core=core) if again[layer] else ()
-        found += [_collective(target, sent, M * again[layer], products) for sent in sent_again]
-        sent_backward = backward_messages(tuple(flat(lower(layer, target))))
-        found += [_collective(target, sent, M * count, products) for sent in sent_backward]
-    return *found, *(_collective(target, sent, M) for sent in backward_messages(embedding))
+        if again[layer]:
+            add(repeated_messages(layer, target, everything=repeats.compiled, core=core), again[layer], layer)
+        add(backward_messages(tuple(flat(lower(layer, target)))), count, layer)
+    add(backward_messages(embedding))
+    return tuple(found)
 
 
-def _collective(
-    target: Target, sent: Sent, count: int, products: Mapping[str, tuple[Product, ...]] = MappingProxyType({})
-) -> Collective:
+def _collective(target: Target, sent: Sent, count: int, products: Mapping[str, tuple[Product, ...]]) -> Collective:
     """Collective for `count` equal messages of a step.
 
     `products` maps the name of a message to the products of the parallel region that the message can overlap with.
@@ -272,29 +266,16 @@ def _totals(run: Planned) -> list[Collective]:
     rank's gradients are finite. The ranks of a pipeline also sum the loss and the verdict, because only the last stage
     has the loss.
     """
-    all_reduce, num_counts = _once_per_step(run), 1 + run.model.sentence_order
-    over_tokens = partial(all_reduce, axis=token_axis(run.layout), ranks=run.layout.data * run.layout.context)
+    layout, all_reduce = run.layout, _once_per_step(run)
+    norm = partial(all_reduce, elements=1, element_bytes=8)
+    over_tokens = partial(all_reduce, axis=token_axis(layout), ranks=layout.data * layout.context)
     return [
-        all_reduce(axis="tensor", purpose="gradient norm", elements=1, ranks=run.layout.tensor, element_bytes=8),
-        all_reduce(
-            axis=shard_axis(run.layout),
-            purpose="gradient norm of all shares",
-            elements=1,
-            ranks=run.layout.shard_size,
-            element_bytes=8,
-        ),
-        over_tokens(purpose="target tokens", elements=num_counts, element_bytes=8),
+        norm(axis="tensor", purpose="gradient norm", ranks=layout.tensor),
+        norm(axis=shard_axis(layout), purpose="gradient norm of all shares", ranks=layout.shard_size),
+        over_tokens(purpose="target tokens", elements=1 + run.model.sentence_order, element_bytes=8),
         over_tokens(purpose="reported loss and verdict", elements=2),
-        all_reduce(
-            axis="pipeline",
-            purpose="gradient norm of all stages",
-            elements=1,
-            ranks=run.layout.pipeline,
-            element_bytes=8,
-        ),
-        all_reduce(
-            axis="pipeline", purpose="loss of the last stage and verdict", elements=2, ranks=run.layout.pipeline
-        ),
+        norm(axis="pipeline", purpose="gradient norm of all stages", ranks=layout.pipeline),
+        all_reduce(axis="pipeline", purpose="loss of the last stage and verdict", elements=2, ranks=layout.pipeline),
     ]
 
 

@@ -26,7 +26,7 @@ _Seconds = Callable[[RunConfig], float]
 """Function that forecasts the seconds of one step of a run."""
 
 
-class _Figure(NamedTuple):
+class _PaperFigure(NamedTuple):
     """A number that the paper states, and the function that forecasts this number from the seconds of a step."""
 
     name: str
@@ -116,7 +116,7 @@ def _outside_steps() -> float:
     return PAPER_EPOCHS[preset, tensor] * 86_400 / EPOCH_STEPS - flops_per_step(run, recompute=True) / rate
 
 
-def _weak() -> list[_Figure]:
+def _weak() -> list[_PaperFigure]:
     runs = {
         f"Figure 6: {tensor} x {data}": (published, paper_run("megatron-8.3b", tensor, data))
         for (tensor, data), published in PAPER_WEAK_SCALING.items()
@@ -124,19 +124,21 @@ def _weak() -> list[_Figure]:
         f"Table 2: {heads} heads": (published, paper_run("megatron-8.3b", 8, num_heads=heads))
         for heads, published in PAPER_HEADS.items()
     }
-    return [_Figure(name, published, partial(paper_scaling, run), percent) for name, (published, run) in runs.items()]
-
-
-def _strong() -> list[_Figure]:
     return [
-        _Figure(f"Table 3: {tensor} ranks", published, partial(paper_speed_up, tensor), "{:.2f}".format)
+        _PaperFigure(name, published, partial(paper_scaling, run), percent) for name, (published, run) in runs.items()
+    ]
+
+
+def _strong() -> list[_PaperFigure]:
+    return [
+        _PaperFigure(f"Table 3: {tensor} ranks", published, partial(paper_speed_up, tensor), "{:.2f}".format)
         for tensor, published in PAPER_SPEED_UPS.items()
     ]
 
 
-def _epochs() -> list[_Figure]:
+def _epochs() -> list[_PaperFigure]:
     return [
-        _Figure(f"Table 4: {preset}, days", published, partial(paper_epoch_days, preset, tensor), "{:.2f}".format)
+        _PaperFigure(f"Table 4: {preset}, days", published, partial(paper_epoch_days, preset, tensor), "{:.2f}".format)
         for (preset, tensor), published in PAPER_EPOCHS.items()
     ]
 

@@ -6,12 +6,10 @@ the page's controls and stores the figures in the page. The page's script looks 
 """
 
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from importlib.resources import files
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from crosscut.config import PRESETS, Layout, ModelConfig, ZeroStage
 from crosscut.config.checks import divisors
@@ -19,12 +17,11 @@ from crosscut.config.conventions import LOOK
 from crosscut.config.published.presets import sequence_length_of
 from crosscut.config.training import Device, Recompute
 from crosscut.planner.candidate import Candidate
-from crosscut.planner.facts import MEMORY_CATEGORIES, Price, budget, short, three_digits
+from crosscut.planner.facts import MEMORY_CATEGORIES, Facts, Price, budget, short, three_digits
 from crosscut.planner.memory import forecast_memory
 from crosscut.planner.parameters import count_parameters
 from crosscut.planner.products import Speed
-from crosscut.planner.search import Plan, Plans, kept_offload, memory_of_rank, reason_against_tensor
-from crosscut.planner.time import step_time
+from crosscut.planner.search import Plan, Plans, kept_offload, memory_of_rank, plan_of, reason_against_tensor
 
 _OTHERS = (
     *("gpt2-small", "gpt2-medium", "gpt2-large", "megatron-1.2b", "megatron-2.5b", "megatron-4.2b", "megatron-8.3b"),
@@ -43,12 +40,19 @@ _SHARDING = {"none": "none", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
 _TIMES = ("products", "attention", "passes", "optimizer", "exposed")
 
 
-class _Entry(NamedTuple):
+class _PageModel(NamedTuple):
     """A model on the page, with the number of tokens of its sequences."""
 
     name: str
     model: ModelConfig
     length: int
+
+    @property
+    def words(self) -> str:
+        """Name and size of the model."""
+        billions = count_parameters(self.model) / 1e9
+        name = self.name if self.name.startswith("the ") else f"the {self.name} model"
+        return f"{name[0].upper()}{name[1:]} ({billions:.3g} billion parameters, sequences of {self.length:,} tokens)"
 
 
 def page(plans: Plans, *, tokens: float | None = None, price: Price | None = None) -> str:
@@ -59,7 +63,7 @@ def page(plans: Plans, *, tokens: float | None = None, price: Price | None = Non
     """
     folder = files("crosscut.planner") / "page"
     text, script = ((folder / f"plan.{kind}").read_text(encoding="utf-8") for kind in ("html", "js"))
-    content = json.dumps(page_data(plans, tokens, price), separators=(",", ":")).replace("</", "<\\/")
+    content = json.dumps(_Page(plans, tokens, price).data(), separators=(",", ":")).replace("</", "<\\/")
     for mark, part in (("/*style*/", page_style()), ("/*data*/", content), ("/*script*/", script)):
         text = text.replace(mark, part)
     return text
@@ -71,170 +75,135 @@ def page_style() -> str:
     return LOOK.read_text(encoding="utf-8") + own.read_text(encoding="utf-8")
 
 
-def page_data(plans: Plans, tokens: float | None, price: Price | None) -> dict[str, Any]:
-    """Figures that the page draws: memory in MB, times in milliseconds, utilisation in percent.
+class _Page:
+    """Figures that the page draws: memory in MB, times in milliseconds, utilisation in percent."""
 
-    The key of a cell in `grid` names the positions of the page's controls. Combinations that the model or the batch
-    does not allow have no cell.
-    """
-    entries, asked = _entries(plans), _asked_entry(plans)
-    tensors, micros = _tensors(plans), _micro_batches(plans)
-    budget_of = partial(_budget, plans, tokens, price)
-    return {
-        "title": f"{asked.name} on {plans.num_ranks:,} x {plans.hardware.name}",
-        "conditions": (
-            f"{plans.num_ranks:,} ranks in all: with more tensor ranks there are fewer data ranks. "
-            f"{plans.asked.training.batch_size:,} sequences per step, in {plans.asked.training.precision}. With "
-            "several tensor ranks, sequence parallelism is on. Layouts with a pipeline appear only in the list of "
-            f"layouts that fit. {_of_costs(tokens, price)}"
-        ),
-        "limit": round(memory_of_rank(plans.hardware, plans.num_ranks) / 1e6),
-        "models": [{"name": entry.name, "words": _words(entry)} for entry in entries],
-        "first": _opening(plans, entries.index(asked), tensors, micros),
-        "tensors": tensors,
-        "micros": micros,
-        "recompute": list(_RECOMPUTE.items()),
-        "sharding": list(_SHARDING.items()),
-        "memories": MEMORY_CATEGORIES,
-        "times": _TIMES,
-        "grid": _grid(plans, entries, tensors, micros, budget_of),
-        "points": [_point(plan, budget_of(plan)) for plan in plans.fitting],
-    }
+    def __init__(self, plans: Plans, tokens: float | None, price: Price | None) -> None:
+        self.plans, self.hardware, self.training = plans, plans.hardware, plans.asked.training
+        self.tokens, self.price = tokens, price
+        self.fastest = next((plan for plan in plans.fitting if plan.candidate.layout.pipeline == 1), None)
+        """Fastest layout that fits and has no pipeline."""
+        model = plans.asked.model
+        name = next((name for name, fields in PRESETS.items() if ModelConfig(**fields) == model), "the run's model")
+        self.asked = _PageModel(name, model, self.training.sequence_length)
+        """The run's own model. If the model is a preset, it has the preset's name."""
+        self.models = self._models()
+        fastest = [self.fastest.candidate] if self.fastest else []
+        tensors = {size for size in divisors(plans.num_ranks) if size <= _MOST_TENSOR}
+        self.tensors = sorted(tensors | {candidate.layout.tensor for candidate in fastest})
+        """Tensor-parallel sizes that the page offers, including the size of `fastest`."""
+        micros = {micro for micro in _MICRO_BATCHES if self.training.batch_size % micro == 0}
+        self.micros = sorted(micros | {candidate.micro_batch_size for candidate in fastest})
+        """Micro-batch sizes that the page offers, including the size of `fastest`. All sizes divide the batch."""
 
+    def _models(self) -> list[_PageModel]:
+        """The run's model and the models to compare it with, the smallest first."""
+        presets = [_PageModel(name, ModelConfig(**PRESETS[name]), sequence_length_of(name)) for name in _OTHERS]
+        vocab_size = presets[0].model.vocab_size
+        larger = {
+            name: ModelConfig(num_layers=L, hidden_size=H, num_heads=A, vocab_size=vocab_size)
+            for name, (L, H, A) in _LARGER.items()
+        }
+        others = [*presets, *(_PageModel(name, model, _LARGER_LENGTH) for name, model in larger.items())]
+        shown = [self.asked, *(model for model in others if model.name != self.asked.name)]
+        return sorted(shown, key=lambda shown: count_parameters(shown.model))
 
-def _asked_entry(plans: Plans) -> _Entry:
-    """The run's own model. If the model is a preset, the entry has the preset's name."""
-    model = plans.asked.model
-    name = next((name for name, fields in PRESETS.items() if ModelConfig(**fields) == model), "the run's model")
-    return _Entry(name, model, plans.asked.training.sequence_length)
+    def data(self) -> Facts:
+        """Return all figures. The key of a cell in `grid` names the positions of the page's controls. Combinations that
+        the model or the batch does not allow have no cell.
+        """
+        num_ranks = self.plans.num_ranks
+        return {
+            "title": f"{self.asked.name} on {num_ranks:,} x {self.hardware.name}",
+            "conditions": (
+                f"{num_ranks:,} ranks in all: with more tensor ranks there are fewer data ranks. "
+                f"{self.training.batch_size:,} sequences per step, in {self.training.precision}. With several tensor "
+                "ranks, sequence parallelism is on. Layouts with a pipeline appear only in the list of layouts that "
+                f"fit. {self._costs()}"
+            ),
+            "limit": round(memory_of_rank(self.hardware, num_ranks) / 1e6),
+            "models": [{"name": model.name, "words": model.words} for model in self.models],
+            "first": self._opening(),
+            "tensors": self.tensors,
+            "micros": self.micros,
+            "recompute": list(_RECOMPUTE.items()),
+            "sharding": list(_SHARDING.items()),
+            "memories": MEMORY_CATEGORIES,
+            "times": _TIMES,
+            "grid": self._grid(),
+            "points": [self._point(plan) for plan in self.plans.fitting],
+        }
 
+    def _costs(self) -> str:
+        """Sentence about the figures of `_budget`: their source, or the options that add them."""
+        if self.price:
+            return f"The cost is that of all devices at {self.price} per device and hour."
+        return f"With --price, the page also shows the cost{'' if self.tokens else ' of training on --tokens'}."
 
-def _entries(plans: Plans) -> list[_Entry]:
-    """The run's model and the models to compare it with, the smallest first."""
-    asked = _asked_entry(plans)
-    presets = [_Entry(name, ModelConfig(**PRESETS[name]), sequence_length_of(name)) for name in _OTHERS]
-    vocab_size = presets[0].model.vocab_size
-    larger = [
-        _Entry(name, ModelConfig(num_layers=L, hidden_size=H, num_heads=A, vocab_size=vocab_size), _LARGER_LENGTH)
-        for name, (L, H, A) in _LARGER.items()
-    ]
-    others = [entry for entry in (*presets, *larger) if entry.name != asked.name]
-    return sorted([asked, *others], key=lambda entry: count_parameters(entry.model))
+    def _opening(self) -> Facts:
+        """Positions of the controls when the page opens. The positions show the fastest layout without a pipeline,
+        except for settings that have no control.
+        """
+        opening: Facts = {"model": self.models.index(self.asked), "tensor": 0, "micro": 0}
+        opening |= {"recompute": "none", "sharding": "none"}
+        if self.fastest:
+            best = self.fastest.candidate
+            tensor, micro = self.tensors.index(best.layout.tensor), self.micros.index(best.micro_batch_size)
+            opening |= {"tensor": tensor, "micro": micro, "sharding": str(best.layout.sharding)}
+            opening |= {"recompute": str(best.training.recompute)} if best.training.recompute in _RECOMPUTE else {}
+        return opening
 
+    def _grid(self) -> dict[str, Facts]:
+        speed = Speed(self.hardware, self.training.precision, ranks=self.plans.num_ranks)
+        grid = {}
+        axes = (enumerate(self.models), enumerate(self.tensors), enumerate(self.micros), _RECOMPUTE, _SHARDING)
+        for (a, shown), (b, tensor), (c, micro), recompute, sharding in product(*axes):
+            data = self.plans.num_ranks // tensor
+            if self.training.batch_size % (data * micro) == 0 and not reason_against_tensor(shown.model, tensor):
+                candidate = self._candidate(shown, Layout(tensor=tensor, data=data), micro, recompute, sharding)
+                memory = forecast_memory(candidate, device=self.hardware.device, capability=self.hardware.capability)
+                plan = plan_of(candidate, memory, speed)
+                grid[f"{a} {b} {c} {recompute} {sharding}"] = self._cell(plan)
+        return grid
 
-def _words(entry: _Entry) -> str:
-    billions = count_parameters(entry.model) / 1e9
-    name = entry.name if entry.name.startswith("the ") else f"the {entry.name} model"
-    return f"{name[0].upper()}{name[1:]} ({billions:.3g} billion parameters, sequences of {entry.length:,} tokens)"
+    def _candidate(self, shown: _PageModel, layout: Layout, micro: int, recompute: str, sharding: str) -> Candidate:
+        training = replace(
+            self.training,
+            micro_batch_size=micro,
+            sequence_length=shown.length,
+            recompute=Recompute(recompute),
+            recompute_every=1,
+            device=Device(self.hardware.device),
+            offload=kept_offload(self.training, recompute),
+        )
+        splits = layout.tensor > 1 and shown.length % layout.tensor == 0
+        shared = ZeroStage(sharding if layout.data > 1 else "none")
+        return Candidate(shown.model, replace(layout, sequence_parallel=splits, sharding=shared), training)
 
+    def _budget(self, plan: Plan) -> str:
+        """Words for the time and the money that training on `tokens` tokens needs. Empty if `tokens` is None."""
+        if self.tokens is None:
+            return ""
+        needed = budget(plan, self.plans.num_ranks, tokens=self.tokens, price=self.price)
+        money = f" and {short(needed['money'])} {self.price.currency}".rstrip() if self.price else ""
+        return f"{short(self.tokens)} tokens need {three_digits(needed['days'])} days{money}"
 
-def _tensors(plans: Plans) -> list[int]:
-    """Tensor-parallel sizes that the page offers, including the size in the fastest layout without a pipeline."""
-    best = {plan.candidate.layout.tensor for plan in _without_pipeline(plans)[:1]}
-    return sorted(best | {size for size in divisors(plans.num_ranks) if size <= _MOST_TENSOR})
+    def _cell(self, plan: Plan) -> Facts:
+        return {
+            "memory": [round(getattr(plan.memory, name) / 1e6, 3) for name in MEMORY_CATEGORIES],
+            "time": [round(getattr(plan.time, name) * 1e3, 3) for name in _TIMES],
+            "utilisation": round(100 * plan.utilisation, 1),
+            "budget": self._budget(plan),
+        }
 
-
-def _micro_batches(plans: Plans) -> list[int]:
-    """Micro-batch sizes that the page offers, including the size in the fastest layout without a pipeline. All sizes
-    divide the batch.
-    """
-    best = {plan.candidate.micro_batch_size for plan in _without_pipeline(plans)[:1]}
-    return sorted(best | {micro for micro in _MICRO_BATCHES if plans.asked.training.batch_size % micro == 0})
-
-
-def _without_pipeline(plans: Plans) -> list[Plan]:
-    """Layouts that fit and have no pipeline, the fastest first."""
-    return [plan for plan in plans.fitting if plan.candidate.layout.pipeline == 1]
-
-
-def _opening(plans: Plans, model: int, tensors: Sequence[int], micros: Sequence[int]) -> dict[str, Any]:
-    """Positions of the controls when the page opens. The positions show the fastest layout without a pipeline, except
-    for settings that have no control.
-    """
-    opening: dict[str, Any] = {"model": model, "tensor": 0, "micro": 0, "recompute": "none", "sharding": "none"}
-    if plain := _without_pipeline(plans):
-        best = plain[0].candidate
-        opening |= {"tensor": tensors.index(best.layout.tensor), "micro": micros.index(best.micro_batch_size)}
-        opening |= {"recompute": str(best.training.recompute)} if best.training.recompute in _RECOMPUTE else {}
-        opening["sharding"] = str(best.layout.sharding)
-    return opening
-
-
-def _grid(
-    plans: Plans,
-    entries: Sequence[_Entry],
-    tensors: Sequence[int],
-    micros: Sequence[int],
-    budget_of: Callable[[Plan], str],
-) -> dict[str, dict[str, Any]]:
-    speed = Speed(plans.hardware, plans.asked.training.precision, ranks=plans.num_ranks)
-    grid = {}
-    axes = (enumerate(entries), enumerate(tensors), enumerate(micros), _RECOMPUTE, _SHARDING)
-    for (a, entry), (b, tensor), (c, micro), recompute, sharding in product(*axes):
-        data = plans.num_ranks // tensor
-        if plans.asked.training.batch_size % (data * micro) == 0 and not reason_against_tensor(entry.model, tensor):
-            candidate = _candidate(plans, entry, Layout(tensor=tensor, data=data), micro, recompute, sharding)
-            grid[f"{a} {b} {c} {recompute} {sharding}"] = _cell(_forecast(candidate, plans, speed), budget_of)
-    return grid
-
-
-def _candidate(plans: Plans, entry: _Entry, layout: Layout, micro: int, recompute: str, sharding: str) -> Candidate:
-    asked = plans.asked.training
-    training = replace(
-        asked,
-        micro_batch_size=micro,
-        sequence_length=entry.length,
-        recompute=Recompute(recompute),
-        recompute_every=1,
-        device=Device(plans.hardware.device),
-        offload=kept_offload(asked, recompute),
-    )
-    splits = layout.tensor > 1 and entry.length % layout.tensor == 0
-    shared = ZeroStage(sharding if layout.data > 1 else "none")
-    return Candidate(entry.model, replace(layout, sequence_parallel=splits, sharding=shared), training)
-
-
-def _forecast(candidate: Candidate, plans: Plans, speed: Speed) -> Plan:
-    """Forecast of a candidate, whether it fits or not."""
-    hardware = plans.hardware
-    memory = forecast_memory(candidate, device=hardware.device, capability=hardware.capability)
-    time = step_time(candidate, hardware, speed=speed)
-    return Plan(candidate=candidate, memory=memory, time=time, peak=speed.stated_peak)
-
-
-def _budget(plans: Plans, tokens: float | None, price: Price | None, plan: Plan) -> str:
-    """Words for the time and the money that training on `tokens` tokens needs. Empty if `tokens` is None."""
-    if tokens is None:
-        return ""
-    needed = budget(plan, plans.num_ranks, tokens=tokens, price=price)
-    money = f" and {short(needed['money'])} {price.currency}".rstrip() if price else ""
-    return f"{short(tokens)} tokens need {three_digits(needed['days'])} days{money}"
-
-
-def _of_costs(tokens: float | None, price: Price | None) -> str:
-    """Sentence about the figures of `_budget`: their source, or the options that add them."""
-    if price:
-        return f"The cost is that of all devices at {price} per device and hour."
-    return f"With --price, the page also shows the cost{'' if tokens else ' of training on --tokens'}."
-
-
-def _cell(plan: Plan, budget_of: Callable[[Plan], str]) -> dict[str, Any]:
-    return {
-        "memory": [round(getattr(plan.memory, name) / 1e6, 3) for name in MEMORY_CATEGORIES],
-        "time": [round(getattr(plan.time, name) * 1e3, 3) for name in _TIMES],
-        "utilisation": round(100 * plan.utilisation, 1),
-        "budget": budget_of(plan),
-    }
-
-
-def _point(plan: Plan, needs: str) -> dict[str, Any]:
-    training, layout, gigabytes = plan.candidate.training, plan.candidate.layout, plan.memory.total / 1e9
-    bubble = f" (bubble {plan.time.bubble_share:.1%})" if layout.pipeline > 1 else ""
-    return {
-        "label": f"{layout}, recompute {training.recompute}, micro-batch {plan.candidate.micro_batch_size}",
-        "words": f"{plan.time.total:.3g} s a step{bubble}, {gigabytes:.1f} GB, {plan.utilisation:.0%} of the peak"
-        + (f"; {needs}" if needs else ""),
-        "tensor": layout.tensor,
-        "seconds": plan.time.total,
-        "megabytes": round(plan.memory.total / 1e6),
-    }
+    def _point(self, plan: Plan) -> Facts:
+        training, layout, gigabytes = plan.candidate.training, plan.candidate.layout, plan.memory.total / 1e9
+        bubble = f" (bubble {plan.time.bubble_share:.1%})" if layout.pipeline > 1 else ""
+        words = f"{plan.time.total:.3g} s a step{bubble}, {gigabytes:.1f} GB, {plan.utilisation:.0%} of the peak"
+        return {
+            "label": f"{layout}, recompute {training.recompute}, micro-batch {plan.candidate.micro_batch_size}",
+            "words": "; ".join(filter(None, (words, self._budget(plan)))),
+            "tensor": layout.tensor,
+            "seconds": plan.time.total,
+            "megabytes": round(plan.memory.total / 1e6),
+        }

@@ -8,7 +8,7 @@ from crosscut.planner.paper.narayanan import (
     narayanan_attained,
     narayanan_shares,
 )
-from crosscut.planner.paper.sections import Section, percent, points
+from crosscut.planner.paper.sections import Section, percent, percent_more, points
 from crosscut.planner.paper.torchtitan import (
     CONTEXT_ROWS,
     SCHEDULE_ROWS,
@@ -117,7 +117,7 @@ def contexts() -> Section:
         forecast = torchtitan_forecast(table)
         errors = ratio_errors(table, forecast)
         missed.append(sum(abs(found.error) > RATIO_WITHIN for found in errors))
-        changes = [("", "", ""), *((f"{e.published:.2f}", f"{e.ours:.2f}", _percent(e.error)) for e in errors)]
+        changes = [("", "", ""), *((f"{e.published:.2f}", f"{e.ours:.2f}", percent_more(e.error)) for e in errors)]
         for row, ours, change in zip(table, forecast, changes, strict=True):
             note = " (calibration)" if row is table[0] else ""
             name = f"{row.model}, {row.sequence_length:,}{note}"
@@ -129,7 +129,7 @@ def contexts() -> Section:
         f"with the row before it. Products attain {share} of the float8 peak in the first row of the 405B table. As in "
         "torchtitan, keys and values are repeated for every query head before they are sent, and compiled layers wait "
         "for these messages. If the messages overlapped with attention, as the planner assumes for Crosscut, the error "
-        f"of the first ratio of the 405B model would be {_percent(_overlapped().error)}. Of the 3 ratios of each "
+        f"of the first ratio of the 405B model would be {percent_more(_overlapped().error)}. Of the 3 ratios of each "
         f"model, {missed[0]} (405B) and {missed[1]} (8B) are off by more than 15%. The published rate of the 8B model "
         "falls to 0.42 when the sequence doubles from 65,536 tokens. Attention then does twice the work per token, "
         "which explains a fall to 0.5 at most. The cause of the rest is unknown."
@@ -145,7 +145,3 @@ def _overlapped() -> RatioError:
     program = TORCHTITAN_PROGRAM._replace(overlaps_context=True)
     rows = CONTEXT_ROWS[:2]
     return ratio_errors(rows, torchtitan_forecast(rows, program))[0]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:+.0f}%"

@@ -66,11 +66,6 @@ def paper_seconds(run: RunConfig, hardware: Hardware = _V100) -> float:
     return step_time(run, hardware, program=PAPER_PROGRAM).total
 
 
-def paper_flops_per_second(run: RunConfig, hardware: Hardware = _V100) -> float:
-    """Forecast of the FLOP/s of one GPU in the paper's program, including recomputed FLOPs."""
-    return flops_per_step(run, recompute=True) / paper_seconds(run, hardware) / run.layout.world_size
-
-
 def paper_scaling(run: RunConfig, seconds: Callable[[RunConfig], float] = paper_seconds) -> float:
     """Share of linear scaling that a run reaches, compared with the 1.2B model on one GPU.
 
@@ -212,12 +207,6 @@ def attaining(hardware: Hardware, attained: float) -> Hardware:
     """
     share = hardware.attention_attained / hardware.products_attained
     return replace(hardware, products_attained=attained, attention_attained=share * attained)
-
-
-def paper_attained() -> float:
-    """Share of the peak that the V100's products attain, solved from the paper's 39 TFLOP/s."""
-    run = paper_run("megatron-1.2b", 1)
-    return solve_attained(_V100, lambda hardware: paper_flops_per_second(run, hardware), PAPER_FLOPS_PER_SECOND)
 
 
 def megatron_attained(row: MegatronRow = MEGATRON_CALIBRATION) -> float:

@@ -47,6 +47,11 @@ def points(share: float) -> str:
     return f"{round(100 * share, 1) + 0.0:+.1f} points"
 
 
+def percent_more(share: float) -> str:
+    """Relative difference in whole percent, for a table cell."""
+    return f"{100 * share:+.0f}%"
+
+
 def to_markdown(report: Report) -> str:
     """Report as Markdown, in lines of 120 columns."""
     parts = [f"<!-- {report.mark} -->\n\n# {report.title}\n\n{fill(report.words, _COLUMNS)}\n"]

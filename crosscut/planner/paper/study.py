@@ -31,7 +31,7 @@ from crosscut.planner.paper.runs import (
     paper_seconds,
     paper_speed_up,
 )
-from crosscut.planner.paper.sections import Report, Section, percent, points
+from crosscut.planner.paper.sections import Report, Section, percent, percent_more, points
 from crosscut.planner.parameters import count_parameters
 
 _DAY = 86_400
@@ -132,7 +132,7 @@ def _speed_ups() -> Section:
         ours, seconds = paper_speed_up(tensor), paper_seconds(paper_run("megatron-1.2b", tensor))
         missing = one / published - seconds
         constants.append(missing / (1 - 1 / tensor))
-        told = (_percent_more(ours / published - 1), f"{missing:.2f} s")
+        told = (percent_more(ours / published - 1), f"{missing:.2f} s")
         rows.append((f"{tensor}", f"{published:.2f}", f"{ours:.2f}", *told))
         bars.append((f"{tensor} GPUs", (published, ours)))
     words = (
@@ -150,7 +150,7 @@ def _epochs() -> Section:
     for (preset, tensor), published in PAPER_EPOCHS.items():
         ours = paper_epoch_days(preset, tensor)
         missing = f"{(published - ours) * _DAY / EPOCH_STEPS:.2f} s"
-        rows.append((preset, f"{published:.2f}", f"{ours:.2f}", _percent_more(ours / published - 1), missing))
+        rows.append((preset, f"{published:.2f}", f"{ours:.2f}", percent_more(ours / published - 1), missing))
         bars.append((preset, (published, ours)))
     words = (
         f"Days for {EPOCH_STEPS:,} steps of 512 sequences. As in Table 3, the forecast lacks some seconds per step. "
@@ -194,7 +194,3 @@ def _choices() -> Section:
     )
     header = ("calibrated by", "products attain", "within 5 points", "largest error")
     return Section("Megatron-Core: another row as the calibration", words, header, rows)
-
-
-def _percent_more(share: float) -> str:
-    return f"{100 * share:+.0f}%"

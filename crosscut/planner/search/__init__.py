@@ -2,7 +2,7 @@
 
 from crosscut.planner.search.elastic import run_on
 from crosscut.planner.search.layouts import search_layouts
-from crosscut.planner.search.plans import MOST_PIPELINES, NEAR_LIMIT, Plan, Plans, Rejected
+from crosscut.planner.search.plans import MOST_PIPELINES, NEAR_LIMIT, Plan, Plans, Rejected, plan_of
 from crosscut.planner.search.proposals import CHOSEN, kept_offload
 from crosscut.planner.search.reasons import memory_of_rank, reason_against_tensor
 from crosscut.planner.search.requirements import require_device, require_precision
@@ -16,6 +16,7 @@ __all__ = [
     "Rejected",
     "kept_offload",
     "memory_of_rank",
+    "plan_of",
     "reason_against_tensor",
     "require_device",
     "require_precision",

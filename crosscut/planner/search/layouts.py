@@ -16,7 +16,7 @@ from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import forecast_memory
 from crosscut.planner.products import Speed
 from crosscut.planner.search.pipelines import search_pipelines
-from crosscut.planner.search.plans import Plan, Plans, Rejected
+from crosscut.planner.search.plans import Plan, Plans, Rejected, plan_of
 from crosscut.planner.search.proposals import candidate_of, candidates, layouts_of, plain_layouts
 from crosscut.planner.search.reasons import (
     reason_against_arrangement,
@@ -34,7 +34,6 @@ from crosscut.planner.search.requirements import (
     require_ranks,
     require_symmetric_memory,
 )
-from crosscut.planner.time import step_time
 
 
 def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
@@ -54,9 +53,9 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
     tensors = [tensor for tensor in divisors(per_context) if not reason_against_tensor(run.model, tensor)]
     arranged = list(plain_layouts(run, num_ranks))
     require_batch(run, arranged, max(tensors))
-    rejected = list(_impossible(run, arranged))
-    forbidden = {entry.candidate.layout for entry in rejected}
-    possible = [layout for layout in arranged if layout not in forbidden]
+    reasons = {layout: reason_against_arrangement(run, layout) for layout in arranged}
+    rejected = [Rejected(candidate=candidate_of(run, layout), reason=why) for layout, why in reasons.items() if why]
+    possible = [layout for layout, reason in reasons.items() if not reason]
     require_few_combinations(run, possible, num_ranks)
     speed = Speed(hardware, run.training.precision, ranks=num_ranks)
     fitting: list[Plan] = []
@@ -89,8 +88,7 @@ def _plan(candidate: Candidate, hardware: Hardware, speed: Speed) -> Plan | Reje
     memory = forecast_memory(candidate, device=hardware.device, capability=hardware.capability)
     if reason := reason_against_memory(candidate, memory, hardware):
         return Rejected(candidate=candidate, reason=reason, needed=memory.total)
-    time = step_time(candidate, hardware, speed=speed)
-    return Plan(candidate=candidate, memory=memory, time=time, peak=speed.stated_peak)
+    return plan_of(candidate, memory, speed)
 
 
 def _not_compilable(run: RunConfig, layouts: list[Layout]) -> Iterator[Rejected]:
@@ -101,11 +99,4 @@ def _not_compilable(run: RunConfig, layouts: list[Layout]) -> Iterator[Rejected]
     for layout in layouts:
         reason = reason_against_asked_compiling(run, layout)
         if reason and layout.sharding == "none":
-            yield Rejected(candidate=candidate_of(run, layout), reason=reason)
-
-
-def _impossible(run: RunConfig, layouts: list[Layout]) -> Iterator[Rejected]:
-    """Yield the layouts that the model or the batch rules out, whatever the memory."""
-    for layout in layouts:
-        if reason := reason_against_arrangement(run, layout):
             yield Rejected(candidate=candidate_of(run, layout), reason=reason)

@@ -36,7 +36,7 @@ from crosscut.planner.fullest import fullest_rank
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.products import Speed
 from crosscut.planner.search.cuts import with_faster_cut
-from crosscut.planner.search.plans import MOST_PIPELINES, Plan, Rejected
+from crosscut.planner.search.plans import MOST_PIPELINES, Plan, Rejected, plan_of
 from crosscut.planner.search.proposals import candidate_of, layouts_of, trainings
 from crosscut.planner.search.reasons import (
     MOST_PASSES,
@@ -45,7 +45,7 @@ from crosscut.planner.search.reasons import (
     reason_against_several_stages,
 )
 from crosscut.planner.stages import separates_weights
-from crosscut.planner.time import shortest_step, step_time, time_around_passes, time_of_micro_batch, times_of_stages
+from crosscut.planner.time import shortest_step, time_around_passes, times_of_stages
 
 
 def search_pipelines(
@@ -69,7 +69,7 @@ def search_pipelines(
     All of these layouts have the default cut of layers into stages. The search then looks for a faster cut for each
     layout that it keeps (`cuts`).
     """
-    search = _Search(run, hardware, speed, sorted(others))
+    search = _PipelineSearch(run, hardware, speed, sorted(others))
     rejected: list[Rejected] = []
     tries: list[_Try] = []
     for plain in arranged:
@@ -108,7 +108,7 @@ class _Try(NamedTuple):
     training: TrainingConfig
 
 
-class _Search:
+class _PipelineSearch:
     """State of a search over layouts with a pipeline."""
 
     def __init__(self, run: RunConfig, hardware: Hardware, speed: Speed, times: list[float]) -> None:
@@ -138,10 +138,7 @@ class _Search:
             found = self._forecast(candidate)
             return found if isinstance(found, Plan) else None
 
-        def times(candidate: Candidate) -> list[float]:
-            return times_of_stages(candidate, self.hardware, speed=self.speed)
-
-        return with_faster_cut(plan, forecast, times)
+        return with_faster_cut(plan, forecast, self._times_of_stages)
 
     def closest_misfit(self, layouts: Sequence[Layout]) -> Rejected | None:
         """Layout that comes closest to fitting into memory; None if some layout fits.
@@ -239,10 +236,11 @@ class _Search:
                 ramp_steps=0,
                 batch_size=data * training.micro_batch_size,
             )
-            self._seconds[key] = time_of_micro_batch(
-                candidate_of(self.run, whole, once), self.hardware, speed=self.speed
-            )
+            (self._seconds[key],) = self._times_of_stages(candidate_of(self.run, whole, once))
         return self._seconds[key]
+
+    def _times_of_stages(self, candidate: Candidate) -> list[float]:
+        return times_of_stages(candidate, self.hardware, speed=self.speed)
 
     def _forecast(self, candidate: Candidate, *, with_time: bool = True) -> Plan | Rejected | None:
         """Forecast a candidate. Without `with_time`, return None for a candidate that fits."""
@@ -253,8 +251,7 @@ class _Search:
             return Rejected(candidate=candidate, reason=reason, needed=memory.total)
         if not with_time:
             return None
-        time = step_time(candidate, hardware, speed=self.speed)
-        return Plan(candidate=candidate, memory=memory, time=time, peak=self.speed.stated_peak)
+        return plan_of(candidate, memory, self.speed)
 
 
 def _layouts(run: RunConfig, hardware: Hardware, plain: Layout) -> Iterator[Layout]:

@@ -8,9 +8,10 @@ from crosscut.config import RunConfig
 from crosscut.planner.candidate import Candidate
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import MemoryForecast
+from crosscut.planner.products import Speed
 from crosscut.planner.search.proposals import kept_offload
 from crosscut.planner.search.reasons import memory_of_rank
-from crosscut.planner.time import StepTime, model_flops_per_second
+from crosscut.planner.time import StepTime, model_flops_per_second, step_time
 
 NEAR_LIMIT = 0.9
 """Share of a rank's memory above which a layout has little margin for an error of the forecast."""
@@ -55,6 +56,12 @@ class Plan:
         training = replace(mine, device=asked.training.device, offload=kept_offload(asked.training, mine.recompute))
         layout = replace(self.candidate.layout, elastic=asked.layout.elastic)
         return replace(asked, layout=layout, training=training)
+
+
+def plan_of(candidate: Candidate, memory: MemoryForecast, speed: Speed) -> Plan:
+    """Return the plan of a candidate whose memory has been forecast."""
+    time = step_time(candidate, speed.hardware, speed=speed)
+    return Plan(candidate=candidate, memory=memory, time=time, peak=speed.stated_peak)
 
 
 @dataclass(frozen=True, kw_only=True)

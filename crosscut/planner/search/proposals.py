@@ -66,9 +66,9 @@ def plain_layouts(run: RunConfig, num_ranks: int) -> Iterator[Layout]:
     """Layouts for all arrangements of the ranks along the axes, without other options. The smallest tensor axis comes
     first, then the smallest data axis. All layouts have the run's number of context ranks.
     """
-    context: dict[str, Any] = {"context": run.layout.context, "context_attention": run.layout.context_attention}
-    values: Iterator[dict[str, Any]] = arrangements(num_ranks // run.layout.context)
-    return (Layout(**sizes, **context) for sizes in values)
+    context, way = run.layout.context, run.layout.context_attention
+    values: Iterator[dict[str, Any]] = arrangements(num_ranks // context)
+    return (Layout(**sizes, context=context, context_attention=way) for sizes in values)
 
 
 def layouts_of(run: RunConfig, hardware: Hardware, plain: Layout) -> Iterator[Layout]:

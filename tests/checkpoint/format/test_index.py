@@ -1,6 +1,7 @@
 """The index of a checkpoint is JSON that only gives numbers and texts, whatever stands in it."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -108,10 +109,25 @@ def load(checkpoint: Path) -> bool:
     return before == [{**group, "params": len(group["params"])} for group in optimizer.param_groups]
 
 
+def forged(**settings: object) -> Callable[[dict[str, object]], None]:
+    """Edit that replaces settings of the optimizer."""
+
+    def edit(values: dict[str, object]) -> None:
+        names = {f"optimizer.param_groups.0.{name}": value for name, value in settings.items()}
+        assert names.keys() <= values.keys()
+        values.update(names)
+
+    return edit
+
+
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda values: values.update({"optimizer.param_groups.0.betas": 5}),
+        forged(betas=5),
+        forged(maximize=True, amsgrad=True),
+        forged(betas=[0.0, 2.0], eps=-1.0, lr=1e9, weight_decay=-5.0),
+        forged(params=[]),
+        forged(capturable=True, differentiable=True, fused=False, foreach=True),
         lambda values: values.pop("optimizer.param_groups.0.params"),
         lambda values: values.pop("optimizer.param_groups.0.lr"),
     ],

@@ -6,7 +6,8 @@ import signal
 import subprocess
 import threading
 import time
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from crosscut.checkpoint import (
+    GoodCheckpoint,
     Saver,
     find_damage,
     latest_good_checkpoint,
@@ -28,8 +30,21 @@ from crosscut.config import CheckpointConfig, CheckpointError, RankFailure
 from crosscut.config.system.markers import MARKER_FILE
 from crosscut.launch import launch, process_group
 from tests.checkpoint.states import progress_at, save_steps, small_state, step
+from tests.ranks import RankPool
 
-KEEP_ALL = CheckpointConfig(keep=100)
+
+@contextmanager
+def saving(root: Path, *, size: int = 64, **settings: object):
+    """Saver of a small state, with its model and optimizer. The first rank publishes."""
+    model, optimizer = small_state(size=size)
+    config, is_first = CheckpointConfig(**{"keep": 100, **settings}), dist.get_rank() == 0
+    with Saver(root, model=model, optimizer=optimizer, config=config, is_first_rank=is_first) as saver:
+        yield saver, model, optimizer
+
+
+def save_one(saver: Saver, number: int) -> None:
+    saver.save(progress_at(number))
+    saver.finish()
 
 
 def names(root: Path) -> list[int]:
@@ -53,8 +68,7 @@ def copy_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, tor
 
 
 def train_on_while_saving(root: Path) -> tuple[dict, dict, int]:
-    model, optimizer = small_state(size=512)
-    with Saver(root, model=model, optimizer=optimizer, config=KEEP_ALL, is_first_rank=True) as saver:
+    with saving(root, size=512) as (saver, model, optimizer):
         expected = copy_of(model, optimizer)
         saver.save(progress_at(1))
         steps = 0
@@ -76,17 +90,13 @@ def test_what_is_saved_is_the_state_at_the_save(ranks, tmp_path):
 
 def step_during_a_slow_copy(root: Path) -> tuple[float, dict, dict]:
     """Whether a step waits for the copy is not left to chance: the copy takes half a second."""
-    model, optimizer = small_state(size=512)
     copy = HostBuffers.copy
 
     def slow(*arguments: object) -> object:
         time.sleep(0.5)
         return copy(*arguments)
 
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        Saver(root, model=model, optimizer=optimizer, config=KEEP_ALL, is_first_rank=True) as saver,
-    ):
+    with pytest.MonkeyPatch.context() as patch, saving(root, size=512) as (saver, model, optimizer):
         patch.setattr(HostBuffers, "copy", slow)
         expected = copy_of(model, optimizer)
         saver.save(progress_at(1))
@@ -106,13 +116,11 @@ def test_optimizer_step_waits_for_the_copy(ranks, tmp_path):
 
 
 def save_twice_and_count(root: Path) -> list[int]:
-    model, optimizer = small_state()
     before = set(threading.enumerate())  # a rank may hold what other tests left
-    with Saver(root, model=model, optimizer=optimizer, config=KEEP_ALL, is_first_rank=True) as saver:
+    with saving(root) as (saver, _, _):
         pointers = []
         for number in (1, 2):
-            saver.save(progress_at(number))
-            saver.finish()
+            save_one(saver, number)
             pointers.append({name: buffer.data_ptr() for name, buffer in saver._buffers._buffers.items()})
     assert pointers[0] == pointers[1]
     return [thread.name for thread in set(threading.enumerate()) - before]
@@ -131,7 +139,8 @@ def threads_left_by_a_save(root: Path) -> int:
     try:
         model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(100)))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        with Saver(root, model=model, optimizer=optimizer, config=KEEP_ALL, is_first_rank=True) as saver:
+        config = CheckpointConfig(keep=100)
+        with Saver(root, model=model, optimizer=optimizer, config=config, is_first_rank=True) as saver:
             step(model, optimizer)
             before = set(Path("/proc/self/task").iterdir())
             saver.save(progress_at(1))
@@ -155,6 +164,10 @@ def test_next_save_waits_for_the_one_before(ranks, tmp_path):
     assert names(tmp_path) == [1, 2, 3, 4]
 
 
+def save_steps_with(root: Path, steps: list[int], settings: dict) -> None:
+    save_steps(root, steps, **settings)
+
+
 @pytest.mark.parametrize(
     ("settings", "left"),
     [
@@ -169,10 +182,6 @@ def test_newest_and_every_nth_are_kept(ranks, tmp_path, settings, left):
     assert names(tmp_path) == left
 
 
-def save_steps_with(root: Path, steps: list[int], settings: dict) -> None:
-    save_steps(root, steps, **settings)
-
-
 def test_damaged_later_checkpoint_does_not_push_out_a_good_one(ranks, tmp_path):
     """A run that fell back from step 6 to 3 and saves at 4 must not drop 4 because 6 is newer."""
     ranks.run(1, save_steps, tmp_path, [3, 6])
@@ -182,13 +191,18 @@ def test_damaged_later_checkpoint_does_not_push_out_a_good_one(ranks, tmp_path):
     assert latest_good_checkpoint(tmp_path).manifest.progress.step == 4
 
 
+def passed_over(ranks: RankPool, root: Path) -> tuple[Path, GoodCheckpoint]:
+    """Damaged checkpoint of step 137, and the good one of step 100 to which a run falls back."""
+    ranks.run(1, save_steps, root, [100, 137])
+    damaged = root / "step-00000137"
+    (damaged / "rank-0.safetensors").write_bytes(b"short")
+    return damaged, latest_good_checkpoint(root)
+
+
 @pytest.mark.parametrize(("keep", "left"), [(2, [100, 137, 200]), (1, [200]), (3, [100, 137, 200])])
 def test_damaged_checkpoint_that_was_passed_over_does_not_count_as_kept(ranks, tmp_path, keep, left):
     """The run fell back from step 137 to 100, and saves at 200, not at 137; also when it is started twice for that."""
-    ranks.run(1, save_steps, tmp_path, [100, 137])
-    damaged = tmp_path / "step-00000137"
-    (damaged / "rank-0.safetensors").write_bytes(b"short")
-    good = latest_good_checkpoint(tmp_path)
+    damaged, good = passed_over(ranks, tmp_path)
     assert [folder.name for folder in good.passed_over] == [damaged.name]
     mark_passed_over(good)
     assert (damaged / "passed-over.txt").read_text().startswith(f"`{damaged}/rank-0.safetensors` must have")
@@ -197,18 +211,14 @@ def test_damaged_checkpoint_that_was_passed_over_does_not_count_as_kept(ranks, t
 
 
 def test_step_that_is_saved_again_counts_again(ranks, tmp_path):
-    ranks.run(1, save_steps, tmp_path, [100, 137])
-    (tmp_path / "step-00000137" / "rank-0.safetensors").write_bytes(b"short")
-    mark_passed_over(latest_good_checkpoint(tmp_path))
+    mark_passed_over(passed_over(ranks, tmp_path)[1])
     ranks.run(1, save_steps_with, tmp_path, [137, 200], {"keep": 2})
     assert names(tmp_path) == [137, 200]
 
 
 def test_note_that_cannot_be_left_is_told(ranks, tmp_path, capsys, monkeypatch):
-    ranks.run(1, save_steps, tmp_path, [100, 137])
-    (tmp_path / "step-00000137" / "rank-0.safetensors").write_bytes(b"short")
-    good = latest_good_checkpoint(tmp_path)
-    monkeypatch.setattr(LocalFolder, "create", refuse)
+    _, good = passed_over(ranks, tmp_path)
+    monkeypatch.setattr(LocalFolder, "create", failing(errno.EDQUOT))
     mark_passed_over(good)
     told = capsys.readouterr().err
     assert (
@@ -219,20 +229,17 @@ def test_note_that_cannot_be_left_is_told(ranks, tmp_path, capsys, monkeypatch):
 
 def fail_on_one_rank(root: Path, on_failure: str, kind: str = "copy") -> tuple[list[str], list[int]]:
     """The second rank cannot copy at step 2: what each save and the end raise on this rank."""
-    model, optimizer = small_state()
-    config = CheckpointConfig(keep=100, on_failure=on_failure)
     told = []
-    with Saver(root, model=model, optimizer=optimizer, config=config, is_first_rank=dist.get_rank() == 0) as saver:
+    with saving(root, on_failure=on_failure) as (saver, _, _):
         for number in (1, 2, 3):
             with pytest.MonkeyPatch.context() as patch:
                 if number == 2 and dist.get_rank() == 1:
                     if kind == "copy":
                         patch.setattr(HostBuffers, "copy", out_of_memory)
                     else:
-                        patch.setattr(LocalFolder, "create", refuse)
+                        patch.setattr(LocalFolder, "create", failing(errno.EDQUOT))
                 try:
-                    saver.save(progress_at(number))
-                    saver.finish()
+                    save_one(saver, number)
                 except CheckpointError as error:
                     told.append(f"{number}: {error}")
     return told
@@ -242,10 +249,15 @@ def out_of_memory(*_: object) -> None:
     raise MemoryError("no room for the copy")
 
 
-@contextmanager
-def refuse(folder: LocalFolder, name: str):
-    raise OSError(errno.EDQUOT, "Disk quota exceeded", str(folder.path / name))
-    yield
+def failing(error: int) -> Callable[..., AbstractContextManager[None]]:
+    """Replacement of `LocalFolder.create` that fails with an error of the system."""
+
+    @contextmanager
+    def create(folder: LocalFolder, name: str):
+        raise OSError(error, os.strerror(error), str(folder.path / name))
+        yield
+
+    return create
 
 
 def test_file_that_one_rank_cannot_write_fails_all_alike(ranks, tmp_path, capfd):
@@ -270,8 +282,7 @@ def test_what_killed_runs_left_goes_with_the_next_save(ranks, tmp_path):
 
 def save_and_fail_after(root: Path) -> list[int]:
     """The checkpoint is there, but the run's config cannot be written."""
-    model, optimizer = small_state()
-    with Saver(root, model=model, optimizer=optimizer, config=KEEP_ALL, is_first_rank=True) as saver:
+    with saving(root) as (saver, _, _):
         saver.save(progress_at(1), written=lambda: (root / "no-such-folder" / "config.toml").write_text(""))
         saver.finish()
         saver.require_saved()
@@ -298,10 +309,8 @@ def test_run_goes_on_after_a_failure_if_it_is_to(ranks, tmp_path):
 def train_while_the_folder_is_gone(root: Path, on_failure: str) -> list[str]:
     """A mount that vanishes during the run, and is back later: what each save and the end raise on this rank."""
     first = dist.get_rank() == 0
-    model, optimizer = small_state()
-    config = CheckpointConfig(keep=100, on_failure=on_failure)
     told = []
-    with Saver(root, model=model, optimizer=optimizer, config=config, is_first_rank=first) as saver:
+    with saving(root, on_failure=on_failure) as (saver, model, optimizer):
         for number in (1, 2, 3, 4):
             if number == 2 and first:
                 root.rename(root.with_name("unmounted"))
@@ -312,8 +321,7 @@ def train_while_the_folder_is_gone(root: Path, on_failure: str) -> list[str]:
             dist.barrier()
             step(model, optimizer)
             try:
-                saver.save(progress_at(number))
-                saver.finish()
+                save_one(saver, number)
             except CheckpointError as error:
                 told.append(f"{number}: {error}")
         if on_failure == "continue":
@@ -342,12 +350,9 @@ def test_vanished_folder_is_told_and_earlier_checkpoints_stay(ranks, tmp_path, o
 
 def fill_the_disk(root: Path, room: int) -> str:
     """Save small checkpoints until there is no room for one: the error."""
-    model, optimizer = small_state(size=128)
-    config = CheckpointConfig(keep=100, on_failure="continue")
-    with Saver(root, model=model, optimizer=optimizer, config=config, is_first_rank=True) as saver:
+    with saving(root, size=128, on_failure="continue") as (saver, _, _):
         for number in range(1, room + 2):
-            saver.save(progress_at(number))
-            saver.finish()
+            save_one(saver, number)
         with pytest.raises(CheckpointError) as failed:
             saver.require_saved()
     return str(failed.value)
@@ -394,16 +399,11 @@ def test_folder_without_permission_is_told(ranks, tmp_path):
 
 def save_while_one_rank_dies(root: Path) -> None:
     """The second rank is killed in the middle of a save."""
-    with process_group(torch.device("cpu")):
-        first = dist.get_rank() == 0
-        model, optimizer = small_state()
-        with Saver(root, model=model, optimizer=optimizer, config=KEEP_ALL, is_first_rank=first) as saver:
-            saver.save(progress_at(1))
-            saver.finish()
-            if not first:
-                HostBuffers.copy = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-            saver.save(progress_at(2))
-            saver.finish()
+    with process_group(torch.device("cpu")), saving(root) as (saver, _, _):
+        save_one(saver, 1)
+        if dist.get_rank() == 1:
+            HostBuffers.copy = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        save_one(saver, 2)
 
 
 @pytest.mark.usefixtures("forked_ranks")
@@ -415,22 +415,12 @@ def test_rank_that_dies_during_a_save_is_not_told_as_a_fault_of_the_storage(tmp_
 
 
 def save_over_a_connection_that_is_lost(root: Path) -> str:
-    model, optimizer = small_state()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        Saver(root, model=model, optimizer=optimizer, config=KEEP_ALL, is_first_rank=True) as saver,
-    ):
-        patch.setattr(LocalFolder, "create", lose_connection)
+    with pytest.MonkeyPatch.context() as patch, saving(root) as (saver, _, _):
+        patch.setattr(LocalFolder, "create", failing(errno.ECONNRESET))
         saver.save(progress_at(1))
         with pytest.raises(CheckpointError) as failed:
             saver.finish()
     return str(failed.value)
-
-
-@contextmanager
-def lose_connection(folder: LocalFolder, name: str):
-    raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer", str(folder.path / name))
-    yield
 
 
 def test_connection_to_the_storage_that_is_lost_is_a_fault_of_the_storage(ranks, tmp_path, capfd):

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import pytest
@@ -12,18 +13,12 @@ from crosscut.planner.messages.exchange import Exchange, fewest_in_a_node, ring_
 from crosscut.planner.program import Program
 from crosscut.planner.time import step_time
 
-DGX = KNOWN_HARDWARE["v100-32gb-dgx2h"]
+DGX, H100 = KNOWN_HARDWARE["v100-32gb-dgx2h"], KNOWN_HARDWARE["h100-sxm"]
 assert DGX.network is not None
 
 MODEL = ModelConfig(**PRESETS["megatron-8.3b"])
-ALL_REDUCE = {
-    "operation": "all_reduce",
-    "phase": "step",
-    "purpose": "numbers",
-    "count": 1,
-    "elements": 1000,
-    "element_bytes": 4,
-}
+ALL_REDUCE = {"operation": "all_reduce", "phase": "step", "purpose": "numbers", "count": 1}
+ALL_REDUCE |= {"elements": 1000, "element_bytes": 4}
 
 
 def run_of(layout: Layout, *, dropout: float = 0.0, micro: int = 1) -> RunConfig:
@@ -38,24 +33,22 @@ def ring(layout: Layout, purpose: str) -> tuple[str, float, float]:
     return *ring_seconds(found, run, DGX), found.wire_bytes / found.count
 
 
-def test_tensor_ranks_of_a_node_send_through_its_own_links() -> None:
-    where, seconds, sent = ring(Layout(tensor=8), "attention output")
-    assert where == "node"
-    assert seconds == pytest.approx(14 * DGX.node.latency + sent / DGX.node.rate)
-
-
-def test_data_ranks_on_several_nodes_have_as_many_adapters_as_ranks_in_a_node() -> None:
-    assert DGX.network is not None
-    where, seconds, sent = ring(Layout(tensor=8, data=64), "gradients")
-    assert where == "network"
-    assert seconds == pytest.approx(126 * DGX.network.latency + sent / (2 * DGX.network.rate))
-
-
-def test_tensor_ranks_over_several_nodes_have_all_adapters() -> None:
-    assert DGX.network is not None
-    where, seconds, sent = ring(Layout(tensor=32), "attention output")
-    assert where == "network"
-    assert seconds == pytest.approx(62 * DGX.network.latency + sent / (16 * DGX.network.rate))
+@pytest.mark.parametrize(
+    ("layout", "purpose", "link", "steps", "adapters"),
+    [
+        (Layout(tensor=8), "attention output", "node", 14, 1),
+        (Layout(tensor=8, data=64), "gradients", "network", 126, 2),
+        (Layout(tensor=32), "attention output", "network", 62, 16),
+    ],
+    ids=str,
+)
+def test_ranks_of_a_node_send_through_its_links_and_others_through_an_adapter_for_each_rank_in_a_node(
+    layout: Layout, purpose: str, link: str, steps: int, adapters: int
+) -> None:
+    where, seconds, sent = ring(layout, purpose)
+    assert where == link
+    used = getattr(DGX, link)
+    assert seconds == pytest.approx(steps * used.latency + sent / (adapters * used.rate))
 
 
 def test_an_operation_that_was_measured_takes_what_was_found() -> None:
@@ -171,13 +164,17 @@ def test_gradients_hide_behind_the_backward_pass_of_the_last_micro_batch() -> No
     assert waited(whole) < waited(parts)
 
 
-@pytest.mark.parametrize("length", [4096, 131_072])
-def test_shifts_of_a_ring_arrive_during_attention_if_the_sequence_is_long(length: int) -> None:
+def shifts_of(layout: Layout, length: int, program: Program | None = None) -> list[Exchange]:
+    """Shifts of ring attention in a step of one sequence on H100s."""
     model = ModelConfig(**{**PRESETS["llama3-8b"], "max_sequence_length": length})
     training = TrainingConfig(batch_size=1, sequence_length=length, precision="bfloat16", device="cuda")
-    run = RunConfig(model=model, layout=Layout(context=8, context_attention="ring"), training=training)
-    H100 = KNOWN_HARDWARE["h100-sxm"]
-    shifts = [found for found in step_time(run, H100).exchanges if found.collective.operation == Operation.SHIFT]
+    time = step_time(RunConfig(model=model, layout=layout, training=training), H100, program=program)
+    return [entry for entry in time.exchanges if entry.collective.operation == Operation.SHIFT]
+
+
+@pytest.mark.parametrize("length", [4096, 131_072])
+def test_shifts_of_a_ring_arrive_during_attention_if_the_sequence_is_long(length: int) -> None:
+    shifts = shifts_of(Layout(context=8, context_attention="ring"), length)
     assert [found.collective.count for found in shifts] == [7 * 32, 7 * 32, 7 * 32, 32]
     keys, keys_again, sums, last = (found.exposed / found.seconds for found in shifts)
     assert last == 1.0  # nothing is left to compute when the last gradients travel
@@ -192,7 +189,7 @@ def test_gradients_of_a_stage_hide_behind_the_passes_of_the_other_stages_of_its_
     layout = Layout(data=8, pipeline=4, stages_per_rank=3)
     model = ModelConfig(**{**PRESETS["megatron-8.3b"], "num_layers": 72, "dropout": 0.0})
     training = TrainingConfig(batch_size=64, micro_batch_size=1, precision="bfloat16", device="cuda")
-    run, H100 = RunConfig(model=model, layout=layout, training=training), KNOWN_HARDWARE["h100-sxm"]
+    run = RunConfig(model=model, layout=layout, training=training)
     late, early = (
         next(e for e in step_time(run, H100, program=program).exchanges if e.collective.purpose == "gradients")
         for program in (Program(compiled=True), Program(compiled=True, overlaps_stages=True))
@@ -203,14 +200,7 @@ def test_gradients_of_a_stage_hide_behind_the_passes_of_the_other_stages_of_its_
 
 
 def test_a_program_may_repeat_keys_for_each_query_head_and_wait_for_the_messages_of_a_ring() -> None:
-    training = TrainingConfig(batch_size=1, sequence_length=8192, precision="bfloat16", device="cuda")
-    layout = Layout(tensor=2, context=4, context_attention="ring")
-    run = RunConfig(model=ModelConfig(**PRESETS["llama3-8b"]), layout=layout, training=training)
-
-    def shifts(program: Program) -> list[Exchange]:
-        time = step_time(run, KNOWN_HARDWARE["h100-sxm"], program=program)
-        return [entry for entry in time.exchanges if entry.collective.operation == Operation.SHIFT]
-
+    shifts = partial(shifts_of, Layout(tensor=2, context=4, context_attention="ring"), 8192)
     plain, repeated = shifts(Program(compiled=True)), shifts(Program(compiled=True, repeats_keys=True))
     waiting = shifts(Program(compiled=True, overlaps_context=False))
     for one, more, waited in zip(plain, repeated, waiting, strict=True):

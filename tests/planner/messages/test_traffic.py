@@ -211,16 +211,8 @@ def test_bfloat16_halves_activations_and_keeps_sums_in_float32() -> None:
 
 @pytest.mark.parametrize(("operation", "factor"), [("all_reduce", 2), ("all_gather", 1), ("reduce_scatter", 1)])
 def test_a_ring_sends_all_but_one_part_per_round(operation: Any, factor: int) -> None:
-    collective = Collective(
-        operation=operation,
-        axis="tensor",
-        phase="forward",
-        purpose="a test",
-        count=3,
-        elements=1000,
-        element_bytes=4,
-        ranks=4,
-    )
+    sizes = {"count": 3, "elements": 1000, "element_bytes": 4, "ranks": 4}
+    collective = Collective(operation=operation, axis="tensor", phase="forward", purpose="a test", **sizes)
     assert collective.wire_bytes == factor * 3 / 4 * 3 * 1000 * 4
 
 

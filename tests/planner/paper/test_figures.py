@@ -56,12 +56,12 @@ def forecast(*, tensor: int, micro: int, recompute: str, sharding: str) -> tuple
     return f"{memory:.1f} GB" if memory >= 10 else f"{memory:.2f} GB", f"{seconds} s, {share:.1f}%"
 
 
-def page_beside(plans: Plans, others: Sequence[str]) -> str:
+def page_beside(plans: Plans, others: Sequence[str], **costs: Any) -> str:
     """The page of a search, with fewer models to compare the run's model with."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "_OTHERS", others)
         patch.setattr(figures, "_LARGER", {})
-        return page(plans)
+        return page(plans, **costs)
 
 
 def stored_in(text: str) -> dict[str, Any]:
@@ -227,10 +227,7 @@ def test_the_wall_names_settings_with_fewer_tensor_ranks(shown: Any, text: str, 
 
 def test_no_word_stands_on_the_line_of_the_limit(llama: Plans, browser: Any, tmp_path: Path) -> None:
     price = Price(2.5, "USD")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "_OTHERS", ("llama3-8b",))
-        patch.setattr(figures, "_LARGER", {})
-        alone = page(llama, tokens=300e9, price=price)
+    alone = page_beside(llama, ("llama3-8b",), tokens=300e9, price=price)
     needs = budget(llama.fitting[0], 8, tokens=300e9, price=price)
     needed = f"300B tokens need {needs['days']:.1f} days and {needs['money'] / 1e3:.1f}K USD"
     with showing(alone, browser, tmp_path) as shown:

@@ -14,15 +14,10 @@ def run_of(*overrides: str, **layout: object) -> RunConfig:
     return load_run({"model": {"preset": "gpt2-small"}, "training": training, "layout": layout}, overrides)
 
 
-@pytest.mark.parametrize("elastic", ["data", "all"])
-def test_a_layout_with_as_many_ranks_stays(elastic: str) -> None:
+@pytest.mark.parametrize(("elastic", "ranks"), [("data", 8), ("all", 8), ("off", 4)])
+def test_a_layout_with_as_many_ranks_stays_and_so_does_a_run_that_is_not_elastic(elastic: str, ranks: int) -> None:
     run = run_of(tensor=2, data=4, sharding="zero2", elastic=elastic)
-    assert run_on(run, 8, LAPTOP) is run
-
-
-def test_a_run_that_is_not_elastic_stays() -> None:
-    run = run_of(tensor=2, data=4)
-    assert run_on(run, 4, LAPTOP) is run
+    assert run_on(run, ranks, LAPTOP) is run
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,10 @@ def run_of(
     return load_run({"model": {"preset": preset, **model}, "training": training})
 
 
+def reasons_of(plans: Plans) -> dict[str, str]:
+    return {rejected.label: rejected.reason for rejected in plans.rejected}
+
+
 @pytest.fixture(scope="module")
 def paper() -> Plans:
     """The paper's model on its GPUs."""
@@ -96,8 +100,7 @@ def test_a_batch_that_does_not_fit_is_told_apart_from_weights() -> None:
 
 
 def test_the_data_ranks_must_divide_the_batch() -> None:
-    plans = search_layouts(run_of("megatron-1.2b", batch=6), DGX, 8)
-    reasons = {rejected.label: rejected.reason for rejected in plans.rejected}
+    reasons = reasons_of(search_layouts(run_of("megatron-1.2b", batch=6), DGX, 8))
     assert reasons["tensor 1 x data 8"] == "a batch of 6 sequences cannot be divided evenly over 8 data ranks"
 
 
@@ -124,8 +127,7 @@ def test_what_cannot_be_compiled_as_asked_is_rejected() -> None:
     assert {layout.tensor for layout in layouts} == {1, 2, 4, 8}
     assert all(layout.sequence_parallel for layout in layouts if layout.tensor > 1)
     assert all(plan.run(plans.asked).training.compile == "on" for plan in plans.fitting)
-    reasons = {rejected.label: rejected.reason for rejected in plans.rejected}
-    assert reasons["tensor 4 x data 2"] == (
+    assert reasons_of(plans)["tensor 4 x data 2"] == (
         '`training.compile` is "on", but dropout under tensor parallelism switches between two random streams, and a '
         "compiler cannot trace the switches (`model.dropout` is 0.1 and `layout.tensor` is 4). With "
         "layout.sequence_parallel=true, each rank has only one stream"
@@ -162,14 +164,19 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
     assert crowded.rejected[-1].reason.endswith("; each of 4 ranks has 4.0 GB")
 
 
+SMALL_V100 = KNOWN_HARDWARE["v100-16gb"]
+ONE_GPU = "The model does not fit on one GPU, so several tensor ranks must share it. Try"
+OTHER = f"{ONE_GPU} another value, or a GPU with more memory."
+HEADS = "`model.num_heads` must have a divisor above 1 in common with `--gpus`"
+WITH_31_HEADS = run_of("megatron-1.2b", precision="float32", batch=4, hidden_size=1550, num_heads=31)
+
+
 @pytest.mark.parametrize(
     ("run", "num_ranks", "hardware", "message"),
     [
         (run_of(), 0, DGX, "`--gpus` must be at least 1, but is 0. Set it to the number of devices."),
         (
-            run_of(batch=8),
-            512,
-            DGX,
+            *(run_of(batch=8), 512, DGX),
             (
                 "`training.batch_size` must be at least 16, but is 8. A step needs one sequence for each stage of "
                 "each data rank, and 512 GPUs with at most 32 tensor ranks have at least 16 such stages. Raise the "
@@ -177,67 +184,31 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
             ),
         ),
         (
-            run_of(batch=100, num_layers=3),
-            512,
-            DGX,
+            *(run_of(batch=100, num_layers=3), 512, DGX),
             (
                 "`training.batch_size` must be divisible by the number of data ranks, but is 100. No possible layout "
                 "of 512 GPUs has a number of data ranks that divides 100. Try 112."
             ),
         ),
+        (run_of("gpt2-xl", batch=512, hidden_size=6400), 8, DGX, f"{HEADS} (8), but is 25. {ONE_GPU} 5 or 25 GPUs."),
+        (run_of(num_heads=1), 2, SMALL_V100, f"{HEADS} (2), but is 1. {OTHER}"),
+        (WITH_31_HEADS, 4, LAPTOP, f"{HEADS} (4), but is 31. {OTHER}"),
         (
-            run_of("gpt2-xl", batch=512, hidden_size=6400),
-            8,
-            DGX,
-            (
-                "`model.num_heads` must have a divisor above 1 in common with `--gpus` (8), but is 25. The model does "
-                "not fit on one GPU, so several tensor ranks must share it. Try 5 or 25 GPUs."
-            ),
-        ),
-        (
-            run_of(num_heads=1),
-            2,
-            KNOWN_HARDWARE["v100-16gb"],
-            (
-                "`model.num_heads` must have a divisor above 1 in common with `--gpus` (2), but is 1. The model does "
-                "not fit on one GPU, so several tensor ranks must share it. Try another value, or a GPU with more "
-                "memory."
-            ),
-        ),
-        (
-            run_of("megatron-1.2b", precision="float32", batch=4, hidden_size=1550, num_heads=31),
-            4,
-            LAPTOP,
-            (
-                "`model.num_heads` must have a divisor above 1 in common with `--gpus` (4), but is 31. The model does "
-                "not fit on one GPU, so several tensor ranks must share it. Try another value, or a GPU with more "
-                "memory."
-            ),
-        ),
-        (
-            run_of(mlp_size=32767),
-            8,
-            KNOWN_HARDWARE["v100-16gb"],
+            *(run_of(mlp_size=32767), 8, SMALL_V100),
             (
                 "`model.mlp_size` must have a divisor above 1 in common with `--gpus` (8) and `model.num_heads` (32), "
-                "but is 32767. The model does not fit on one GPU, so several tensor ranks must share it. Try another "
-                "value, or a GPU with more memory."
+                f"but is 32767. {OTHER}"
             ),
         ),
         (
-            run_of(num_heads=12, num_kv_heads=3, head_size=256),
-            8,
-            KNOWN_HARDWARE["v100-16gb"],
+            *(run_of(num_heads=12, num_kv_heads=3, head_size=256), 8, SMALL_V100),
             (
                 "`model.num_kv_heads` must divide or be a multiple of a tensor size that `--gpus` (8) and "
-                "`model.num_heads` (12) allow (2 or 4), but is 3. The model does not fit on one GPU, so several tensor "
-                "ranks must share it. Try 3, 6 or 12 GPUs."
+                f"`model.num_heads` (12) allow (2 or 4), but is 3. {ONE_GPU} 3, 6 or 12 GPUs."
             ),
         ),
         (
-            run_of(precision="bfloat16"),
-            8,
-            DGX,
+            *(run_of(precision="bfloat16"), 8, DGX),
             (
                 "`training.precision` must be a precision of V100 SXM3 32 GB (DGX-2H), but is 'bfloat16'. Choose "
                 '"float64", "float32" or "float16".'

@@ -166,20 +166,19 @@ def test_where_data_ranks_are_faster_a_pipeline_is_not_first(preset: str, hardwa
 
 
 def test_pipelines_that_are_not_possible_have_a_reason() -> None:
-    plans = search_layouts(run_of(num_layers=6, batch=20), H100, 8)
-    reasons = {entry.label: entry.reason for entry in plans.rejected if entry.candidate.layout.pipeline > 1}
+    def reasons_of(run: RunConfig, num_ranks: int) -> dict[str, str]:
+        rejected = search_layouts(run, H100, num_ranks).rejected
+        return {entry.label: entry.reason for entry in rejected if entry.candidate.layout.pipeline > 1}
+
+    reasons = reasons_of(run_of(num_layers=6, batch=20), 8)
     assert reasons["tensor 1 x data 1 x pipeline 8"] == "6 layers cannot be cut into 8 pipeline stages"
     assert reasons["tensor 1 x data 2 x pipeline 4, 2 stages per rank"] == (
         "6 layers cannot be divided evenly over 4 ranks with several stages each"
     )
-    few = search_layouts(run_of(batch=4), H100, 8)
-    reasons = {entry.label: entry.reason for entry in few.rejected if entry.candidate.layout.pipeline > 1}
-    assert reasons["tensor 1 x data 2 x pipeline 4"] == (
+    assert reasons_of(run_of(batch=4), 8)["tensor 1 x data 2 x pipeline 4"] == (
         "a data rank's share of the batch (2 sequences) gives fewer micro-batches than the 4 pipeline ranks need"
     )
-    odd = search_layouts(run_of(batch=6), H100, 4)
-    reasons = {entry.label: entry.reason for entry in odd.rejected if entry.candidate.layout.pipeline > 1}
-    assert reasons["tensor 1 x data 1 x pipeline 4, 2 stages per rank"] == (
+    assert reasons_of(run_of(batch=6), 4)["tensor 1 x data 1 x pipeline 4, 2 stages per rank"] == (
         "with several stages per rank, the number of micro-batches must be a multiple of the number of pipeline "
         "ranks (4), but a data rank has 6 sequences per step"
     )

@@ -1,4 +1,6 @@
-"""Cut of a run's layers into pipeline stages that take about the same time, and the stages of each rank."""
+"""Pipeline stages of a run: the layers of each stage, the schedule, the part of the model that a rank holds, and the
+ranks that do the same work.
+"""
 
 from functools import lru_cache
 
@@ -15,7 +17,7 @@ from crosscut.architecture.pipeline import (
 from crosscut.config import ModelConfig
 from crosscut.config.layout import Layout, PipelineSchedule
 from crosscut.config.training import Recompute
-from crosscut.planner.candidate import Candidate, Planned
+from crosscut.planner.candidate import Planned, pipeline_rank_of, recomputation_step
 from crosscut.planner.flops import head_flops_per_token, layer_flops_per_token
 from crosscut.planner.parameters import known_vocab_size
 
@@ -90,4 +92,31 @@ def part_of(run: Planned) -> Decoder:
     whole = describe(run.model)
     if run.layout.pipeline == 1:
         return whole
-    return whole.part(stages_of(run, run.pipeline_rank if isinstance(run, Candidate) else 0))
+    return whole.part(stages_of(run, pipeline_rank_of(run)))
+
+
+def alike_ranks(run: Planned) -> tuple[tuple[int, ...], ...]:
+    """Group the ranks of a run's pipeline that do the same work. The ranks of a group have stages with equal layers,
+    and recompute equal layers. If one of these ranks has the embedding or the head, all of them have it. The ranks of a
+    group and the groups are in ascending order.
+    """
+    return _alike(describe(run.model), stage_sizes(run), run.layout.pipeline, recomputation_step(run))
+
+
+@lru_cache(maxsize=1024)
+def _alike(whole: Decoder, sizes: tuple[int, ...], num_ranks: int, every: int) -> tuple[tuple[int, ...], ...]:
+    """Return the groups for stages with `sizes` layers. Every `every`-th layer of the model is recomputed, or none if
+    `every` is 0.
+    """
+    groups: dict[object, list[int]] = {}
+    for rank in range(num_ranks):
+        work = tuple(
+            (
+                stage.is_first,
+                stage.is_last,
+                tuple((whole.layers[i], bool(every) and i % every == 0) for i in stage.layers),
+            )
+            for stage in stages_of_rank(sizes, rank=rank, num_ranks=num_ranks)
+        )
+        groups.setdefault(work, []).append(rank)
+    return tuple(map(tuple, groups.values()))
