@@ -18,7 +18,23 @@ from crosscut.config.corpora.stages import (
 )
 
 __all__ = [
-    "Cleaner", "CleaningConfig", "CorpusConfig", "DuplicatesConfig", "EngineConfig", "EngineKind", "Extraction",
-    "HtmlConfig", "IngestConfig", "LanguageConfig", "LanguageDetector", "LeakageAction", "LeakageConfig",
-    "LengthConfig", "Normalization", "SourceConfig", "SourceFormat", "TokensConfig", "UrlsConfig",
-]  # fmt: skip
+    "Cleaner",
+    "CleaningConfig",
+    "CorpusConfig",
+    "DuplicatesConfig",
+    "EngineConfig",
+    "EngineKind",
+    "Extraction",
+    "HtmlConfig",
+    "IngestConfig",
+    "LanguageConfig",
+    "LanguageDetector",
+    "LeakageAction",
+    "LeakageConfig",
+    "LengthConfig",
+    "Normalization",
+    "SourceConfig",
+    "SourceFormat",
+    "TokensConfig",
+    "UrlsConfig",
+]

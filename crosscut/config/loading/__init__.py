@@ -15,5 +15,12 @@ from crosscut.config.loading.load import (
 )
 
 __all__ = [
-    "dump_toml", "is_corpus", "load_corpus", "load_layout", "load_run", "meant_settings", "with_line", "write_toml",
-]  # fmt: skip
+    "dump_toml",
+    "is_corpus",
+    "load_corpus",
+    "load_layout",
+    "load_run",
+    "meant_settings",
+    "with_line",
+    "write_toml",
+]
