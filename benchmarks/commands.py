@@ -31,7 +31,7 @@ def command_line(docstring: str | None, *, tiny: str = "", figures: str = "") ->
     return parser
 
 
-TINY = "use a tiny model, to check in seconds that everything runs"
+TINY_HELP = "use a tiny model, to check in seconds that everything runs"
 """Help of the option `--tiny` of most programs."""
 
 

@@ -23,8 +23,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import TINY as TINY_HELP
-from benchmarks.commands import aligned, command_line, print_figures
+from benchmarks.commands import TINY_HELP, aligned, command_line, print_figures
 from benchmarks.machine import one_line
 from benchmarks.training.ranks import CPU, peak_of_loading
 from crosscut.checkpoint.storage import LocalFolder

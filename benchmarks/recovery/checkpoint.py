@@ -34,8 +34,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import TINY as TINY_HELP
-from benchmarks.commands import aligned, command_line, print_figures
+from benchmarks.commands import TINY_HELP, aligned, command_line, print_figures
 from benchmarks.machine import one_line
 from benchmarks.training.ranks import CPU, peak_of_loading, random_batches, rank_of, seconds_of_step
 from crosscut.checkpoint import Progress, Saver, latest_good_checkpoint, load_checkpoint, save_checkpoint
