@@ -20,8 +20,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.commands import command_line, markdown
