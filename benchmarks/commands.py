@@ -6,7 +6,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,15 @@ def progress_bar() -> Any:
     columns = (bars.TextColumn("{task.description}"), bars.BarColumn(30), bars.MofNCompleteColumn(),
                bars.TimeElapsedColumn(), bars.TextColumn("left"), left)  # fmt: skip
     return bars.Progress(*columns, bars.TextColumn("{task.fields[told]}"), console=Console(stderr=True))
+
+
+@contextmanager
+def working_folder(kept: Path | None) -> Iterator[Path]:
+    """Folder that the user names to keep its files, or else a temporary one."""
+    with tempfile.TemporaryDirectory(prefix="crosscut-") as temporary:
+        folder = (kept or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
 
 
 def write_figures(path: Path | None, figures: Any) -> None:

@@ -19,7 +19,6 @@ import json
 import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +30,7 @@ from rich.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import aligned, command_line, progress_bar, run_crosscut, write_figures
+from benchmarks.commands import aligned, command_line, progress_bar, run_crosscut, working_folder, write_figures
 from benchmarks.machine import describe_machine, print_machine
 from crosscut.cli.arguments import DEMO_RUN, run_from
 from crosscut.config import Layout, RunConfig
@@ -173,8 +172,8 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder that keeps the figures of finished runs")
     chosen = parser.parse_args()
     print_machine("torch")
-    with tempfile.TemporaryDirectory() as temporary, progress_bar() as progress:
-        folder, demo_run = (chosen.keep or Path(temporary)).absolute(), run_from(())
+    with working_folder(chosen.keep) as folder, progress_bar() as progress:
+        demo_run = run_from(())
         prepare(demo_run.data, folder / "tokens", seed=demo_run.training.seed)
         if chosen.what == "demo":
             runs = {"demo": demo(chosen.seeds or 5, folder, progress)}
