@@ -12,18 +12,15 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.commands import command_line, markdown
 from benchmarks.machine import print_machine
-from benchmarks.training.ranks import random_batches, seconds_of_step, trainer_of
-from crosscut.calibration import calibrate
+from benchmarks.training.ranks import hardware_of, random_batches, seconds_of_step, trainer_of
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.launch import launch, process_group
 from crosscut.launch.processes import choose_device
-from crosscut.planner.hardware import named_hardware
 from crosscut.planner.time import step_time
 
 RANKS = 2
@@ -89,14 +86,10 @@ def main() -> None:
     parser.add_argument("--gpu", help="device file of this machine; by default the machine is calibrated first")
     parser.add_argument("--rounds", type=int, default=5, help="steps of each layout that are counted")
     options = parser.parse_args()
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "device.toml"
-        if options.gpu is None:
-            calibrate(file)
-        hardware = named_hardware(options.gpu or str(file))
-        print_machine("torch", device="" if hardware.device == "cpu" else hardware.name)
-        runs = layouts(hardware.device)
-        seconds = launch(measure, (runs, options.rounds), num_ranks=RANKS)
+    hardware = hardware_of(options.gpu)
+    print_machine("torch", device="" if hardware.device == "cpu" else hardware.name)
+    runs = layouts(hardware.device)
+    seconds = launch(measure, (runs, options.rounds), num_ranks=RANKS)
     report(runs, [median(taken) for taken in seconds], [step_time(run, hardware).total for run in runs])
 
 
