@@ -48,8 +48,18 @@ def progress_bar() -> Any:
     return bars.Progress(*columns, bars.TextColumn("{task.fields[told]}"), console=Console(stderr=True))
 
 
+def subplots(*panels: int, **options: Any) -> tuple[Any, Any]:
+    """Figure of matplotlib that needs no screen, and its panels."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot.subplots(*panels, layout="constrained", **options)
+
+
 @contextmanager
-def working_folder(kept: Path | None) -> Iterator[Path]:
+def work_folder(kept: Path | None) -> Iterator[Path]:
     """Folder that the user names to keep its files, or else a temporary one."""
     with tempfile.TemporaryDirectory(prefix="crosscut-") as temporary:
         folder = (kept or Path(temporary)).resolve()

@@ -22,7 +22,7 @@ from test import test_email  # mails of all kinds, valid and invalid
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import command_line, working_folder
+from benchmarks.commands import command_line, work_folder
 from benchmarks.corpus.extraction.fetch import default_cache, fetch
 from benchmarks.corpus.extraction.pages import read_pages
 from benchmarks.corpus.prepare import measure
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keep the sources and the corpus in this new folder")
     options = parser.parse_args()
     print_machine("crosscut", "resiliparse", "ftfy", "eldc", "pyarrow")
-    with working_folder(options.folder) as folder:
+    with work_folder(options.folder) as folder:
         num_files = write_sources(folder / "sources", options.cache)
         report = measure(describe(folder), folder / "corpus.toml")["report"]
         work = folder / "corpus" / "work"

@@ -38,7 +38,7 @@ from rich.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import aligned, command_line, progress_bar, working_folder, write_figures
+from benchmarks.commands import aligned, command_line, progress_bar, work_folder, write_figures
 from benchmarks.faulting.scene import Scene
 from benchmarks.machine import print_machine
 from benchmarks.processes import have_ended, wait_until
@@ -317,7 +317,7 @@ def main(arguments: list[str] | None = None) -> None:
     if min(options.kills, options.damages) < 0 or options.kills + options.damages < 1:
         parser.error(f"`--kills` and `--damages` must not be negative, and one of them must be at least 1, but they "
                      f"are {options.kills} and {options.damages}.")  # fmt: skip
-    with working_folder(options.folder) as folder:
+    with work_folder(options.folder) as folder:
         result = crash(folder, options)
     well = report(result, options)
     kills = [vars(kill) | {"lost": kill.lost, "damages": [*map(str, kill.damages)]} for kill in result.kills]

@@ -17,13 +17,12 @@ import random
 import re
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from timeit import timeit
 from typing import NamedTuple
@@ -32,7 +31,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.commands import command_line, markdown
 from benchmarks.machine import print_machine
-from benchmarks.processes import free_port, join_ranks, told_in, wait_until
+from benchmarks.processes import free_port, join_ranks, session, told_in, wait_until
+from benchmarks.recovery.runs import LAYOUTS
 from crosscut.flight.reading import FOLDER, RankRecord, read_records
 from crosscut.flight.record import MessageKind, ModelPart, Record, RecordWord, RunPhase
 
@@ -49,8 +49,7 @@ TINY = (
     "training.batch_size=8", "training.sequence_length=64", "training.steps=1000000", "training.validate_every=6",
     "training.validation_sequences=32", "checkpoint.every=9", "training.compile=off",
 )  # fmt: skip
-FOUR, TWO = ("layout.tensor=2", "layout.data=2"), ("layout.tensor=2",)
-SHARDED = ("layout.tensor=1", "layout.data=2")
+FOUR = ("layout.tensor=2", "layout.data=2")
 LIMIT = 60.0
 """Seconds after which a hang counts as not reported, beyond the bound."""
 
@@ -69,20 +68,13 @@ class Stop(NamedTuple):
 
 
 @contextmanager
-def training(folder: Path, num_ranks: int, bound: float, *settings: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+def training(folder: Path, num_ranks: int, bound: float, *settings: str) -> Iterator[None]:
     """Run in a folder, inside the context. Each rank is a process that this program starts."""
     port, common = free_port(), [sys.executable, __file__, "--rank", str(bound), f"output.folder={folder}", *settings]
-    processes = []
-    with (folder.parent / f"{folder.name}.log").open("wb") as log:
+    with ExitStack() as ranks:
         for rank in range(num_ranks):
-            environment = os.environ | join_ranks(rank, num_ranks, port)
-            processes.append(subprocess.Popen(common, env=environment, stdout=log, stderr=log))
-        try:
-            yield processes
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+            ranks.enter_context(session(common, folder.with_suffix(".log"), **join_ranks(rank, num_ranks, port)))
+        yield
 
 
 def train_rank(bound: float, settings: list[str]) -> None:
@@ -103,7 +95,7 @@ def wait_for_steps(folder: Path, num_ranks: int, steps: int) -> dict[int, RankRe
         return len(records) == num_ranks and all(record.words[RecordWord.STEPS] >= steps for record in records)
 
     if not wait_until(are_there, 300, every=0.05):
-        sys.exit(f"The run in {folder} did not start:\n{told_in(folder.parent / f'{folder.name}.log')}")
+        sys.exit(f"The run in {folder} did not start:\n{told_in(folder.with_suffix('.log'))}")
     return read_records(folder / FOLDER)
 
 
@@ -176,16 +168,12 @@ def measure_alarms(minutes: float) -> None:
     """Count the reports of a run that does not hang, while one other process per core is busy."""
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root) / "run"
-        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
-        try:
-            with training(folder, 4, 30.0, *TINY, *FOUR):
-                wait_for_steps(folder, 4, 2)
-                time.sleep(60 * minutes)
-                records = read_records(folder / FOLDER)
-        finally:
-            for process in busy:
-                process.kill()
-                process.wait()
+        with ExitStack() as busy, training(folder, 4, 30.0, *TINY, *FOUR):
+            for _ in range(os.cpu_count() or 1):
+                busy.enter_context(session([sys.executable, "-c", "while True: pass"], folder.with_suffix(".busy.log")))
+            wait_for_steps(folder, 4, 2)
+            time.sleep(60 * minutes)
+            records = read_records(folder / FOLDER)
         print(
             f"{minutes:g} minutes, {records[0].words[RecordWord.STEPS]} steps: "
             f"{len(list(folder.glob('hang-*')))} reports"
@@ -247,7 +235,7 @@ def main() -> None:
     if options.minutes:
         measure_alarms(options.minutes)
     if options.cost:
-        measure_cost((*SHARDED, *sharding) if sharding else TWO)
+        measure_cost((*LAYOUTS["data 2" if sharding else "tensor 2"], *sharding))
 
 
 if __name__ == "__main__":

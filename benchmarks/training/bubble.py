@@ -30,7 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import command_line, markdown
+from benchmarks.commands import command_line, markdown, subplots
 from benchmarks.machine import print_machine
 from benchmarks.training.ranks import CPU, hardware_of, random_batches, rank_of, seconds_of_step
 from benchmarks.turns import alternate
@@ -224,13 +224,9 @@ def print_waits(num_steps: int, figure: Path | None) -> None:
 
 def draw(timelines: Mapping[str, Timeline], path: Path) -> None:
     """Draw recorded steps of four ranks, one below the other."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
     from matplotlib.patches import Patch
 
-    figure, panels = pyplot.subplots(len(timelines), 1, figsize=(10, 6.4), layout="constrained", sharex=True)
+    figure, panels = subplots(len(timelines), 1, figsize=(10, 6.4), sharex=True)
     longest = max(timeline.total for timeline in timelines.values())
     for axes, (name, timeline) in zip(panels, timelines.items(), strict=True):
         begin = min(rank[0].start for rank in timeline.ranks)
