@@ -9,6 +9,7 @@ calibration runs before and cannot see a load that begins later: run this comman
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -36,21 +37,11 @@ def layouts(device: str) -> list[RunConfig]:
     cut = [Layout(tensor=RANKS), Layout(tensor=RANKS, sequence_parallel=True)]
     copied = [Layout(data=RANKS), Layout(data=RANKS, sharding="zero2"), Layout(data=RANKS, sharding="zero3")]
     precision = "bfloat16" if device == "cuda" else "float32"
+    training = TrainingConfig(batch_size=8, sequence_length=256, precision=precision, device=device)
     return [
-        RunConfig(
-            model=MODEL,
-            layout=layout,
-            training=TrainingConfig(
-                batch_size=8,
-                micro_batch_size=micro,
-                sequence_length=256,
-                precision=precision,
-                recompute=recompute,
-                device=device,
-            ),
-        )
+        RunConfig(model=MODEL, layout=layout, training=replace(training, micro_batch_size=micro, recompute=recompute))
         for layout, micro, recompute in product([*cut, *copied], (4, 2), ("none", "full"))
-    ]  # fmt: skip
+    ]
 
 
 def measure(runs: Sequence[RunConfig], rounds: int) -> list[list[float]]:

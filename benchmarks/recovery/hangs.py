@@ -106,29 +106,29 @@ def stop_once(folder: Path, records: dict[int, RankRecord], choice: random.Rando
     pid, descriptor = records[rank].pid, records[rank].words[RecordWord.DESCRIPTOR]
     time.sleep(choice.random())
     with Path(f"/proc/{pid}/fd/{descriptor}").open("rb", buffering=0) as memory:
-        give_up = time.monotonic() + 20
-        while time.monotonic() < give_up:
-            now = int.from_bytes(os.pread(memory.fileno(), 8, RecordWord.PHASE * 8), "little")
-            if now == phase:
-                break
+
+        def phase_now() -> int:
+            return int.from_bytes(os.pread(memory.fileno(), 8, RecordWord.PHASE * 8), "little")
+
+        wait_until(lambda: phase_now() == phase, 20, every=0.0)
         os.kill(pid, signal.SIGSTOP)
         begin = time.time()
-        stopped_in = RunPhase(int.from_bytes(os.pread(memory.fileno(), 8, RecordWord.PHASE * 8), "little"))
+        stopped_in = RunPhase(phase_now())
+
+    def reports() -> list[Path]:
+        return [path for path in set(folder.glob("hang-*.txt")) - known if path.read_text()]
+
+    wait_until(lambda: bool(reports()), 20 * LIMIT, every=0.05)
     named, message, beyond = (), "", float("inf")
-    while time.time() < begin + 20 * LIMIT:
-        new = [path for path in set(folder.glob("hang-*.txt")) - known if path.read_text()]
-        if new:
-            text = new[0].read_text()
-            named = tuple(int(number) for number in re.findall(r"^DID NOT ARRIVE: rank (\d+)", text, re.MULTILINE))
-            found = re.search(r"^  missing    (.*?), number", text, re.MULTILINE)
-            message = found[1] if found else ""
-            beyond = new[0].stat().st_mtime - begin - float(re.search(r"bound: (\d+) s", text)[1])
-            break
-        time.sleep(0.05)
+    for report in reports()[:1]:
+        text = report.read_text()
+        named = tuple(int(number) for number in re.findall(r"^DID NOT ARRIVE: rank (\d+)", text, re.MULTILINE))
+        found = re.search(r"^  missing    (.*?), number", text, re.MULTILINE)
+        message = found[1] if found else ""
+        beyond = report.stat().st_mtime - begin - float(re.search(r"bound: (\d+) s", text)[1])
     os.kill(pid, signal.SIGCONT)
-    wait_for_steps(
-        folder, len(records), max(r.words[RecordWord.STEPS] for r in read_records(folder / FOLDER).values()) + 2
-    )
+    steps = max(record.words[RecordWord.STEPS] for record in read_records(folder / FOLDER).values())
+    wait_for_steps(folder, len(records), steps + 2)
     return Stop(rank, stopped_in, named, message, beyond)
 
 
