@@ -69,7 +69,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--by-language", action="store_true", help="print only the tables by language of --sentences")
     parser.add_argument("--all-steps", action="store_true", help="repair with all steps, as ftfy does by default")
     parser.add_argument("--megabytes", type=float, default=float("inf"), help="most text of each kind")
-    parser.add_argument("--no-reference", action="store_true", help="do not compare with ftfy")
     parser.add_argument("--workers", type=int, default=available_cores(), help="processes")
     options = parser.parse_args(arguments)
     print_machine("ftfy", "eldc", "langdetect")
@@ -123,7 +122,7 @@ def measure_repair(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     found = {}
     rows: list[list[object]] = [["repair", "documents", "MB", "changed", "differ", "MB/s", "ftfy MB/s"]]
     config = CleaningConfig.all_or_none(True) if options.all_steps else CleaningConfig()
-    work = partial(compare, config, not options.no_reference)
+    work = partial(compare, config)
     for title, figures in totals_of(work, options):
         rate, reference = (
             figures.num_bytes / 1e6 / seconds * options.workers if seconds else float("nan")
@@ -136,29 +135,28 @@ def measure_repair(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     return found
 
 
-def compare(config: CleaningConfig, with_ftfy: bool, texts: list[str]) -> dict[str, Figures]:
-    """Repair each variant of the texts with `repair`, and with ftfy if that is the reference."""
+def compare(config: CleaningConfig, texts: list[str]) -> dict[str, Figures]:
+    """Repair each variant of the texts with `repair` and with ftfy."""
     import ftfy
 
-    ours = ftfy.TextFixerConfig(**ftfy_settings(config))
-    reference = partial(ftfy.fix_text, config=ours) if with_ftfy else None
+    reference = partial(ftfy.fix_text, config=ftfy.TextFixerConfig(**ftfy_settings(config)))
     return {variant: repair_all(config, list(make(texts)), reference) for variant, make in VARIANTS.items()}
 
 
-def repair_all(config: CleaningConfig, texts: Sequence[str], reference: Callable[[str], str] | None = None) -> Figures:
+def repair_all(config: CleaningConfig, texts: Sequence[str], reference: Callable[[str], str]) -> Figures:
     """Repair texts and compare the result with that of a reference function."""
     repair("", config)  # loads the tables before the clock starts
     start = time.process_time()
     repaired = [repair(text, config) for text in texts]
     seconds = time.process_time() - start
-    expected = [reference(text) for text in texts] if reference else repaired
+    expected = [reference(text) for text in texts]
     return Figures(
         documents=len(texts),
         num_bytes=sum(len(text.encode("utf-8", "surrogatepass")) for text in texts),
         changed=sum(one != text for one, text in zip(repaired, texts, strict=True)),
         differ=sum(one != other for one, other in zip(repaired, expected, strict=True)),
         seconds=seconds,
-        reference_seconds=time.process_time() - start - seconds if reference else 0.0,
+        reference_seconds=time.process_time() - start - seconds,
     )
 
 

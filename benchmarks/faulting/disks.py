@@ -97,7 +97,6 @@ def _slow(scene: Scene, _: random.Random) -> None:
 
 _RUN_GONE = (r"/run", r"must stay the folder of this run, but was moved or removed|No such file or directory")
 """The second message comes first if a checkpoint is being written when the folder goes."""
-_GONE = ("checkpoints/step-00000008", "No such file or directory")
 
 DISKS = [
     _before("the tokens", "/.tokens", 60_000, "tensor 2", ("tokens` must be writable", "MB are free")),
