@@ -6,7 +6,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ def command_line(docstring: str | None, *, tiny: str = "", figures: str = "") ->
     return parser
 
 
-TINY = "use a tiny model, to check in seconds that everything runs"
+TINY_HELP = "use a tiny model, to check in seconds that everything runs"
 """Help of the option `--tiny` of most programs."""
 
 
@@ -44,6 +46,25 @@ def progress_bar() -> Any:
     columns = (bars.TextColumn("{task.description}"), bars.BarColumn(30), bars.MofNCompleteColumn(),
                bars.TimeElapsedColumn(), bars.TextColumn("left"), left)  # fmt: skip
     return bars.Progress(*columns, bars.TextColumn("{task.fields[told]}"), console=Console(stderr=True))
+
+
+def subplots(*panels: int, **options: Any) -> tuple[Any, Any]:
+    """Figure of matplotlib that needs no screen, and its panels."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot.subplots(*panels, layout="constrained", **options)
+
+
+@contextmanager
+def work_folder(kept: Path | None) -> Iterator[Path]:
+    """Folder that the user names to keep its files, or else a temporary one."""
+    with tempfile.TemporaryDirectory(prefix="crosscut-") as temporary:
+        folder = (kept or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
 
 
 def write_figures(path: Path | None, figures: Any) -> None:

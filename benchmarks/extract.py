@@ -52,9 +52,7 @@ def main() -> None:
     parser.add_argument("--half", choices=HALVES, help="measure only this half of the pages")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="measure only these contenders")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each contender; default: %(default)s")
-    parser.add_argument("--kinds", action="store_true", help="also print the figures of each kind of page")
     parser.add_argument("--languages", action="store_true", help="also print the figures of each language")
-    parser.add_argument("--failures", metavar="NAME", help="list this contender's misses and leaks of the half `work`")
     options = parser.parse_args()
     try:
         cases = read_cases([page for page in read_pages() if options.half in (None, page.half)], options.cache)
@@ -68,11 +66,6 @@ def main() -> None:
         print_figures(f"half {half}", of_half, texts, rates)
         for name, of_group in by_language(of_half, each=options.languages).items():
             print_figures(f"half {half}, {name}", of_group, texts, {})
-    if options.kinds:
-        for kind in sorted({case.page.kind for case in cases}):
-            print_figures(kind, [case for case in cases if case.page.kind == kind], texts, {})
-    if options.failures:
-        print_failures([case for case in cases if case.page.half == "work"], texts[options.failures])
 
 
 def read_cases(pages: Sequence[Page], cache: Path) -> list[Case]:
@@ -187,15 +180,6 @@ def count(cases: Sequence[Case], texts: dict[str, str]) -> Counter[str]:
 
 def found(string: str, text: str) -> bool:
     return "".join(string.split()) in text
-
-
-def print_failures(cases: Sequence[Case], texts: dict[str, str]) -> None:
-    for case in cases:
-        missed = [one for one in case.expected.keep if not found(one, texts[case.page.id])]
-        leaked = [one for one in case.expected.drop if found(one, texts[case.page.id])]
-        if missed or leaked:
-            print(f"\n{case.page.id} ({case.page.kind})")
-            print("\n".join([*(f"  missed  {one}" for one in missed), *(f"  leaked  {one}" for one in leaked)]))
 
 
 if __name__ == "__main__":

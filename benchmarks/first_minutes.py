@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.commands import ROOT, aligned, command_line, print_figures, run_command
-from benchmarks.commands import TINY as TINY_HELP
+from benchmarks.commands import ROOT, TINY_HELP, aligned, command_line, print_figures, run_command
 from benchmarks.texts import addresses, take
 from crosscut.config import DataConfig
 from crosscut.data import TokenFolder, Tokenizer, prepare
@@ -144,13 +143,9 @@ def modern(recipe: Recipe, data: Data, output: Path) -> tuple[list[str], Path]:
 
 def plain(recipe: Recipe, data: Data, output: Path) -> tuple[list[str], Path]:
     """Command of the plain program, and its working folder."""
-    options = {
-        "data": data.files, "output": output, "layers": recipe.layers, "heads": recipe.heads, "width": recipe.width,
-        "block": recipe.block, "batch": recipe.batch, "steps": recipe.steps, "warmup": recipe.warmup,
-        "every": recipe.every, "validation": recipe.validation, "vocabulary": data.vocabulary, "rate": recipe.rate,
-        "min-rate": recipe.min_rate,
-    }  # fmt: skip
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    options = {"data": data.files, "output": output, "vocabulary": data.vocabulary, **asdict(recipe)}
+    del options["characters"]
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     return [sys.executable, str(ROOT / "benchmarks" / "contenders" / "plain_training.py"), *words], ROOT
 
 

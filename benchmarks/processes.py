@@ -18,12 +18,14 @@ import psutil
 
 
 @contextmanager
-def session(command: Sequence[str], log: Path) -> Iterator["subprocess.Popen[bytes]"]:
+def session(command: Sequence[str], log: Path, **variables: str) -> Iterator["subprocess.Popen[bytes]"]:
     """Command in a session of its own, whose process group can be killed. The log gets its output. On exit, no process
-    is left.
+    is left. The process gets further environment variables.
     """
     with log.open("ab") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=file, stderr=file, env={**os.environ, **variables}, start_new_session=True
+        )
     try:
         yield process
     finally:

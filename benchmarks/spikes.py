@@ -258,16 +258,7 @@ def main(arguments: list[str] | None = None) -> None:
         given = (Path(folder), layout, tuple(options.kinds), options.clean)
         told: dict[str, Any] = launch(measure, given, num_ranks=ranks)
     report(told)
-    write_figures(options.json, {"machine": describe_machine("torch"), **_short(told)})
-
-
-def _short(value: Any) -> Any:
-    """The figures with five digits, for the file."""
-    if isinstance(value, dict):
-        return {name: _short(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_short(each) for each in value]
-    return float(f"{value:.5g}") if isinstance(value, float) else value
+    write_figures(options.json, {"machine": describe_machine("torch"), **told})
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import argparse
 import multiprocessing
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,13 +31,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.commands import aligned, command_line, write_figures
 from benchmarks.corpus.languages import show_languages
 from benchmarks.machine import print_machine
-from benchmarks.texts import in_batches, take
+from benchmarks.texts import read_texts, take
 from crosscut.config.corpora import CleaningConfig, LanguageConfig
 from crosscut.config.system.machine import available_cores
+from crosscut.corpus.batches import batches
 from crosscut.corpus.cleaning.repair import ftfy_settings, repair
 from crosscut.corpus.documents import Document
 from crosscut.corpus.filters.language import LanguageFilter
-from crosscut.data import read_documents
 
 CODECS = ("latin-1", "cp1252", "cp1251", "cp1250", "cp1253", "cp1254", "cp1257", "iso-8859-2", "mac-roman", "cp437")
 BATCH_CHARACTERS = 1_000_000
@@ -69,7 +69,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--by-language", action="store_true", help="print only the tables by language of --sentences")
     parser.add_argument("--all-steps", action="store_true", help="repair with all steps, as ftfy does by default")
     parser.add_argument("--megabytes", type=float, default=float("inf"), help="most text of each kind")
-    parser.add_argument("--no-reference", action="store_true", help="do not compare with ftfy")
     parser.add_argument("--workers", type=int, default=available_cores(), help="processes")
     options = parser.parse_args(arguments)
     print_machine("ftfy", "eldc", "langdetect")
@@ -88,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def kinds(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Iterator[str]]]]:
     """Yield the name of each kind that was given, and a function that reads its texts."""
     if options.books:
-        yield "books", lambda: (document.text for document in read_documents([str(options.books)]))
+        yield "books", lambda: read_texts(str(options.books))
     if options.mail:
         yield "mail", lambda: map(read_message, sorted(options.mail.rglob("*.txt")))
     if options.sentences:
@@ -104,8 +103,18 @@ def read_message(path: Path) -> str:
         return content.decode("latin-1")
 
 
-def batches(texts: Iterable[str], megabytes: float) -> Iterator[list[str]]:
-    return in_batches(take(texts, megabytes * 1e6), BATCH_CHARACTERS)
+def totals_of(
+    work: Callable[[list[str]], dict[str, Figures]], options: argparse.Namespace
+) -> Iterator[tuple[str, Figures]]:
+    """Let the workers measure all texts. Yields the figures of each kind and variant of texts, by their title."""
+    with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
+        for name, texts in kinds(options):
+            totals: defaultdict[str, Figures] = defaultdict(Figures)
+            parts = batches(take(texts(), options.megabytes * 1e6), len, BATCH_CHARACTERS)
+            for done in pool.imap_unordered(work, parts):
+                for variant, figures in done.items():
+                    totals[name + variant].add(figures)
+            yield from totals.items()
 
 
 def measure_repair(options: argparse.Namespace) -> dict[str, dict[str, float]]:
@@ -113,49 +122,41 @@ def measure_repair(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     found = {}
     rows: list[list[object]] = [["repair", "documents", "MB", "changed", "differ", "MB/s", "ftfy MB/s"]]
     config = CleaningConfig.all_or_none(True) if options.all_steps else CleaningConfig()
-    work = partial(compare, config, not options.no_reference)
-    with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
-        for name, texts in kinds(options):
-            totals = {variant: Figures() for variant in VARIANTS}
-            for done in pool.imap_unordered(work, batches(texts(), options.megabytes)):
-                for variant, figures in done.items():
-                    totals[variant].add(figures)
-            for variant, figures in totals.items():
-                rate, reference = (
-                    figures.num_bytes / 1e6 / seconds * options.workers if seconds else float("nan")
-                    for seconds in (figures.seconds, figures.reference_seconds)
-                )
-                rates = {"mb_per_second": rate, "reference_mb_per_second": reference}
-                found[name + variant] = {**vars(figures), **rates}
-                counts = (figures.documents, f"{figures.num_bytes / 1e6:.1f}", figures.changed, figures.differ)
-                rows.append([name + variant, *counts, f"{rate:.1f}", f"{reference:.1f}"])
+    work = partial(compare, config)
+    for title, figures in totals_of(work, options):
+        rate, reference = (
+            figures.num_bytes / 1e6 / seconds * options.workers if seconds else float("nan")
+            for seconds in (figures.seconds, figures.reference_seconds)
+        )
+        found[title] = {**vars(figures), "mb_per_second": rate, "reference_mb_per_second": reference}
+        counts = (figures.documents, f"{figures.num_bytes / 1e6:.1f}", figures.changed, figures.differ)
+        rows.append([title, *counts, f"{rate:.1f}", f"{reference:.1f}"])
     print(f"\n{aligned(rows)}", flush=True)
     return found
 
 
-def compare(config: CleaningConfig, with_ftfy: bool, texts: list[str]) -> dict[str, Figures]:
-    """Repair each variant of the texts with `repair`, and with ftfy if that is the reference."""
+def compare(config: CleaningConfig, texts: list[str]) -> dict[str, Figures]:
+    """Repair each variant of the texts with `repair` and with ftfy."""
     import ftfy
 
-    ours = ftfy.TextFixerConfig(**ftfy_settings(config))
-    reference = partial(ftfy.fix_text, config=ours) if with_ftfy else None
+    reference = partial(ftfy.fix_text, config=ftfy.TextFixerConfig(**ftfy_settings(config)))
     return {variant: repair_all(config, list(make(texts)), reference) for variant, make in VARIANTS.items()}
 
 
-def repair_all(config: CleaningConfig, texts: Sequence[str], reference: Callable[[str], str] | None = None) -> Figures:
+def repair_all(config: CleaningConfig, texts: Sequence[str], reference: Callable[[str], str]) -> Figures:
     """Repair texts and compare the result with that of a reference function."""
     repair("", config)  # loads the tables before the clock starts
     start = time.process_time()
     repaired = [repair(text, config) for text in texts]
     seconds = time.process_time() - start
-    expected = [reference(text) for text in texts] if reference else repaired
+    expected = [reference(text) for text in texts]
     return Figures(
         documents=len(texts),
         num_bytes=sum(len(text.encode("utf-8", "surrogatepass")) for text in texts),
         changed=sum(one != text for one, text in zip(repaired, texts, strict=True)),
         differ=sum(one != other for one, other in zip(repaired, expected, strict=True)),
         seconds=seconds,
-        reference_seconds=time.process_time() - start - seconds if reference else 0.0,
+        reference_seconds=time.process_time() - start - seconds,
     )
 
 
@@ -188,26 +189,22 @@ def measure_language(options: argparse.Namespace) -> dict[str, dict[str, float]]
     """Measure the MB/s of the default detector."""
     found = {}
     rows: list[list[object]] = [["language (eldc)", "documents", "MB", "MB/s"]]
-    with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
-        for name, texts in kinds(options):
-            figures = Figures()
-            for one in pool.imap_unordered(tell_languages, batches(texts(), options.megabytes)):
-                figures.add(one)
-            rate = figures.num_bytes / 1e6 / figures.seconds * options.workers
-            rows.append([name, figures.documents, f"{figures.num_bytes / 1e6:.1f}", f"{rate:.0f}"])
-            found[name] = {**vars(figures), "mb_per_second": rate}
+    for name, figures in totals_of(tell_languages, options):
+        rate = figures.num_bytes / 1e6 / figures.seconds * options.workers
+        rows.append([name, figures.documents, f"{figures.num_bytes / 1e6:.1f}", f"{rate:.0f}"])
+        found[name] = {**vars(figures), "mb_per_second": rate}
     print(f"\n{aligned(rows)}", flush=True)
     return found
 
 
-def tell_languages(texts: list[str]) -> Figures:
+def tell_languages(texts: list[str]) -> dict[str, Figures]:
     judge = LanguageFilter(LanguageConfig())
     documents = [Document(row, "", text) for row, text in enumerate(texts)]
     start = time.process_time()
     drops = judge(documents).drops
     seconds = time.process_time() - start
     num_bytes = sum(document.num_bytes for document in documents)
-    return Figures(documents=len(texts), num_bytes=num_bytes, changed=len(drops), seconds=seconds)
+    return {"": Figures(documents=len(texts), num_bytes=num_bytes, changed=len(drops), seconds=seconds)}
 
 
 def measure_accuracy(folder: Path, detector: str) -> dict[str, object]:

@@ -49,7 +49,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import ROOT, command_line, write_figures
+from benchmarks.commands import ROOT, aligned, command_line, write_figures
 from benchmarks.corpus.deduplicating.corpus import Corpus, make_corpus, read_corpus, write_corpus
 from benchmarks.corpus.deduplicating.quality import judge, same_results, show_quality
 from benchmarks.corpus.manuals import build_manuals
@@ -61,8 +61,8 @@ from crosscut.corpus.documents import CLEANING, INGEST
 PEERS = ("daft", "daft-exact", "datatrove")
 WORKERS = 2
 GOALS = {"daft": 0.8, "datatrove": 3.0, "memory": 1.5e9}
-COLUMNS = {"median s": 10, "min s": 9, "CPU s": 9, "min CPU s": 11, "MB/s": 8, "MB/CPU s": 10, "peak MB": 9}
-"""Columns of the table of contenders, and their widths."""
+COLUMNS = ("", "median s", "min s", "CPU s", "min CPU s", "MB/s", "MB/CPU s", "peak MB",
+           "of crosscut's: seconds (median, minimum), CPU time (median, minimum)")  # fmt: skip
 
 HERE = Path(__file__).parent
 
@@ -162,25 +162,21 @@ def show_turns(turns: dict[str, list[dict[str, float]]], megabytes: float, goals
 
     `goals` maps the names of contenders to goals for the ratios of the seconds.
     """
-    columns = "".join(f"{title:>{width}}" for title, width in COLUMNS.items())
-    print(f"\n{'':<12}{columns}   of crosscut's: seconds (median, minimum), CPU time (median, minimum)")
-    ours = turns["crosscut"]
+    ours, table = turns["crosscut"], [[*COLUMNS]]
     for name, rows in turns.items():
         times = {key: [row[key] for row in rows] for key in ("seconds", "cpu")}
         median = {key: statistics.median(some) for key, some in times.items()}
         peak = max(row["peak_bytes"] for row in rows) / 1e6
         cells = (median["seconds"], min(times["seconds"]), median["cpu"], min(times["cpu"]))
         speeds = (megabytes / median["seconds"], megabytes / median["cpu"], peak)
-        figures = "".join(
-            f"{cell:>{width}.1f}" for cell, width in zip((*cells, *speeds), COLUMNS.values(), strict=True)
-        )
         ratios = []
         for key, some in times.items():
             least = min(some) / min(row[key] for row in ours)
             ratios += [statistics.median(row[key] / own[key] for row, own in zip(rows, ours, strict=True)), least]
-        compared = "   " + ", ".join(f"{ratio:.2f}" for ratio in ratios) if name != "crosscut" else ""
+        compared = ", ".join(f"{ratio:.2f}" for ratio in ratios) if name != "crosscut" else ""
         goal = f" (goal {goals[name]})" if name in goals else ""
-        print(f"{name:<12}{figures}{compared}{goal}")
+        table.append([name, *(f"{cell:.1f}" for cell in (*cells, *speeds)), f"{compared}{goal}"])
+    print(f"\n{aligned(table)}")
 
 
 def show_twice(twice: dict[str, float], once: dict[str, Any]) -> None:

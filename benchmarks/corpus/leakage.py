@@ -21,8 +21,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.commands import command_line, write_figures
 from benchmarks.machine import describe_machine
 from benchmarks.processes import Peak, held_by
-from benchmarks.texts import in_batches, take
+from benchmarks.texts import take
 from crosscut.config.corpora import EngineConfig, LeakageConfig
+from crosscut.corpus.batches import batches
 from crosscut.corpus.documents import DOCUMENTS, INGEST, READ, write_table
 from crosscut.corpus.execution.engine import start_engine
 from crosscut.corpus.execution.running import StageResult, run_stage
@@ -78,7 +79,7 @@ def ingest(documents: Iterable[tuple[str, str]], work: Path) -> Digests:
 
     def write(output: Output) -> Counts:
         sizes: dict[str, int] = {}
-        for number, part in enumerate(in_batches(documents, PART_BYTES, size=bytes_of)):
+        for number, part in enumerate(batches(documents, bytes_of, PART_BYTES)):
             name, blank = f"000000-{number:04}", [""] * len(part)
             names, texts = zip(*part, strict=True)
             columns = {"id": names, "text": texts, "url": blank, "karma": [None] * len(texts), "title": blank}

@@ -9,31 +9,27 @@ are kept. The benchmark prints the seconds of each stage and every loss with its
 reported as expected, or if the figures of the report do not add up. `--folder` keeps the corpus and its page.
 """
 
-import argparse
 import bz2
 import gzip
-import json
 import random
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import tomli_w
 from test import test_email  # mails of all kinds, valid and invalid
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import command_line, work_folder
 from benchmarks.corpus.extraction.fetch import default_cache, fetch
 from benchmarks.corpus.extraction.pages import read_pages
-from benchmarks.corpus.prepare import show
+from benchmarks.corpus.prepare import measure
 from benchmarks.corpus.warc import crawled
 from benchmarks.corpus.wikipedia import CACHE
 from benchmarks.corpus.wikipedia_dump import build_dump
 from benchmarks.machine import print_machine
-from benchmarks.processes import measure_command
 from benchmarks.texts import addresses
 from crosscut.corpus.audit.rejects import read_rejects
 from crosscut.corpus.origins import read_skipped
@@ -70,20 +66,14 @@ skipped, or the files that were left out."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Prepare a corpus from a folder of everything, damage included.")
+    parser = command_line(__doc__)
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of downloads; default: %(default)s")
     parser.add_argument("--folder", type=Path, help="keep the sources and the corpus in this new folder")
     options = parser.parse_args()
     print_machine("crosscut", "resiliparse", "ftfy", "eldc", "pyarrow")
-    with tempfile.TemporaryDirectory(prefix="crosscut-mixed-") as temporary:
-        folder = options.folder or Path(temporary) / "mixed"
+    with work_folder(options.folder) as folder:
         num_files = write_sources(folder / "sources", options.cache)
-        config = folder / "corpus.toml"
-        config.write_text(tomli_w.dumps(describe(folder)), encoding="utf-8")
-        used = measure_command([sys.executable, "-m", "crosscut", "prepare", str(config)])
-        report = json.loads((folder / "corpus" / "report.json").read_text())
-        timings = json.loads((folder / "corpus" / "timings.json").read_text())
-        show({"seconds": used.seconds, "peak_bytes": used.peak_bytes, "stages": timings["stages"]})
+        report = measure(describe(folder), folder / "corpus.toml")["report"]
         work = folder / "corpus" / "work"
         print(f"\n{num_files:,} files, {report['summary']['read']['documents']:,} documents read")
         faults = [*show_losses(report, work), *check_damage(report, work), *check_sums(report)]

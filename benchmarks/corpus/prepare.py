@@ -43,16 +43,21 @@ def main() -> None:
     print_machine("crosscut", "gigatoken", "ftfy", "eldc", "pyarrow")
     with tempfile.TemporaryDirectory(prefix="crosscut-prepare-") as temporary:
         folder = options.folder or Path(temporary) / "corpus"
-        config = Path(temporary) / "corpus.toml"
-        config.write_text(tomli_w.dumps(describe(options, folder)), encoding="utf-8")
-        used = measure_command([sys.executable, "-m", "crosscut", "prepare", str(config), *options.set])
-        timings = json.loads((folder / "timings.json").read_text())
-        report = json.loads((folder / "report.json").read_text())
+        figures = measure(describe(options, folder), Path(temporary) / "corpus.toml", *options.set)
+    write_figures(options.json, figures)
+
+
+def measure(table: dict[str, Any], config: Path, *settings: str) -> dict[str, Any]:
+    """Prepare a corpus with the real command, print the figures of its stages, and return them with its report."""
+    config.write_text(tomli_w.dumps(table), encoding="utf-8")
+    used = measure_command([sys.executable, "-m", "crosscut", "prepare", str(config), *settings])
+    folder = Path(table["folder"])
+    timings, report = (json.loads((folder / f"{name}.json").read_text()) for name in ("timings", "report"))
     read = report["summary"]["read"]["bytes"]
     stages = [{**one, "bytes": read if one["name"] == "ingest" else one["bytes"]} for one in timings["stages"]]
     figures = {"seconds": used.seconds, "peak_bytes": used.peak_bytes, "stages": stages}
     show(figures)
-    write_figures(options.json, {**figures, "report": report})
+    return {**figures, "report": report}
 
 
 def describe(options: argparse.Namespace, folder: Path) -> dict[str, Any]:

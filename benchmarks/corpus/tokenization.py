@@ -34,11 +34,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.commands import command_line, write_figures
 from benchmarks.machine import describe_machine, print_machine
 from benchmarks.processes import Peak
-from benchmarks.texts import in_batches
+from benchmarks.texts import read_texts
 from benchmarks.turns import alternate, peak_bytes
 from crosscut.config import DataConfig
 from crosscut.config.system.machine import available_cores
-from crosscut.data import Tokenizer, prepare, read_documents
+from crosscut.corpus.batches import batches
+from crosscut.data import Tokenizer, prepare
 
 MEGABYTE = 1_000_000
 LIBRARY_BATCH_CHARACTERS = 4 * MEGABYTE  # smaller and larger batches were not faster
@@ -88,7 +89,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _train_tokenizer(patterns: Sequence[str], path: Path) -> Path:
-    Tokenizer.train((document.text for document in read_documents(patterns)), vocab_size=8192).save(path)
+    Tokenizer.train(read_texts(*patterns), vocab_size=8192).save(path)
     return path
 
 
@@ -97,8 +98,8 @@ def write_text(patterns: Sequence[str], megabytes: float, path: Path) -> Path:
     left = int(megabytes * MEGABYTE)
     with path.open("w", encoding="utf-8") as file:
         while left > 0:
-            for document in read_documents(patterns):
-                text = document.text[:left]
+            for whole in read_texts(*patterns):
+                text = whole[:left]
                 left -= len(text.encode("utf-8"))
                 file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
                 if left <= 0:
@@ -108,8 +109,7 @@ def write_text(patterns: Sequence[str], megabytes: float, path: Path) -> Path:
 
 def measure_speed(text: Path, tokenizer: Path, *, turns: int, workers: int) -> dict[str, Any]:
     """Measure the MB/s of Crosscut and of the library alone, in turns, and the ratio of the medians."""
-    num_bytes = sum(len(document.text.encode("utf-8")) for document in read_documents([str(text)]))
-    megabytes = num_bytes / MEGABYTE
+    megabytes = sum(len(one.encode("utf-8")) for one in read_texts(str(text))) / MEGABYTE
 
     def rate(name: str, encode: Callable[[Path, Path, int], float]) -> float:
         found = megabytes / encode(text, tokenizer, workers)
@@ -142,9 +142,9 @@ def encode_with_library(text: Path, tokenizer: Path, workers: int) -> float:  # 
     import tokenizers
 
     inner = tokenizers.Tokenizer.from_file(str(tokenizer))
-    batches = list(in_batches((document.text for document in read_documents([str(text)])), LIBRARY_BATCH_CHARACTERS))
+    texts = list(batches(read_texts(str(text)), len, LIBRARY_BATCH_CHARACTERS))
     start = time.perf_counter()
-    for batch in batches:
+    for batch in texts:
         inner.encode_batch_fast(batch, add_special_tokens=False)
     return time.perf_counter() - start
 
@@ -167,8 +167,7 @@ class Compared(NamedTuple):
 
 def compare_engines(patterns: Sequence[str], tokenizer: Path, *, workers: int) -> dict[str, Any]:
     """Measure the MB/s of both engines and their ratio, and count the documents with different ids."""
-    texts = (document.text for document in read_documents(patterns))
-    jobs = ((batch, tokenizer) for batch in in_batches(texts, LIBRARY_BATCH_CHARACTERS))
+    jobs = ((batch, tokenizer) for batch in batches(read_texts(*patterns), len, LIBRARY_BATCH_CHARACTERS))
     with multiprocessing.get_context("spawn").Pool(workers, _one_thread) as pool:
         done = list(pool.imap(_compare, jobs))
     engine = done[0].engine

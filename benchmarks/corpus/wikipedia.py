@@ -95,7 +95,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--templates", type=int, default=0, help="also print the N most frequent templates in sentences"
     )
-    parser.add_argument("--texts", type=Path, help="folder for the texts of all contenders")
     options = parser.parse_args(arguments)
     print_machine()
     with tempfile.TemporaryDirectory() as name:
@@ -114,8 +113,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report(seconds, texts, megabytes)
     if options.templates:
         count_templates(pages, options.templates)
-    if options.texts:
-        save(texts, options.texts)
 
 
 def articles(file: File) -> Iterator[tuple[DumpPage, Wiki]]:
@@ -219,14 +216,6 @@ def count_templates(pages: list[tuple[DumpPage, Wiki]], most: int) -> None:
         print(f"{name:<28}{number:>6}{within[name]:>10}{'' if rendered[name] else '   removed'}")
     shown = sum(number for name, number in uses.items() if rendered[name])
     print(f"{shown:,} of {uses.total():,} uses are rendered")
-
-
-def save(texts: Mapping[str, Mapping[str, str]], folder: Path) -> None:
-    """Write the texts of each contender as a jsonl file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, found in texts.items():
-        lines = (json.dumps({"title": title, "text": text}, ensure_ascii=False) for title, text in found.items())
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

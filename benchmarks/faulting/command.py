@@ -17,7 +17,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from benchmarks.faulting.inside import install
-from crosscut.launch.server import Stream, start_server
+from crosscut.launch.server import PassedStream, start_server
 
 _IMPORTED = ("crosscut.cli.main", "crosscut.training.job", "tensorboard.compat.proto.event_pb2",
              "torch.distributed.checkpoint", "benchmarks.faulting.inside")  # fmt: skip
@@ -41,7 +41,7 @@ def start_forking(**environment: str) -> None:
 def fork(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> BaseProcess:
     """Run a command in a fork of the server, which leads a group of its own. The log gets its output."""
     vars(sys.modules["__main__"]).update(__file__=None)  # the fork does not import the benchmark again
-    with log.open("ab") as file, Stream(file.fileno()) as output:
+    with log.open("ab") as file, PassedStream(file.fileno()) as output:
         context = multiprocessing.get_context("forkserver")
         process = context.Process(target=_run, args=(arguments, environment, output))
         process.start()

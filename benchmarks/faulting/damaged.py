@@ -5,13 +5,14 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks.commands import environment_here
 from benchmarks.faulting.inside import Place
 from benchmarks.faulting.killed import STEP
 from benchmarks.faulting.scene import COMMAND, EVERY, Scene
-from benchmarks.faulting.trial import Cause, Fault
+from benchmarks.faulting.trial import Fault
 from benchmarks.processes import wait_until
 from benchmarks.recovery.damages import cut_short, flip_bit, remove
 
@@ -22,35 +23,31 @@ _DEVICE = ("Probably a value has changed in the memory of a device",)
 Damage = Callable[[Path, random.Random], object]
 
 
-def _in_newest(file: str, damage: Damage) -> Cause:
-    """Return the cause that kills the run and damages a file of the newest checkpoint."""
-
-    def cause(scene: Scene, chance: random.Random) -> None:
-        # A thread of the run may still be writing the checkpoint.
-        wait_until((scene.checkpoints / "step-00000008").exists, 60)
-        scene.kill(0, 1, "launcher")
-        scene.has_ended(30)
-        damage(scene.newest() / file, chance)
-
-    return cause
+def _damage_newest(scene: Scene, chance: random.Random, *, file: str, damage: Damage) -> None:
+    """Kill the run and damage a file of the newest checkpoint."""
+    # A thread of the run may still be writing the checkpoint.
+    wait_until((scene.checkpoints / "step-00000008").exists, 60)
+    scene.kill(0, 1, "launcher")
+    scene.has_ended(30)
+    damage(scene.newest() / file, chance)
 
 
 def _checkpoint(name: str, file: str, damage: Damage, layout: str, *told: str) -> Fault:
     named = ("step-00000008", f"{file}|{told[0] if told else file}", "Continuing from `.*step-00000004`")
     return Fault(name=f"the newest checkpoint: {name}", layout=layout, named=named, place=_IN_NINTH,
-                 cause=_in_newest(file, damage), status=(-9,), may_lose=2 * EVERY + 1, damages=True, at_resume=True,
-                 survives="the checkpoint before")  # fmt: skip
+                 cause=partial(_damage_newest, file=file, damage=damage), status=(-9,), may_lose=2 * EVERY + 1,
+                 damages=True, at_resume=True, survives="the checkpoint before")  # fmt: skip
 
 
 def _tokens(name: str, layout: str, file: str, damage: Damage, status: tuple[int, ...], *named: str) -> Fault:
     """Fault of a file of the tokens, before the run starts."""
+    return Fault(name=name, layout=layout, named=(re.escape(file), *named), cure=_restore_tokens, status=status,
+                 cause=partial(_damage_tokens, file=file, damage=damage), survives="nothing was done")  # fmt: skip
 
-    def cause(scene: Scene, chance: random.Random) -> None:
-        shutil.copytree(scene.tokens, scene.root / "good tokens")
-        damage(scene.tokens / file, chance)
 
-    return Fault(name=name, layout=layout, named=(re.escape(file), *named), cause=cause, cure=_restore_tokens,
-                 status=status, survives="nothing was done")  # fmt: skip
+def _damage_tokens(scene: Scene, chance: random.Random, *, file: str, damage: Damage) -> None:
+    shutil.copytree(scene.tokens, scene.root / "good tokens")
+    damage(scene.tokens / file, chance)
 
 
 def _restore_tokens(scene: Scene, _: random.Random) -> None:

@@ -5,6 +5,7 @@ import random
 import signal
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from benchmarks.faulting.inside import Place
@@ -12,6 +13,7 @@ from benchmarks.faulting.scene import EVERY, Scene
 from benchmarks.faulting.trial import Cause, Fault
 
 STEP = "crosscut.training.step:Trainer.step"
+IN_SIXTH = Place(STEP, call=6, rank=0)
 _WRITE = "crosscut.checkpoint.saving.writer:CheckpointWriter.write_data"
 _FINISH = "crosscut.checkpoint.saving.writer:CheckpointWriter.finish"
 _PUBLISH = "crosscut.checkpoint.storage:LocalFolder.publish"
@@ -34,21 +36,14 @@ def killed_rank(rank: int, places: dict[str, tuple[str, Place]]) -> list[Fault]:
     ]  # fmt: skip
 
 
-def send(number: signal.Signals, *, again: float = 0.0, to_all: bool = False) -> Cause:
-    """Return the cause that sends a signal to the launching process (with `to_all`, also to the ranks), and again after
-    some seconds.
-    """
-
-    def cause(scene: Scene, _: random.Random) -> None:
-        pids = [scene.launcher(), *(process.pid for process in scene.ranks().values() if to_all)]
-        for pid in pids:
-            os.kill(pid, number)
-        if again:
-            time.sleep(again)
-            with suppress(ProcessLookupError):
-                os.kill(scene.launcher(), number)
-
-    return cause
+def _send(scene: Scene, _: random.Random, *, number: signal.Signals, again: float = 0.0, to_all: bool = False) -> None:
+    """Send a signal to the launching process (with `to_all`, also to the ranks), and again after some seconds."""
+    for pid in (scene.launcher(), *(process.pid for process in scene.ranks().values() if to_all)):
+        os.kill(pid, number)
+    if again:
+        time.sleep(again)
+        with suppress(ProcessLookupError):
+            os.kill(scene.launcher(), number)
 
 
 def control_group(scene: Scene, kind: Path) -> Path:
@@ -72,7 +67,7 @@ def _needs_group() -> str:
 
 
 def _stopped(name: str, number: signal.Signals, layout: str, status: tuple[int, ...], **more: object) -> Fault:
-    cause = more.pop("cause", None) or send(number)
+    cause = partial(_send, number=number, to_all=bool(more.pop("to_all", False)))
     named = more.pop("named", (r"stopped after step \d+ of 12", r"checkpoints/step-\d+", "--resume auto"))
     place = more.pop("place", Place(STEP, call=7, rank=0))
     return Fault(name=name, layout=layout, named=named, place=place, cause=cause, status=status,
@@ -121,13 +116,14 @@ KILLED = [
     _stopped("SIGTERM", signal.SIGTERM, "tensor 2", (75,)),
     _stopped("SIGUSR1", signal.SIGUSR1, "pipeline 2", (75,)),
     _stopped("SIGINT", signal.SIGINT, "context 2", (130,)),
-    _stopped("SIGTERM to all processes", signal.SIGTERM, "data 2", (75,), cause=send(signal.SIGTERM, to_all=True)),
+    _stopped("SIGTERM to all processes", signal.SIGTERM, "data 2", (75,), to_all=True),
     _stopped("SIGTERM in a validation", signal.SIGTERM, "context 2", (75,),
              place=Place("crosscut.training.loop:evaluate_loss", call=2, rank=0)),
     Fault(name="SIGTERM, and again after 3 s", layout="tensor 2", named=(), status=(143,),
-          place=Place(STEP, call=7, rank=0), cause=send(signal.SIGTERM, again=3.0), survives=_ALL),
+          place=Place(STEP, call=7, rank=0), cause=partial(_send, number=signal.SIGTERM, again=3.0), survives=_ALL),
     Fault(name="SIGINT, and again after 1 s", layout="data 2", named=("Interrupted", "--resume auto"),
-          status=(130,), place=Place(STEP, call=7, rank=0), cause=send(signal.SIGINT, again=1.0), survives=_ALL),
+          status=(130,), place=Place(STEP, call=7, rank=0), survives=_ALL,
+          cause=partial(_send, number=signal.SIGINT, again=1.0)),
     Fault(name="the kernel kills a rank that needs too much memory", layout="data 2",
           named=("rank 1 of 2 was ended by SIGKILL", "ran out of memory"),
           place=Place(STEP, call=7, rank=1, act="grow", meets=True),

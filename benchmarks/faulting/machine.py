@@ -6,21 +6,19 @@ import resource
 import shutil
 import socket
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from benchmarks.faulting.inside import Place
-from benchmarks.faulting.killed import STEP, control_group
+from benchmarks.faulting.killed import IN_SIXTH, control_group
 from benchmarks.faulting.scene import Scene
-from benchmarks.faulting.trial import Cause, Fault
+from benchmarks.faulting.trial import Fault
 
 _PIDS = Path("/sys/fs/cgroup/pids")
-_HOUR, _DAY = 3600, 86_400
-_IN_SIXTH = Place(STEP, call=6, rank=0)
 
 
-def jump(seconds: int) -> Cause:
-    """Return the cause that sets the clock of all processes of the run forward or back."""
-    return lambda scene, _: scene.shim.set(clock=seconds) and None
+def _jump(scene: Scene, _: random.Random, *, seconds: int) -> None:
+    """Set the clock of all processes of the run forward or back."""
+    scene.shim.set(clock=seconds)
 
 
 def _needs_namespaces() -> str:
@@ -34,16 +32,12 @@ def _shell(text: str, *kinds: str) -> tuple[str, ...]:
     return ("unshare", *kinds, "sh", "-c", f'{text}; exec "$@"', "sh")
 
 
-def _few_files(number: int) -> Cause:
-    """Return the cause after which the processes of the run may open no more than some further files."""
-
-    def cause(scene: Scene, _: random.Random) -> None:
-        for process in scene.ranks().values():
-            now = len([*Path(f"/proc/{process.pid}/fd").iterdir()])
-            _, most = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
-            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (now + number, most))
-
-    return cause
+def _no_more_files(scene: Scene, _: random.Random) -> None:
+    """Let the processes of the run open no further files."""
+    for process in scene.ranks().values():
+        now = len([*Path(f"/proc/{process.pid}/fd").iterdir()])
+        _, most = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (now, most))
 
 
 def _take_port(scene: Scene, _: random.Random) -> None:
@@ -72,10 +66,10 @@ _TAKE_ALL = """ip link set lo up; echo "20000 20003" > /proc/sys/net/ipv4/ip_loc
 _SMALL_SHM = "mount -t tmpfs -o size=4k tmpfs /dev/shm; dd if=/dev/zero of=/dev/shm/full bs=4k count=1 2>/dev/null"
 
 MACHINE = [
-    Fault(name="the clock jumps forward by an hour", layout="tensor 2", named=(), place=_IN_SIXTH,
-          cause=jump(_HOUR), status=(0,), survives="the run"),
-    Fault(name="the clock jumps back by a day", layout="pipeline 2", named=(), place=_IN_SIXTH,
-          cause=jump(-_DAY), status=(0,), survives="the run"),
+    Fault(name="the clock jumps forward by an hour", layout="tensor 2", named=(), place=IN_SIXTH,
+          cause=partial(_jump, seconds=3600), status=(0,), survives="the run"),
+    Fault(name="the clock jumps back by a day", layout="pipeline 2", named=(), place=IN_SIXTH,
+          cause=partial(_jump, seconds=-86_400), status=(0,), survives="the run"),
     Fault(name="/dev/shm is full", layout="data 2", status=(2,), survives="nothing was done",
           named=("`/dev/shm` must have room", "No space left on device"),
           prefix=_shell(_SMALL_SHM, "-m"), needs=_needs_namespaces),
@@ -85,9 +79,9 @@ MACHINE = [
           status=(2,),
           prefix=_shell(_TAKE_ALL, "-n"), needs=_needs_namespaces, survives="nothing was done"),
     Fault(name="too few file descriptors while training", layout="tensor 2",
-          named=("rank 0 of 2 has reached the limit on open files", "ulimit -n"), place=_IN_SIXTH, cause=_few_files(0),
+          named=("rank 0 of 2 has reached the limit on open files", "ulimit -n"), place=IN_SIXTH, cause=_no_more_files,
           may_lose=8),
     Fault(name="too many processes while training", layout="data 2",
           named=(r"rank \d of 2 has reached the limit on processes",),
-          place=_IN_SIXTH, cause=_few_processes, needs=_needs_pids, may_lose=8),
+          place=IN_SIXTH, cause=_few_processes, needs=_needs_pids, may_lose=8),
 ]  # fmt: skip

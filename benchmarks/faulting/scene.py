@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -128,11 +127,9 @@ class Scene:
 
     def has_met(self, seconds: float) -> bool:
         """Whether a process of the run reaches its place within `seconds`, before the command ends."""
-        until = time.monotonic() + seconds
-        while not (self.root / "meet" / MET).exists():
-            if self.has_ended(0.005) or time.monotonic() > until:
-                return (self.root / "meet" / MET).exists()
-        return True
+        met = self.root / "meet" / MET
+        wait_until(lambda: met.exists() or self.has_ended(), seconds)
+        return met.exists()
 
     def go_on(self) -> None:
         """Let the process at its place go on."""

@@ -37,13 +37,7 @@ class Shim:
         return {"LD_PRELOAD": str(self.library), "FAULTS_SETTINGS": str(self.settings)}
 
     def set(
-        self,
-        *,
-        clock: int = 0,
-        delay: float = 0.0,
-        room: int = -1,
-        error: int = errno.ENOSPC,
-        pattern: str = "",
+        self, *, clock: int = 0, delay: float = 0.0, room: int = -1, error: int = errno.ENOSPC, pattern: str = ""
     ) -> Self:
         """Replace all settings. Without arguments, there is no fault.
 

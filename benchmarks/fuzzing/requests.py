@@ -34,6 +34,7 @@ from benchmarks.fuzzing.valid import MODEL, REQUESTS
 from benchmarks.fuzzing.valid_tunings import EMBEDDING_REQUESTS, ENCODER
 from benchmarks.fuzzing.worker import Figures, Setting, prepare_process, strategy_of
 from benchmarks.processes import memory_of, port_of, reset_peak
+from benchmarks.serving.attack import request
 
 WAYS = (*["whole"] * 4, "leave after head", "leave in body", "leave in answer", "never read", "slow")
 """Ways to send a request. A case's number chooses one."""
@@ -117,11 +118,8 @@ class Server:
 
     def ask_honestly(self) -> Any:
         """Answer of the server to the honest request. Raises `OSError`, `ValueError` or `KeyError`."""
-        path, fields = self._service.honest
-        body = json.dumps(fields).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"  # noqa: E501
         with socket.create_connection(("127.0.0.1", self.port), timeout=LONGEST) as client:
-            client.sendall(head.encode() + body)
+            client.sendall(request(*self._service.honest))
             answer = b""
             while piece := client.recv(1 << 16):
                 answer += piece

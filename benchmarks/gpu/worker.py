@@ -28,7 +28,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from benchmarks.contenders.programs import PEERS_OF, CrosscutStep, make_step, require_compiled
-from benchmarks.contenders.task import Step, Way
+from benchmarks.contenders.task import Step, Way, draw
 from benchmarks.gpu.plan import Measurement
 from benchmarks.machine import describe_machine
 from benchmarks.turns import Failure
@@ -224,12 +224,9 @@ def _group(measurement: Measurement, device: torch.device) -> Iterator[None]:
 
 def _batch(measurement: Measurement, device: torch.device, seed: int) -> list[tuple[Any, Any]]:
     """Draw micro-batches of random tokens."""
-    shape = measurement.shape
-    generator = torch.Generator().manual_seed(seed)
-    size = (shape.batch_size, shape.sequence_length + 1)
-    tokens = torch.randint(0, shape.vocab_size, size, generator=generator).to(device)
-    parts = tokens.split(measurement.micro_batch_size)
-    return [(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in parts]
+    whole = draw(measurement.shape, torch.Generator().manual_seed(seed))
+    parts = (each.to(device).contiguous().split(measurement.micro_batch_size) for each in whole)
+    return list(zip(*parts, strict=True))
 
 
 def _warm_up(step: Step, batches: list[list[tuple[Any, Any]]], device: torch.device) -> tuple[float, float, float]:

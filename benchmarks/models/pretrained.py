@@ -23,17 +23,15 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import TINY as TINY_HELP
-from benchmarks.commands import aligned, command_line, print_figures
+from benchmarks.commands import TINY_HELP, aligned, command_line, print_figures
 from benchmarks.machine import one_line
-from benchmarks.training.ranks import CPU, peak_of_loading
+from benchmarks.training.ranks import figures_of_loading
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import Layout, ModelConfig
 from crosscut.config.published.folders import published_table
-from crosscut.launch import launch, process_group
+from crosscut.launch import launch
 from crosscut.model import GPT
-from crosscut.parallel import RandomStreams, make_mesh
-from crosscut.parallel.collectives import gather_to_first
+from crosscut.parallel import ParallelMesh, RandomStreams
 from crosscut.parallel.state.parameters import local_part
 from crosscut.pretrained import load_weights
 from crosscut.pretrained.families import published_shapes
@@ -67,30 +65,23 @@ def write_folder(config: ModelConfig, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(table), encoding="utf-8")
 
 
-def read(layout: Layout, config: ModelConfig, folder: Path) -> list[dict[str, Any]]:
-    """Read the small and then the large model on this rank. Returns the figures of all ranks on the first rank."""
-    with process_group(CPU):
-        mesh = make_mesh(layout, CPU)
-        (seconds, model), peak = peak_of_loading(
-            lambda: _load(TINY, folder / "small", mesh), lambda: _load(config, folder / "large", mesh)
-        )
-        parts = [local_part(parameter.detach()).nbytes for parameter in model.parameters()]
-        figures = {"seconds": seconds, "share": sum(parts), "slice": max(parts), "peak": peak}
-        return gather_to_first(figures) or []
-
-
-def _load(config: ModelConfig, folder: Path, mesh: Any) -> tuple[float, GPT]:
+def load(stored: tuple[ModelConfig, Path], mesh: ParallelMesh) -> dict[str, float]:
+    """Read a model on this rank. Returns the seconds, and the bytes of the rank's parameters and of the largest one."""
+    config, folder = stored
     model = GPT(config, mesh=mesh, streams=RandomStreams(mesh, 0))
     start = time.perf_counter()
     load_weights(model, config, folder)
-    return time.perf_counter() - start, model
+    seconds = time.perf_counter() - start
+    parts = [local_part(parameter.detach()).nbytes for parameter in model.parameters()]
+    return {"seconds": seconds, "share": sum(parts), "slice": max(parts)}
 
 
 def measure(config: ModelConfig, layout: Layout, folder: Path) -> list[dict[str, Any]]:
     """Measure the figures of each rank."""
-    write_folder(config, folder / "large")
-    write_folder(TINY, folder / "small")
-    return launch(read, (layout, config, folder), num_ranks=layout.world_size)
+    models = (TINY, folder / "small"), (config, folder / "large")
+    for model in models:
+        write_folder(*model)
+    return launch(figures_of_loading, (layout, load, *models), num_ranks=layout.world_size)
 
 
 def limit(rank: dict[str, Any]) -> float:

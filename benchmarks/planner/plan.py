@@ -9,21 +9,19 @@ calibration runs before and cannot see a load that begins later: run this comman
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.commands import command_line, markdown
 from benchmarks.machine import print_machine
-from benchmarks.training.ranks import random_batches, seconds_of_step, trainer_of
-from crosscut.calibration import calibrate
+from benchmarks.training.ranks import hardware_of, random_batches, seconds_of_step, trainer_of
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.launch import launch, process_group
 from crosscut.launch.processes import choose_device
-from crosscut.planner.hardware import named_hardware
 from crosscut.planner.time import step_time
 
 RANKS = 2
@@ -39,21 +37,11 @@ def layouts(device: str) -> list[RunConfig]:
     cut = [Layout(tensor=RANKS), Layout(tensor=RANKS, sequence_parallel=True)]
     copied = [Layout(data=RANKS), Layout(data=RANKS, sharding="zero2"), Layout(data=RANKS, sharding="zero3")]
     precision = "bfloat16" if device == "cuda" else "float32"
+    training = TrainingConfig(batch_size=8, sequence_length=256, precision=precision, device=device)
     return [
-        RunConfig(
-            model=MODEL,
-            layout=layout,
-            training=TrainingConfig(
-                batch_size=8,
-                micro_batch_size=micro,
-                sequence_length=256,
-                precision=precision,
-                recompute=recompute,
-                device=device,
-            ),
-        )
+        RunConfig(model=MODEL, layout=layout, training=replace(training, micro_batch_size=micro, recompute=recompute))
         for layout, micro, recompute in product([*cut, *copied], (4, 2), ("none", "full"))
-    ]  # fmt: skip
+    ]
 
 
 def measure(runs: Sequence[RunConfig], rounds: int) -> list[list[float]]:
@@ -89,14 +77,10 @@ def main() -> None:
     parser.add_argument("--gpu", help="device file of this machine; by default the machine is calibrated first")
     parser.add_argument("--rounds", type=int, default=5, help="steps of each layout that are counted")
     options = parser.parse_args()
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "device.toml"
-        if options.gpu is None:
-            calibrate(file)
-        hardware = named_hardware(options.gpu or str(file))
-        print_machine("torch", device="" if hardware.device == "cpu" else hardware.name)
-        runs = layouts(hardware.device)
-        seconds = launch(measure, (runs, options.rounds), num_ranks=RANKS)
+    hardware = hardware_of(options.gpu)
+    print_machine("torch", device="" if hardware.device == "cpu" else hardware.name)
+    runs = layouts(hardware.device)
+    seconds = launch(measure, (runs, options.rounds), num_ranks=RANKS)
     report(runs, [median(taken) for taken in seconds], [step_time(run, hardware).total for run in runs])
 
 

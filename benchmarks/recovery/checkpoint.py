@@ -34,17 +34,15 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import TINY as TINY_HELP
-from benchmarks.commands import aligned, command_line, print_figures
+from benchmarks.commands import TINY_HELP, aligned, command_line, print_figures
 from benchmarks.machine import one_line
-from benchmarks.training.ranks import CPU, peak_of_loading, random_batches, rank_of, seconds_of_step
+from benchmarks.training.ranks import figures_of_loading, random_batches, rank_of, seconds_of_step
 from crosscut.checkpoint import Progress, Saver, latest_good_checkpoint, load_checkpoint, save_checkpoint
 from crosscut.checkpoint.saving.staging import HostBuffers
 from crosscut.config import CheckpointConfig, Layout, RunConfig, load_run
-from crosscut.launch import launch, process_group
+from crosscut.launch import launch
 from crosscut.model import GPT
-from crosscut.parallel import RandomStreams, make_mesh
-from crosscut.parallel.collectives import gather_to_first
+from crosscut.parallel import ParallelMesh, RandomStreams
 from crosscut.parallel.state.parameters import local_part
 from crosscut.training.optimization.optimizer import make_optimizer, rules_of
 
@@ -154,23 +152,15 @@ def write_checkpoint(run: RunConfig, root: Path) -> None:
         )  # fmt: skip
 
 
-def read_checkpoint(run: RunConfig, small: tuple[RunConfig, str], checkpoint: str) -> list[dict[str, float]]:
-    """Load a small and then a large checkpoint on this rank. Returns the figures of all ranks on the first rank."""
-    with process_group(CPU):
-        mesh = make_mesh(run.layout, CPU)
-        (seconds, share), peak = peak_of_loading(
-            lambda: _load(small[0], mesh, small[1]), lambda: _load(run, mesh, checkpoint)
-        )
-        return gather_to_first({"seconds": seconds, "share": share, "peak": peak}) or []
-
-
-def _load(run: RunConfig, mesh: Any, checkpoint: str) -> tuple[float, int]:
+def load(stored: tuple[RunConfig, str], mesh: ParallelMesh) -> dict[str, float]:
+    """Load the checkpoint of a run on this rank. Returns the seconds, and the bytes of the rank's own state."""
+    run, checkpoint = stored
     model = GPT(run.model, mesh=mesh, streams=RandomStreams(mesh, 0), dtype=torch.float32)
     optimizer = make_optimizer(model, run.optimizer, rules=rules_of(run.model, run.optimizer))
     start = time.perf_counter()
     load_checkpoint(checkpoint, model=model, optimizer=optimizer, padded=model.padded_rows)
     seconds = time.perf_counter() - start
-    return seconds, 3 * sum(local_part(p.detach()).nbytes for p in model.parameters())
+    return {"seconds": seconds, "share": 3 * sum(local_part(p.detach()).nbytes for p in model.parameters())}
 
 
 def measure_reading(model: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -182,12 +172,12 @@ def measure_reading(model: dict[str, Any], folder: Path) -> dict[str, Any]:
     figures: dict[str, Any] = {"bytes": good.manifest.num_bytes, "verify": time.perf_counter() - start}
     for layout in read_by:
         small = (make_run(TINY, layout), str(latest_good_checkpoint(folder / "small").folder))
-        arguments = (make_run(model, layout), small, str(good.folder))
+        arguments = (layout, load, small, (make_run(model, layout), str(good.folder)))
         if layout.world_size == 1:  # a single rank gets a process of its own, too
             with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-                figures[str(layout)] = pool.submit(read_checkpoint, *arguments).result()
+                figures[str(layout)] = pool.submit(figures_of_loading, *arguments).result()
         else:
-            figures[str(layout)] = launch(read_checkpoint, arguments, num_ranks=layout.world_size)
+            figures[str(layout)] = launch(figures_of_loading, arguments, num_ranks=layout.world_size)
     return figures
 
 

@@ -28,7 +28,6 @@ import random
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -39,7 +38,7 @@ from rich.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import aligned, command_line, progress_bar, write_figures
+from benchmarks.commands import aligned, command_line, progress_bar, work_folder, write_figures
 from benchmarks.faulting.scene import Scene
 from benchmarks.machine import print_machine
 from benchmarks.processes import have_ended, wait_until
@@ -318,13 +317,8 @@ def main(arguments: list[str] | None = None) -> None:
     if min(options.kills, options.damages) < 0 or options.kills + options.damages < 1:
         parser.error(f"`--kills` and `--damages` must not be negative, and one of them must be at least 1, but they "
                      f"are {options.kills} and {options.damages}.")  # fmt: skip
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="crosscut-crash-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        result = crash(folder.resolve(), options)
-    finally:
-        if not options.folder:
-            shutil.rmtree(folder)
+    with work_folder(options.folder) as folder:
+        result = crash(folder, options)
     well = report(result, options)
     kills = [vars(kill) | {"lost": kill.lost, "damages": [*map(str, kill.damages)]} for kill in result.kills]
     figures = {"well": well, "compared": result.compared, "damaged": result.damaged, "seconds": result.seconds}

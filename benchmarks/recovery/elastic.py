@@ -18,7 +18,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -31,7 +30,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import command_line
+from benchmarks.commands import command_line, work_folder
 from benchmarks.machine import print_machine
 from benchmarks.processes import told_in, wait_until
 from benchmarks.recovery.runs import TINY, losses_of, newest_step, steps_done, write_text
@@ -247,9 +246,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="new folder in which the runs and their logs are kept")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # end the nodes, too
-    with tempfile.TemporaryDirectory(prefix="crosscut-elastic-") as temporary:
-        folder = options.keep or Path(temporary)
-        folder.mkdir(exist_ok=True)
+    with work_folder(options.keep) as folder:
         well = elastic(folder, options)
     sys.exit(0 if well else 1)
 

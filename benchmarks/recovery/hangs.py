@@ -17,13 +17,12 @@ import random
 import re
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from timeit import timeit
 from typing import NamedTuple
@@ -32,7 +31,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.commands import command_line, markdown
 from benchmarks.machine import print_machine
-from benchmarks.processes import free_port, join_ranks, told_in, wait_until
+from benchmarks.processes import free_port, join_ranks, session, told_in, wait_until
+from benchmarks.recovery.runs import LAYOUTS
 from crosscut.flight.reading import FOLDER, RankRecord, read_records
 from crosscut.flight.record import MessageKind, ModelPart, Record, RecordWord, RunPhase
 
@@ -49,8 +49,7 @@ TINY = (
     "training.batch_size=8", "training.sequence_length=64", "training.steps=1000000", "training.validate_every=6",
     "training.validation_sequences=32", "checkpoint.every=9", "training.compile=off",
 )  # fmt: skip
-FOUR, TWO = ("layout.tensor=2", "layout.data=2"), ("layout.tensor=2",)
-SHARDED = ("layout.tensor=1", "layout.data=2")
+FOUR = ("layout.tensor=2", "layout.data=2")
 LIMIT = 60.0
 """Seconds after which a hang counts as not reported, beyond the bound."""
 
@@ -69,20 +68,13 @@ class Stop(NamedTuple):
 
 
 @contextmanager
-def training(folder: Path, num_ranks: int, bound: float, *settings: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+def training(folder: Path, num_ranks: int, bound: float, *settings: str) -> Iterator[None]:
     """Run in a folder, inside the context. Each rank is a process that this program starts."""
     port, common = free_port(), [sys.executable, __file__, "--rank", str(bound), f"output.folder={folder}", *settings]
-    processes = []
-    with (folder.parent / f"{folder.name}.log").open("wb") as log:
+    with ExitStack() as ranks:
         for rank in range(num_ranks):
-            environment = os.environ | join_ranks(rank, num_ranks, port)
-            processes.append(subprocess.Popen(common, env=environment, stdout=log, stderr=log))
-        try:
-            yield processes
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+            ranks.enter_context(session(common, folder.with_suffix(".log"), **join_ranks(rank, num_ranks, port)))
+        yield
 
 
 def train_rank(bound: float, settings: list[str]) -> None:
@@ -103,7 +95,7 @@ def wait_for_steps(folder: Path, num_ranks: int, steps: int) -> dict[int, RankRe
         return len(records) == num_ranks and all(record.words[RecordWord.STEPS] >= steps for record in records)
 
     if not wait_until(are_there, 300, every=0.05):
-        sys.exit(f"The run in {folder} did not start:\n{told_in(folder.parent / f'{folder.name}.log')}")
+        sys.exit(f"The run in {folder} did not start:\n{told_in(folder.with_suffix('.log'))}")
     return read_records(folder / FOLDER)
 
 
@@ -114,29 +106,29 @@ def stop_once(folder: Path, records: dict[int, RankRecord], choice: random.Rando
     pid, descriptor = records[rank].pid, records[rank].words[RecordWord.DESCRIPTOR]
     time.sleep(choice.random())
     with Path(f"/proc/{pid}/fd/{descriptor}").open("rb", buffering=0) as memory:
-        give_up = time.monotonic() + 20
-        while time.monotonic() < give_up:
-            now = int.from_bytes(os.pread(memory.fileno(), 8, RecordWord.PHASE * 8), "little")
-            if now == phase:
-                break
+
+        def phase_now() -> int:
+            return int.from_bytes(os.pread(memory.fileno(), 8, RecordWord.PHASE * 8), "little")
+
+        wait_until(lambda: phase_now() == phase, 20, every=0.0)
         os.kill(pid, signal.SIGSTOP)
         begin = time.time()
-        stopped_in = RunPhase(int.from_bytes(os.pread(memory.fileno(), 8, RecordWord.PHASE * 8), "little"))
+        stopped_in = RunPhase(phase_now())
+
+    def reports() -> list[Path]:
+        return [path for path in set(folder.glob("hang-*.txt")) - known if path.read_text()]
+
+    wait_until(lambda: bool(reports()), 20 * LIMIT, every=0.05)
     named, message, beyond = (), "", float("inf")
-    while time.time() < begin + 20 * LIMIT:
-        new = [path for path in set(folder.glob("hang-*.txt")) - known if path.read_text()]
-        if new:
-            text = new[0].read_text()
-            named = tuple(int(number) for number in re.findall(r"^DID NOT ARRIVE: rank (\d+)", text, re.MULTILINE))
-            found = re.search(r"^  missing    (.*?), number", text, re.MULTILINE)
-            message = found[1] if found else ""
-            beyond = new[0].stat().st_mtime - begin - float(re.search(r"bound: (\d+) s", text)[1])
-            break
-        time.sleep(0.05)
+    for report in reports()[:1]:
+        text = report.read_text()
+        named = tuple(int(number) for number in re.findall(r"^DID NOT ARRIVE: rank (\d+)", text, re.MULTILINE))
+        found = re.search(r"^  missing    (.*?), number", text, re.MULTILINE)
+        message = found[1] if found else ""
+        beyond = report.stat().st_mtime - begin - float(re.search(r"bound: (\d+) s", text)[1])
     os.kill(pid, signal.SIGCONT)
-    wait_for_steps(
-        folder, len(records), max(r.words[RecordWord.STEPS] for r in read_records(folder / FOLDER).values()) + 2
-    )
+    steps = max(record.words[RecordWord.STEPS] for record in read_records(folder / FOLDER).values())
+    wait_for_steps(folder, len(records), steps + 2)
     return Stop(rank, stopped_in, named, message, beyond)
 
 
@@ -176,16 +168,12 @@ def measure_alarms(minutes: float) -> None:
     """Count the reports of a run that does not hang, while one other process per core is busy."""
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root) / "run"
-        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
-        try:
-            with training(folder, 4, 30.0, *TINY, *FOUR):
-                wait_for_steps(folder, 4, 2)
-                time.sleep(60 * minutes)
-                records = read_records(folder / FOLDER)
-        finally:
-            for process in busy:
-                process.kill()
-                process.wait()
+        with ExitStack() as busy, training(folder, 4, 30.0, *TINY, *FOUR):
+            for _ in range(os.cpu_count() or 1):
+                busy.enter_context(session([sys.executable, "-c", "while True: pass"], folder.with_suffix(".busy.log")))
+            wait_for_steps(folder, 4, 2)
+            time.sleep(60 * minutes)
+            records = read_records(folder / FOLDER)
         print(
             f"{minutes:g} minutes, {records[0].words[RecordWord.STEPS]} steps: "
             f"{len(list(folder.glob('hang-*')))} reports"
@@ -247,7 +235,7 @@ def main() -> None:
     if options.minutes:
         measure_alarms(options.minutes)
     if options.cost:
-        measure_cost((*SHARDED, *sharding) if sharding else TWO)
+        measure_cost((*LAYOUTS["data 2" if sharding else "tensor 2"], *sharding))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -31,9 +30,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import command_line, markdown
+from benchmarks.commands import command_line, markdown, subplots
 from benchmarks.machine import print_machine
-from benchmarks.training.ranks import CPU, random_batches, rank_of, seconds_of_step
+from benchmarks.training.ranks import CPU, hardware_of, random_batches, rank_of, seconds_of_step
 from benchmarks.turns import alternate
 from crosscut.architecture.pipeline import (
     Durations,
@@ -44,7 +43,6 @@ from crosscut.architecture.pipeline import (
     stages_of_rank,
     without_messages,
 )
-from crosscut.calibration import calibrate
 from crosscut.config import Layout, RunConfig, load_run
 from crosscut.config.layout import PipelineSchedule
 from crosscut.config.system.machine import available_cores
@@ -55,7 +53,6 @@ from crosscut.model.gpt import StageInput
 from crosscut.model.stages import StageStep
 from crosscut.parallel import ParallelMesh, make_mesh
 from crosscut.parallel.collectives import gather_to_first
-from crosscut.planner.hardware import Hardware, named_hardware
 from crosscut.planner.stages import schedule_of
 from crosscut.planner.time import bubble_share, step_time
 from crosscut.training.watching.passes import PassRecorder, PipelineStep, pipeline_steps
@@ -227,13 +224,9 @@ def print_waits(num_steps: int, figure: Path | None) -> None:
 
 def draw(timelines: Mapping[str, Timeline], path: Path) -> None:
     """Draw recorded steps of four ranks, one below the other."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
     from matplotlib.patches import Patch
 
-    figure, panels = pyplot.subplots(len(timelines), 1, figsize=(10, 6.4), layout="constrained", sharex=True)
+    figure, panels = subplots(len(timelines), 1, figsize=(10, 6.4), sharex=True)
     longest = max(timeline.total for timeline in timelines.values())
     for axes, (name, timeline) in zip(panels, timelines.items(), strict=True):
         begin = min(rank[0].start for rank in timeline.ranks)
@@ -337,15 +330,6 @@ def print_model(num_steps: int, num_turns: int, gpu: str | None) -> None:
     head = ("schedule", "(P - 1) / m", "(P - 1) / (V m)", "measured idle time", "of which bubble", "of which waiting",
             "GFLOP of all ranks", "step s", "forecast s", "error", "forecast bubble")  # fmt: skip
     print(markdown(head, rows))
-
-
-def hardware_of(gpu: str | None) -> Hardware:
-    """Device file that the user names, or a calibration of this machine."""
-    if gpu is not None:
-        return named_hardware(gpu)
-    with TemporaryDirectory() as folder:
-        calibrate(Path(folder) / "device.toml")
-        return named_hardware(str(Path(folder) / "device.toml"))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,9 +1,8 @@
-"""Context ranks: the memory of a rank, the time of a step, and the losses of a model that is to copy a token.
+"""Context ranks: the memory of a rank, and the time of a step.
 
     python benchmarks/training/context.py planned     # a rank of Llama 3 8B at 32,768 tokens, by dry run
     python benchmarks/training/context.py held        # a small model at 8,192 tokens, measured on 1, 2 and 4 ranks
     python benchmarks/training/context.py times       # steps of the three methods on two ranks, beside one rank
-    python benchmarks/training/context.py copies      # losses of a model that is to copy a token from far back
 
 `planned` prints the bytes of a rank at the peak of a step, by part, and how much of 1 / C of the bytes of one rank each
 part is: 1.00 for a part that falls as 1 / C, and C for a part that does not fall.
@@ -11,10 +10,6 @@ part is: 1.00 for a part that falls as 1 / C, and C for a part that does not fal
 `held` prints the bytes that the forward pass leaves for the backward pass, beside the planner's account.
 
 `times` measures forward and backward passes with one thread per rank, in turns, and prints medians.
-
-In `copies`, the model is to repeat one token at the end of a sequence. The token is at a random place in the second
-quarter, and all other tokens are blank. With two context ranks, the first rank has the end, and the second rank has the
-second quarter.
 """
 
 import argparse
@@ -22,11 +17,8 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -34,9 +26,8 @@ from benchmarks.commands import command_line, markdown
 from benchmarks.machine import print_machine
 from benchmarks.training.memory import LET_GO, Alive
 from benchmarks.training.ranks import random_batches, rank_of
-from crosscut.config import IGNORED, RunConfig, load_run
+from crosscut.config import RunConfig, load_run
 from crosscut.launch import launch
-from crosscut.model import Batch
 from crosscut.planner.activations import activations_held
 from crosscut.rehearsal import rehearse
 
@@ -54,18 +45,13 @@ PARTS = {
 """Parts of the activations, by the beginning of the module's name; the first that fits counts."""
 
 
-def run_of(context: int, way: str, length: int, *, shape: dict[str, Any] = SHAPE, **training: Any) -> RunConfig:
-    """A run of one micro-batch per step, by default of one sequence in float32."""
-    batch_size = training.get("batch_size", 1)
-    fixed = {"sequence_length": length, "micro_batch_size": batch_size, "compile": "off", "steps": 1000}
-    return load_run(
-        {
-            "model": {**shape, "max_sequence_length": length},
-            "layout": {"context": context, "context_attention": way if context > 1 else "auto"},
-            "training": {"batch_size": 1, "precision": "float32", **fixed, **training},
-            "optimizer": {"learning_rate": 1e-3, "warmup_steps": 20},
-        }
-    )
+def run_of(
+    context: int, way: str, length: int, *, shape: dict[str, Any] = SHAPE, precision: str = "float32"
+) -> RunConfig:
+    """A run of one sequence per step."""
+    training = {"batch_size": 1, "sequence_length": length, "precision": precision, "compile": "off"}
+    layout = {"context": context, "context_attention": way if context > 1 else "auto"}
+    return load_run({"model": {**shape, "max_sequence_length": length}, "layout": layout, "training": training})
 
 
 def cases(sizes: Sequence[int]) -> Iterator[tuple[str, int]]:
@@ -124,37 +110,6 @@ def step_times(run: RunConfig, num_steps: int) -> list[float]:
         return seconds[1:]
 
 
-VALUES = 16
-"""Number of different tokens to copy."""
-QUESTIONS = 16
-"""Number of tokens at the end of a sequence whose target is the copied token."""
-
-
-def copy_batch(step: int, num_sequences: int, length: int) -> Batch:
-    """Blank sequences with one token of `VALUES` at a random place in the second quarter. The last tokens ask for it;
-    nothing else is a target.
-    """
-    generator = torch.Generator().manual_seed(step)
-    values = torch.randint(0, VALUES, (num_sequences, 1), generator=generator)
-    places = torch.randint(length // 4, length // 2, (num_sequences, 1), generator=generator)
-    question, blank = VALUES, VALUES + 1
-    tokens = torch.full((num_sequences, length), blank).scatter_(1, places, values)
-    tokens[:, -QUESTIONS:] = question
-    targets = torch.full_like(tokens, IGNORED)
-    targets[:, -QUESTIONS:] = values
-    return Batch(tokens=tokens, targets=targets)
-
-
-def copies(run: RunConfig, num_steps: int) -> list[float]:
-    """Loss of each step, in nats per copied token."""
-    with rank_of(run, threads=1) as trainer:
-        losses = []
-        for step in range(num_steps):
-            batch = copy_batch(step, run.micro_batch_size, run.training.sequence_length)
-            losses.append(trainer.step(step, [batch.part_of_rank(trainer.mesh.context)]).loss)
-        return losses
-
-
 def print_planned(arguments: argparse.Namespace) -> None:
     length, num_layers = arguments.length or 32_768, arguments.layers or 32
     rows = planned(length, num_layers, arguments.sizes or (1, 2, 4, 8))
@@ -199,22 +154,7 @@ def print_times(arguments: argparse.Namespace) -> None:
     print(markdown(["way", "C", "seconds", "times as fast as one rank"], rows))
 
 
-def print_copies(arguments: argparse.Namespace) -> None:
-    length, num_steps = arguments.length or 1024, arguments.steps or 150
-    shape = {**SHAPE, "num_layers": 2, "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "mlp_size": 128}
-    shown = [step for step in range(num_steps) if step % max(1, num_steps // 10) == 0 or step == num_steps - 1]
-    rows = []
-    for way, context in cases((1, 2)):
-        run = run_of(context, way, length, batch_size=arguments.sequences, shape=shape)
-        training = replace(run.training, steps=num_steps, initial_spread="fan_in")
-        run = replace(run, training=training, optimizer=replace(run.optimizer, learning_rate=3e-3))
-        losses = launch(copies, (run, num_steps), num_ranks=context)
-        rows.append([way, context, *(f"{losses[step]:.4f}" for step in shown)])
-    print(f"Nats per copied token, {VALUES} different tokens (chance 2.7726), over {length // 2:,} back, by step")
-    print(markdown(["way", "C", *map(str, shown)], rows))
-
-
-COMMANDS = {"planned": print_planned, "held": print_held, "times": print_times, "copies": print_copies}
+COMMANDS = {"planned": print_planned, "held": print_held, "times": print_times}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -224,8 +164,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--length", type=int, help="tokens of a sequence")
     parser.add_argument("--layers", type=int, help="layers of the model of `planned`")
     parser.add_argument("--sizes", type=int, nargs="+", help="numbers of context ranks of `planned` and `held`")
-    parser.add_argument("--steps", type=int, help="turns of `times`, or steps of `copies`")
-    parser.add_argument("--sequences", type=int, default=8, help="sequences of a step of `copies`")
+    parser.add_argument("--steps", type=int, help="turns of `times`")
     given = parser.parse_args(arguments)
     print_machine("torch")
     COMMANDS[given.command](given)

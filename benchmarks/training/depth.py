@@ -30,7 +30,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import aligned, command_line, progress_bar
+from benchmarks.commands import aligned, command_line, progress_bar, subplots
 from benchmarks.machine import describe_machine, print_machine
 from crosscut.config import DataConfig, ResolvedRun, TrainingError, load_run, write_whole
 from crosscut.data import Tokens, prepare
@@ -192,12 +192,7 @@ def draw(found: Mapping[str, Any], seeds: int, path: Path) -> None:
     """Draw the validation loss over the depth at the best learning rate of each, the same over the learning rate at
     the greatest depth, the curves of the best rates, and the gradient norms of the layers before the first step.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, ((depths, rates), (curves, norms)) = pyplot.subplots(2, 2, figsize=(10, 7.5), layout="constrained")
+    figure, ((depths, rates), (curves, norms)) = subplots(2, 2, figsize=(10, 7.5))
     by_case, level = groups(found, seeds), found["frequency_loss"]
     shades = dict(zip(DEPTHS, (0.35, 0.65, 1.0), strict=True))
     for place in PLACES:

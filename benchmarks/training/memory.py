@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import TINY, aligned, command_line, write_figures
+from benchmarks.commands import TINY_HELP, aligned, command_line, write_figures
 from benchmarks.machine import describe_machine, print_machine
 from benchmarks.training.ranks import random_batches, trainer_of
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
@@ -188,7 +188,7 @@ def report_activations(rows: list[dict[str, Any]]) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
-    parser = command_line(__doc__, tiny=TINY, figures="write")
+    parser = command_line(__doc__, tiny=TINY_HELP, figures="write")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument(
         "--tensor", type=int, help="tensor ranks of the sharded layouts; by default 2 on the CPU and 1 on CUDA"

@@ -19,7 +19,6 @@ import json
 import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +30,7 @@ from rich.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import aligned, command_line, progress_bar, run_crosscut, write_figures
+from benchmarks.commands import aligned, command_line, progress_bar, run_crosscut, subplots, work_folder, write_figures
 from benchmarks.machine import describe_machine, print_machine
 from crosscut.cli.arguments import DEMO_RUN, run_from
 from crosscut.config import Layout, RunConfig
@@ -141,12 +140,7 @@ def table_of(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
     """Draw the bits per byte of both recipes over the FLOPs: a line for each seed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    figure, axes = subplots(figsize=(8, 4.5))
     for name in ("paper", "modern"):
         for i, one in enumerate(runs[name]):
             points = [(step * one["flops_per_step"] / 1e12, bits) for step, bits in one["validations"]]
@@ -173,8 +167,8 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder that keeps the figures of finished runs")
     chosen = parser.parse_args()
     print_machine("torch")
-    with tempfile.TemporaryDirectory() as temporary, progress_bar() as progress:
-        folder, demo_run = (chosen.keep or Path(temporary)).absolute(), run_from(())
+    with work_folder(chosen.keep) as folder, progress_bar() as progress:
+        demo_run = run_from(())
         prepare(demo_run.data, folder / "tokens", seed=demo_run.training.seed)
         if chosen.what == "demo":
             runs = {"demo": demo(chosen.seeds or 5, folder, progress)}

@@ -22,8 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import TINY as TINY_HELP
-from benchmarks.commands import command_line, markdown, print_figures, run_command
+from benchmarks.commands import TINY_HELP, command_line, markdown, print_figures, run_command
 from benchmarks.first_minutes import TINY, Data, Recipe, crosscut, make_data, plain
 
 WIDTHS = (64, 128, 256)

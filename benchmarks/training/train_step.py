@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import TINY, aligned, command_line, print_figures
+from benchmarks.commands import TINY_HELP, aligned, command_line, print_figures
 from benchmarks.contenders.programs import PEERS_OF, is_installed, make_step, require_compiled
 from benchmarks.contenders.task import Shape, Way, draw
 from benchmarks.machine import one_line
@@ -169,7 +169,7 @@ def ratios(figures: dict[str, Any]) -> list[list[str]]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
-    parser = command_line(__doc__, tiny=TINY, figures="print")
+    parser = command_line(__doc__, tiny=TINY_HELP, figures="print")
     parser.add_argument(
         "--only", nargs="+", choices=list(ENTRIES), help="contenders to run; by default all that are installed"
     )

@@ -1,5 +1,6 @@
 """Programs of `benchmarks/`, run as a user runs them, and small checkouts that they look at."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,6 +18,15 @@ def run_program(
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **options)
     assert status in (None, done.returncode), done.stdout + done.stderr
     return done
+
+
+def run_python(program: str, *arguments: object, **variables: str) -> str:
+    """Output of a program, given as text, in a process with further environment variables."""
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS.parent), **variables}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> Path:

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from benchmarks.faulting.registry import FAULTS
 from benchmarks.faulting.shim import Shim
 from benchmarks.faulting.trial import Fault, Row, message_of
 from benchmarks.recovery.runs import LAYOUTS
-from tests.benchmarks.conftest import BENCHMARKS, run_program, write_files
+from tests.benchmarks.conftest import BENCHMARKS, run_program, run_python, write_files
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +27,7 @@ def shim(tmp_path_factory) -> Shim:
 
 def python(shim: Shim, program: str, *arguments: object) -> str:
     """Output of a program in a process with the library."""
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    done = subprocess.run(
-        command, env={**os.environ, **shim.environment}, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_python(program, *arguments, **shim.environment)
 
 
 WRITES = """

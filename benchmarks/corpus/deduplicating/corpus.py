@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.texts import in_batches, take
+from benchmarks.texts import read_texts, take
+from crosscut.corpus.batches import batches
 from crosscut.corpus.documents import CLEANING, DOCUMENTS, INGEST, TEXTS, write_table
 from crosscut.corpus.duplicates.planted import HIGHEST, LOWEST, plant
 from crosscut.corpus.execution.stages import TaskRecord
 from crosscut.corpus.words.ngrams import hash_words, ngrams
-from crosscut.data import read_documents
 from crosscut.data.hashing import sha256
 
 NGRAM = 5
@@ -61,7 +61,7 @@ def make_corpus(books: Path, megabytes: float, seed: int) -> Corpus:
 def cut(books: Path, chance: random.Random) -> Iterator[str]:
     """Yield pages of books. The logarithms of their lengths are uniformly distributed."""
     least, most = map(math.log, PAGE_BYTES)
-    for text in read_texts(books):
+    for text in read_texts(str(books)):
         start = 0
         while start < len(text):
             stop = start + int(math.exp(chance.uniform(least, most)))
@@ -73,12 +73,7 @@ def cut(books: Path, chance: random.Random) -> Iterator[str]:
 
 def read_corpus(path: Path) -> Corpus:
     """Read a jsonl file as a corpus: its texts are the documents, as they are, and no duplicates are planted."""
-    return Corpus(list(read_texts(path)), {})
-
-
-def read_texts(path: Path) -> Iterator[str]:
-    """Yield the texts of a jsonl file, plain or compressed."""
-    return (document.text for document in read_documents([str(path)], text_key="text"))
+    return Corpus(list(read_texts(str(path))), {})
 
 
 def write_corpus(corpus: Corpus, folder: Path) -> None:
@@ -88,9 +83,8 @@ def write_corpus(corpus: Corpus, folder: Path) -> None:
     cleaning.mkdir()
     (folder / "parquet").mkdir()
     sizes = {}
-    for number, places in enumerate(
-        in_batches(range(len(corpus.texts)), PART_BYTES, size=lambda place: len(corpus.texts[place]))
-    ):
+    parts = batches(range(len(corpus.texts)), lambda place: len(corpus.texts[place]), PART_BYTES)
+    for number, places in enumerate(parts):
         name = f"000000-{number:04}"
         texts = [corpus.texts[place] for place in places]
         empty = [""] * len(texts)

@@ -3,10 +3,7 @@
 import json
 import math
 import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +17,7 @@ from benchmarks.gpu.plan import GOALS, LLAMAS, full_plan, tiny_plan
 from benchmarks.gpu.run import Budget, Row, in_process, judged, run_plan
 from benchmarks.gpu.worker import attention_kernel, is_out_of_memory
 from crosscut.planner import count_parameters
-from tests.benchmarks.conftest import BENCHMARKS, run_program
+from tests.benchmarks.conftest import run_program, run_python
 from tests.nursery import forked
 
 
@@ -89,17 +86,8 @@ def test_gpu_plan_has_llamas_only_beside_a_peer_that_trains_them():
     assert crosscut_run(Shape(family="Llama"), Way()).model.family == "Llama"
 
 
-def python(program: str, folder: Path) -> list[str]:
-    """Lines that a program prints in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True, cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(BENCHMARKS.parent)},
-    )  # fmt: skip
-    return done.stdout.splitlines()
-
-
 @pytest.mark.slow
-def test_gpu_benchmark_runs_uncompiled_what_cannot_be_compiled(tmp_path):
+def test_gpu_benchmark_runs_uncompiled_what_cannot_be_compiled():
     program = """
 import json
 from dataclasses import asdict, replace
@@ -110,7 +98,7 @@ plan = [replace(tiny_plan()[0], name="a", compiled=True, overrides=switching, te
 rows = run_plan(plan, Budget(100.0), "cpu", lambda row: None)
 print(json.dumps({name: [len(row.turns), row.remarks] for name, row in rows.items()}))
 """
-    rows = json.loads(python(program, tmp_path)[-1])
+    rows = json.loads(run_python(program).splitlines()[-1])
     assert rows["a"][0] == 0
     assert rows["a"][1][0].startswith("failed: ConfigError: `training.compile` must be")
     assert rows["uncompiled: a"] == [1, []]
@@ -164,8 +152,8 @@ tell(comparison=with_a_gradient_that_is_none)
 
 
 @pytest.mark.slow
-def test_gpu_benchmark_takes_no_figure_of_wrong_gradients(tmp_path):
-    off, error, unknown, of_nan = python(MISCOMPILED, tmp_path)[-4:]
+def test_gpu_benchmark_takes_no_figure_of_wrong_gradients():
+    off, error, unknown, of_nan = run_python(MISCOMPILED).splitlines()[-4:]
     assert float(off) < 0.05
     assert error.startswith("the compiled gradient of blocks.")
     assert unknown == "None", "what memory does not suffice for is left out, and its figures stand"
