@@ -12,7 +12,7 @@ from functools import reduce, wraps
 from importlib.resources import files
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
 import click
 
@@ -22,6 +22,9 @@ from crosscut.config.precision import OF_MODELS
 from crosscut.config.system.files import require_writable_file
 from crosscut.config.system.terminal import echo
 from crosscut.config.training import Device
+
+if TYPE_CHECKING:
+    from crosscut.evaluation.ranks import Machinery
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 _P = ParamSpec("_P")
@@ -169,21 +172,6 @@ def _writable(_context: click.Context, option: click.Parameter, path: Path | Non
     return path
 
 
-def gathered(kind: Callable[..., _T]) -> Callable[[Callable[[_T], _R]], Callable[..., _R]]:
-    """Collect the parameters of a command in one instance of the dataclass `kind`, and call the command with this
-    instance. Each parameter becomes the field with the same name.
-    """
-
-    def of(command: Callable[[_T], _R]) -> Callable[..., _R]:
-        @wraps(command)
-        def run(**parameters: OptionValue) -> _R:
-            return command(kind(**parameters))
-
-        return run
-
-    return of
-
-
 tensor_option = click.option(
     "--tensor", default=1, show_default=True, help="Number of tensor ranks that share the model."
 )
@@ -221,6 +209,13 @@ def all_of(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Co
 
 model_options = all_of(tensor_option, device_option, precision_option, last_weights_option, adapter_option)
 """Options of a command that runs a finished model on tensor ranks."""
+
+
+def machinery(*, tensor: int, data: int = 1, **choices: OptionValue) -> "Machinery":
+    """Ranks and weights of a finished model, from the options of a command."""
+    from crosscut.evaluation.ranks import Machinery
+
+    return Machinery(layout=Layout(tensor=tensor, data=data), **choices)
 
 
 def echo_json(value: object) -> None:

@@ -1,5 +1,6 @@
 """`crosscut embed`."""
 
+import json
 from pathlib import Path
 
 import click
@@ -8,10 +9,12 @@ from crosscut.cli.arguments import (
     OptionValue,
     device_option,
     last_weights_option,
+    machinery,
     naming_options,
     precision_option,
     tensor_option,
 )
+from crosscut.config.system.terminal import echo
 
 
 @click.command()
@@ -30,7 +33,14 @@ from crosscut.cli.arguments import (
 @precision_option
 @last_weights_option
 @naming_options({"layout.tensor": "--tensor", "batch_size": "--batch-size", "max_tokens": "--max-tokens"})
-def embed(place: str, file: Path | None, texts: tuple[str, ...], **options: OptionValue) -> None:
+def embed(
+    place: str,
+    file: Path | None,
+    texts: tuple[str, ...],
+    batch_size: int,
+    max_tokens: int,
+    **options: OptionValue,
+) -> None:
     """Print an embedding of each line of FILE, from the encoder at PLACE.
 
     PLACE is a Hugging Face folder that holds a BERT model, such as all-MiniLM-L6-v2, or the folder of a run or a
@@ -38,8 +48,20 @@ def embed(place: str, file: Path | None, texts: tuple[str, ...], **options: Opti
     Each embedding is a line of JSON: a list of numbers whose squares sum to 1. The dot product of two embeddings is
     the cosine similarity of their texts.
     """
-    from crosscut.evaluation.embeddings.vectors import print_embeddings
+    from crosscut.evaluation.embeddings.texts import read_lines
+    from crosscut.evaluation.embeddings.vectors import embed as embed_texts
+    from crosscut.launch.processes import is_first_started
 
     if texts and file is not None:
         raise click.UsageError("Give either FILE or --text, not both.")
-    print_embeddings(place, file, texts, **options)
+    vectors = embed_texts(
+        place,
+        lambda: texts or read_lines(file),
+        machinery(**options),
+        batch_size=batch_size,
+        max_tokens=max_tokens,
+        tell=lambda text: echo(f"crosscut: {text}", err=True),
+    )
+    if is_first_started():
+        for vector in vectors:
+            echo(json.dumps(vector))

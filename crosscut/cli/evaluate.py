@@ -1,29 +1,28 @@
 """`crosscut evaluate`."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from crosscut.cli.arguments import (
+    OptionValue,
     adapter_option,
     device_option,
     echo_json,
-    gathered,
     last_weights_option,
+    machinery,
     naming_options,
     precision_option,
     tensor_option,
 )
-from crosscut.config import ConfigError, EvaluationConfig, Layout
+from crosscut.config import ConfigError, EvaluationConfig
 from crosscut.config.checks import Settings, listed
 from crosscut.config.evaluation import Detokenizer
 from crosscut.config.system.terminal import echo, new_console
 
 if TYPE_CHECKING:
     from crosscut.evaluation.places import EvaluationReport
-    from crosscut.evaluation.ranks import Machinery
     from crosscut.harness.tasks import HarnessReport
 
 _TASKS = ("wikitext103", "lambada")
@@ -37,50 +36,11 @@ _NAMES = {
     **{f"evaluation.{name}": f"--task {name}" for name in _TASKS},
 }
 
+_PROTOCOL = ("text", "text_key", "window", "overlap", "mask_seed", "detokenizer")
+"""Options that are settings of `EvaluationConfig`."""
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluateOptions:
-    """Options of `crosscut evaluate`."""
-
-    place: str
-    tasks: tuple[str, ...]
-    """Values of `--task`, each in the form `NAME=FILE`."""
-    text: tuple[str, ...]
-    text_key: str
-    window: int
-    stride: int
-    mask_seed: int
-    detokenizer: Detokenizer
-    harness: str
-    """Names of lm-eval tasks, separated by commas."""
-    harness_folder: str
-    limit: int
-    shots: int
-    batch_size: int
-    tensor: int
-    data: int
-    device: str
-    precision: str
-    last_weights: bool
-    adapter: str
-    output: Path | None
-    as_json: bool
-
-    def protocol(self) -> EvaluationConfig:
-        """Settings for the scores of texts: files, window, detokenizer and batch size. If only lm-eval tasks are given,
-        the settings contain no file. Raises `ConfigError` for an invalid option.
-        """
-        return EvaluationConfig(
-            text=self.text,
-            text_key=self.text_key,
-            window=self.window,
-            overlap=self.stride,
-            mask_seed=self.mask_seed,
-            detokenizer=self.detokenizer,
-            limit=0 if self.harness else self.limit,
-            batch_size=self.batch_size,
-            **_files(self.tasks),
-        )
+_FOR_HARNESS = ("folder", "limit", "shots", "batch_size")
+"""Options that are settings of lm-eval's tasks. Two of them, the limit and the batch size, also apply to files."""
 
 
 @click.command()
@@ -94,6 +54,7 @@ class EvaluateOptions:
 @click.option(
     "--stride",
     "--overlap",
+    "overlap",
     default=0,
     help="Tokens by which the window moves each time; the Megatron-LM paper calls this number the overlap.  "
     "[default: 32 for WikiText-103, half a window for --text]",
@@ -113,7 +74,7 @@ class EvaluateOptions:
     "reversible rules.",
 )
 @click.option("--harness", metavar="TASK,...", default="", help="Score tasks of EleutherAI's lm-eval instead of files.")
-@click.option("--harness-folder", default="", help="Folder with your own lm-eval task files.")
+@click.option("--harness-folder", "folder", default="", help="Folder with your own lm-eval task files.")
 @click.option(
     "--limit", default=0, help="Maximum number of passages of LAMBADA, or of examples per lm-eval task.  [default: all]"
 )
@@ -128,8 +89,14 @@ class EvaluateOptions:
 @click.option("--output", type=click.Path(path_type=Path), help="Write scores and settings to this JSON file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @naming_options(_NAMES)
-@gathered(EvaluateOptions)
-def evaluate(options: EvaluateOptions) -> None:
+def evaluate(
+    place: str,
+    tasks: tuple[str, ...],
+    harness: str,
+    output: Path | None,
+    as_json: bool,
+    **options: OptionValue,
+) -> None:
     """Score a model on WikiText-103, LAMBADA or your own text.
 
     WikiText-103 and LAMBADA are scored by the protocols of the Megatron-LM paper (arXiv 1909.08053). PLACE is a run's
@@ -138,45 +105,29 @@ def evaluate(options: EvaluateOptions) -> None:
     A BERT with a head for masked tokens is scored on your own text: some of the words are masked, and the score is the
     mean loss of the masked tokens.
     """
-    config = options.protocol()
-    if config.has_tasks == bool(options.harness):
+    given = {name: options.pop(name) for name in _FOR_HARNESS}
+    protocol = {name: options.pop(name) for name in _PROTOCOL}
+    limit = 0 if harness else given["limit"]
+    config = EvaluationConfig(limit=limit, batch_size=given["batch_size"], **protocol, **_files(tasks))
+    if config.has_tasks == bool(harness):
         raise ConfigError(
             "Either files (`--task`, `--text`) or lm-eval tasks (`--harness`) must be given, not both, "
-            f"but {'both are' if options.harness else 'neither is'} given."
+            f"but {'both are' if harness else 'neither is'} given."
         )
-    layout = Layout(tensor=options.tensor, data=options.data)
-    from crosscut.evaluation.ranks import Machinery
+    on = machinery(**options)
     from crosscut.launch.processes import is_first_started
 
-    on = Machinery(
-        layout=layout,
-        device=options.device,
-        precision=options.precision,
-        last_weights=options.last_weights,
-        adapter=options.adapter,
-    )
-    report = _run_harness(options, on) if options.harness else _evaluate(options, config, on)
+    report: EvaluationReport | HarnessReport
+    if harness:
+        from crosscut.harness import Harness, run_harness
+
+        report = run_harness(place, Harness(tasks=tuple(harness.split(",")), **given), on, output=output)
+    else:
+        from crosscut.evaluation.places import evaluate_place
+
+        report = evaluate_place(place, config, on, output=output)
     if is_first_started():
-        _show(report, as_json=options.as_json)
-
-
-def _run_harness(options: EvaluateOptions, on: "Machinery") -> "HarnessReport":
-    from crosscut.harness import Harness, run_harness
-
-    harness = Harness(
-        tasks=tuple(options.harness.split(",")),
-        folder=options.harness_folder,
-        limit=options.limit,
-        shots=options.shots,
-        batch_size=options.batch_size,
-    )
-    return run_harness(options.place, harness, on, output=options.output)
-
-
-def _evaluate(options: EvaluateOptions, config: EvaluationConfig, on: "Machinery") -> "EvaluationReport":
-    from crosscut.evaluation.places import evaluate_place
-
-    return evaluate_place(options.place, config, on, output=options.output)
+        _show(report, as_json=as_json)
 
 
 def _show(report: "EvaluationReport | HarnessReport", *, as_json: bool) -> None:

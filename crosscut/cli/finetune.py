@@ -1,6 +1,7 @@
 """`crosscut finetune`."""
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -11,12 +12,15 @@ from crosscut.cli.arguments import (
     all_of,
     device_option,
     has_file,
+    machinery,
     naming_options,
     precision_option,
     run_arguments,
     tensor_option,
 )
 from crosscut.config import ConfigError
+from crosscut.config.model import HeadKind
+from crosscut.config.system.terminal import echo
 
 _TASKS = {
     "mnli": "judge whether a sentence follows from another sentence",
@@ -77,73 +81,41 @@ def chat(arguments: tuple[str, ...], model: str, epochs: float, resume: bool, **
     finetune_chat(ChatOrder(files=files, model=model, epochs=epochs, resume=resume, overrides=overrides, **options))
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskOptions:
-    """Options of `crosscut finetune TASK`."""
+def _check(task: str, options: Mapping[str, OptionValue]) -> None:
+    """Raise `ConfigError` for options of `crosscut finetune TASK` that are missing or contradict each other."""
+    seeds = options["seeds"]
+    if options["resume"]:
+        _check_resumed(options)
+        return
+    if not options["model"]:
+        raise ConfigError(
+            f"`finetune {task}` must be given `--model`, but no model is given. Name a Hugging Face folder or a "
+            "run, or pass --resume."
+        )
+    if seeds < 1:
+        raise ConfigError(f"`--seeds` must be at least 1, but is {seeds}. Try 5.")
+    if options["ensemble"] and seeds < 2:
+        raise ConfigError(f"`--seeds` must be at least 2 with `--ensemble`, but is {seeds}. Try 5.")
+    if task == "table" and (missing := next((name for name in ("text", "label") if not options[name]), "")):
+        raise ConfigError(
+            f"`finetune table` must be given the columns of the texts and the labels, but `--{missing}` is not "
+            f"given. Pass --{missing} COLUMN."
+        )
 
-    arguments: tuple[str, ...]
-    model: str
-    output: str
-    data: str
-    train: str
-    dev: str
-    test: str
-    seeds: int
-    ensemble: bool
-    epochs: float | None
-    warmup: float | None
-    resume: bool
-    long: str = "cut"
-    stride: int = 128
-    threshold: float = 0.0
-    text: str = ""
-    pair: str = ""
-    label: str = ""
-    labels: str = ""
 
-    @property
-    def files(self) -> dict[str, str]:
-        """Files with the examples, keyed by part: `train`, `dev` and `test`. An empty string means that the option was
-        not given.
-        """
-        return {"train": self.train, "dev": self.dev, "test": self.test}
-
-    def check(self, task: str) -> None:
-        """Raise `ConfigError` for a missing or wrong option. A new run needs `--model`, the task `table` needs `--text`
-        and `--label`, and `--seeds` has a minimum. A resumed run must not have options that it reads from its folder.
-        """
-        if self.resume:
-            self._check_resumed()
-            return
-        if not self.model:
-            raise ConfigError(
-                f"`finetune {task}` must be given `--model`, but no model is given. Name a Hugging Face folder or a "
-                "run, or pass --resume."
-            )
-        if self.seeds < 1:
-            raise ConfigError(f"`--seeds` must be at least 1, but is {self.seeds}. Try 5.")
-        if self.ensemble and self.seeds < 2:
-            raise ConfigError(f"`--seeds` must be at least 2 with `--ensemble`, but is {self.seeds}. Try 5.")
-        if task == "table" and not (self.text and self.label):
-            missing = "text" if not self.text else "label"
-            raise ConfigError(
-                f"`finetune table` must be given the columns of the texts and the labels, but `--{missing}` is not "
-                f"given. Pass --{missing} COLUMN."
-            )
-
-    def _check_resumed(self) -> None:
-        """Raise `ConfigError` for options that a resumed run reads from its folder."""
-        given = {
-            "--seeds": self.seeds != 1,
-            "SETTINGS.toml": has_file(self.arguments),
-            **{f"--{name}": bool(getattr(self, name)) for name in ("model", "data", "train", "dev", "test", "labels")},
-            **{f"--{name}": getattr(self, name) is not None for name in ("epochs", "warmup")},
-        }
-        if named := next((name for name, is_given in given.items() if is_given), ""):
-            raise ConfigError(
-                f"`{named}` must not be given with `--resume`, but is given. The run's folder already holds this "
-                f"value. Remove `{named}`. You can still change settings such as layout.tensor=2."
-            )
+def _check_resumed(options: Mapping[str, OptionValue]) -> None:
+    """Raise `ConfigError` for options that a resumed run reads from its folder."""
+    given = {
+        "--seeds": options["seeds"] != 1,
+        "SETTINGS.toml": has_file(options["arguments"]),
+        **{f"--{name}": bool(options.get(name)) for name in ("model", "data", "train", "dev", "test", "labels")},
+        **{f"--{name}": options[name] is not None for name in ("epochs", "warmup")},
+    }
+    if named := next((name for name, is_given in given.items() if is_given), ""):
+        raise ConfigError(
+            f"`{named}` must not be given with `--resume`, but is given. The run's folder already holds this "
+            f"value. Remove `{named}`. You can still change settings such as layout.tensor=2."
+        )
 
 
 @finetune.command()
@@ -154,15 +126,21 @@ class TaskOptions:
 @device_option
 @precision_option
 @naming_options({"layout.tensor": "--tensor", "batch_size": "--batch-size"})
-def predict(run: str, file: Path, **options: OptionValue) -> None:
+def predict(run: str, file: Path, batch_size: int, **options: OptionValue) -> None:
     """Print the predictions of a fine-tuned model for the examples in FILE.
 
     RUN is the folder of a run of `crosscut finetune TASK`, and FILE has the format of the task. Labels are not needed.
     Each prediction is a line of JSON.
     """
-    from crosscut.finetuning.downstream.inference import print_predictions
+    from crosscut.finetuning.downstream.inference import predict_file
+    from crosscut.launch.processes import is_first_started
 
-    print_predictions(run, file, **options)
+    task, predictions = predict_file(run, file, machinery(**options), batch_size=batch_size)
+    name = "answer" if task.head is HeadKind.SPANS else "label"
+    if is_first_started():
+        for number, one in enumerate(predictions):
+            row = {"index": number, name: one.text, "probability": one.probability}
+            echo(json.dumps(row, ensure_ascii=False))
 
 
 _COMMON = (
@@ -209,10 +187,9 @@ _OF_TABLES = (
 def _add_task(name: str, description: str) -> None:
     """Add the command of a task."""
 
-    def command(**parameters: OptionValue) -> None:
-        options = TaskOptions(**parameters)
-        options.check(name)
-        _finetune_task(name, options)
+    def command(**options: OptionValue) -> None:
+        _check(name, options)
+        _finetune_task(name, **options)
 
     own = all_of(*_OF_SPANS) if name == "squad" else _LONG
     own = all_of(own, *_OF_TABLES) if name == "table" else own
@@ -228,7 +205,7 @@ for _name, _description in _TASKS.items():
     _add_task(_name, _description)
 
 
-def _finetune_task(name: str, options: TaskOptions) -> None:
+def _finetune_task(name: str, arguments: tuple[str, ...], **options: OptionValue) -> None:
     """Fine-tune a model for a task, as the options say."""
     from crosscut.finetuning.downstream.job import finetune_task
     from crosscut.finetuning.downstream.settings import TaskOrder, require_course
@@ -236,29 +213,17 @@ def _finetune_task(name: str, options: TaskOptions) -> None:
     from crosscut.finetuning.encoding.texts import Long
     from crosscut.finetuning.tasks import TableColumns
 
-    course = {"epochs": options.epochs, "warmup": options.warmup}
-    require_course({key: value for key, value in course.items() if value is not None})
-    is_file = has_file(options.arguments)
-    finetune_task(
-        TaskOrder(
-            task=TunedTask(
-                name=name,
-                labels=tuple(label for label in options.labels.split(",") if label),
-                columns=TableColumns(options.text, options.pair, options.label),
-                threshold=options.threshold,
-                stride=options.stride,
-                long=Long(options.long),
-            ),
-            model=options.model,
-            output=options.output or f"runs/{name}",
-            data=options.data,
-            files=options.files,
-            seeds=options.seeds,
-            ensemble=options.ensemble,
-            epochs=options.epochs,
-            warmup=options.warmup,
-            resume=options.resume,
-            settings=options.arguments[0] if is_file else "",
-            overrides=options.arguments[is_file:],
-        )
+    require_course({key: options[key] for key in ("epochs", "warmup") if options[key] is not None})
+    task = TunedTask(
+        name=name,
+        labels=tuple(filter(None, options.pop("labels", "").split(","))),
+        columns=TableColumns(*(options.pop(column, "") for column in ("text", "pair", "label"))),
+        long=Long(options.pop("long", Long.CUT)),
+        **{key: options.pop(key) for key in ("threshold", "stride") if key in options},
     )
+    files = {part: options.pop(part) for part in ("train", "dev", "test")}
+    output = options.pop("output") or f"runs/{name}"
+    is_file = has_file(arguments)
+    settings = arguments[0] if is_file else ""
+    overrides = arguments[is_file:]
+    finetune_task(TaskOrder(task=task, files=files, output=output, settings=settings, overrides=overrides, **options))

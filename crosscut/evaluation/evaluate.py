@@ -8,8 +8,8 @@ from crosscut.data import Tokenizer
 from crosscut.evaluation.lambada import Lambada
 from crosscut.evaluation.own_text.masked_text import MaskedText
 from crosscut.evaluation.own_text.text import OwnText
-from crosscut.evaluation.progress import Bar, progress
-from crosscut.evaluation.scoring import Follow, Ids, MaskedTexts, Rounds, WindowScores, score_windows
+from crosscut.evaluation.progress import Bar, rounds_shown
+from crosscut.evaluation.scoring import Follow, Ids, MaskedTexts, WindowScores, score_windows
 from crosscut.evaluation.task import Result, Task
 from crosscut.evaluation.wikitext import WikiText103
 from crosscut.evaluation.windows import Window
@@ -117,12 +117,7 @@ def score_with_progress(
     """Score windows with `score_windows`, and show the progress bar `bar` on the first rank. `around` acts
     before and after each round of windows that this rank reads, as in `evaluate`.
     """
-    num_tokens = sum(window.length for window in windows)
-    with progress(bar._replace(shown=bar.shown and model.mesh.is_first_rank), num_tokens) as advance:
-
-        def follow(rounds: Rounds) -> Rounds:
-            for group in around(rounds):
-                yield group
-                advance(model.mesh.tokens.size * sum(windows[i].length for i in group))
-
+    bar = bar._replace(shown=bar.shown and model.mesh.is_first_rank)
+    lengths = [window.length for window in windows]
+    with rounds_shown(bar, lengths, around, size=model.mesh.tokens.size) as follow:
         return score_windows(model, texts, windows, batch_size=batch_size, follow=follow)

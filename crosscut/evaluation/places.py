@@ -12,7 +12,7 @@ from crosscut.config import EvaluationConfig, write_whole
 from crosscut.config.model import HeadKind
 from crosscut.config.system.files import require_writable_file
 from crosscut.evaluation.evaluate import evaluate, make_tasks
-from crosscut.evaluation.ranks import Machinery, with_model
+from crosscut.evaluation.ranks import Machinery, find_scored, with_model
 from crosscut.evaluation.scoring import require_numbers
 from crosscut.evaluation.task import Result, Task, TaskReport
 from crosscut.launch.processes import choose_device, is_first_started
@@ -51,8 +51,9 @@ def evaluate_place(
     """
     require_writable(output)
 
-    def prepare(source: ModelSource) -> list[Task]:
-        return make_tasks(
+    def prepare() -> tuple[ModelSource, list[Task]]:
+        source = find_scored(place, on, masked=True)
+        return source, make_tasks(
             config,
             source.load_tokenizer(),
             longest=source.model.max_sequence_length,
@@ -62,7 +63,7 @@ def evaluate_place(
         )
 
     score = partial(_score, batch_size=config.batch_size, shown=shown)
-    source, results = with_model(place, on, prepare, score, masked=True)
+    source, results = with_model(on, prepare, score)
     tasks = {result.task: result.to_json() for result in results}
     report: EvaluationReport = {**described(place, source, on), "batch_size": config.batch_size, "tasks": tasks}
     write_report(report, output)

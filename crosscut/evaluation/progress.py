@@ -3,7 +3,7 @@ such as in a log file. Before the progress, the size of the task and a forecast 
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import NamedTuple
@@ -11,6 +11,7 @@ from typing import NamedTuple
 from rich.progress import BarColumn, Progress, TextColumn
 
 from crosscut.config.system.terminal import new_console
+from crosscut.evaluation.scoring import Follow, Rounds
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -48,6 +49,22 @@ def progress(bar: Bar, num_tokens: int) -> Iterator[Callable[[int], None]]:
         yield display.advance
     finally:
         display.close()
+
+
+@contextmanager
+def rounds_shown(bar: Bar, lengths: Sequence[int], around: Follow, *, size: int) -> Iterator[Follow]:
+    """Show progress while a rank reads rounds of windows or examples. Yields the generator function that follows the
+    rounds, inside the generator function `around`. `lengths` holds the number of tokens of each window. After a round,
+    the bar counts the tokens of `size` ranks, as if all had read as many.
+    """
+    with progress(bar, sum(lengths)) as advance:
+
+        def follow(rounds: Rounds) -> Rounds:
+            for group in around(rounds):
+                yield group
+                advance(size * sum(lengths[i] for i in group))
+
+        yield follow
 
 
 class _TaskProgress:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -43,23 +44,24 @@ class Machinery:
         """Return the ranks of the layout. Raises the same `ConfigError` or `LayoutError` as `Ranks`."""
         return Ranks(layout=self.layout, device=self.device)
 
+    def find(self, place: str | Path) -> ModelSource:
+        """Find the model at `place`. Raises the errors of `find_model`."""
+        return find_model(place, last_weights=self.last_weights, adapter=self.adapter)
+
+    def load(self, source: ModelSource, device: torch.device) -> GPT:
+        """Load a model on one rank. Every rank must call this."""
+        return source.load(make_mesh(self.layout, device), precision=self.precision)
+
 
 def with_model(
-    place: str, on: Machinery, prepare: Callable[[ModelSource], _P], work: Work[_P, _T], *, masked: bool = False
+    on: Machinery, prepare: Callable[[], tuple[ModelSource, _P]], work: Work[_P, _T]
 ) -> tuple[ModelSource, _T]:
-    """Load the model at `place` on all ranks and call `work` on every rank. Returns the model's source and the first
-    rank's result.
+    """Load a model on all ranks and call `work` on every rank. Returns the model's source and the first rank's result.
 
-    Before a rank starts (under torchrun: on the first rank), `find_model` finds the model, and `prepare` makes the
-    value that every rank receives (see `launch.in_ranks`). `masked` allows a model that predicts masked tokens instead
-    of the next token. Raises the errors of `find_model` and `prepare`, and `ConfigError` or `LayoutError`.
+    Before a rank starts (under torchrun: on the first rank), `prepare` finds the model, and makes the value that every
+    rank receives (see `launch.in_ranks`). Raises the errors of `prepare`, and `ConfigError` or `LayoutError`.
     """
-
-    def prepared() -> tuple[ModelSource, _P]:
-        source = _found(place, on, masked=masked)
-        return source, prepare(source)
-
-    return in_ranks(on.ranks(), partial(_with_loaded, on, work), prepare=prepared)
+    return in_ranks(on.ranks(), partial(_with_loaded, on, work), prepare=prepare)
 
 
 def joined_model(place: str, on: Machinery) -> tuple[GPT, ModelSource]:
@@ -68,16 +70,17 @@ def joined_model(place: str, on: Machinery) -> tuple[GPT, ModelSource]:
     Use this in a program that Crosscut does not control, such as lm-eval. Every rank must call this. Raises the errors
     of `find_model`, and `ConfigError` or `LayoutError`.
     """
-    found, device = stay_in_ranks(on.ranks(), prepare=lambda: _found(place, on).to_json())
+    found, device = stay_in_ranks(on.ranks(), prepare=lambda: find_scored(place, on).to_json())
     source = ModelSource.from_json(found)
-    return source.load(make_mesh(on.layout, device), precision=on.precision), source
+    return on.load(source, device), source
 
 
-def _found(place: str, on: Machinery, *, masked: bool = False) -> ModelSource:
+def find_scored(place: str, on: Machinery, *, masked: bool = False) -> ModelSource:
     """Find the model at `place`, and check that it can be scored on the layout of `on`. `masked` allows a model that
-    predicts masked tokens.
+    predicts masked tokens instead of the next token. Raises the errors of `find_model`, and `ConfigError` or
+    `LayoutError`.
     """
-    source = find_model(place, last_weights=on.last_weights, adapter=on.adapter)
+    source = on.find(place)
     if not (masked and source.model.head is HeadKind.MASKED_TOKENS):
         source.require_decoder(place)
     require_tensor_axis(source.model, on.layout.tensor)
@@ -88,5 +91,4 @@ def _with_loaded(
     on: Machinery, work: Work[_P, _T], prepared: tuple[ModelSource, _P], device: torch.device
 ) -> tuple[ModelSource, _T]:
     source, told = prepared
-    model = source.load(make_mesh(on.layout, device), precision=on.precision)
-    return source, work(model, source, told)
+    return source, work(on.load(source, device), source, told)

@@ -73,8 +73,7 @@ def score_windows(
     lengths = [window.length for window in windows]
     with evaluating(model):
         for group in follow(rounds_of(lengths, batch_size, rank=tokens.rank, size=tokens.size)):
-            read = [windows[i] for i in group]
-            batch, last = _masked_batch(texts, read) if isinstance(texts, MaskedTexts) else _batch(texts, read)
+            batch, last = _batch(texts, [windows[i] for i in group])
             moved = batch.to_device(device)
             losses, hits = score_tokens(model, moved.tokens, moved.targets, moved.mask)
             rows = torch.arange(len(group), device=device)
@@ -113,33 +112,25 @@ def rounds_of(lengths: Sequence[int], batch_size: int, *, rank: int, size: int) 
     return [batches[i + rank] if i + rank < len(batches) else [] for i in range(0, len(batches), size)]
 
 
-def _batch(texts: Sequence[Ids], windows: Sequence[Window]) -> tuple[Batch, Tensor]:
-    """Return the tokens and targets, padded at the end, and the position of each window's last target [B].
+def _batch(texts: Sequence[Ids] | MaskedTexts, windows: Sequence[Window]) -> tuple[Batch, Tensor]:
+    """Return the tokens and targets, padded at the end, and the position of each window's last target [B]. For texts
+    with masked tokens, the batch also has a mask that is false for padding.
 
     A rank without windows in this round reads one token and scores nothing. All ranks that share layers then make the
     same collective calls.
     """
     size = (max(1, len(windows)), max((window.length for window in windows), default=1))
     tokens, targets = np.zeros(size, dtype=np.int64), np.full(size, IGNORED, dtype=np.int64)
+    mask = torch.zeros(size, dtype=torch.bool) if isinstance(texts, MaskedTexts) else None
     for row, window in enumerate(windows):
-        text, length = texts[window.text], window.length
-        tokens[row, :length] = text[window.start : window.stop - 1]
-        targets[row, length - window.num_targets : length] = text[window.first : window.stop]
+        length = window.length
+        if isinstance(texts, MaskedTexts):
+            tokens[row, :length], targets[row, :length] = texts.read[window.text], texts.targets[window.text]
+        else:
+            text = texts[window.text]
+            tokens[row, :length] = text[window.start : window.stop - 1]
+            targets[row, length - window.num_targets : length] = text[window.first : window.stop]
+        if mask is not None:
+            mask[row, :length] = True
     last = torch.tensor([window.length - 1 for window in windows], dtype=torch.long)
-    return Batch(tokens=torch.from_numpy(tokens), targets=torch.from_numpy(targets)), last
-
-
-def _masked_batch(texts: MaskedTexts, windows: Sequence[Window]) -> tuple[Batch, Tensor]:
-    """Do the work of `_batch` for windows over texts with masked tokens. The returned batch also has a mask that is
-    false for padding.
-    """
-    size = (max(1, len(windows)), max((window.length for window in windows), default=1))
-    tokens, targets = np.zeros(size, dtype=np.int64), np.full(size, IGNORED, dtype=np.int64)
-    is_real = np.zeros(size, dtype=np.bool_)
-    for row, window in enumerate(windows):
-        place = slice(0, window.length)
-        tokens[row, place], targets[row, place] = texts.read[window.text], texts.targets[window.text]
-        is_real[row, place] = True
-    last = torch.tensor([window.length - 1 for window in windows], dtype=torch.long)
-    arrays = {"tokens": tokens, "targets": targets, "mask": is_real}
-    return Batch(**{name: torch.from_numpy(array) for name, array in arrays.items()}), last
+    return Batch(tokens=torch.from_numpy(tokens), targets=torch.from_numpy(targets), mask=mask), last

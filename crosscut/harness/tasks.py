@@ -14,7 +14,7 @@ from crosscut.config import ConfigError
 from crosscut.config.checks import require_at_least
 from crosscut.config.system.extras import install_command
 from crosscut.evaluation.places import ModelReport, described, require_writable, write_report
-from crosscut.evaluation.ranks import Machinery, with_model
+from crosscut.evaluation.ranks import Machinery, find_scored, with_model
 from crosscut.model import GPT
 from crosscut.pretrained import ModelSource
 
@@ -61,11 +61,12 @@ def run_harness(place: str, harness: Harness, on: Machinery, *, output: Path | N
     require_writable(output)
     require_installed("`--harness`")
 
-    def prepare(_source: ModelSource) -> Harness:
+    def prepare() -> tuple[ModelSource, Harness]:
+        source = find_scored(place, on)
         _require_tasks(harness)
-        return harness
+        return source, harness
 
-    source, found = with_model(place, on, prepare, _run)
+    source, found = with_model(on, prepare, _run)
     report: HarnessReport = {
         **described(place, source, on),
         "batch_size": harness.batch_size,

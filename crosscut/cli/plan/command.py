@@ -10,8 +10,8 @@ from textwrap import wrap
 
 import click
 
-from crosscut.cli.arguments import OptionValue, RunCommand, file_option, gathered, run_arguments
-from crosscut.cli.plan.dry_run import DryRunOptions, show_dry_run
+from crosscut.cli.arguments import OptionValue, RunCommand, file_option, run_arguments
+from crosscut.cli.plan.dry_run import show_dry_run
 from crosscut.cli.plan.forecast import ForecastOptions, number_of_tokens, price_per_hour, show_forecast
 from crosscut.cli.plan.refusal import refuse_options
 from crosscut.config import PRESETS
@@ -70,14 +70,13 @@ def calibration(calibrate: Path) -> None:
     show_default=True,
     help="With --dry-run: number of the rank to run.",
 )
-@gathered(DryRunOptions)
-def dry_run(options: DryRunOptions) -> None:
+def dry_run(**options: OptionValue) -> None:
     """Run the actual code of one rank's step, in any layout, on tensors that hold no data.
 
     The command prints the memory, FLOPs and messages of the step next to the planner's forecast. docs/dry-run.md
     explains the figures.
     """
-    show_dry_run(options)
+    show_dry_run(**options)
 
 
 class _PlanCommand(RunCommand):
@@ -129,8 +128,7 @@ class _PlanCommand(RunCommand):
 @_json
 @file_option("--html", help="Write an interactive page with figures of this run and its layouts.")
 @file_option("--write", help="Write a RUN.toml with the fastest layout, for `crosscut train`.")
-@gathered(ForecastOptions)
-def plan(options: ForecastOptions) -> None:
+def plan(**options: OptionValue) -> None:
     """Forecast the memory and the speed of each layout of a model.
 
     The plan shows which layouts fit into the device's memory, and which of them is the fastest. Give a RUN.toml or a
@@ -140,7 +138,7 @@ def plan(options: ForecastOptions) -> None:
     the memory of a rank, the messages that a rank sends and the time of a step. docs/planner.md explains the formulas
     and compares forecasts with measurements.
     """
-    show_forecast(options)
+    show_forecast(ForecastOptions(**options))
 
 
 refuse_options(

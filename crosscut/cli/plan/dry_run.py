@@ -1,7 +1,7 @@
 """The command `crosscut plan --dry-run`."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,19 +17,6 @@ if TYPE_CHECKING:
     from crosscut.rehearsal import Rehearsal
 
 _SECONDS_BETWEEN_LINES = 5.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class DryRunOptions:
-    """Options of `crosscut plan --dry-run`."""
-
-    arguments: tuple[str, ...]
-    """RUN.toml and its overrides."""
-    model: str | None
-    gpu: str | None
-    layout: str | None
-    rank: int
-    as_json: bool
 
 
 class _DryRunProgress:
@@ -48,24 +35,26 @@ class _DryRunProgress:
         echo(f"Dry run: {done:,} of {total:,} passes of layers, {rate:,.1f} a second, about {left} left", err=True)
 
 
-def show_dry_run(options: DryRunOptions) -> None:
+def show_dry_run(
+    arguments: tuple[str, ...], model: str | None, gpu: str | None, layout: str | None, rank: int, as_json: bool
+) -> None:
     """Run the code of one rank's step on tensors that hold no data. Print the memory, FLOPs and messages of the step
-    next to the planner's forecast.
+    next to the planner's forecast. `arguments` are RUN.toml and its overrides.
     """
     from crosscut.planner.search import require_device
     from crosscut.rehearsal import print_rehearsal, rehearse, to_json
 
-    device = None if options.gpu is None else asked_device(options.gpu, as_json=options.as_json)
-    change = None if options.layout is None else partial(load_layout, options.layout)
-    run = with_vocabulary(asked_run(options.arguments, options.model, change_layout=change))
+    device = None if gpu is None else asked_device(gpu, as_json=as_json)
+    change = None if layout is None else partial(load_layout, layout)
+    run = with_vocabulary(asked_run(arguments, model, change_layout=change))
     if device is not None:
         require_device(run, device)
     on_cpu = run.training.device == "cpu" if device is None else device.device == "cpu"
     precision = None if device is None else device.fast_precision
     rehearsal = rehearse(
-        run, rank=options.rank, device="cpu" if on_cpu else "cuda", precision=precision, tell=_DryRunProgress().tell
+        run, rank=rank, device="cpu" if on_cpu else "cuda", precision=precision, tell=_DryRunProgress().tell
     )
-    if options.as_json:
+    if as_json:
         echo_json(to_json(rehearsal))
     else:
         print_rehearsal(rehearsal)

@@ -4,7 +4,6 @@ has beside its weights.
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from crosscut.data.text.lines import lines_of
 from crosscut.data.tokenization.inner import read_inner
 from crosscut.data.tokenization.long_texts import batches
 from crosscut.evaluation.ranks import Machinery
-from crosscut.pretrained import ModelSource, find_model
+from crosscut.pretrained import ModelSource
 
 LENGTH_FILE = "sentence_bert_config.json"
 MODULES_FILE = "modules.json"
@@ -25,17 +24,6 @@ POOLING_FILE = "1_Pooling/config.json"
 """Files of a sentence-transformers model beside its `config.json`."""
 
 _MODULES = ("Transformer", "Pooling", "Normalize")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Encoded:
-    """Token ids of texts, and the model that embeds the texts. Every rank receives this object."""
-
-    source: ModelSource
-    ids: list[list[int]]
-    """Ids of each text, with the tokens that the tokenizer puts around a text."""
-    num_cut: int
-    """Number of texts that were truncated because they exceed the maximum length."""
 
 
 def read_lines(file: Path | None) -> list[str]:
@@ -63,11 +51,14 @@ def require_embeddings(source: ModelSource, tensor: int) -> None:
         _require_recipe(source.tokenizer.parent)
 
 
-def encode_texts(place: str, read: Callable[[], Sequence[str]], on: Machinery, max_tokens: int) -> Encoded:
-    """Find the model at `place`, and use its tokenizer to encode the texts that `read` returns. Raises the same errors
-    as `embed`.
+def encode_texts(
+    place: str, read: Callable[[], Sequence[str]], on: Machinery, max_tokens: int, tell: Callable[[str], None]
+) -> tuple[ModelSource, list[list[int]]]:
+    """Find the model at `place`, and use its tokenizer to encode the texts that `read` returns. Returns the model and
+    the ids of each text, with the tokens that the tokenizer puts around a text. `tell` is called with messages, and the
+    errors are the same as those of `embed`.
     """
-    source = find_model(place, last_weights=on.last_weights, adapter=on.adapter)
+    source = on.find(place)
     if source.model.is_causal:
         raise ConfigError(
             f"`{place}` must hold an encoder, but holds a model that predicts the next token ({source.model.family}). "
@@ -90,7 +81,11 @@ def encode_texts(place: str, read: Callable[[], Sequence[str]], on: Machinery, m
             )
         ids.append(one.ids)
         num_cut += bool(one.overflowing)
-    return Encoded(source=source, ids=ids, num_cut=num_cut)
+    if source.left_out:
+        tell(f"Not loaded, because embeddings do not need them: {', '.join(source.left_out)}.")
+    if num_cut:
+        tell(f"{num_cut} of {len(ids)} texts are longer than the maximum and were cut.")
+    return source, ids
 
 
 def longest_text(source: ModelSource, asked: int = 0) -> int:

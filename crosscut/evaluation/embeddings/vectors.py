@@ -6,27 +6,20 @@ This is the method of Sentence-BERT (Reimers and Gurevych 2019, arXiv 1908.10084
 The tokens include those that the tokenizer puts around a text, such as `[CLS]` and `[SEP]`.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from crosscut.config import Layout
 from crosscut.config.checks import require_at_least
-from crosscut.config.system.terminal import echo
-from crosscut.evaluation.embeddings.texts import Encoded, encode_texts, read_lines
-from crosscut.evaluation.ranks import Machinery
-from crosscut.launch import in_ranks
-from crosscut.launch.processes import is_first_started
+from crosscut.evaluation.embeddings.texts import encode_texts
+from crosscut.evaluation.ranks import Machinery, with_model
 from crosscut.model import GPT
 from crosscut.model.documents import Context
-from crosscut.parallel import make_mesh
+from crosscut.pretrained import ModelSource
 
 
 def embed(
@@ -48,50 +41,12 @@ def embed(
     text without tokens, and the errors of `read` and of `find_model`.
     """
     require_at_least("batch_size", batch_size, 1)
-
-    def prepare() -> Encoded:
-        encoded = encode_texts(place, read, on, max_tokens)
-        if encoded.source.left_out:
-            tell(f"Not loaded, because embeddings do not need them: {', '.join(encoded.source.left_out)}.")
-        if encoded.num_cut:
-            tell(f"{encoded.num_cut} of {len(encoded.ids)} texts are longer than the maximum and were cut.")
-        return encoded
-
-    return in_ranks(on.ranks(), partial(_embed, on, batch_size), prepare=prepare)
+    prepare = partial(encode_texts, place, read, on, max_tokens, tell)
+    return with_model(on, prepare, partial(_embed, batch_size))[1]
 
 
-def print_embeddings(
-    place: str,
-    file: Path | None,
-    texts: Sequence[str],
-    *,
-    batch_size: int,
-    max_tokens: int,
-    tensor: int,
-    **choices: Any,
-) -> None:
-    """Print embeddings as lines of JSON. If `texts` is empty, the lines of `file` are embedded instead. If `file` is
-    also None, the lines come from standard input. `choices` are the fields of `Machinery` other than the layout. Raises
-    the same errors as `embed`, and `DataError` if the lines cannot be read.
-    """
-    on = Machinery(layout=Layout(tensor=tensor), **choices)
-    vectors = embed(
-        place,
-        lambda: texts or read_lines(file),
-        on,
-        batch_size=batch_size,
-        max_tokens=max_tokens,
-        tell=lambda text: echo(f"crosscut: {text}", err=True),
-    )
-    if is_first_started():
-        for vector in vectors:
-            echo(json.dumps(vector))
-
-
-def _embed(on: Machinery, batch_size: int, encoded: Encoded, device: torch.device) -> list[list[float]]:
-    """Load the model on one rank, and embed all texts."""
-    model = encoded.source.load(make_mesh(on.layout, device), precision=on.precision)
-    return embeddings(model, encoded.ids, batch_size=batch_size).tolist()
+def _embed(batch_size: int, model: GPT, _source: ModelSource, ids: list[list[int]]) -> list[list[float]]:
+    return embeddings(model, ids, batch_size=batch_size).tolist()
 
 
 @torch.no_grad()

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from crosscut.config import RunConfig
-from crosscut.evaluation.progress import Bar, progress
-from crosscut.evaluation.scoring import Follow, Rounds
+from crosscut.evaluation.progress import Bar, rounds_shown
+from crosscut.evaluation.scoring import Follow
 from crosscut.finetuning.downstream.outputs import task_outputs
 from crosscut.finetuning.downstream.predictions import Outputs, predict, probabilities_of, scores_of
 from crosscut.finetuning.downstream.task import DEV, Example, TunedTask
@@ -82,13 +82,7 @@ def outputs_shown(
     rank. If `name` is empty, no bar is shown. The generator function `around` receives the rounds of examples and
     yields them again.
     """
-    lengths = rows.lengths.reshape(-1, rows.width).sum(1)
-    total = int(lengths.sum())
-    with progress(Bar(name, bool(name) and model.mesh.is_first_rank), total) as advance:
-
-        def follow(rounds: Rounds) -> Rounds:
-            for group in around(rounds):
-                yield group
-                advance(int(lengths[list(group)].sum()) * model.mesh.data.size)
-
+    lengths = rows.lengths.reshape(-1, rows.width).sum(1).tolist()
+    bar = Bar(name, bool(name) and model.mesh.is_first_rank)
+    with rounds_shown(bar, lengths, around, size=model.mesh.data.size) as follow:
         return task_outputs(model, rows, batch_size=batch_size, padding=padding, follow=follow)

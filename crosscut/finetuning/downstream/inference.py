@@ -1,35 +1,27 @@
 """Use a fine-tuned run to predict the labels or answers for the examples in a file, on any layout."""
 
 import dataclasses
-import json
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from crosscut.config import ConfigError, Layout
+from crosscut.config import ConfigError
 from crosscut.config.checks import require_at_least
-from crosscut.config.model import HeadKind, require_tensor_axis
-from crosscut.config.system.terminal import echo
-from crosscut.evaluation.ranks import Machinery
+from crosscut.config.model import require_tensor_axis
+from crosscut.evaluation.ranks import Machinery, with_model
 from crosscut.finetuning.downstream.evaluations import outputs_shown
 from crosscut.finetuning.downstream.folder import TASK_FILE, TaskRuns, best_seed, results_of
 from crosscut.finetuning.downstream.predictions import Outputs, Prediction, predict, probabilities_of
 from crosscut.finetuning.downstream.task import Example, TunedTask
 from crosscut.finetuning.encoding.rows import EncodedRows
 from crosscut.finetuning.encoding.tokens import TextEncoder
-from crosscut.launch import in_ranks
-from crosscut.launch.processes import is_first_started
-from crosscut.parallel import make_mesh
-from crosscut.pretrained import ModelSource, find_model
+from crosscut.model import GPT
+from crosscut.pretrained import ModelSource
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _PredictJob:
-    """Encoded examples, and the model that makes the predictions. Every rank receives this object."""
+    """Examples of a task in encoded form. Every rank receives this object."""
 
-    source: ModelSource
     task: TunedTask
     rows: EncodedRows
     examples: tuple[Example, ...]
@@ -46,37 +38,23 @@ def predict_file(place: str, file: Path, on: Machinery, *, batch_size: int = 32)
     `find_model`.
     """
     require_at_least("batch_size", batch_size, 1)
-    found = in_ranks(on.ranks(), partial(_outputs, on, batch_size), prepare=lambda: _encoded(place, file, on))
+    _, found = with_model(on, partial(_encoded, place, file, on), partial(_outputs, batch_size))
     encoded, outputs = found
     task = encoded.task
     return task, predict(task, encoded.rows, encoded.examples, probabilities_of(task, encoded.rows, outputs))
 
 
-def print_predictions(place: str, file: Path, *, batch_size: int, tensor: int, **choices: Any) -> None:
-    """Print the prediction for each example in a file as a line of JSON. `place` is the folder of the run. `choices`
-    are the fields of `Machinery` except the layout, such as the device and the precision. Raises the same errors as
-    `predict_file`.
-    """
-    on = Machinery(layout=Layout(tensor=tensor), **choices)
-    task, predictions = predict_file(place, file, on, batch_size=batch_size)
-    name = "answer" if task.head is HeadKind.SPANS else "label"
-    if is_first_started():
-        for number, one in enumerate(predictions):
-            row = {"index": number, name: one.text, "probability": one.probability}
-            echo(json.dumps(row, ensure_ascii=False))
-
-
-def _encoded(place: str, file: Path, on: Machinery) -> _PredictJob:
+def _encoded(place: str, file: Path, on: Machinery) -> tuple[ModelSource, _PredictJob]:
     """Find the model, and read and encode the examples."""
     folder = Path(place)
     kept = TaskRuns.load(folder if (folder / TASK_FILE).is_file() else folder.parent)
-    source = find_model(_folder_of_seed(kept, folder), last_weights=on.last_weights, adapter=on.adapter)
+    source = on.find(_folder_of_seed(kept, folder))
     require_tensor_axis(source.model, on.layout.tensor)
     task, (_, examples, _) = kept.task, kept.task.read(file, has_labels=False)
     length = kept.run.training.sequence_length
     encoder = TextEncoder(source.tokenizer, source.model, task.special, length=length)
     rows = task.encode(encoder, examples, name=str(file), may_drop=False).rows
-    return _PredictJob(source=source, task=task, rows=rows, examples=examples, padding=kept.padding)
+    return source, _PredictJob(task=task, rows=rows, examples=examples, padding=kept.padding)
 
 
 def _folder_of_seed(kept: TaskRuns, folder: Path) -> Path:
@@ -92,8 +70,7 @@ def _folder_of_seed(kept: TaskRuns, folder: Path) -> Path:
     return Path(kept.run_of(best_seed(kept, complete)).output.folder)
 
 
-def _outputs(on: Machinery, batch_size: int, encoded: _PredictJob, device: torch.device) -> tuple[_PredictJob, Outputs]:
-    """Load the model on one rank, and compute the outputs of all examples."""
-    model = encoded.source.load(make_mesh(on.layout, device), precision=on.precision)
+def _outputs(batch_size: int, model: GPT, _source: ModelSource, encoded: _PredictJob) -> tuple[_PredictJob, Outputs]:
+    """Compute the outputs of all examples on one rank."""
     outputs = outputs_shown(model, encoded.rows, batch_size=batch_size, padding=encoded.padding, name="predict")
     return encoded, outputs
