@@ -374,8 +374,8 @@ def _pass_seconds(passes: LayerPasses, speed: Speed) -> tuple[float, float]:
     start, gelu = speed.hardware.start, speed.gelu(passes.gelu)
     forward, backward = speed.hardware.layer_host
     return (
-        speed.passes(passes.forward) + gelu + (forward or passes.forward_kernels * start),
-        speed.passes(passes.backward) + gelu + (backward or passes.backward_kernels * start),
+        speed.passes(passes.forward) + gelu + (forward or passes.kernels[0] * start),
+        speed.passes(passes.backward) + gelu + (backward or passes.kernels[1] * start),
     )
 
 
