@@ -163,7 +163,7 @@ def _watch_progress(trainer: Trainer, num_micro_batches: int, tell: Callable[[in
 
 def _enter_state(ledger: Ledger, trainer: Trainer) -> None:
     """Record the weights and their moving average. Also record the moments, unless the moments are in host memory."""
-    precision = trainer.run.numbers
+    precision = trainer.run.training.numbers
     is_mixed = precision.compute != precision.accumulation
     parameters = dict(trainer.model.named_parameters())
     ledger.enter("master_weights" if is_mixed else "weights", parameters)
