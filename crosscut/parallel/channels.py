@@ -88,8 +88,8 @@ class Channels:
         process_group, number = self._groups[channel], 0
         if RECORD.is_open:
             axis = f"pipeline ({channel.kind.name.lower()})"
-            ends = [self._ranks[channel.sender], self._ranks[channel.receiver]]
-            group = RECORD.group(process_group.group_name, axis, lambda: ends)
+            ends = channel.sender, channel.receiver
+            group = RECORD.group(process_group.group_name, axis, lambda _: [self._ranks[end] for end in ends])
             number = RECORD.start(kind, group, x.numel())
         work = start(x, self._ranks[place], group=process_group)
         assert work is not None, "this rank is in the group"
