@@ -56,16 +56,6 @@ class ResolvedRun:
         """Precision of the training step. Never `auto`."""
         return self.training.precision
 
-    @property
-    def micro_batch_size(self) -> int:
-        """Number of sequences per forward pass of one data rank."""
-        return self.config.micro_batch_size
-
-    @property
-    def num_micro_batches(self) -> int:
-        """Number of micro-batches per step on each data rank."""
-        return self.config.num_micro_batches
-
     def with_config(self, config: RunConfig) -> "ResolvedRun":
         """Resolve another run for the same device. If the other run's precision is `auto`, this run's precision is
         used.
