@@ -137,6 +137,13 @@ def resolve_choices(config: "DataclassInstance", section: str) -> None:
         object.__setattr__(config, field, members)
 
 
+def check_section(config: "DataclassInstance", section: str, **least: float) -> None:
+    """Check that the fields of a section are at least these numbers, and call `resolve_choices`."""
+    for field, minimum in least.items():
+        require_at_least(f"{section}.{field}", getattr(config, field), minimum)
+    resolve_choices(config, section)
+
+
 @cache
 def _choice_fields(kind: type["DataclassInstance"]) -> tuple[tuple[str, type[Choice], bool], ...]:
     """Enumeration fields of a dataclass. Each entry holds the name of the field, its enumeration, and whether the field

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import inf
 
-from crosscut.config.checks import Choice, require_at_least, require_value, resolve_choices, shown
+from crosscut.config.checks import Choice, check_section, require_at_least, require_value, shown
 from crosscut.config.errors import ConfigError
 
 SHORTEST_PAIR = 5
@@ -95,12 +95,10 @@ class DataConfig:
     """Whether to check every shard against the manifest's hashes before the run starts."""
 
     def __post_init__(self) -> None:
-        require_at_least("data.vocab_size", self.vocab_size, 257)
-        resolve_choices(self, "data")
+        check_section(self, "data", vocab_size=257)
         self._check_masking()
         self._check_mixture()
-        require_at_least("data.num_shards", self.num_shards, 1)
-        require_at_least("data.train_to_validation", self.train_to_validation, 1)
+        check_section(self, "data", num_shards=1, train_to_validation=1)
 
     @property
     def has_sentences(self) -> bool:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from crosscut.config.checks import Choice, require_at_least, require_value, resolve_choices
+from crosscut.config.checks import Choice, check_section, require_value
 from crosscut.config.errors import ConfigError
 
 PAPERS_WINDOW = 1024
@@ -67,10 +67,7 @@ class EvaluationConfig:
     """Number of windows per forward pass of one data rank. The scores do not depend on this number."""
 
     def __post_init__(self) -> None:
-        for name in ("every", "window", "overlap", "limit"):
-            require_at_least(f"evaluation.{name}", getattr(self, name), 0)
-        require_at_least("evaluation.batch_size", self.batch_size, 1)
-        resolve_choices(self, "evaluation")
+        check_section(self, "evaluation", every=0, window=0, overlap=0, limit=0, batch_size=1)
         if not self.has_tasks:
             remedy = "Name a file in `evaluation.wikitext103`, `evaluation.lambada` or `evaluation.text`."
             require_value("evaluation.every", self.every, 0, "if there is nothing to score", remedy)

@@ -4,7 +4,7 @@ learning rates (paper, section 4.1.1).
 
 from dataclasses import dataclass
 
-from crosscut.config.checks import Choice, require_at_least, require_fraction, require_value, resolve_choices
+from crosscut.config.checks import Choice, check_section, require_fraction, require_value
 from crosscut.config.errors import ConfigError
 
 
@@ -100,9 +100,8 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         own = [rate_field(group) for group in ParameterGroup]
-        for name in ("learning_rate", "min_learning_rate", "weight_decay", *own, "warmup_steps", "decay_steps"):
-            require_at_least(f"optimizer.{name}", getattr(self, name), 0)
-        resolve_choices(self, "optimizer")
+        counts = ("learning_rate", "min_learning_rate", "weight_decay", *own, "warmup_steps", "decay_steps")
+        check_section(self, "optimizer", **dict.fromkeys(counts, 0))
         for name in ("beta1", "beta2", "ema_decay"):
             require_fraction(f"optimizer.{name}", getattr(self, name))
         for name in ("epsilon", "clip_norm"):

@@ -10,7 +10,7 @@ from typing import Literal
 from crosscut.config.layout import Layout
 from crosscut.config.model import ModelConfig
 from crosscut.config.optimizer import OptimizerConfig
-from crosscut.config.precision import PRECISIONS, ElementTypes, Precision
+from crosscut.config.precision import Precision
 from crosscut.config.run import RunConfig
 from crosscut.config.training import TrainingConfig
 
@@ -55,21 +55,6 @@ class ResolvedRun:
     def precision(self) -> Precision:
         """Precision of the training step. Never `auto`."""
         return self.training.precision
-
-    @property
-    def numbers(self) -> ElementTypes:
-        """Element types that belong to the precision."""
-        return PRECISIONS[self.precision]
-
-    @property
-    def micro_batch_size(self) -> int:
-        """Number of sequences per forward pass of one data rank."""
-        return self.config.micro_batch_size
-
-    @property
-    def num_micro_batches(self) -> int:
-        """Number of micro-batches per step on each data rank."""
-        return self.config.num_micro_batches
 
     def with_config(self, config: RunConfig) -> "ResolvedRun":
         """Resolve another run for the same device. If the other run's precision is `auto`, this run's precision is

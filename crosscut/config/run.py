@@ -6,7 +6,7 @@ tensor ranks divide the heads.
 
 from dataclasses import dataclass, field, replace
 
-from crosscut.config.checks import Choice, require_at_least, require_value, resolve_choices
+from crosscut.config.checks import Choice, check_section, require_value
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, TOKENS_FOLDER
 from crosscut.config.data import SHORTEST_PAIR, DataConfig, Objective
 from crosscut.config.errors import ConfigError
@@ -58,10 +58,7 @@ class CheckpointConfig:
     checkpoints unchanged."""
 
     def __post_init__(self) -> None:
-        require_at_least("checkpoint.keep", self.keep, 1)
-        for name in ("every", "keep_every", "in_memory"):
-            require_at_least(f"checkpoint.{name}", getattr(self, name), 0)
-        resolve_choices(self, "checkpoint")
+        check_section(self, "checkpoint", keep=1, every=0, keep_every=0, in_memory=0)
         if self.every and self.keep_every % self.every:
             raise ConfigError(
                 f"`checkpoint.keep_every` must be a multiple of `checkpoint.every` ({self.every}), but is "
@@ -90,8 +87,7 @@ class OutputConfig:
     def __post_init__(self) -> None:
         if not self.folder:
             raise ConfigError("`output.folder` must name a folder, but is empty.")
-        for name in ("sample_tokens", "sample_temperature"):
-            require_at_least(f"output.{name}", getattr(self, name), 0)
+        check_section(self, "output", sample_tokens=0, sample_temperature=0)
 
 
 @dataclass(frozen=True, kw_only=True)

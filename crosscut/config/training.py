@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from crosscut.config.checks import MOST_SEED, Choice, divisors, listed, require_at_least, require_value, resolve_choices
+from crosscut.config.checks import MOST_SEED, Choice, check_section, divisors, listed, require_at_least, require_value
 from crosscut.config.errors import ConfigError
 from crosscut.config.precision import PRECISIONS, ElementTypes, Precision, precision_on
 
@@ -174,14 +174,10 @@ class TrainingConfig:
     with status 1."""
 
     def __post_init__(self) -> None:
-        require_at_least("training.z_loss", self.z_loss, 0)
-        for name in ("steps", "batch_size", "sequence_length"):
-            require_at_least(f"training.{name}", getattr(self, name), 1)
-        others = ("validate_every", "validation_sequences", "compare_replicas_every")
-        for name in ("initial_batch_size", "ramp_steps", "micro_batch_size", *others):
-            require_at_least(f"training.{name}", getattr(self, name), 0)
+        counts = {"steps": 1, "batch_size": 1, "sequence_length": 1, "initial_batch_size": 0, "ramp_steps": 0}
+        others = ("micro_batch_size", "validate_every", "validation_sequences", "compare_replicas_every")
         require_at_least("training.seed", self.seed, 0, maximum=MOST_SEED)
-        resolve_choices(self, "training")
+        check_section(self, "training", z_loss=0, **counts, **dict.fromkeys(others, 0))
         self._check_ramp()
         self._check_initial_weights()
         require_at_least("training.recompute_every", self.recompute_every, 1)

@@ -25,7 +25,7 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -232,9 +232,10 @@ class Record:
     def __setitem__(self, word: RecordWord, value: int) -> None:
         self._words[word] = value
 
-    def group(self, name: str) -> int:
-        """Number of a process group, or -1 if the group has not been added."""
-        return self._groups.get(name, -1)
+    def group(self, name: str, axis: str, ranks: Callable[[str], Sequence[int]]) -> int:
+        """Number of the process group `name`. A group that is not in the table is added with its axis and its ranks."""
+        number = self._groups.get(name)
+        return self.add_group(name, axis, ranks(name)) if number is None else number
 
     def add_group(self, name: str, axis: str, ranks: Sequence[int]) -> int:
         """Add the process group `name` with its axis and its ranks, and return the group's number. If the table is

@@ -170,10 +170,7 @@ class StopRequest:
         """
         if not RECORD.is_open or self._group is None:
             return 0
-        name = self._group.group_name
-        group = RECORD.group(name)
-        if group < 0:
-            group = RECORD.add_group(name, _ALL_RANKS, range(dist.get_world_size()))
+        group = RECORD.group(self._group.group_name, _ALL_RANKS, lambda _: range(dist.get_world_size()))
         return RECORD.start(MessageKind.VOTE, group, 1)
 
     def _read_vote(self) -> bool:

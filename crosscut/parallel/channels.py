@@ -87,11 +87,9 @@ class Channels:
         """Start a message of `x` with `start`, to or from the rank at `place` of the pipeline, and record it."""
         process_group, number = self._groups[channel], 0
         if RECORD.is_open:
-            name = process_group.group_name
-            group = RECORD.group(name)
-            if group < 0:
-                ends = [self._ranks[channel.sender], self._ranks[channel.receiver]]
-                group = RECORD.add_group(name, f"pipeline ({channel.kind.name.lower()})", ends)
+            axis = f"pipeline ({channel.kind.name.lower()})"
+            ends = channel.sender, channel.receiver
+            group = RECORD.group(process_group.group_name, axis, lambda _: [self._ranks[end] for end in ends])
             number = RECORD.start(kind, group, x.numel())
         work = start(x, self._ranks[place], group=process_group)
         assert work is not None, "this rank is in the group"

@@ -136,9 +136,7 @@ def _start(kind: MessageKind, x: Tensor, axis: Axis, operator: Callable[..., Ten
     """
     if torch.compiler.is_compiling() or not RECORD.is_open:
         return operator(x.contiguous(), *arguments, axis.group_name)
-    group = RECORD.group(axis.group_name)
-    if group < 0:
-        group = RECORD.add_group(axis.group_name, axis.name, ranks_of(axis.group_name))
+    group = RECORD.group(axis.group_name, axis.name, ranks_of)
     number = RECORD.start(kind, group, x.numel())
     result = operator(x.contiguous(), *arguments, axis.group_name)
     RECORD.started(number, id(result))
@@ -161,9 +159,7 @@ def begin_blocking(
     """
     if not RECORD.is_open or group is None:
         return 0
-    in_record = RECORD.group(group.group_name)
-    if in_record < 0:
-        in_record = RECORD.add_group(group.group_name, axis, dist.get_process_group_ranks(group))
+    in_record = RECORD.group(group.group_name, axis, ranks_of)
     number = RECORD.start(kind, in_record, elements, place)
     RECORD.started(number, number)
     return RECORD.wait(number)

@@ -47,8 +47,8 @@ class LayerPasses(NamedTuple):
     functions."""
     core: float
     """Bytes of the forward operators that `training.recompute = "selective"` repeats: unfused attention."""
-    forward_kernels: int
-    backward_kernels: int
+    kernels: tuple[int, int]
+    """Kernels of the forward and of the backward pass, not counting matrix products."""
     gelu: int
     """Number of elements that GeLU computes in the forward pass. The backward pass computes the same number."""
 
@@ -60,14 +60,12 @@ def layer_passes(layer: Layer, target: Target) -> LayerPasses:
     """
     steps = list(flat(lower(layer, target)))
     whole = passes(steps, target)
-    forward_kernels, backward_kernels = _KERNELS[target.compiled]
     return LayerPasses(
         forward=whole.forward,
         backward=whole.backward,
         cheap=passes([step for step in steps if any(value.is_cheap for value in step.gives)], target).forward,
         core=passes([step for step in steps if step.is_core], target).forward,
-        forward_kernels=forward_kernels,
-        backward_kernels=backward_kernels,
+        kernels=_KERNELS[target.compiled],
         gelu=whole.gelu,
     )
 

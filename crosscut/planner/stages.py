@@ -6,7 +6,6 @@ from functools import lru_cache
 
 from crosscut.architecture import Decoder, describe
 from crosscut.architecture.pipeline import (
-    PERIODS,
     Schedule,
     Stage,
     balanced_cut,
@@ -64,13 +63,6 @@ def separates_weights(layout: Layout) -> bool:
 def schedule_of_run(run: Planned) -> Schedule:
     """Schedule of the stages of a run with a pipeline."""
     return schedule_of(run.layout, run.num_micro_batches)
-
-
-def schedule_of_flights(run: Planned) -> Schedule:
-    """Return the schedule of the run with as few micro-batches as suffice to find all flights
-    (`architecture.pipeline.flight`).
-    """
-    return schedule_of(run.layout, min(run.num_micro_batches, PERIODS * run.layout.pipeline))
 
 
 def stages_of(run: Planned, rank: int) -> tuple[Stage, ...]:

@@ -184,14 +184,14 @@ def _times_of_ranks(
     return [times[rank] for rank in range(run.layout.pipeline)]
 
 
-def shortest_step(run: Candidate, hardware: Hardware, *, speed: Speed) -> float:
+def shortest_step(run: Candidate, speed: Speed) -> float:
     """Lower bound on the time of a step with a pipeline, in seconds. It needs no simulation of the schedule.
 
     A rank starts when its first micro-batch has passed the stages before it. After its last backward pass, the gradient
     still passes back through these stages to the first rank. In between, the rank has the work of all micro-batches. If
     the schedule separates weight gradients from the backward passes, the weight gradients may be computed at any time.
     """
-    ranks = _times_of_ranks(run, hardware, speed)
+    ranks = _times_of_ranks(run, speed.hardware, speed)
     before = after = shortest = 0.0
     for rank in ranks:
         works = [(stage.forward + stage.backward, stage.weights) for stage in rank.stages]
@@ -203,20 +203,20 @@ def shortest_step(run: Candidate, hardware: Hardware, *, speed: Speed) -> float:
     return shortest + max(rank.time.optimizer for rank in ranks)
 
 
-def times_of_stages(run: Candidate, hardware: Hardware, *, speed: Speed) -> list[float]:
+def times_of_stages(run: Candidate, speed: Speed) -> list[float]:
     """Seconds that a micro-batch takes in each stage of a pipeline with one stage per rank, or on a layout without a
     pipeline. The result includes the waits for messages between tensor and context ranks, but not the optimizer and the
     messages between data ranks.
     """
-    ranks = _times_of_ranks(run, hardware, speed)
+    ranks = _times_of_ranks(run, speed.hardware, speed)
     return [stage.forward + stage.backward + stage.weights for rank in ranks for stage in rank.stages]
 
 
-def time_around_passes(run: Candidate, hardware: Hardware, *, speed: Speed) -> float:
+def time_around_passes(run: Candidate, speed: Speed) -> float:
     """Seconds after all passes of a step with a pipeline: the time in which the first rank sums its gradients, plus the
     time of the slowest optimizer. Messages that overlap with passes are left out.
     """
-    ranks = _times_of_ranks(run, hardware, speed)
+    ranks = _times_of_ranks(run, speed.hardware, speed)
     return ranks[0].outside + max(rank.time.optimizer for rank in ranks)
 
 
@@ -376,8 +376,8 @@ def _pass_seconds(passes: LayerPasses, speed: Speed) -> tuple[float, float]:
     start, gelu = speed.hardware.start, speed.gelu(passes.gelu)
     forward, backward = speed.hardware.layer_host
     return (
-        speed.passes(passes.forward) + gelu + (forward or passes.forward_kernels * start),
-        speed.passes(passes.backward) + gelu + (backward or passes.backward_kernels * start),
+        speed.passes(passes.forward) + gelu + (forward or passes.kernels[0] * start),
+        speed.passes(passes.backward) + gelu + (backward or passes.kernels[1] * start),
     )
 
 

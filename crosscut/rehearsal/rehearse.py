@@ -136,8 +136,9 @@ def _count(run: ResolvedRun, mesh: ParallelMesh, tell: Callable[[int, int], None
     _enter_state(ledger, trainer)
     ledger.watch(trainer.model)
     is_piped = run.layout.pipeline > 1
-    _watch_progress(trainer, run.num_micro_batches if is_piped else min(run.num_micro_batches, MOST_PARTS), tell)
-    batches = _batches(run, mesh.context)
+    number = run.config.num_micro_batches
+    _watch_progress(trainer, number if is_piped else min(number, MOST_PARTS), tell)
+    batches = _batches(run.config, mesh.context)
     recorder = CollectiveRecorder(mesh)
     with recorder, ledger, resizing_told_to(ledger.resized), equal_parts_once(ledger, recorder):
         loss = trainer.accumulate(0, batches)
@@ -163,7 +164,7 @@ def _watch_progress(trainer: Trainer, num_micro_batches: int, tell: Callable[[in
 
 def _enter_state(ledger: Ledger, trainer: Trainer) -> None:
     """Record the weights and their moving average. Also record the moments, unless the moments are in host memory."""
-    precision = trainer.run.numbers
+    precision = trainer.run.training.numbers
     is_mixed = precision.compute != precision.accumulation
     parameters = dict(trainer.model.named_parameters())
     ledger.enter("master_weights" if is_mixed else "weights", parameters)
@@ -187,7 +188,7 @@ def _labels(model: ModelConfig, num_sequences: int) -> Tensor:
     return torch.zeros(shapes.get(model.head, (num_sequences,)), dtype=torch.long)
 
 
-def _batches(run: ResolvedRun, context: Axis) -> list[Batch]:
+def _batches(run: RunConfig, context: Axis) -> list[Batch]:
     shape = (run.micro_batch_size, run.training.sequence_length + 1)
     batches: list[Batch] = []
     for _ in range(run.num_micro_batches):
@@ -196,7 +197,7 @@ def _batches(run: ResolvedRun, context: Axis) -> list[Batch]:
         if not run.model.is_causal:
             batch = replace(batch, mask=torch.ones_like(batch.tokens, dtype=torch.bool))
         if run.model.predicts_masked:
-            indexes = torch.zeros(run.config.predicted_tokens, dtype=torch.long)
+            indexes = torch.zeros(run.predicted_tokens, dtype=torch.long)
             batch = replace(batch, predicted=indexes)
         if run.model.sentence_order:
             batch = replace(batch, order=torch.zeros(run.micro_batch_size, dtype=torch.long))

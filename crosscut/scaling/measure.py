@@ -104,6 +104,6 @@ class Stepping:
 def _random_batches(trainer: Trainer, step: int) -> list[Batch]:
     run = trainer.run
     generator = torch.Generator().manual_seed(step)
-    size = (run.num_micro_batches, run.micro_batch_size, run.training.sequence_length + 1)
+    size = (run.config.num_micro_batches, run.config.micro_batch_size, run.training.sequence_length + 1)
     tokens = torch.randint(0, run.model.vocab_size, size, generator=generator).to(trainer.mesh.device)
     return [Batch.from_ids(ids).part_of_rank(trainer.mesh.context) for ids in tokens]

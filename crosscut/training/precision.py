@@ -4,31 +4,18 @@ import torch
 
 from crosscut.config import ConfigError, ResolvedRun, RunConfig, resolve
 from crosscut.config.conventions import AMPERE
-from crosscut.config.precision import FLOAT8_MULTIPLE, PRECISIONS, precision_on
+from crosscut.config.precision import FLOAT8_MULTIPLE, PRECISIONS, Precision, precision_on
 from crosscut.kernels import FLOAT8, ORDINARY, Products
 
 FLOAT8_CAPABILITY = (8, 9)
 """Lowest compute capability of NVIDIA GPUs with float8 products (Ada; Hopper and Blackwell are higher)."""
 
 
-def compute_dtype(precision: str) -> torch.dtype:
-    """Element type of activations and matrix products."""
-    return _dtype(PRECISIONS[precision].compute)
-
-
-def parameter_dtype(precision: str) -> torch.dtype:
-    """Element type of parameters, gradients and optimizer state."""
-    return _dtype(PRECISIONS[precision].accumulation)
-
-
-def muon_dtype(precision: str) -> torch.dtype:
-    """Element type in which Muon gathers and orthogonalizes matrices."""
-    return _dtype(PRECISIONS[precision].muon)
-
-
-def product_dtype(precision: str) -> torch.dtype:
-    """Element type of the operands in the layers' matrix products."""
-    return _dtype(PRECISIONS[precision].products)
+def torch_dtype(name: str) -> torch.dtype:
+    """PyTorch's element type of this name, such as a name in `ElementTypes`."""
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found
 
 
 def products(precision: str) -> Products:
@@ -92,10 +79,4 @@ def _no_float8(option: str, device: torch.device) -> str:
 
 def needs_loss_scale(precision: str) -> bool:
     """Whether the precision needs a loss scale because gradients pass through float16."""
-    return compute_dtype(precision) == torch.float16
-
-
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name)
-    assert isinstance(found, torch.dtype)
-    return found
+    return PRECISIONS[precision].compute == Precision.FLOAT16

@@ -33,7 +33,7 @@ from crosscut.training.memory.host_moments import InHostMemory
 from crosscut.training.optimization.averaging import WeightAverage
 from crosscut.training.optimization.optimizer import make_optimizer, rules_of, set_learning_rate
 from crosscut.training.optimization.schedule import learning_rate
-from crosscut.training.precision import compute_dtype, muon_dtype, needs_loss_scale, parameter_dtype
+from crosscut.training.precision import needs_loss_scale, torch_dtype
 from crosscut.training.result import DeviceFigures, StepResult
 from crosscut.training.runners import make_runners
 from crosscut.training.speed.compilation import compiled_loss, make_compiler
@@ -94,7 +94,7 @@ class Trainer:
             self.model,
             run.optimizer,
             rules=rules_of(run.model, run.optimizer),
-            muon_dtype=muon_dtype(run.precision),
+            muon_dtype=torch_dtype(run.training.numbers.muon),
             home=home,
         )
         self.average = WeightAverage(self.model, run.optimizer.ema_decay) if run.optimizer.ema_decay else None
@@ -116,7 +116,8 @@ class Trainer:
             context_attention=run.config.context_attention.way,
             stages=self._stages(),
         )
-        dtypes = {"dtype": parameter_dtype(run.precision), "compute_dtype": compute_dtype(run.precision)}
+        numbers = run.training.numbers
+        dtypes = {"dtype": torch_dtype(numbers.accumulation), "compute_dtype": torch_dtype(numbers.compute)}
         model = GPT(run.model, mesh=mesh, streams=self.streams, runners=runners, **dtypes)
         shard_model(model, mesh, units=model.blocks, compute_dtype=dtypes["compute_dtype"], always_used=True)
         initialize(

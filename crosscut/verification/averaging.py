@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from crosscut.parallel.state.parameters import local_part
-from crosscut.verification.comparison import largest_of_ranks, relative_difference
+from crosscut.verification.comparison import check_of_largest, relative_difference
 from crosscut.verification.report import AVERAGE, ReportCheck
 
 _ROUNDINGS = 16
@@ -37,10 +37,5 @@ def compare_average(
     for name, tensor in average.items():
         expected = first * before[name].double() + (1 - first) * after[name].double()
         found[name] = relative_difference(local_part(tensor).double(), expected)
-    largest = largest_of_ranks(found)
-    if largest is None:
-        return []
-    difference, worst = largest
     allowed = _ROUNDINGS * torch.finfo(next(iter(after.values())).dtype).eps
-    told = f"decay {first:g} in the first step; largest at {worst}"
-    return [ReportCheck(AVERAGE, difference, difference <= allowed, told)]
+    return check_of_largest(AVERAGE, found, allowed, f"decay {first:g} in the first step")

@@ -28,7 +28,7 @@ from crosscut.verification.recording import (
     module_of,
     tensor_of,
 )
-from crosscut.verification.report import FirstDifference, StepPhase
+from crosscut.verification.report import FirstDifference, ReportCheck, StepPhase
 from crosscut.verification.tolerance import ROUNDINGS
 
 _T = TypeVar("_T")
@@ -231,13 +231,16 @@ def relative_difference(actual: Tensor, expected: Tensor, *, floor: float = 0.0)
     return relative if relative < float("inf") else float("inf")  # NaN compares as false
 
 
-def largest_of_ranks(found: Mapping[str, float]) -> tuple[float, str] | None:
-    """Find the largest difference of all ranks. `found` maps the names of this rank's tensors to their differences.
-    Every rank must call this function. Returns the difference and the name on the first rank, and None on the others.
+def check_of_largest(name: str, found: Mapping[str, float], tolerance: float, told: str) -> list[ReportCheck]:
+    """Check the largest difference of all ranks. `found` maps the names of this rank's tensors to their differences.
+    Every rank must call this function. The list has one check on the first rank and is empty on the others.
     """
-    worst = max(found, key=lambda name: found[name])
-    every = gather_to_first((found[worst], worst))
-    return None if every is None else max(every)
+    mine = max(found, key=lambda tensor: found[tensor])
+    every = gather_to_first((found[mine], mine))
+    if every is None:
+        return []
+    difference, worst = max(every)
+    return [ReportCheck(name, difference, difference <= tolerance, f"{told}; largest at {worst}")]
 
 
 def relative_distance(actual: float, expected: float) -> float:

@@ -17,7 +17,7 @@ from crosscut.parallel import ParallelMesh, make_lone_mesh
 from crosscut.parallel.collectives import gather_to_first, share_from_first
 from crosscut.training.speed.compilation import compiled_modules, uncompiled
 from crosscut.verification.comparison import StepComparison
-from crosscut.verification.dropout.draw_rules import DrawDisagreement, first_disagreement, first_other_start
+from crosscut.verification.dropout.draw_rules import first_disagreement, first_other_start
 from crosscut.verification.dropout.draws import Drawn, DropoutDraw, draws_of
 from crosscut.verification.dropout.dropping import drop_by_value
 from crosscut.verification.judging.differences import Differences
@@ -241,15 +241,14 @@ def _judge_draws(every: list[Drawn], uncut: Drawn, mesh: ParallelMesh) -> tuple[
     )
     other = other or first_disagreement([uncut], Layout()) or first_other_start(every, uncut, layout)
     if other is not None:
-        first = FirstDifference(other.module, other.direction, other.told, other.micro_batch)
-        return ReportCheck(DRAWS, None, False, f"{first.place}: {other.told}"), first
+        return ReportCheck(DRAWS, None, False, f"{other.place}: {other.cause}"), other
     unseen = sum(not draw.dropped for draw in cut)
     told = f"{len(cut)} draws on each rank" if cut else "the model has no dropout"
     more = f", {unseen} of them not checked, because the dropped tensor could not be found" if unseen else ""
     return ReportCheck(DRAWS, None, True, told + more), None
 
 
-def _first_other_draw(cut: list[DropoutDraw], uncut: list[DropoutDraw], *, is_staged: bool) -> DrawDisagreement | None:
+def _first_other_draw(cut: list[DropoutDraw], uncut: list[DropoutDraw], *, is_staged: bool) -> FirstDifference | None:
     """Find the first draw that only one of the models makes, or that is made by different operators. The schedule of a
     pipeline runs the layers in a different order than the uncut model does, so the draws of a pipeline are sorted by
     module.
@@ -262,7 +261,7 @@ def _first_other_draw(cut: list[DropoutDraw], uncut: list[DropoutDraw], *, is_st
                 "The cut model does not apply dropout in the same modules with the same probabilities as the uncut "
                 "model: check which modules apply dropout, and their probabilities."
             )
-            return DrawDisagreement((mine or other).module, cause)
+            return FirstDifference((mine or other).module, StepPhase.FORWARD, cause)
     return None
 
 

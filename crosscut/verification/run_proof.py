@@ -27,7 +27,7 @@ from crosscut.planner import Candidate, count_parameters, step_traffic
 from crosscut.planner.stages import stage_sizes
 from crosscut.training.optimization.muon import AMPLIFICATION
 from crosscut.training.optimization.optimizer import rules_of
-from crosscut.training.precision import compute_dtype, needs_loss_scale, product_dtype, resolve_on
+from crosscut.training.precision import needs_loss_scale, resolve_on, torch_dtype
 from crosscut.training.requirements import require_capabilities
 from crosscut.training.result import NonFiniteError
 from crosscut.training.speed.compilation import compiled_modules
@@ -212,8 +212,8 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> LayoutReport:
         layout=told_layout(run),
         model=f"{model.family}, {count_parameters(model):,} parameters ({shape})",
         precision=run.training.precision,
-        compute_dtype=compute_dtype(run.training.precision),
-        product_dtype=product_dtype(run.training.precision),
+        compute_dtype=torch_dtype(run.training.numbers.compute),
+        product_dtype=torch_dtype(run.training.numbers.products),
         make_exact=_make_exact(run),
         extra_checks=_further_checks,
         amplification=dict.fromkeys(rules_of(model, run.optimizer).matrices, AMPLIFICATION),

@@ -19,7 +19,7 @@ def run_of(*, layout: Layout | None = None, **training: object) -> RunConfig:
 def test_a_precision_that_is_named_stays_and_auto_is_that_of_the_device(asked: str, resolved: str) -> None:
     run = resolve(run_of(precision=asked), device="cuda", precision="float16")
     assert (run.device, run.precision, run.config.training.precision) == ("cuda", resolved, resolved)
-    assert run.numbers == PRECISIONS[resolved]
+    assert run.training.numbers == PRECISIONS[resolved]
 
 
 def test_a_resolved_run_records_the_device_as_it_was_asked_for() -> None:
@@ -37,7 +37,7 @@ def test_sizes_are_those_of_the_run() -> None:
         asked.training,
         asked.optimizer,
     )
-    assert (run.micro_batch_size, run.num_micro_batches) == (2, 2)
+    assert (run.config.micro_batch_size, run.config.num_micro_batches) == (2, 2)
 
 
 def test_another_run_is_resolved_alike() -> None:

@@ -66,7 +66,7 @@ def trained(
         tokens, targets = batch(step)
         data = made.mesh.data
         own = Batch(tokens=tokens, targets=targets).chunk(data.size)[data.rank]
-        loss = made.accumulate(step, own.chunk(made.run.num_micro_batches))
+        loss = made.accumulate(step, own.chunk(made.run.config.num_micro_batches))
         if step == 0:
             gradients = {name: whole(p.grad).clone() for name, p in made.model.named_parameters() if p.grad is not None}
         result = made.update(step, loss)

@@ -91,7 +91,7 @@ def test_a_rank_of_a_pipeline_has_four_micro_batches_if_the_batch_allows(
 ) -> None:
     run = cpu_run(f"training.batch_size={batch}", f"training.micro_batch_size={asked}")
     studies, _ = study_cases(run, TWO_CORES)
-    assert [case.run.micro_batch_size for case in studies["pipeline"]] == sizes
+    assert [case.run.config.micro_batch_size for case in studies["pipeline"]] == sizes
 
 
 def test_one_process_has_all_cores_and_a_rank_one_thread() -> None:

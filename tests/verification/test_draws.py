@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from crosscut.config import Layout
 from crosscut.parallel import make_mesh
 from crosscut.parallel.collectives import gather_to_first
-from crosscut.verification.dropout.draw_rules import DrawDisagreement, first_disagreement, first_other_start
+from crosscut.verification.dropout.draw_rules import first_disagreement, first_other_start
 from crosscut.verification.dropout.draws import Drawn, DropoutDraw, ModuleEntry, draws_of
+from crosscut.verification.report import FirstDifference
 from tests.ranks import RankPool
 from tests.verification.runs import CPU
 
@@ -21,7 +22,7 @@ FIRST_DRAW = DropoutDraw("dropout", "first state", "first tensor")
 
 def _found(
     *ranks: list[DropoutDraw], layout: Layout, repeated: list[DropoutDraw] | None = None
-) -> DrawDisagreement | None:
+) -> FirstDifference | None:
     """The first disagreement of the draws of these ranks. The first rank also repeats draws."""
     every = [Drawn(draws, [], {}, []) for draws in ranks]
     every[0] = every[0]._replace(repeated=repeated or [])
@@ -71,7 +72,7 @@ def test_ranks_draw_by_the_papers_rule(
 ) -> None:
     found = _found(*draws, layout=layout)
     assert (found is None) == (expected is None)
-    assert expected is None or (found.module == expected[0] and expected[1] in found.told)
+    assert expected is None or (found.module == expected[0] and expected[1] in found.cause)
 
 
 TWICE = {
@@ -92,7 +93,7 @@ def test_no_two_draws_use_the_same_numbers(
 ) -> None:
     found = _found(*draws, layout=layout)
     assert (found.module, found.micro_batch) == named
-    assert "draws the same numbers as `dropout` in micro-batch 1" in found.told
+    assert "draws the same numbers as `dropout` in micro-batch 1" in found.cause
 
 
 OTHER = DropoutDraw("late", "other", "other tensor", "operator")

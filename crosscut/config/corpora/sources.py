@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from crosscut.config.checks import Choice, require_at_least, require_fraction, resolve_choices
+from crosscut.config.checks import Choice, check_section, require_fraction, resolve_choices
 from crosscut.config.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -133,6 +133,4 @@ class IngestConfig:
 
     def __post_init__(self) -> None:
         require_fraction("ingest.max_rejects", self.max_rejects)
-        require_at_least("ingest.max_damaged_files", self.max_damaged_files, 0)
-        require_at_least("ingest.max_document_mb", self.max_document_mb, 1)
-        require_at_least("ingest.part_mb", self.part_mb, 1)
+        check_section(self, "ingest", max_damaged_files=0, max_document_mb=1, part_mb=1)

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, fields
 from typing import Self
 
-from crosscut.config.checks import Choice, require_at_least, require_fraction, resolve_choices
+from crosscut.config.checks import Choice, check_section, require_at_least, require_fraction, resolve_choices
 from crosscut.config.data import Objective
 from crosscut.config.errors import ConfigError
 
@@ -200,11 +200,7 @@ class LeakageConfig:
     """Maximum number of cuts per document. A document that needs more cuts is dropped."""
 
     def __post_init__(self) -> None:
-        require_at_least("leakage.ngram", self.ngram, 1)
-        require_at_least("leakage.margin", self.margin, 0)
-        require_at_least("leakage.min_matches", self.min_matches, 1)
-        require_at_least("leakage.max_cuts", self.max_cuts, 1)
-        resolve_choices(self, "leakage")
+        check_section(self, "leakage", ngram=1, margin=0, min_matches=1, max_cuts=1)
         if not 0 < self.false_positives <= 0.1:
             raise ConfigError(
                 f"`leakage.false_positives` must be above 0 and at most 0.1, but is {self.false_positives}."
@@ -238,9 +234,7 @@ class TokensConfig:
 
     def __post_init__(self) -> None:
         resolve_choices(self, "tokens")
-        require_at_least("tokens.vocab_size", self.vocab_size, 257)
-        require_at_least("tokens.num_shards", self.num_shards, 1)
-        require_at_least("tokens.train_to_validation", self.train_to_validation, 1)
+        check_section(self, "tokens", vocab_size=257, num_shards=1, train_to_validation=1)
 
     @property
     def has_sentences(self) -> bool:

@@ -29,13 +29,13 @@ def require_batch(layout: Layout, training: TrainingConfig) -> None:
 def require_stages(model: ModelConfig, layout: Layout, training: TrainingConfig) -> None:
     """Raise `LayoutError` if the layers, or a step's micro-batches, cannot be divided over the pipeline's stages."""
     layers = model.num_layers
+    but = (
+        f"but `model.num_layers` is {layers} and there are {layout.num_stages} stages (`layout.pipeline` "
+        f"{layout.pipeline} x `layout.stages_per_rank` {layout.stages_per_rank})"
+    )
     if layout.num_stages > layers:
         name = "layout.pipeline" if layout.stages_per_rank == 1 else "layout.stages_per_rank"
-        raise LayoutError(
-            f"`{name}` must leave at least one layer for each stage, but `model.num_layers` is {layers} and there "
-            f"are {layout.num_stages} stages (`layout.pipeline` {layout.pipeline} x `layout.stages_per_rank` "
-            f"{layout.stages_per_rank}). Use fewer stages."
-        )
+        raise LayoutError(f"`{name}` must leave at least one layer for each stage, {but}. Use fewer stages.")
     if layout.stages and sum(layout.stages) != layers:
         raise LayoutError(
             f"`layout.stages` must add up to `model.num_layers` ({layers}), but {list(layout.stages)} adds up to "
@@ -45,10 +45,8 @@ def require_stages(model: ModelConfig, layout: Layout, training: TrainingConfig)
         return
     if not layout.stages and layers % layout.num_stages:
         raise LayoutError(
-            f"`layout.stages_per_rank` must split the layers evenly, but `model.num_layers` is {layers} and there "
-            f"are {layout.num_stages} stages (`layout.pipeline` {layout.pipeline} x `layout.stages_per_rank` "
-            f"{layout.stages_per_rank}). Change `layout.stages_per_rank`, or list the layers of each stage in "
-            "`layout.stages`."
+            f"`layout.stages_per_rank` must split the layers evenly, {but}. Change `layout.stages_per_rank`, or list "
+            "the layers of each stage in `layout.stages`."
         )
     (name, batch), sequences = training.smallest_batch, training.sequences_at_once(layout.data)
     at_once = layout.data * sequences

@@ -19,13 +19,13 @@ The dry run (`crosscut.rehearsal`) measures the same bytes in the running progra
 from collections.abc import Iterator
 
 from crosscut.architecture import Device, describe
-from crosscut.architecture.pipeline import flights
+from crosscut.architecture.pipeline import PERIODS, flights
 from crosscut.config.conventions import AMPERE
 from crosscut.planner.candidate import Planned, pipeline_rank_of
 from crosscut.planner.memory.instants import Instants, MemoryForecast, other_passes
 from crosscut.planner.memory.stage import StageMemory
 from crosscut.planner.parameters import known_vocab_size
-from crosscut.planner.stages import schedule_of_flights, stages_of
+from crosscut.planner.stages import schedule_of, stages_of
 
 
 def forecast_memory(run: Planned, *, device: Device = "cuda", capability: tuple[int, int] = AMPERE) -> MemoryForecast:
@@ -55,6 +55,7 @@ def _instants(run: Planned, device: Device, capability: tuple[int, int]) -> Iter
         return
     rank = pipeline_rank_of(run)
     stages = [StageMemory(run, device, capability, whole.part([stage])) for stage in stages_of(run, rank)]
-    for flight in flights(schedule_of_flights(run), rank):
+    few = min(run.num_micro_batches, PERIODS * run.layout.pipeline)  # enough to find all flights
+    for flight in flights(schedule_of(run.layout, few), rank):
         yield from Instants(stages[flight.chunk], other_passes(stages, flight)).passes()
     yield from Instants(stages[0]).after_passes()

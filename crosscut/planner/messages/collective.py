@@ -13,6 +13,10 @@ joins the data and the context ranks; if these ranks shard one copy of the model
 `ends` has the first and the last rank of a pipeline; in a pipeline of two ranks, this axis is called `pipeline`."""
 
 
+_DIRECT = (Operation.SHIFT, Operation.SEND)
+"""Operations in which a rank sends the whole tensor in one message."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Collective:
     """Group of equal collective operations that a rank runs in one training step."""
@@ -61,11 +65,14 @@ class Collective:
     @property
     def wire_bytes(self) -> float:
         """Bytes that one rank sends in one step for all `count` collectives, with ring algorithms."""
-        return self._share_sent * self.count * self.elements * self.element_bytes
+        parts = 1 if self.operation in _DIRECT else self.ranks
+        return self.steps / parts * self.count * self.elements * self.element_bytes
 
     @property
-    def _share_sent(self) -> float:
-        """Share of the full tensor that one rank sends. In a shift or a send, the rank sends the whole tensor."""
-        if self.operation in (Operation.SHIFT, Operation.SEND):
-            return 1.0
-        return (2 if self.operation == Operation.ALL_REDUCE else 1) * (self.ranks - 1) / self.ranks
+    def steps(self) -> int:
+        """Number of messages that a rank sends one after the other. A shift is one message, and so is a send. In any
+        other operation, each message has one part of the full tensor for each rank.
+        """
+        if self.operation in _DIRECT:
+            return 1
+        return (2 if self.operation == Operation.ALL_REDUCE else 1) * (self.ranks - 1)

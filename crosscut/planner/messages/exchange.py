@@ -56,18 +56,18 @@ def ring_seconds(
 
     Gradients are sent in buckets of `bucket_bytes` bytes. If `bucket_bytes` is None, all gradients are one message.
     """
-    layout, n = run.layout, collective.ranks
+    layout = run.layout
     stride = _stride(collective, layout)
     where: Where = "node"
     link, rate = hardware.node, hardware.node.rate
     is_pair = collective.operation == Operation.SEND or collective.axis == "ends"
-    size = layout.pipeline if is_pair else n
+    size = layout.pipeline if is_pair else collective.ranks
     fewest = fewest_in_a_node(stride, size, per_node=hardware.ranks_per_node, ranks=layout.world_size)
     if fewest < size and hardware.network is not None:
         where, link = "network", hardware.network
         rate = min(rate, (1 if is_pair else fewest) * link.rate)
     messages = _num_messages(collective, bucket_bytes)
-    steps = messages * _steps(collective.operation, n)
+    steps = messages * collective.steps
     sent = collective.wire_bytes / collective.count
     if found := link.measured.get(collective.operation):
         return where, steps * found.latency + sent / found.rate(sent / messages)
@@ -82,13 +82,6 @@ def _stride(collective: Collective, layout: Layout) -> int:
         return layout.stride_of("pipeline")
     joins_context = layout.context > 1 and collective.axis in ("tokens", "shard")
     return layout.stride_of("context" if joins_context else collective.axis)
-
-
-def _steps(operation: Operation, num_ranks: int) -> int:
-    """Number of messages that a rank sends one after the other. A shift is one message, and so is a send."""
-    if operation in (Operation.SHIFT, Operation.SEND):
-        return 1
-    return (2 if operation == Operation.ALL_REDUCE else 1) * (num_ranks - 1)
 
 
 @lru_cache(maxsize=4096)

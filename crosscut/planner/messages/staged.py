@@ -38,7 +38,7 @@ def stage_messages(run: Planned, target: Target) -> list[Collective]:
     ]
 
 
-def tied_gradients(run: Planned) -> list[Collective]:
+def tied_gradients(run: Planned, all_reduce: partial[Collective]) -> list[Collective]:
     """All-reduce of the gradient of a tied embedding over the first and the last rank of a pipeline. Empty on other
     ranks, and if the embedding is frozen.
     """
@@ -46,18 +46,8 @@ def tied_gradients(run: Planned) -> list[Collective]:
     tokens = part.embedding.tokens.on(layout.tensor)
     if not _holds_tied(run) or tokens.is_frozen:
         return []
-    return [
-        Collective(
-            operation=Operation.ALL_REDUCE,
-            axis=_ends(run),
-            phase=Phase.STEP,
-            purpose="gradient of the tied embedding",
-            count=1,
-            elements=share_of(tokens, layout.shard_size),
-            element_bytes=run.training.numbers.accumulation_bytes,
-            ranks=2,
-        )
-    ]
+    share = share_of(tokens, layout.shard_size)
+    return [all_reduce(axis=_ends(run), purpose="gradient of the tied embedding", elements=share, ranks=2)]
 
 
 def compared_ends(run: Planned, all_reduce: partial[Collective]) -> list[Collective]:

@@ -62,14 +62,15 @@ def step_traffic(
     if compiled is None:
         compiled = is_compiled(run, run.training.device)
     repeats = Repeats(Recompute(run.training.recompute), recomputation_step(run), compiled)
-    part, target = part_of(run), target_of(run, device="cpu")
+    part, target, size = part_of(run), target_of(run, device="cpu"), run.training.numbers.accumulation_bytes
+    all_reduce = partial(Collective, operation=Operation.ALL_REDUCE, phase=Phase.STEP, count=1, element_bytes=size)
     collectives = [
         *_of_layers(part, target, run.num_micro_batches, repeats),
         *(_loss(run, loss_chunk_tokens) if part.is_last else []),
         *stage_messages(run, target),
-        *_gradients(run),
-        *tied_gradients(run),
-        *_totals(run),
+        *_gradients(run, all_reduce),
+        *tied_gradients(run, all_reduce),
+        *_totals(run, all_reduce),
         *muon_messages(run),
     ]
     return [collective for collective in collectives if collective.ranks > 1 and collective.count]
@@ -115,7 +116,8 @@ def reason_against_halves(run: Planned) -> str:
     are too small.
     """
     is_split = run.layout.splits_sequence and not run.layout.symmetric_memory
-    sequences, elements = run.micro_batch_size, _activation_elements(run)
+    sequences, tokens = run.micro_batch_size, run.micro_batch_size * run.training.sequence_length
+    elements = tokens // run.layout.context * run.model.hidden_size
     if not is_split or num_pieces(2, elements) == 1:
         return ""
     if run.training.precision == "float8":
@@ -225,13 +227,7 @@ def _loss(run: Planned, chunk_tokens: int) -> list[Collective]:
     return collectives
 
 
-def _once_per_step(run: Planned) -> partial[Collective]:
-    """Return a constructor for an all-reduce that runs once per step, in the data type of the gradients."""
-    size = run.training.numbers.accumulation_bytes
-    return partial(Collective, operation=Operation.ALL_REDUCE, phase=Phase.STEP, count=1, element_bytes=size)
-
-
-def _gradients(run: Planned) -> list[Collective]:
+def _gradients(run: Planned, all_reduce: partial[Collective]) -> list[Collective]:
     """Collectives that sum gradients, once per step.
 
     First, the tensor ranks sum the partial gradients of replicated parameters, because each rank saw only its part of
@@ -240,7 +236,6 @@ def _gradients(run: Planned) -> list[Collective]:
     """
     if run.layout.shard_size > 1:
         return sharded_parameters(run)
-    all_reduce = _once_per_step(run)
     part = part_of(run)
     partial_ones = partial_gradients(part, run.layout)
     replicated = all_reduce(
@@ -256,7 +251,7 @@ def _gradients(run: Planned) -> list[Collective]:
     return [replicated, local] if partial_ones else [local]
 
 
-def _totals(run: Planned) -> list[Collective]:
+def _totals(run: Planned, all_reduce: partial[Collective]) -> list[Collective]:
     """All-reduces of single numbers, once per step.
 
     The tensor ranks sum the squared gradients of sharded parameters for the gradient norm; data ranks that shard one
@@ -266,7 +261,7 @@ def _totals(run: Planned) -> list[Collective]:
     rank's gradients are finite. The ranks of a pipeline also sum the loss and the verdict, because only the last stage
     has the loss.
     """
-    layout, all_reduce = run.layout, _once_per_step(run)
+    layout = run.layout
     norm = partial(all_reduce, elements=1, element_bytes=8)
     over_tokens = partial(all_reduce, axis=token_axis(layout), ranks=layout.data * layout.context)
     return [
@@ -277,10 +272,3 @@ def _totals(run: Planned) -> list[Collective]:
         norm(axis="pipeline", purpose="gradient norm of all stages", ranks=layout.pipeline),
         all_reduce(axis="pipeline", purpose="loss of the last stage and verdict", elements=2, ranks=layout.pipeline),
     ]
-
-
-def _activation_elements(run: Planned) -> int:
-    """Elements of an activation that the tensor ranks gather or reduce: b s h / C, for one micro-batch and C context
-    ranks.
-    """
-    return run.micro_batch_size * run.training.sequence_length // run.layout.context * run.model.hidden_size

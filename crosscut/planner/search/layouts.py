@@ -11,17 +11,14 @@ from collections.abc import Iterator
 
 from crosscut.config import Layout, LayoutError, RunConfig, resolve
 from crosscut.config.checks import divisors
-from crosscut.planner.candidate import Candidate
 from crosscut.planner.hardware import Hardware
-from crosscut.planner.memory import forecast_memory
 from crosscut.planner.products import Speed
 from crosscut.planner.search.pipelines import search_pipelines
-from crosscut.planner.search.plans import Plan, Plans, Rejected, plan_of
+from crosscut.planner.search.plans import Plan, Plans, Rejected, forecast
 from crosscut.planner.search.proposals import candidate_of, candidates, layouts_of, plain_layouts
 from crosscut.planner.search.reasons import (
     reason_against_arrangement,
     reason_against_asked_compiling,
-    reason_against_memory,
     reason_against_tensor,
 )
 from crosscut.planner.search.requirements import (
@@ -63,13 +60,13 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
         layouts = list(layouts_of(run, hardware, plain))
         rejected += _not_compilable(run, layouts)
         for candidate in candidates(run, hardware, layouts):
-            found = _plan(candidate, hardware, speed)
+            found = forecast(candidate, speed)
             if isinstance(found, Plan):
                 fitting.append(found)
-            else:
+            elif found:
                 rejected.append(found)
     staged = [layout for layout in possible if layout.pipeline > 1]
-    pipelines, without = search_pipelines(run, hardware, speed, staged, [plan.time.total for plan in fitting])
+    pipelines, without = search_pipelines(run, speed, staged, [plan.time.total for plan in fitting])
     fitting += pipelines
     rejected += without
     if not fitting and max(tensors) == 1 < per_context:
@@ -81,14 +78,6 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
 def _order(plan: Plan) -> tuple[float, bool, int]:
     """Sort key that puts the fastest layout first. Among equally fast layouts, those without a pipeline come first."""
     return plan.time.total, plan.candidate.layout.pipeline > 1, plan.memory.total
-
-
-def _plan(candidate: Candidate, hardware: Hardware, speed: Speed) -> Plan | Rejected:
-    """Forecast a candidate. The time is forecast only if the candidate fits into memory."""
-    memory = forecast_memory(candidate, device=hardware.device, capability=hardware.capability)
-    if reason := reason_against_memory(candidate, memory, hardware):
-        return Rejected(candidate=candidate, reason=reason, needed=memory.total)
-    return plan_of(candidate, memory, speed)
 
 
 def _not_compilable(run: RunConfig, layouts: list[Layout]) -> Iterator[Rejected]:

@@ -32,16 +32,14 @@ from crosscut.config.checks import divisors
 from crosscut.config.layout import PipelineSchedule
 from crosscut.config.training import Compile, Recompute
 from crosscut.planner.candidate import Candidate
-from crosscut.planner.fullest import fullest_rank
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.products import Speed
 from crosscut.planner.search.cuts import with_faster_cut
-from crosscut.planner.search.plans import MOST_PIPELINES, Plan, Rejected, plan_of
+from crosscut.planner.search.plans import MOST_PIPELINES, Plan, Rejected, forecast
 from crosscut.planner.search.proposals import candidate_of, layouts_of, trainings
 from crosscut.planner.search.reasons import (
     MOST_PASSES,
     reason_against_asked_compiling,
-    reason_against_memory,
     reason_against_several_stages,
 )
 from crosscut.planner.stages import separates_weights
@@ -49,7 +47,7 @@ from crosscut.planner.time import shortest_step, time_around_passes, times_of_st
 
 
 def search_pipelines(
-    run: RunConfig, hardware: Hardware, speed: Speed, arranged: Iterable[Layout], others: Iterable[float]
+    run: RunConfig, speed: Speed, arranged: Iterable[Layout], others: Iterable[float]
 ) -> tuple[list[Plan], list[Rejected]]:
     """Return the fastest layouts with a pipeline, and the arrangements of ranks for which no layout is possible or
     fits. `arranged` has the arrangements to try, which all have a pipeline. For each layout without a pipeline,
@@ -69,11 +67,11 @@ def search_pipelines(
     All of these layouts have the default cut of layers into stages. The search then looks for a faster cut for each
     layout that it keeps (`cuts`).
     """
-    search = _PipelineSearch(run, hardware, speed, sorted(others))
+    search = _PipelineSearch(run, speed, sorted(others))
     rejected: list[Rejected] = []
     tries: list[_Try] = []
     for plain in arranged:
-        layouts = list(_layouts(run, hardware, plain))
+        layouts = list(_layouts(run, speed.hardware, plain))
         if not layouts:
             rejected.append(
                 Rejected(candidate=candidate_of(run, plain), reason=reason_against_asked_compiling(run, plain))
@@ -87,7 +85,7 @@ def search_pipelines(
         else:
             tries += search.tries(layouts)
     search.run_through(tries)
-    return [search.recut(plan) for plan in search.kept()], rejected
+    return [with_faster_cut(plan, speed) for plan in search.kept()], rejected
 
 
 _LEAST_FORWARD = 0.2
@@ -111,8 +109,8 @@ class _Try(NamedTuple):
 class _PipelineSearch:
     """State of a search over layouts with a pipeline."""
 
-    def __init__(self, run: RunConfig, hardware: Hardware, speed: Speed, times: list[float]) -> None:
-        self.run, self.hardware, self.speed = run, hardware, speed
+    def __init__(self, run: RunConfig, speed: Speed, times: list[float]) -> None:
+        self.run, self.hardware, self.speed = run, speed.hardware, speed
         self.times = times
         """Seconds of a step with each layout found so far, with or without a pipeline, the fastest first."""
         self.plans: list[Plan] = []
@@ -131,15 +129,6 @@ class _PipelineSearch:
         """Layouts that were found and whose step is not longer than `limit`."""
         return [plan for plan in self.plans if plan.time.total <= self.limit]
 
-    def recut(self, plan: Plan) -> Plan:
-        """Return the plan with a faster cut of its layers into stages, or the plan itself if none is found."""
-
-        def forecast(candidate: Candidate) -> Plan | None:
-            found = self._forecast(candidate)
-            return found if isinstance(found, Plan) else None
-
-        return with_faster_cut(plan, forecast, self._times_of_stages)
-
     def closest_misfit(self, layouts: Sequence[Layout]) -> Rejected | None:
         """Layout that comes closest to fitting into memory; None if some layout fits.
 
@@ -150,7 +139,7 @@ class _PipelineSearch:
         plain = [each for each in layouts if each.stages_per_rank == 1 and not separates_weights(each)]
         rejected = []
         for layout in reversed(plain):
-            found = self._forecast(candidate_of(self.run, layout, training), with_time=False)
+            found = forecast(candidate_of(self.run, layout, training), self.speed, with_time=False)
             if not isinstance(found, Rejected):
                 return None
             rejected.append(found)
@@ -179,10 +168,10 @@ class _PipelineSearch:
             if self._is_known_misfit(candidate):
                 continue
             if not entry.is_second:
-                bound = shortest_step(candidate, self.hardware, speed=self.speed)
+                bound = shortest_step(candidate, self.speed)
                 heappush(tries, entry._replace(bound=max(bound, entry.bound), is_second=True))
                 continue
-            found = self._forecast(candidate)
+            found = forecast(candidate, self.speed)
             if isinstance(found, Plan):
                 self.plans.append(found)
                 insort(self.times, found.time.total)
@@ -211,9 +200,7 @@ class _PipelineSearch:
         if plain not in self._ends:
             micro_batches = _micro_batches(self.run, plain)
             *_, training = trainings(self.run, self.hardware, micro_batches[-1:])
-            self._ends[plain] = time_around_passes(
-                candidate_of(self.run, plain, training), self.hardware, speed=self.speed
-            )
+            self._ends[plain] = time_around_passes(candidate_of(self.run, plain, training), self.speed)
         return self._ends[plain]
 
     def _micro_batch_seconds(self, layout: Layout, training: TrainingConfig) -> float:
@@ -236,22 +223,8 @@ class _PipelineSearch:
                 ramp_steps=0,
                 batch_size=data * training.micro_batch_size,
             )
-            (self._seconds[key],) = self._times_of_stages(candidate_of(self.run, whole, once))
+            (self._seconds[key],) = times_of_stages(candidate_of(self.run, whole, once), self.speed)
         return self._seconds[key]
-
-    def _times_of_stages(self, candidate: Candidate) -> list[float]:
-        return times_of_stages(candidate, self.hardware, speed=self.speed)
-
-    def _forecast(self, candidate: Candidate, *, with_time: bool = True) -> Plan | Rejected | None:
-        """Forecast a candidate. Without `with_time`, return None for a candidate that fits."""
-        hardware = self.hardware
-        rank, memory = fullest_rank(candidate, device=hardware.device, capability=hardware.capability)
-        candidate = Candidate.at(candidate, rank)
-        if reason := reason_against_memory(candidate, memory, hardware):
-            return Rejected(candidate=candidate, reason=reason, needed=memory.total)
-        if not with_time:
-            return None
-        return plan_of(candidate, memory, self.speed)
 
 
 def _layouts(run: RunConfig, hardware: Hardware, plain: Layout) -> Iterator[Layout]:

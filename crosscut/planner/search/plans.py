@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 from crosscut.config import RunConfig
 from crosscut.planner.candidate import Candidate
+from crosscut.planner.fullest import fullest_rank
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import MemoryForecast
 from crosscut.planner.products import Speed
 from crosscut.planner.search.proposals import kept_offload
-from crosscut.planner.search.reasons import memory_of_rank
+from crosscut.planner.search.reasons import memory_of_rank, reason_against_memory
 from crosscut.planner.time import StepTime, model_flops_per_second, step_time
 
 NEAR_LIMIT = 0.9
@@ -83,6 +84,18 @@ class Rejected:
         if self.needed and layout.data > 1 and not shared:
             shared = ", not sharded"
         return f"{layout.arrangement}{several}{shared}"
+
+
+def forecast(candidate: Candidate, speed: Speed, *, with_time: bool = True) -> Plan | Rejected | None:
+    """Forecast a candidate. The time is forecast only if the candidate fits into memory. Without `with_time`, return
+    None for a candidate that fits.
+    """
+    hardware = speed.hardware
+    rank, memory = fullest_rank(candidate, device=hardware.device, capability=hardware.capability)
+    candidate = Candidate.at(candidate, rank)
+    if reason := reason_against_memory(candidate, memory, hardware):
+        return Rejected(candidate=candidate, reason=reason, needed=memory.total)
+    return plan_of(candidate, memory, speed) if with_time else None
 
 
 @dataclass(frozen=True, kw_only=True)

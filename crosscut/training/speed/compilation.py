@@ -111,7 +111,7 @@ def _reason_against(run: ResolvedRun, device: torch.device) -> str:
     if device.type == "cpu" and run.training.recompute == Recompute.SELECTIVE and run.model.dropout:
         return 'attention with dropout keeps its scores on the CPU, but training.recompute="selective" keeps none'
     if device.type == "cuda" and run.training.recompute == Recompute.SELECTIVE:
-        compute = run.numbers.compute
+        compute = run.training.numbers.compute
         if keeps_scores(compute, capability=torch.cuda.get_device_capability(device)):
             return f'attention in {compute} keeps its scores on this GPU, but training.recompute="selective" keeps none'
     if device.type == "cuda":

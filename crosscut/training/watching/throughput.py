@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import torch
 
 from crosscut.config import ResolvedRun
+from crosscut.config.precision import PRECISIONS
 from crosscut.kernels import ORDINARY
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import from_all_ranks
 from crosscut.planner import find_hardware, model_flops_per_token
-from crosscut.training.precision import compute_dtype
+from crosscut.training.precision import torch_dtype
 
 _WARM_UP = 2
 """Number of matrix products that are run before the measurement starts."""
@@ -79,7 +80,7 @@ def find_peak(precision: str, mesh: ParallelMesh) -> PeakRate:
         names = sorted({name for name, _ in known})
         name = f"{len(known)} x {' and '.join(names)}, published dense {precision} peak"
         return PeakRate(name=name, flops_per_second=sum(rate for _, rate in known))
-    rates = from_all_ranks(measure_matrix_rate(mesh.device, compute_dtype(precision)), mesh)
+    rates = from_all_ranks(measure_matrix_rate(mesh.device, torch_dtype(PRECISIONS[precision].compute)), mesh)
     together = f" on {len(rates)} ranks at once" if len(rates) > 1 else ""
     return PeakRate(name=f"{precision} matrix rate measured{together}", flops_per_second=sum(rates))
 

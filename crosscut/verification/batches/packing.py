@@ -18,7 +18,7 @@ from crosscut.config import IGNORED
 from crosscut.model import Batch
 from crosscut.training.speed.compilation import uncompiled
 from crosscut.training.step import Trainer
-from crosscut.verification.comparison import FLOOR, largest_of_ranks, relative_difference
+from crosscut.verification.comparison import FLOOR, check_of_largest, relative_difference
 from crosscut.verification.recording import gradients_of
 from crosscut.verification.report import DOCUMENTS, ReportCheck
 
@@ -72,12 +72,8 @@ def compare_documents(
     floor = FLOOR * max(float(gradient.abs().max()) for gradient in expected.values() if gradient.numel())
     found = {name: relative_difference(gradients[name], own, floor=floor) for name, own in expected.items()}
     found["the loss"] = relative_difference(loss, expected_loss)
-    largest = largest_of_ranks(found)
-    if largest is None:
-        return []
-    difference, worst = largest
-    told = f"{len(apart) // len(micro_batches)} per sequence, against separate sequences; largest at {worst}"
-    return [ReportCheck(DOCUMENTS, difference, difference <= tolerance, told)]
+    told = f"{len(apart) // len(micro_batches)} per sequence, against separate sequences"
+    return check_of_largest(DOCUMENTS, found, tolerance, told)
 
 
 def _loss_and_gradients(trainer: Trainer, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -19,25 +19,12 @@ from typing import NamedTuple
 from crosscut.config import Layout
 from crosscut.config.axes import AXES
 from crosscut.verification.dropout.draws import Drawn, DropoutDraw
-from crosscut.verification.report import StepPhase
-
-
-class DrawDisagreement(NamedTuple):
-    """First draw that breaks a rule."""
-
-    module: str
-    told: str
-    """Sentence that says which draws break which rule."""
-    micro_batch: int = 1
-    """Number of the micro-batch, from 1."""
-    direction: StepPhase = StepPhase.FORWARD
-    """Pass in which the draw was made."""
-
+from crosscut.verification.report import FirstDifference, StepPhase
 
 _TOKEN_AXES = [row.name for row in AXES if row.splits_tokens]
 
 
-def first_disagreement(every: Sequence[Drawn], layout: Layout, modules: Sequence[str] = ()) -> DrawDisagreement | None:
+def first_disagreement(every: Sequence[Drawn], layout: Layout, modules: Sequence[str] = ()) -> FirstDifference | None:
     """Compare the draws of all ranks of a layout, by the first three rules. Returns the first disagreement, or None if
     the draws follow the rules. `every` has the draws of each rank, in the order of the ranks. `modules` are the modules
     that draw, in the order in which the uncut model runs them.
@@ -45,7 +32,7 @@ def first_disagreement(every: Sequence[Drawn], layout: Layout, modules: Sequence
     return _first_among_ranks(every, layout) or _first_used_twice(every, layout, modules) or _first_not_repeated(every)
 
 
-def first_other_start(every: Sequence[Drawn], uncut: Drawn, layout: Layout) -> DrawDisagreement | None:
+def first_other_start(every: Sequence[Drawn], uncut: Drawn, layout: Layout) -> FirstDifference | None:
     """Find the first call before which the uncut model starts its random stream anew, and a rank does so with another
     state. Only the first tensor rank and the ranks that see the first tokens are compared. A layout with sequence
     parallelism gives None, because the stream of each rank differs from the uncut model's.
@@ -62,11 +49,11 @@ def first_other_start(every: Sequence[Drawn], uncut: Drawn, layout: Layout) -> D
                     "model does. The state must depend only on the seed, the step, the micro-batch, the layer and the "
                     "tokens. Check the number of the layer, and the number of the micro-batch."
                 )
-                return DrawDisagreement(entry.module, told, entry.micro_batch)
+                return FirstDifference(entry.module, StepPhase.FORWARD, told, entry.micro_batch)
     return None
 
 
-def _first_among_ranks(every: Sequence[Drawn], layout: Layout) -> DrawDisagreement | None:
+def _first_among_ranks(every: Sequence[Drawn], layout: Layout) -> FirstDifference | None:
     """Compare the n-th draws of the ranks of each pipeline stage (rule 1)."""
     size = layout.world_size // layout.pipeline  # ranks of a stage are adjacent
     for first in range(0, layout.world_size, size):
@@ -78,13 +65,13 @@ def _first_among_ranks(every: Sequence[Drawn], layout: Layout) -> DrawDisagreeme
                     told = (
                         f"Ranks {first + i} and {first + j} {what}. Check which stream and probability the module uses."
                     )
-                    return DrawDisagreement(one.module, told, one.micro_batch)
+                    return FirstDifference(one.module, StepPhase.FORWARD, told, one.micro_batch)
         counts = [len(of_rank) for of_rank in draws]
         if len(set(counts)) > 1:
             j = next(j for j, count in enumerate(counts) if count != counts[0])
             late = max(draws, key=len)[min(counts)]
             told = f"Ranks {first} and {first + j} make different numbers of draws. Check which ranks apply dropout."
-            return DrawDisagreement(late.module, told, late.micro_batch)
+            return FirstDifference(late.module, StepPhase.FORWARD, told, late.micro_batch)
     return None
 
 
@@ -121,7 +108,7 @@ class _DrawPlace(NamedTuple):
         return f"`{self.draw.module}` in micro-batch {self.draw.micro_batch} on rank {self.rank}"
 
 
-def _first_used_twice(every: Sequence[Drawn], layout: Layout, modules: Sequence[str]) -> DrawDisagreement | None:
+def _first_used_twice(every: Sequence[Drawn], layout: Layout, modules: Sequence[str]) -> FirstDifference | None:
     """Find the first numbers that two draws use (rule 2). Copies of a draw are its n-th draws on the tensor ranks."""
     seen: dict[str, _DrawPlace] = {}
     for place in _in_order(every, modules):
@@ -132,7 +119,7 @@ def _first_used_twice(every: Sequence[Drawn], layout: Layout, modules: Sequence[
                 f"{place} draws the same numbers as {before}, so the dropped elements are correlated. Check whether "
                 "the seed depends on the layer, the micro-batch and the rank, and how stages number their layers."
             )
-            return DrawDisagreement(place.draw.module, told, place.draw.micro_batch)
+            return FirstDifference(place.draw.module, StepPhase.FORWARD, told, place.draw.micro_batch)
     return None
 
 
@@ -147,7 +134,7 @@ def _but_tensor(rank: int, layout: Layout) -> dict[str, int]:
     return layout.place_of(rank) | {"tensor": 0}
 
 
-def _first_not_repeated(every: Sequence[Drawn]) -> DrawDisagreement | None:
+def _first_not_repeated(every: Sequence[Drawn]) -> FirstDifference | None:
     """Find the first draw of a recomputation that differs from the draws of the first forward pass (rule 3). If the
     recomputed tensor is not one of the first pass, perhaps by its last bits, any draw of the first pass is right.
     """
@@ -162,5 +149,5 @@ def _first_not_repeated(every: Sequence[Drawn]) -> DrawDisagreement | None:
                     "the probability or the recomputed input are of another place. Check from which states "
                     "recomputation starts the random streams, and which input it keeps."
                 )
-                return DrawDisagreement(module, told, micro_batch, StepPhase.BACKWARD)
+                return FirstDifference(module, StepPhase.BACKWARD, told, micro_batch)
     return None

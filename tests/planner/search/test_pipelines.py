@@ -101,7 +101,7 @@ def test_the_pipelines_are_the_fastest_of_all_that_fit(run: RunConfig, hardware:
         ranks = range(candidate.layout.pipeline)
         if max(forecast_memory(Candidate.at(candidate, rank)).total for rank in ranks) <= hardware.memory:
             times[candidate] = step_time(candidate, hardware, speed=speed).total
-            assert shortest_step(candidate, hardware, speed=speed) <= times[candidate] * (1 + 1e-9)
+            assert shortest_step(candidate, speed) <= times[candidate] * (1 + 1e-9)
     others = [plan.time.total for plan in plans.fitting if plan.candidate.layout.pipeline == 1]
     limit = sorted([*others, *times.values()])[MOST_PIPELINES - 1]
     expected = {candidate for candidate, seconds in times.items() if seconds <= limit}
