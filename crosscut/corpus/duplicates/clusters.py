@@ -16,19 +16,16 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from crosscut.corpus.collection import Collection, Numbers, begins_run, first_number
-from crosscut.corpus.documents import Drop, Part, read_table, write_drops, write_table
+from crosscut.corpus.collection import Collection, Numbers, begins_run
+from crosscut.corpus.documents import write_table
 from crosscut.corpus.duplicates.candidates import preference
 from crosscut.corpus.duplicates.similarity import Edges, count_pairs, read_edges
 from crosscut.corpus.duplicates.sketches import read_lengths
 from crosscut.corpus.execution.stages import Counts, Output
-from crosscut.corpus.filters.judging import count_rows
-from crosscut.corpus.occurrences import rows_of_part
 from crosscut.corpus.words.ngrams import Places
 
 CLUSTERS = "clusters"
 NEAR = "near"
-RULE = "near-duplicate"
 LARGEST = 20
 """Maximum number of clusters that the report lists."""
 
@@ -142,15 +139,3 @@ def _largest(collection: Collection, clusters: Clusters) -> list[dict[str, objec
         ids = collection.ids(members)
         shown.append({"documents": int(sizes[place]), "kept": ids[0], "dropped": ids[1:]})
     return shown
-
-
-def drop_near(part: Part, index: int, matches: Path, output: Output) -> Counts:
-    """Run a task: drop the near-duplicates in the part at `index`."""
-    table = rows_of_part(read_table(matches), index)
-    rows = (table["number"].to_numpy() - first_number(index)).tolist()
-    drops = [
-        Drop(row, RULE, f"{jaccard:.2f}", other)
-        for row, jaccard, other in zip(rows, table["jaccard"].to_pylist(), table["other"].to_pylist(), strict=True)
-    ]
-    write_drops(output, part.name, drops)
-    return count_rows(part.sizes(), drops)

@@ -25,7 +25,7 @@ from crosscut.corpus.collection import Collection, first_number, require_finishe
 from crosscut.corpus.documents import INGEST, Lineage, read_table
 from crosscut.corpus.duplicates.bands import choose_bands, least_equal
 from crosscut.corpus.duplicates.candidates import CANDIDATES, GROUPS_SUFFIX, PAIRS_SUFFIX, find_candidates, shares
-from crosscut.corpus.duplicates.clusters import CLUSTERS, NEAR, drop_near, join
+from crosscut.corpus.duplicates.clusters import CLUSTERS, NEAR, join
 from crosscut.corpus.duplicates.gathered import Gathered, common_digest, with_collection
 from crosscut.corpus.duplicates.gram_sets import NGRAMS, sets_name, write_sets
 from crosscut.corpus.duplicates.planted import PLANTED, measure_planted, spread_parts
@@ -41,7 +41,7 @@ from crosscut.corpus.duplicates.similarity import (
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, read_settings, write_sketches
 from crosscut.corpus.execution.stages import CorpusStage, Counts, PlannedStage, StageTask, Yields, read_records
 from crosscut.corpus.finished import WORK_FOLDER
-from crosscut.corpus.occurrences import first_stages, text_key
+from crosscut.corpus.occurrences import drop_tasks, first_stages, text_key
 from crosscut.corpus.parts import PartStage, find_parts
 
 EXACT = "exact"
@@ -231,18 +231,8 @@ def _plan_clusters(gathered: Gathered) -> Sequence[StageTask]:
 
 
 def _plan_near(gathered: Gathered) -> Sequence[StageTask]:
-    work, collection = gathered.work, gathered.collection
-    matches = work / CLUSTERS / "matches.arrow"
-    return [
-        StageTask(
-            name=part.name,
-            function=partial(drop_near, part, collection.num_earlier + place, matches),
-            inputs=(*part.files, matches),
-            settings={"earlier": collection.num_earlier},
-            size=size,
-        )
-        for place, (part, size) in enumerate(zip(collection.own, (size for _, size in find_parts(work)), strict=True))
-    ]
+    matches = (gathered.work / CLUSTERS / "matches.arrow",)
+    return drop_tasks(gathered.collection, gathered.work, matches, "near-duplicate", settings={})
 
 
 def _plan_planted(gathered: Gathered, config: CorpusConfig) -> Sequence[StageTask]:
