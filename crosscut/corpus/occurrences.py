@@ -23,7 +23,7 @@ from crosscut.corpus.collection import Collection, Numbers, begins_run, collect,
 from crosscut.corpus.documents import INGEST, Document, Drop, Lineage, Part, read_table, write_drops, write_table
 from crosscut.corpus.execution.stages import CorpusStage, Counts, Output, PlannedStage, StageTask, Yields, read_records
 from crosscut.corpus.filters.judging import count_rows
-from crosscut.corpus.parts import PartStage, find_parts
+from crosscut.corpus.parts import PartStage, find_parts, task_files
 
 KEYS_PER_TASK = 2_000_000
 """Approximate number of keys in which one task searches for repeats."""
@@ -137,8 +137,7 @@ def match_first(numbers: Numbers, keys: npt.NDArray[np.void]) -> tuple[Numbers, 
 
 
 def _plan_drops(collected: Callable[[Path], Collection], stage: str, rule: str, work: Path) -> Sequence[StageTask]:
-    shares = tuple(work / stage / f"{record.task}.arrow" for record in read_records(work, stage))
-    return drop_tasks(collected(work), work, shares, rule, settings={"rule": rule})
+    return drop_tasks(collected(work), work, task_files(work, stage), rule, settings={"rule": rule})
 
 
 def drop_tasks(

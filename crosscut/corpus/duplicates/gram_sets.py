@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from crosscut.corpus.collection import Collection, Numbers, first_number, split_by_part
+from crosscut.corpus.collection import NO_NUMBERS, Collection, Numbers, first_number, split_by_part
 from crosscut.corpus.documents import read_table, write_table
 from crosscut.corpus.duplicates.candidates import CANDIDATES, MEMBERS_SUFFIX
 from crosscut.corpus.duplicates.sketches import hash_ngrams
@@ -56,7 +56,7 @@ def _members(folder: Path, index: int) -> Numbers:
     """Read the numbers of all documents in the part at `index` that will be compared, ascending."""
     files = sorted(folder.glob(f"*{MEMBERS_SUFFIX}"))
     found = [rows_of_part(read_table(path), index)["number"].to_numpy() for path in files]
-    return np.unique(np.concatenate([np.empty(0, np.uint64), *found]))
+    return np.unique(np.concatenate([NO_NUMBERS, *found]))
 
 
 def as_sets(grams: Hashed) -> Hashed:

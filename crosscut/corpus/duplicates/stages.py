@@ -31,18 +31,18 @@ from crosscut.corpus.duplicates.gram_sets import NGRAMS, sets_name, write_sets
 from crosscut.corpus.duplicates.planted import PLANTED, measure_planted, spread_parts
 from crosscut.corpus.duplicates.similarity import (
     PAIRS_PER_TASK,
+    REFUSED_SUFFIX,
     SIMILAR,
     PairCheck,
     check_groups,
     check_pairs,
-    refused_name,
     share_groups,
 )
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, read_settings, write_sketches
 from crosscut.corpus.execution.stages import CorpusStage, Counts, PlannedStage, StageTask, Yields, read_records
 from crosscut.corpus.finished import WORK_FOLDER
 from crosscut.corpus.occurrences import drop_tasks, first_stages, text_key
-from crosscut.corpus.parts import PartStage, find_parts
+from crosscut.corpus.parts import PartStage, find_parts, task_files
 
 EXACT = "exact"
 _SAMPLED = 16
@@ -185,9 +185,8 @@ def _size(work: Path) -> int:
 
 def _plan_similar(gathered: Gathered, check: PairCheck) -> Sequence[StageTask]:
     work, collection = gathered.work, gathered.collection
-    names = [record.task for record in read_records(work, CANDIDATES)]
-    bounds = _bounds([work / CANDIDATES / f"{name}{PAIRS_SUFFIX}" for name in names], len(collection.parts))
-    groups = share_groups([work / CANDIDATES / f"{name}{GROUPS_SUFFIX}" for name in names], PAIRS_PER_TASK)
+    bounds = _bounds(task_files(work, CANDIDATES, PAIRS_SUFFIX), len(collection.parts))
+    groups = share_groups(task_files(work, CANDIDATES, GROUPS_SUFFIX), PAIRS_PER_TASK)
     calls: list[tuple[str, Callable[..., Counts], object, tuple[int, int]]] = [
         *((f"pairs-{at:06}", check_pairs, some, some) for at, some in enumerate(bounds)),
         *((f"groups-{at:06}", check_groups, some, (at, len(groups))) for at, some in enumerate(groups)),
@@ -215,10 +214,8 @@ def _bounds(pairs: Sequence[Path], num_parts: int) -> list[tuple[int, int]]:
 
 def _plan_clusters(gathered: Gathered) -> Sequence[StageTask]:
     work, collection = gathered.work, gathered.collection
-    records = read_records(work, SIMILAR)
-    files = tuple(work / SIMILAR / f"{record.task}.arrow" for record in records)
-    refused = tuple(work / SIMILAR / refused_name(record.task) for record in records)
-    candidates = sum(record.counts["candidates"] for record in records)
+    files, refused = task_files(work, SIMILAR), task_files(work, SIMILAR, REFUSED_SUFFIX)
+    candidates = sum(record.counts["candidates"] for record in read_records(work, SIMILAR))
     return [
         StageTask(
             name=CLUSTERS,
