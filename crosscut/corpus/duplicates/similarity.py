@@ -17,11 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from crosscut.config.corpora import DuplicatesConfig
 from crosscut.corpus.collection import NO_NUMBERS, Collection, Numbers, begins_run, runs_of
 from crosscut.corpus.documents import read_table, write_table
+from crosscut.corpus.duplicates.bands import choose_bands, least_equal
 from crosscut.corpus.duplicates.candidates import CANDIDATES, PAIRS_SUFFIX, CandidatePairs, distinct
 from crosscut.corpus.duplicates.gram_sets import GramSets, read_sets
-from crosscut.corpus.duplicates.sketches import read_lengths, read_sketches
+from crosscut.corpus.duplicates.sketches import SketchSettings, read_lengths, read_sketches
 from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.words.ngrams import Hashes, Places
 
@@ -52,6 +54,13 @@ class PairCheck(NamedTuple):
     jaccard: float
     least_equal: int
     """Minimum number of equal MinHash values. The texts of a pair with fewer equal values are not compared."""
+
+
+def search_settings(config: DuplicatesConfig) -> tuple[SketchSettings, PairCheck]:
+    """Choose the settings of the sketches, and of the comparison of candidates."""
+    settings = SketchSettings(config.ngram, *choose_bands(config.jaccard, config.recall))
+    least = least_equal(settings.shape, config.jaccard, config.recall)
+    return settings, PairCheck(config.ngram, config.jaccard, least)
 
 
 class Edges(NamedTuple):

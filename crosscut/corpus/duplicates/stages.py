@@ -23,7 +23,6 @@ from crosscut.config.corpora import CorpusConfig
 from crosscut.config.errors import DataError
 from crosscut.corpus.collection import Collection, first_number, require_finished_run
 from crosscut.corpus.documents import INGEST, Lineage, read_table
-from crosscut.corpus.duplicates.bands import choose_bands, least_equal
 from crosscut.corpus.duplicates.candidates import CANDIDATES, GROUPS_SUFFIX, PAIRS_SUFFIX, find_candidates, shares
 from crosscut.corpus.duplicates.clusters import CLUSTERS, NEAR, join
 from crosscut.corpus.duplicates.gathered import Gathered, common_digest, with_collection
@@ -36,6 +35,7 @@ from crosscut.corpus.duplicates.similarity import (
     PairCheck,
     check_groups,
     check_pairs,
+    search_settings,
     share_groups,
 )
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, read_settings, write_sketches
@@ -61,10 +61,9 @@ def duplicate_stages(config: CorpusConfig, lineage: Lineage) -> list[CorpusStage
     exact = first_stages(EXACT, rule="same text", key=text_key, lineage=lineage, against=wanted.against)
     if wanted.jaccard == 1:
         return exact
-    settings = SketchSettings(wanted.ngram, *choose_bands(wanted.jaccard, wanted.recall))
+    settings, check = search_settings(wanted)
     _require_sketches(wanted.against, settings)
     lineage = lineage.after(exact)
-    check = PairCheck(wanted.ngram, wanted.jaccard, least_equal(settings.shape, wanted.jaccard, wanted.recall))
     plan = partial(_planned, wanted.against, lineage)
     return [
         *exact,

@@ -58,7 +58,7 @@ COMMON: dict[str, Renderer] = {
     "reign | r.": dates.period("r."),
     "oldstyledate | oldstyledatedy": dates.old_style,
     # foreign words and other scripts
-    "lang | langue | wikt-lang | rtl-lang": phrases.foreign,
+    "lang | langue | wikt-lang | rtl-lang": argument(2, "text", "texte", "texto", 1),
     "langx": phrases.language_of_argument,
     "transl | translit | transliteration | tlit | script": phrases.last,
     "nihongo | nihongo krt": phrases.japanese,
@@ -78,7 +78,9 @@ COMMON: dict[str, Renderer] = {
     "lit | literal translation": enclosed("lit. '", "'"),
     "music": phrases.accidental,
     # links and names
-    "ill | illm | ill2 | interlanguage link | interlanguage link multi | link-interwiki": phrases.link_with_language,
+    "ill | illm | ill2 | interlanguage link | interlanguage link multi | link-interwiki": argument(
+        "lt", "display", "texte", "text", 1
+    ),
     "harvtxt | harvcoltxt": phrases.short_author,
     "bibleverse | bibleref | bibleref2 | bverse": phrases.verse,
     "visible anchor | vanchor": argument(1),
