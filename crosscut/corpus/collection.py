@@ -28,6 +28,8 @@ from crosscut.corpus.parts import find_parts
 
 Numbers = npt.NDArray[np.uint64]
 
+NO_NUMBERS: Numbers = np.empty(0, np.uint64)
+
 _ROW_BITS = np.uint64(32)
 _ROW_MASK = np.uint64(0xFFFFFFFF)
 
@@ -106,12 +108,16 @@ def begins_run(*columns: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
     return begins
 
 
+def runs_of(column: npt.NDArray[np.generic]) -> Iterator[tuple[int, int]]:
+    """Yield the start and the end of each run of equal values."""
+    return pairwise([*np.flatnonzero(begins_run(column)).tolist(), len(column)])
+
+
 def split_by_part(numbers: Numbers) -> Iterator[tuple[int, Rows]]:
     """Split ascending document numbers by part. Yields the index of each part and the rows of its documents."""
     parts = (numbers >> _ROW_BITS).astype(np.int64)
     rows = (numbers & _ROW_MASK).astype(np.uint32)
-    starts = np.flatnonzero(np.diff(parts, prepend=-1))
-    for start, stop in pairwise([*starts.tolist(), len(parts)]):
+    for start, stop in runs_of(parts):
         yield int(parts[start]), rows[start:stop]
 
 

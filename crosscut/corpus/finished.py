@@ -14,7 +14,7 @@ from pathlib import Path
 from crosscut.config import ConfigError, CorpusConfig, DataError, load_corpus
 from crosscut.config.conventions import CONFIG_FILE
 from crosscut.config.system.deletion import remove_file
-from crosscut.config.system.files import parse_json, read_small, write_whole
+from crosscut.config.system.files import load_json, write_json
 from crosscut.config.system.records import from_json, to_json
 from crosscut.corpus.documents import Lineage
 from crosscut.corpus.sites.pages import PageFinder
@@ -31,13 +31,13 @@ folder in `duplicates.against` hold shared locks."""
 
 def mark_finished(work: Path, lineage: Lineage) -> None:
     """Mark the run in this `work` folder as finished. Later runs need its `lineage` to read the folder."""
-    write_whole(work / FINISHED_FILE, json.dumps(to_json(lineage)) + "\n")
+    write_json(work / FINISHED_FILE, lineage, indent=None)
 
 
 def read_finished(work: Path) -> Lineage | None:
     """Read the lineage of the finished run in this `work` folder. Return None if there is no finished run in it."""
     try:
-        content = parse_json(read_small(work / FINISHED_FILE))
+        content = load_json(work / FINISHED_FILE)
         lineage = from_json(Lineage, content)
     except (OSError, ValueError):
         return None

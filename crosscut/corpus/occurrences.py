@@ -10,8 +10,9 @@ corpus.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from crosscut.corpus.collection import Collection, Numbers, begins_run, collect,
 from crosscut.corpus.documents import INGEST, Document, Drop, Lineage, Part, read_table, write_drops, write_table
 from crosscut.corpus.execution.stages import CorpusStage, Counts, Output, PlannedStage, StageTask, Yields, read_records
 from crosscut.corpus.filters.judging import count_rows
-from crosscut.corpus.parts import PartStage, find_parts
+from crosscut.corpus.parts import PartStage, find_parts, task_files
 
 KEYS_PER_TASK = 2_000_000
 """Approximate number of keys in which one task searches for repeats."""
@@ -136,28 +137,36 @@ def match_first(numbers: Numbers, keys: npt.NDArray[np.void]) -> tuple[Numbers, 
 
 
 def _plan_drops(collected: Callable[[Path], Collection], stage: str, rule: str, work: Path) -> Sequence[StageTask]:
-    collection = collected(work)
-    shares = tuple(work / stage / f"{record.task}.arrow" for record in read_records(work, stage))
-    sizes = [size for _, size in find_parts(work)]
+    return drop_tasks(collected(work), work, task_files(work, stage), rule, settings={"rule": rule})
+
+
+def drop_tasks(
+    collection: Collection, work: Path, files: tuple[Path, ...], rule: str, *, settings: Mapping[str, object]
+) -> Sequence[StageTask]:
+    """List the tasks that drop the documents in `files`, with one task per part of this run."""
     return [
         StageTask(
             name=part.name,
-            function=partial(drop_repeats, part, collection.num_earlier + place, shares, rule),
-            inputs=(*part.files, *shares),
-            settings={"rule": rule, "earlier": collection.num_earlier},
-            size=sizes[place],
+            function=partial(drop_listed, part, collection.num_earlier + place, files, rule),
+            inputs=(*part.files, *files),
+            settings={**settings, "earlier": collection.num_earlier},
+            size=size,
         )
-        for place, part in enumerate(collection.own)
+        for place, (part, (_, size)) in enumerate(zip(collection.own, find_parts(work), strict=True))
     ]
 
 
-def drop_repeats(part: Part, index: int, shares: Sequence[Path], rule: str, output: Output) -> Counts:
-    """Run a task: drop the repeated documents of the part at `index`."""
-    drops = []
-    for path in shares:
+def drop_listed(part: Part, index: int, files: Sequence[Path], rule: str, output: Output) -> Counts:
+    """Run a task: drop the documents of the part at `index` that `files` list. The files have the columns `REPEATS`,
+    and may have a column `jaccard` with the similarity of the two documents.
+    """
+    drops: list[Drop] = []
+    for path in files:
         table = rows_of_part(read_table(path), index)
         rows = (table["number"].to_numpy() - first_number(index)).tolist()
-        drops += [Drop(row, rule, "", other) for row, other in zip(rows, table["other"].to_pylist(), strict=True)]
+        has_details = "jaccard" in table.schema.names
+        details = map("{:.2f}".format, table["jaccard"].to_pylist()) if has_details else repeat("")
+        drops += map(Drop, rows, repeat(rule), details, table["other"].to_pylist())
     write_drops(output, part.name, drops)
     return count_rows(part.sizes(), drops)
 

@@ -57,3 +57,8 @@ def find_parts(work: Path, lineage: Lineage = READ) -> list[tuple[Part, int]]:
         sizes: dict[str, int] = record.counts["parts"]
         found += [(Part(work, name, lineage), size) for name, size in sorted(sizes.items())]
     return found
+
+
+def task_files(work: Path, stage: str, suffix: str = ".arrow") -> tuple[Path, ...]:
+    """Paths of the files that the finished tasks of a stage wrote under their own names, ordered by the names."""
+    return tuple(work / stage / f"{record.task}{suffix}" for record in read_records(work, stage))

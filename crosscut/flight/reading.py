@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from crosscut.config.system.files import parse_json, read_small, too_large, write_whole
+from crosscut.config.system.files import load_json, parse_json, too_large, write_whole
 from crosscut.config.system.machine import machine_identity, process_start
 from crosscut.config.system.records import from_json
 from crosscut.flight.record import (
@@ -298,7 +298,7 @@ def write_traces(folder: Path, rank: int, traces: list[Trace]) -> None:
 def _read_json(path: Path) -> object:
     if path.stat().st_size > _MOST_BYTES:
         raise too_large(str(path), _MOST_BYTES)
-    return parse_json(read_small(path))
+    return load_json(path)
 
 
 def outside_stack(record: RankRecord) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from crosscut.config import CheckpointError, ConfigError
 from crosscut.config.checks import shown
-from crosscut.config.system.files import parse_json, read_small
+from crosscut.config.system.files import load_json
 from crosscut.pretrained.module_patterns import ModulePatterns
 
 CONFIG_NAME = "adapter_config.json"
@@ -124,7 +124,7 @@ def read_settings(path: Path) -> AdapterSettings:
 
 def _table(path: Path) -> dict[str, Any]:
     try:
-        table = parse_json(read_small(path))
+        table = load_json(path)
     except OSError as error:
         raise CheckpointError(
             f"`{path.parent}` must be the folder of an adapter with `{path.name}`, but the file cannot be read: "

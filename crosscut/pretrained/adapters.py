@@ -10,7 +10,6 @@ one B, so the adapters of queries, keys and values become the blocks of a block-
 times as high.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from crosscut.parallel.state.parameters import local_offsets, local_part
 from crosscut.pretrained.adapter_settings import CONFIG_NAME, AdapterSettings, read_settings
 from crosscut.pretrained.families import Source, Weight, weights_of
 from crosscut.pretrained.tensors import DTYPES, StoredTensor, list_file, read_whole
+from crosscut.pretrained.writing import json_bytes
 
 TENSORS_NAME = "adapter_model.safetensors"
 
@@ -217,7 +217,7 @@ def write_adapter(folder: Folder, model: ModelConfig, read: Callable[[str], Tens
         stream.write(file_header({name: Form(tuple(t.shape), t.dtype) for name, t in tensors.items()}))
         for tensor in tensors.values():
             stream.write(tensor_bytes(tensor.contiguous()))
-    folder.write(CONFIG_NAME, (json.dumps(_peft_config(model, pieces, base), indent=2) + "\n").encode())
+    folder.write(CONFIG_NAME, json_bytes(_peft_config(model, pieces, base)))
     return list(pieces)
 
 

@@ -4,12 +4,11 @@ A run that starts from a published model keeps a copy of these files. The run ca
 and be exported even if the model's folder is moved.
 """
 
-import json
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from crosscut.config import ConfigError, RunConfig, write_whole
+from crosscut.config import ConfigError, RunConfig, write_json
 from crosscut.config.conventions import INITIAL_FOLDER, LABELS_FILE
 from crosscut.config.published.folders import (
     GENERATION_FILE,
@@ -20,7 +19,7 @@ from crosscut.config.published.folders import (
     read_published,
 )
 from crosscut.config.system.deletion import make_folder, remove_folder
-from crosscut.config.system.files import copy_file, parse_json, read_small
+from crosscut.config.system.files import copy_file, json_or_none
 from crosscut.data import Tokenizer
 from crosscut.data.hashing import sha256
 from crosscut.data.manifest import MANIFEST_NAME
@@ -45,7 +44,7 @@ def keep_companions(published: Path, folder: Path) -> None:
 
 def keep_labels(folder: Path, labels: Sequence[str]) -> None:
     """Write the names of a run's classes, in the order of their logits, to the folder of the run."""
-    write_whole(folder / LABELS_FILE, json.dumps(list(labels), ensure_ascii=False) + "\n")
+    write_json(folder / LABELS_FILE, labels, indent=None, ensure_ascii=False)
 
 
 def labels_of(folders: Iterable[Path], num_classes: int) -> tuple[str, ...]:
@@ -55,10 +54,7 @@ def labels_of(folders: Iterable[Path], num_classes: int) -> tuple[str, ...]:
     path = next((folder / LABELS_FILE for folder in folders if (folder / LABELS_FILE).is_file()), None)
     if path is None or not num_classes:
         return ()
-    try:
-        labels = parse_json(read_small(path))
-    except (OSError, ValueError):
-        labels = None
+    labels = json_or_none(path)
     is_list = isinstance(labels, list) and all(isinstance(label, str) for label in labels)
     if not is_list or len(set(labels)) != len(labels) or len(labels) != num_classes:
         raise ConfigError(

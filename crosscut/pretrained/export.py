@@ -3,9 +3,8 @@
 Only one whole tensor at a time is in memory. The folder gets its final name only when all files are complete.
 """
 
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -40,7 +39,7 @@ from crosscut.pretrained.finite import count_not_finite, not_finite
 from crosscut.pretrained.loading import require_weights
 from crosscut.pretrained.source import ModelSource
 from crosscut.pretrained.tensors import DTYPES, read_whole
-from crosscut.pretrained.writing import plan_files, write_tensors
+from crosscut.pretrained.writing import json_bytes, plan_files, write_tensors
 
 _REMEDY = "Free some space, grant access, or choose another folder."
 MAX_FILE_BYTES = 5 * 10**9
@@ -104,7 +103,7 @@ class _ExportFolder:
             write_tensors(draft, files, self.dtype, tensors)
             for name, content in _beside(self.tokenizer, self.ends).items():
                 draft.write(name, content)
-            draft.write(MODEL_FILE, _json(self.table))
+            draft.write(MODEL_FILE, json_bytes(self.table))
         num_bytes = sum(math.prod(shape) for shape in shapes.values()) * self.dtype.itemsize
         return Exported(str(self.folder), len(shapes), [file.name for file in files], num_bytes)
 
@@ -345,9 +344,5 @@ def _beside(tokenizer: Path, ends: tuple[int, ...]) -> dict[str, bytes]:
     files = {TOKENIZER_FILE: tokenizer.read_bytes()}
     files |= {name: path.read_bytes() for name in COMPANIONS if (path := tokenizer.with_name(name)).is_file()}
     if TOKENIZER_CONFIG_FILE not in files:
-        files[TOKENIZER_CONFIG_FILE] = _json(Tokenizer.load(tokenizer, end_of_text=ends[0]).settings())
+        files[TOKENIZER_CONFIG_FILE] = json_bytes(Tokenizer.load(tokenizer, end_of_text=ends[0]).settings())
     return files
-
-
-def _json(table: Mapping[str, object]) -> bytes:
-    return (json.dumps(table, indent=2) + "\n").encode()

@@ -118,11 +118,17 @@ class ModelSource:
         else:
             group = AVERAGE if self.is_averaged else MODEL
             load_model(self.folder, model=model, padded=model.padded_rows, group=group)
+        self.finish(model)
+        return model.eval()
+
+    def finish(self, model: GPT) -> None:
+        """Check weights that were loaded from the source, and merge the adapter. Every rank must call this method.
+        Raises `CheckpointError` if the weights are not finite.
+        """
         require_finite(model, self.folder, is_published=self.is_published)
         if self.adapter:
             read_adapter(self.adapter, self.model).merge(model)
             require_finite(model, self.adapter, is_published=True)
-        return model.eval()
 
     def load_tokenizer(self) -> Tokenizer:
         """Load the tokenizer with the model's end-of-text id."""

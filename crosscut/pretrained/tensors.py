@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from crosscut.config import CheckpointError, DamagedCheckpointError
-from crosscut.config.system.files import parse_json, read_small
+from crosscut.config.system.files import load_json
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -82,7 +82,7 @@ def read_whole(tensor: StoredTensor) -> Tensor:
 
 def _indexed_files(index: Path) -> list[Path]:
     try:
-        names = sorted(set(parse_json(read_small(index))["weight_map"].values()))
+        names = sorted(set(load_json(index)["weight_map"].values()))
         if any("\0" in name for name in names):
             raise ValueError("a file's name contains a NUL character")
         return [index.with_name(name) for name in names]

@@ -13,9 +13,7 @@ from crosscut.config.checks import listed, shown
 from crosscut.config.published.folders import first_position_of
 from crosscut.model import GPT
 from crosscut.parallel import reshard
-from crosscut.pretrained.adapters import read_adapter
 from crosscut.pretrained.families import Weight, weights_of
-from crosscut.pretrained.finite import require_finite
 from crosscut.pretrained.loading import fill, tensors_of
 from crosscut.pretrained.source import ModelSource
 from crosscut.pretrained.tensors import DTYPES, StoredTensor
@@ -37,10 +35,7 @@ def load_trunk(model: GPT, source: ModelSource) -> tuple[str, ...]:
     """
     _require_same_layers(model.config, source)
     new = _from_published(model, source) if source.is_published else _from_checkpoint(model, source)
-    require_finite(model, source.folder, is_published=source.is_published)
-    if source.adapter:
-        read_adapter(source.adapter, source.model).merge(model)
-        require_finite(model, source.adapter, is_published=True)
+    source.finish(model)
     return new
 
 

@@ -60,4 +60,9 @@ def write_tensors(folder: Folder, files: list[PlannedFile], dtype: torch.dtype, 
         places = {name: file.name for file in files for name in file.shapes}
         total = sum(math.prod(shape) for file in files for shape in file.shapes.values()) * dtype.itemsize
         index = {"metadata": {"total_size": total}, "weight_map": places}
-        folder.write(INDEX_FILE, (json.dumps(index, indent=2) + "\n").encode())
+        folder.write(INDEX_FILE, json_bytes(index))
+
+
+def json_bytes(table: Mapping[str, object]) -> bytes:
+    """Return the content of a JSON file of a published model."""
+    return (json.dumps(table, indent=2) + "\n").encode()

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Self
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from crosscut.config import RunConfig
@@ -23,14 +21,12 @@ from crosscut.data import (
     training_samples,
     validation_samples,
 )
-from crosscut.data.sampler import Samples
+from crosscut.data.sampler import Ids, Samples
 from crosscut.data.validation import ValidationSamples
 from crosscut.flight import RECORD, RunPhase
 from crosscut.model import Batch
 from crosscut.parallel import ParallelMesh
 from crosscut.training.spikes.order import SampleOrder
-
-Ids = npt.NDArray[np.int64]
 
 _TOKENS_DESCRIBED = 64
 """Maximum number of tokens that the description of a sequence shows."""

@@ -10,7 +10,7 @@ from crosscut.checkpoint import checkpoint_folder, find_damage
 from crosscut.checkpoint.folders import require_replaceable
 from crosscut.config import ResolvedRun, RunConfig
 from crosscut.config.conventions import CONFIG_FILE
-from crosscut.config.system.files import parse_json, read_small
+from crosscut.config.system.files import json_or_none
 from crosscut.config.system.terminal import echo, new_console
 from crosscut.data import open_tokens
 from crosscut.launch.processes import choose_device
@@ -98,10 +98,7 @@ def _describe_stop(run: RunConfig, again: str, stop: Stop) -> str:
 def is_complete(run: RunConfig) -> bool:
     """Whether the run's folder holds the final report and an undamaged checkpoint of the last step."""
     steps = run.training.steps
-    try:
-        summary = parse_json(read_small(Path(run.output.folder) / SUMMARY_FILE))
-    except (OSError, ValueError):
-        return False
+    summary = json_or_none(Path(run.output.folder) / SUMMARY_FILE)
     if not isinstance(summary, dict) or summary.get("steps") != steps:
         return False
     return not find_damage(checkpoint_folder(run.checkpoints_folder, steps), progress=True)

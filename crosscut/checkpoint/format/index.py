@@ -12,18 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
-from crosscut.checkpoint.format.fields import (
-    JsonValue,
-    checked,
-    checked_file,
-    count_of,
-    counts_of,
-    field_of,
-    parse_table,
-)
+from crosscut.checkpoint.format.manifest import JsonValue, require_plain_name
 from crosscut.checkpoint.format.tensor_file import DTYPES
 from crosscut.checkpoint.storage import reason
 from crosscut.config import CheckpointError
+from crosscut.config.system.files import parse_json
+from crosscut.config.system.records import Count, from_json
 
 INDEX_FILE = "tensors.json"
 MOST_INDEX_BYTES = 1 << 30
@@ -38,14 +32,14 @@ DTYPES_BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.v
 class TensorPart:
     """A block of a tensor, stored in one piece in one file."""
 
-    offsets: tuple[int, ...]
+    offsets: tuple[Count, ...]
     """Start of the block in the tensor, for each dimension."""
-    sizes: tuple[int, ...]
+    sizes: tuple[Count, ...]
     """Shape of the block."""
     file: str
-    start: int
+    start: Count
     """Position of the block's first byte in the file."""
-    crc32: int = 0
+    crc32: Count
     """CRC-32 of the block's bytes. It is checked only by a repair, after the manifest with the hashes of whole files is
     lost."""
 
@@ -57,6 +51,39 @@ class IndexedTensor:
     shape: tuple[int, ...]
     dtype: torch.dtype
     parts: tuple[TensorPart, ...]
+
+
+@dataclass(frozen=True)
+class _StoredTensor:
+    """A tensor as the index file describes it."""
+
+    shape: tuple[Count, ...]
+    dtype: str
+    parts: tuple[TensorPart, ...]
+
+    def checked(self, name: str) -> IndexedTensor:
+        """Return the tensor. Raises `ValueError` if a part is not in a file of the checkpoint or not inside the shape,
+        if the parts together do not have as many elements as the shape, or if the element type is unknown.
+        """
+        if self.dtype not in DTYPES_BY_NAME:
+            raise ValueError(f"`{name}` has elements of an unknown type")
+        for part in self.parts:
+            require_plain_name(part.file)
+            same_dims = len(part.offsets) == len(part.sizes) == len(self.shape)
+            if not same_dims or any(o + s > n for o, s, n in zip(part.offsets, part.sizes, self.shape, strict=True)):
+                raise ValueError(f"a part of `{name}` lies outside the tensor's shape")
+        found, wanted = sum(math.prod(part.sizes) for part in self.parts), math.prod(self.shape)
+        if found != wanted:
+            raise ValueError(f"`{name}` must have {wanted:,} elements, but {found:,} are stored")
+        return IndexedTensor(self.shape, DTYPES_BY_NAME[self.dtype], self.parts)
+
+
+@dataclass(frozen=True)
+class _StoredIndex:
+    """Content of the index file."""
+
+    tensors: dict[str, _StoredTensor]
+    values: dict[str, JsonValue]
 
 
 @dataclass(frozen=True)
@@ -127,48 +154,9 @@ def parse_index(content: bytes, path: str) -> Index:
     try:
         if not content.endswith(_seal(memoryview(content)[:-_SEAL_BYTES])):
             raise ValueError("its content does not match the SHA-256 at its end")
-        table = parse_table(content)
-        tensors = field_of(table, "tensors", dict)
-        return Index(
-            {name: _entry(name, checked(entry, dict, name)) for name, entry in tensors.items()},
-            field_of(table, "values", dict),
-        )
+        stored = from_json(_StoredIndex, parse_json(content))
+        return Index({name: tensor.checked(name) for name, tensor in stored.tensors.items()}, stored.values)
     except ValueError as error:
         raise CheckpointError(
             f"`{path}` must be an index of tensors, but is not: {reason(error)}. Use another checkpoint."
         ) from None
-
-
-def _entry(name: str, table: Mapping[str, JsonValue]) -> IndexedTensor:
-    parts = [checked(part, dict, name) for part in field_of(table, "parts", list)]
-    return checked_entry(
-        name,
-        counts_of(table, "shape"),
-        field_of(table, "dtype", str),
-        tuple(
-            TensorPart(
-                counts_of(part, "offsets"),
-                counts_of(part, "sizes"),
-                checked_file(field_of(part, "file", str)),
-                count_of(part, "start"),
-                count_of(part, "crc32"),
-            )
-            for part in parts
-        ),
-    )
-
-
-def checked_entry(name: str, shape: tuple[int, ...], dtype: str, parts: tuple[TensorPart, ...]) -> IndexedTensor:
-    """Return the entry of a tensor. Raises `ValueError` if a part is not inside the shape, if the parts together do not
-    have as many elements as the shape, or if the element type is unknown.
-    """
-    if dtype not in DTYPES_BY_NAME:
-        raise ValueError(f"`{name}` has elements of an unknown type")
-    for part in parts:
-        same_dims = len(part.offsets) == len(part.sizes) == len(shape)
-        if not same_dims or any(o + s > n for o, s, n in zip(part.offsets, part.sizes, shape, strict=True)):
-            raise ValueError(f"a part of `{name}` lies outside the tensor's shape")
-    found, wanted = sum(math.prod(part.sizes) for part in parts), math.prod(shape)
-    if found != wanted:
-        raise ValueError(f"`{name}` must have {wanted:,} elements, but {found:,} are stored")
-    return IndexedTensor(shape, DTYPES_BY_NAME[dtype], parts)

@@ -9,19 +9,24 @@ import hashlib
 import json
 import platform
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any, TypeAlias
 
-from crosscut.checkpoint.format.fields import JsonValue, checked_file, field_of, parse_table
 from crosscut.checkpoint.storage import Folder, reason
 from crosscut.config import CheckpointError, DamagedCheckpointError
+from crosscut.config.system.files import parse_json
 from crosscut.config.system.records import Count, from_json
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = 2
 """Version of the checkpoint format. It increases when older versions of Crosscut cannot read new checkpoints."""
 _NAME = re.compile(r"step-([0-9]{8,18})")
+
+JsonValue: TypeAlias = Any
+"""A value that JSON can express."""
 
 MODEL, AVERAGE = "model", "average"
 """Groups of a checkpoint's tensors: the weights after the checkpoint's step and, if the run keeps a moving average of
@@ -68,6 +73,14 @@ class TensorEntry:
     dtype: str
     placement: str
     """Description of the tensor's placement in the layout that wrote the tensor, such as `Shard(0) over tensor=2`."""
+
+
+@dataclass(frozen=True)
+class _Seal:
+    """Values of a manifest that are checked before all others."""
+
+    sha256: str
+    format: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,9 +161,8 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
     and `CheckpointError` if this version of Crosscut cannot read its format. The message contains `path`.
     """
     try:
-        table = parse_table(content)
-        digest = field_of(table, "sha256", str)
-        found = field_of(table, "format", int)
+        table = parse_json(content)
+        seal = from_json(_Seal, table)
         is_unchanged = _render({name: value for name, value in table.items() if name != "sha256"}) == content
     except (ValueError, RecursionError) as error:
         raise DamagedCheckpointError(
@@ -158,20 +170,26 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
         ) from None
     if not is_unchanged:
         raise DamagedCheckpointError(
-            f"`{path}` must be unchanged, but the content does not match the SHA-256 at its end (`{digest}`): the "
+            f"`{path}` must be unchanged, but the content does not match the SHA-256 at its end (`{seal.sha256}`): the "
             "file is damaged or was edited."
         )
-    if found != FORMAT:
+    if seal.format != FORMAT:
         raise CheckpointError(
-            f"`{path}` must have checkpoint format {FORMAT}, but has format {found}. Use the version of "
+            f"`{path}` must have checkpoint format {FORMAT}, but has format {seal.format}. Use the version of "
             "Crosscut that wrote it."
         )
     try:
         manifest = from_json(Manifest, table)
         for name in manifest.files:
-            checked_file(name)
+            require_plain_name(name)
     except ValueError as error:
         raise CheckpointError(
             f"`{path}` must be a checkpoint's manifest, but is not: {reason(error)}. Use another checkpoint."
         ) from None
     return manifest
+
+
+def require_plain_name(name: str) -> None:
+    """Raise `ValueError` unless `name` is the name of a file directly in the checkpoint's folder."""
+    if name in {"", ".", ".."} or any(character in name for character in "/\\\0"):
+        raise ValueError(f"every file must be directly in the checkpoint's folder, but {reprlib.repr(name)} is not")

@@ -27,11 +27,11 @@ from torch.futures import Future
 
 from crosscut.checkpoint.damage import DATA_SUFFIX
 from crosscut.checkpoint.folders import is_checkpoint_file, remove_checkpoint
-from crosscut.checkpoint.format.fields import JsonValue
 from crosscut.checkpoint.format.index import INDEX_FILE, Index, IndexedTensor, TensorPart, dtype_name, dump_index
 from crosscut.checkpoint.format.manifest import (
     MANIFEST_FILE,
     FileEntry,
+    JsonValue,
     Manifest,
     Progress,
     TensorEntry,

@@ -22,6 +22,7 @@ from typing import IO, Any
 from crosscut.config.errors import ConfigError, CrosscutError
 from crosscut.config.system.deletion import remove_made, replace_file
 from crosscut.config.system.markers import closing
+from crosscut.config.system.records import to_json
 
 MOST_BYTES = 1 << 28
 """Maximum size of a JSON or TOML file. The largest real files are tokenizers of 50 MB."""
@@ -118,7 +119,7 @@ def read_json(
     invalid = invalid or error
     remedy = remedy and f" {remedy}"
     try:
-        table = parse_json(read_small(path))
+        table = load_json(path)
     except OSError as reason:
         raise error(f"`{path}` must be a readable file, but is not: {reason.strerror}.{remedy}") from None
     except ValueError as reason:
@@ -126,6 +127,19 @@ def read_json(
     if not isinstance(table, dict):
         raise invalid(f"`{path}` must be a JSON object, but is a {type(table).__name__}.{remedy}")
     return table
+
+
+def load_json(path: Path) -> Any:
+    """Parse the JSON in a small file. Raises the errors of `read_small` and `parse_json`."""
+    return parse_json(read_small(path))
+
+
+def json_or_none(path: Path) -> Any:
+    """Parse the JSON in a small file. Returns None if the file cannot be read or is not JSON."""
+    try:
+        return load_json(path)
+    except (OSError, ValueError):
+        return None
 
 
 def parse_json(content: str | bytes) -> Any:
@@ -176,6 +190,13 @@ def write_whole(path: Path, content: str | bytes) -> None:
             with suppress(OSError):
                 remove_made(temporary)
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def write_json(path: Path, value: object, *, indent: int | None = 2, ensure_ascii: bool = True) -> None:
+    """Write a value as JSON with a line end, atomically. Dataclasses become objects. Raises the errors of
+    `write_whole`.
+    """
+    write_whole(path, json.dumps(to_json(value), indent=indent, ensure_ascii=ensure_ascii) + "\n")
 
 
 def open_own(path: Path, mode: str) -> IO[Any]:

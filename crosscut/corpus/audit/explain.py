@@ -102,8 +102,7 @@ class _Story:
                 return
             yield stage, entry or ["kept"]
         for stage, others in self._in_favour(filters):
-            more = [f"and {len(others) - SHOWN:,} more"] if len(others) > SHOWN else []
-            yield "replaces", [f"{len(others):,} dropped by {stage}:", *others[:SHOWN], *more]
+            yield "replaces", [f"{len(others):,} dropped by {stage}:", *others[:SHOWN], *_rest(others)]
         yield "kept", self._end()
 
     def _rows(self, stage: str, suffix: str) -> list[JsonRow]:
@@ -165,8 +164,7 @@ class _Story:
                 f"{match['grams']:,} consecutive n-grams also occur in {match['test_set']}, item {match['item']:,}:"
             )
             entry += _quoted("", match["passage"])
-        if len(matches) > SHOWN:
-            entry.append(f"and {len(matches) - SHOWN:,} shorter passages")
+        entry += _rest(matches, "shorter passages")
         if cuts:
             spans = ", ".join(f"{cut['start']:,} to {cut['end']:,}" for cut in cuts)
             entry.append(f"cut out: characters {spans}")
@@ -186,8 +184,7 @@ class _Story:
         if not short:
             return []
         entry = f"{len(short):,} of {len(left):,} pieces between cuts were left out, because they have too few tokens:"
-        more = [f"and {len(short) - SHOWN:,} more"] if len(short) > SHOWN else []
-        return [entry, *(line for piece in short[:SHOWN] for line in _quoted("", piece)), *more]
+        return [entry, *(line for piece in short[:SHOWN] for line in _quoted("", piece)), *_rest(short)]
 
     def _in_favour(self, filters: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         """Yield, for each stage, a label and the ids of the documents that the stage dropped in favour of this
@@ -230,6 +227,11 @@ class _Story:
                     f"{shard}: {'text' if len(places) == 1 else 'texts'} {', '.join(f'{at:,}' for at in places)}"
                 )
         return entry or ["omitted from the shards because of the weight of its source"]
+
+
+def _rest(entries: Sequence[object], what: str = "more") -> list[str]:
+    """Line about the entries of a list that are not shown."""
+    return [f"and {len(entries) - SHOWN:,} {what}"] if len(entries) > SHOWN else []
 
 
 def _why(stage: str, drop: Drop) -> str:

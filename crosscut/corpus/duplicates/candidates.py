@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from crosscut.corpus.collection import Collection, Numbers, begins_run
+from crosscut.corpus.collection import NO_NUMBERS, Collection, Numbers, begins_run
 from crosscut.corpus.documents import write_table
 from crosscut.corpus.duplicates.sketches import Sketches, Values, read_band, read_sketches
 from crosscut.corpus.execution.stages import Counts, Output
@@ -193,8 +193,7 @@ def preference(is_earlier: npt.NDArray[np.bool_], lengths: npt.NDArray[np.uint64
 
 def distinct(pairs: Sequence[CandidatePairs]) -> CandidatePairs:
     """Merge several sets of pairs into distinct, ascending pairs."""
-    left = np.concatenate([np.empty(0, np.uint64), *(some.left for some in pairs)])
-    right = np.concatenate([np.empty(0, np.uint64), *(some.right for some in pairs)])
+    left, right = map(np.concatenate, zip((NO_NUMBERS, NO_NUMBERS), *pairs, strict=True))
     order = np.lexsort((right, left))
     pairs_in_order = CandidatePairs(left[order], right[order])
     return pairs_in_order.at(begins_run(*pairs_in_order))

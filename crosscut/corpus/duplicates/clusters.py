@@ -16,19 +16,16 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from crosscut.corpus.collection import Collection, Numbers, begins_run, first_number
-from crosscut.corpus.documents import Drop, Part, read_table, write_drops, write_table
+from crosscut.corpus.collection import Collection, Numbers, begins_run
+from crosscut.corpus.documents import write_table
 from crosscut.corpus.duplicates.candidates import preference
-from crosscut.corpus.duplicates.similarity import Edges, count_pairs, read_edges
+from crosscut.corpus.duplicates.similarity import Edges, concatenate, count_pairs, read_edges
 from crosscut.corpus.duplicates.sketches import read_lengths
 from crosscut.corpus.execution.stages import Counts, Output
-from crosscut.corpus.filters.judging import count_rows
-from crosscut.corpus.occurrences import rows_of_part
 from crosscut.corpus.words.ngrams import Places
 
 CLUSTERS = "clusters"
 NEAR = "near"
-RULE = "near-duplicate"
 LARGEST = 20
 """Maximum number of clusters that the report lists."""
 
@@ -89,7 +86,7 @@ def find_clusters(collection: Collection, edges: Edges) -> Clusters:
     lengths = read_lengths(collection, numbers)
     ranks[preference(collection.is_earlier(numbers), lengths, numbers)] = np.arange(len(numbers))
     order = np.lexsort((ranks, labels))
-    return Clusters(numbers[order], np.flatnonzero(np.diff(labels[order], prepend=-1)))
+    return Clusters(numbers[order], np.flatnonzero(begins_run(labels[order])))
 
 
 def connect(left: Places, right: Places, count: int) -> Places:
@@ -121,16 +118,11 @@ def best_matches(edges: Edges, clusters: Clusters) -> Edges:
     stays[clusters.starts] = True
     order = np.argsort(clusters.numbers)
     numbers, kept, stays = clusters.numbers[order], clusters.kept()[order], stays[order]
-    one = np.concatenate([edges.left, edges.right])
-    other = np.concatenate([edges.right, edges.left])
-    jaccard = np.concatenate([edges.jaccard, edges.jaccard])
-    goes = ~stays[np.searchsorted(numbers, one)]
-    one, other, jaccard = one[goes], other[goes], jaccard[goes]
-    is_kept = kept[np.searchsorted(numbers, one)] == other
-    order = np.lexsort((other, -jaccard, ~is_kept, one))
-    one, other, jaccard = one[order], other[order], jaccard[order]
-    best = begins_run(one)
-    return Edges(one[best], other[best], jaccard[best])
+    edges = concatenate([edges, Edges(edges.right, edges.left, edges.jaccard)])
+    edges = edges.at(~stays[np.searchsorted(numbers, edges.left)])
+    is_kept = kept[np.searchsorted(numbers, edges.left)] == edges.right
+    edges = edges.at(np.lexsort((edges.right, -edges.jaccard, ~is_kept, edges.left)))
+    return edges.at(begins_run(edges.left))
 
 
 def _largest(collection: Collection, clusters: Clusters) -> list[dict[str, object]]:
@@ -142,15 +134,3 @@ def _largest(collection: Collection, clusters: Clusters) -> list[dict[str, objec
         ids = collection.ids(members)
         shown.append({"documents": int(sizes[place]), "kept": ids[0], "dropped": ids[1:]})
     return shown
-
-
-def drop_near(part: Part, index: int, matches: Path, output: Output) -> Counts:
-    """Run a task: drop the near-duplicates in the part at `index`."""
-    table = rows_of_part(read_table(matches), index)
-    rows = (table["number"].to_numpy() - first_number(index)).tolist()
-    drops = [
-        Drop(row, RULE, f"{jaccard:.2f}", other)
-        for row, jaccard, other in zip(rows, table["jaccard"].to_pylist(), table["other"].to_pylist(), strict=True)
-    ]
-    write_drops(output, part.name, drops)
-    return count_rows(part.sizes(), drops)

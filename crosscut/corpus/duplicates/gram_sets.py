@@ -17,11 +17,12 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from crosscut.corpus.collection import Collection, Numbers, first_number, split_by_part
+from crosscut.corpus.collection import NO_NUMBERS, Collection, Numbers, first_number, split_by_part
 from crosscut.corpus.documents import read_table, write_table
 from crosscut.corpus.duplicates.candidates import CANDIDATES, MEMBERS_SUFFIX
 from crosscut.corpus.duplicates.sketches import hash_ngrams
 from crosscut.corpus.execution.stages import Counts, Output
+from crosscut.corpus.occurrences import rows_of_part
 from crosscut.corpus.words.ngrams import Hashed, Hashes, Places
 
 NGRAMS = "ngrams"
@@ -53,13 +54,9 @@ def write_sets(collection: Collection, work: Path, ngram: int, index: int, outpu
 
 def _members(folder: Path, index: int) -> Numbers:
     """Read the numbers of all documents in the part at `index` that will be compared, ascending."""
-    bounds = np.array([first_number(index), first_number(index + 1)])
-    found = [np.empty(0, np.uint64)]
-    for path in sorted(folder.glob(f"*{MEMBERS_SUFFIX}")):
-        numbers = read_table(path)["number"].to_numpy()
-        start, stop = np.searchsorted(numbers, bounds).tolist()
-        found.append(numbers[start:stop])
-    return np.unique(np.concatenate(found))
+    files = sorted(folder.glob(f"*{MEMBERS_SUFFIX}"))
+    found = [rows_of_part(read_table(path), index)["number"].to_numpy() for path in files]
+    return np.unique(np.concatenate([NO_NUMBERS, *found]))
 
 
 def as_sets(grams: Hashed) -> Hashed:

@@ -20,11 +20,10 @@ from typing import NamedTuple
 from crosscut.config.corpora import DuplicatesConfig
 from crosscut.corpus.collection import Collection, first_number
 from crosscut.corpus.documents import DOCUMENTS, INGEST, Part, read_table, write_table
-from crosscut.corpus.duplicates.bands import choose_bands, least_equal
 from crosscut.corpus.duplicates.candidates import CANDIDATES, GROUPS_SUFFIX, find_candidates, shares
 from crosscut.corpus.duplicates.gram_sets import NGRAMS, write_sets
-from crosscut.corpus.duplicates.similarity import SIMILAR, PairCheck, check_groups, check_pairs, share_groups
-from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, write_sketches
+from crosscut.corpus.duplicates.similarity import SIMILAR, check_groups, check_pairs, search_settings, share_groups
+from crosscut.corpus.duplicates.sketches import SKETCHES, write_sketches
 from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.words.ngrams import words
 
@@ -139,8 +138,7 @@ def find_similar(texts: Sequence[str], config: DuplicatesConfig) -> dict[tuple[i
     Returns the Jaccard similarity of each found pair, keyed by the indices of the two texts, with the lower index
     first.
     """
-    settings = SketchSettings(config.ngram, *choose_bands(config.jaccard, config.recall))
-    check = PairCheck(config.ngram, config.jaccard, least_equal(settings.shape, config.jaccard, config.recall))
+    settings, check = search_settings(config)
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         collection = Collection((_write_part(work, texts),))

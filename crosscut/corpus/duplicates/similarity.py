@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,11 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from crosscut.corpus.collection import Collection, Numbers, begins_run
+from crosscut.config.corpora import DuplicatesConfig
+from crosscut.corpus.collection import NO_NUMBERS, Collection, Numbers, begins_run, runs_of
 from crosscut.corpus.documents import read_table, write_table
+from crosscut.corpus.duplicates.bands import choose_bands, least_equal
 from crosscut.corpus.duplicates.candidates import CANDIDATES, PAIRS_SUFFIX, CandidatePairs, distinct
 from crosscut.corpus.duplicates.gram_sets import GramSets, read_sets
-from crosscut.corpus.duplicates.sketches import read_lengths, read_sketches
+from crosscut.corpus.duplicates.sketches import SketchSettings, read_lengths, read_sketches
 from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.words.ngrams import Hashes, Places
 
@@ -34,6 +35,10 @@ CHARACTERS_AT_A_TIME = 8_000_000
 EDGES = pa.schema([("left", pa.uint64()), ("right", pa.uint64()), ("jaccard", pa.float64())])
 """Columns of the files with compared pairs: the numbers of the two documents, ascending, and their Jaccard
 similarity."""
+
+REFUSED_SUFFIX = ".refused"
+"""Suffix of the file with the pairs that a task compared and found not similar enough. It is an Arrow file, but files
+with the suffix `.arrow` hold the near-duplicates."""
 
 Similarities = npt.NDArray[np.float64]
 
@@ -51,12 +56,23 @@ class PairCheck(NamedTuple):
     """Minimum number of equal MinHash values. The texts of a pair with fewer equal values are not compared."""
 
 
+def search_settings(config: DuplicatesConfig) -> tuple[SketchSettings, PairCheck]:
+    """Choose the settings of the sketches, and of the comparison of candidates."""
+    settings = SketchSettings(config.ngram, *choose_bands(config.jaccard, config.recall))
+    least = least_equal(settings.shape, config.jaccard, config.recall)
+    return settings, PairCheck(config.ngram, config.jaccard, least)
+
+
 class Edges(NamedTuple):
     """Pairs of document numbers with their exact Jaccard similarity."""
 
     left: Numbers
     right: Numbers
     jaccard: Similarities
+
+    def at(self, chosen: npt.NDArray[np.bool_] | Places) -> Edges:
+        """Select some pairs, by one boolean per pair or by indices."""
+        return Edges(self.left[chosen], self.right[chosen], self.jaccard[chosen])
 
 
 def check_pairs(
@@ -143,9 +159,8 @@ def read_edges(files: Sequence[Path]) -> Edges:
 
 def concatenate(edges: Sequence[Edges]) -> Edges:
     """Concatenate several sets of edges."""
-    left = np.concatenate([np.empty(0, np.uint64), *(some.left for some in edges)])
-    right = np.concatenate([np.empty(0, np.uint64), *(some.right for some in edges)])
-    return Edges(left, right, np.concatenate([np.empty(0, np.float64), *(some.jaccard for some in edges)]))
+    none = Edges(NO_NUMBERS, NO_NUMBERS, np.empty(0, np.float64))
+    return Edges(*map(np.concatenate, zip(none, *edges, strict=True)))
 
 
 def measure(collection: Collection, work: Path, pairs: CandidatePairs) -> Edges:
@@ -165,7 +180,7 @@ def _portions(collection: Collection, pairs: CandidatePairs) -> Iterator[tuple[C
     lengths = read_lengths(collection, numbers).astype(np.int64)
     left, right = (lengths[np.searchsorted(numbers, column)] for column in pairs)
     portion = np.cumsum(left + right) // CHARACTERS_AT_A_TIME
-    for start, stop in pairwise([*np.flatnonzero(np.diff(portion, prepend=-1)).tolist(), len(portion)]):
+    for start, stop in runs_of(portion):
         some = CandidatePairs(*(column[start:stop] for column in pairs))
         yield some, np.unique(np.concatenate(some))
 
@@ -174,7 +189,7 @@ def jaccards(sets: GramSets, pairs: CandidatePairs) -> Similarities:
     """Compute the Jaccard similarity of each pair of documents. Pairs with the same left number must be adjacent."""
     left, right = (np.searchsorted(sets.numbers, column) for column in pairs)
     found = np.empty(len(left), np.float64)
-    for start, stop in pairwise([*np.flatnonzero(np.diff(left, prepend=-1)).tolist(), len(left)]):
+    for start, stop in runs_of(left):
         found[start:stop] = similarities(sets.sets.of(left[start]), *sets.at(right[start:stop]))
     return found
 
@@ -191,23 +206,13 @@ def similarities(one: Hashes, others: Hashes, sizes: Places) -> Similarities:
     return np.asarray(common / (len(one) + sizes - common))
 
 
-def refused_name(task: str) -> str:
-    """Name of the file with the pairs that a task compared and found not similar enough.
-
-    The file is an Arrow file, but its name does not end in `.arrow`, because files with that suffix hold the
-    near-duplicates.
-    """
-    return f"{task}.refused"
-
-
 def _write(path: Path, measured: Sequence[Edges], check: PairCheck, *, candidates: int) -> Counts:
     edges = concatenate(measured)
     left, right = np.minimum(edges.left, edges.right), np.maximum(edges.left, edges.right)
-    order = np.lexsort((right, left))
-    edges = Edges(left[order], right[order], edges.jaccard[order])
+    edges = Edges(left, right, edges.jaccard).at(np.lexsort((right, left)))
     similar = edges.jaccard >= check.jaccard
-    for file, chosen in ((path, similar), (path.with_name(refused_name(path.stem)), ~similar)):
-        write_table(file, {name: column[chosen] for name, column in edges._asdict().items()}, EDGES)
+    for file, chosen in ((path, similar), (path.with_suffix(REFUSED_SUFFIX), ~similar)):
+        write_table(file, edges.at(chosen)._asdict(), EDGES)
     return {"candidates": candidates, "compared": len(edges.left), "similar": int(similar.sum())}
 
 
@@ -218,13 +223,13 @@ def count_pairs(files: Sequence[Path], *, candidates: int) -> Counts:
     tasks compared the pair. The result gives the number of distinct candidate pairs.
     """
     edges = read_edges(files)
-    order = np.lexsort((edges.right, edges.left))
-    new = begins_run(edges.left[order], edges.right[order])
+    edges = edges.at(np.lexsort((edges.right, edges.left)))
+    new = begins_run(edges.left, edges.right)
     compared = int(new.sum())
     return {
         "candidates": candidates - (len(new) - compared),
         "compared": compared,
-        "jaccard": histogram(edges.jaccard[order][new]),
+        "jaccard": histogram(edges.jaccard[new]),
     }
 
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from crosscut.corpus.batches import batches
-from crosscut.corpus.collection import Collection, Numbers, split_by_part
+from crosscut.corpus.collection import NO_NUMBERS, Collection, Numbers, split_by_part
 from crosscut.corpus.documents import Part, Rows, read_table
 from crosscut.corpus.duplicates.bands import Bands
 from crosscut.corpus.execution.stages import Counts, Output
@@ -152,7 +152,7 @@ def read_band(collection: Collection, index: int, band: int) -> Sketches:
 def read_lengths(collection: Collection, numbers: Numbers) -> Lengths:
     """Read the lengths, in characters, of the texts of documents. The document numbers must be ascending."""
     read = (table["length"].to_numpy()[places] for table, places in _places(collection, numbers))
-    return np.concatenate([np.empty(0, np.uint64), *read])
+    return np.concatenate([NO_NUMBERS, *read])
 
 
 def read_sketches(collection: Collection, numbers: Numbers) -> Sketches:

@@ -23,26 +23,26 @@ from crosscut.config.corpora import CorpusConfig
 from crosscut.config.errors import DataError
 from crosscut.corpus.collection import Collection, first_number, require_finished_run
 from crosscut.corpus.documents import INGEST, Lineage, read_table
-from crosscut.corpus.duplicates.bands import choose_bands, least_equal
 from crosscut.corpus.duplicates.candidates import CANDIDATES, GROUPS_SUFFIX, PAIRS_SUFFIX, find_candidates, shares
-from crosscut.corpus.duplicates.clusters import CLUSTERS, NEAR, drop_near, join
+from crosscut.corpus.duplicates.clusters import CLUSTERS, NEAR, join
 from crosscut.corpus.duplicates.gathered import Gathered, common_digest, with_collection
 from crosscut.corpus.duplicates.gram_sets import NGRAMS, sets_name, write_sets
 from crosscut.corpus.duplicates.planted import PLANTED, measure_planted, spread_parts
 from crosscut.corpus.duplicates.similarity import (
     PAIRS_PER_TASK,
+    REFUSED_SUFFIX,
     SIMILAR,
     PairCheck,
     check_groups,
     check_pairs,
-    refused_name,
+    search_settings,
     share_groups,
 )
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, read_settings, write_sketches
 from crosscut.corpus.execution.stages import CorpusStage, Counts, PlannedStage, StageTask, Yields, read_records
 from crosscut.corpus.finished import WORK_FOLDER
-from crosscut.corpus.occurrences import first_stages, text_key
-from crosscut.corpus.parts import PartStage, find_parts
+from crosscut.corpus.occurrences import drop_tasks, first_stages, text_key
+from crosscut.corpus.parts import PartStage, find_parts, task_files
 
 EXACT = "exact"
 _SAMPLED = 16
@@ -61,10 +61,9 @@ def duplicate_stages(config: CorpusConfig, lineage: Lineage) -> list[CorpusStage
     exact = first_stages(EXACT, rule="same text", key=text_key, lineage=lineage, against=wanted.against)
     if wanted.jaccard == 1:
         return exact
-    settings = SketchSettings(wanted.ngram, *choose_bands(wanted.jaccard, wanted.recall))
+    settings, check = search_settings(wanted)
     _require_sketches(wanted.against, settings)
     lineage = lineage.after(exact)
-    check = PairCheck(wanted.ngram, wanted.jaccard, least_equal(settings.shape, wanted.jaccard, wanted.recall))
     plan = partial(_planned, wanted.against, lineage)
     return [
         *exact,
@@ -185,9 +184,8 @@ def _size(work: Path) -> int:
 
 def _plan_similar(gathered: Gathered, check: PairCheck) -> Sequence[StageTask]:
     work, collection = gathered.work, gathered.collection
-    names = [record.task for record in read_records(work, CANDIDATES)]
-    bounds = _bounds([work / CANDIDATES / f"{name}{PAIRS_SUFFIX}" for name in names], len(collection.parts))
-    groups = share_groups([work / CANDIDATES / f"{name}{GROUPS_SUFFIX}" for name in names], PAIRS_PER_TASK)
+    bounds = _bounds(task_files(work, CANDIDATES, PAIRS_SUFFIX), len(collection.parts))
+    groups = share_groups(task_files(work, CANDIDATES, GROUPS_SUFFIX), PAIRS_PER_TASK)
     calls: list[tuple[str, Callable[..., Counts], object, tuple[int, int]]] = [
         *((f"pairs-{at:06}", check_pairs, some, some) for at, some in enumerate(bounds)),
         *((f"groups-{at:06}", check_groups, some, (at, len(groups))) for at, some in enumerate(groups)),
@@ -215,10 +213,8 @@ def _bounds(pairs: Sequence[Path], num_parts: int) -> list[tuple[int, int]]:
 
 def _plan_clusters(gathered: Gathered) -> Sequence[StageTask]:
     work, collection = gathered.work, gathered.collection
-    records = read_records(work, SIMILAR)
-    files = tuple(work / SIMILAR / f"{record.task}.arrow" for record in records)
-    refused = tuple(work / SIMILAR / refused_name(record.task) for record in records)
-    candidates = sum(record.counts["candidates"] for record in records)
+    files, refused = task_files(work, SIMILAR), task_files(work, SIMILAR, REFUSED_SUFFIX)
+    candidates = sum(record.counts["candidates"] for record in read_records(work, SIMILAR))
     return [
         StageTask(
             name=CLUSTERS,
@@ -231,18 +227,8 @@ def _plan_clusters(gathered: Gathered) -> Sequence[StageTask]:
 
 
 def _plan_near(gathered: Gathered) -> Sequence[StageTask]:
-    work, collection = gathered.work, gathered.collection
-    matches = work / CLUSTERS / "matches.arrow"
-    return [
-        StageTask(
-            name=part.name,
-            function=partial(drop_near, part, collection.num_earlier + place, matches),
-            inputs=(*part.files, matches),
-            settings={"earlier": collection.num_earlier},
-            size=size,
-        )
-        for place, (part, size) in enumerate(zip(collection.own, (size for _, size in find_parts(work)), strict=True))
-    ]
+    matches = (gathered.work / CLUSTERS / "matches.arrow",)
+    return drop_tasks(gathered.collection, gathered.work, matches, "near-duplicate", settings={})
 
 
 def _plan_planted(gathered: Gathered, config: CorpusConfig) -> Sequence[StageTask]:

@@ -12,7 +12,6 @@ started again loses the same records.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import resource
 import signal
@@ -22,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from crosscut.config.system.files import parse_json, read_small, write_whole
+from crosscut.config.system.files import json_or_none, load_json, write_json
 from crosscut.config.system.records import from_json
 
 SECONDS = 10.0
@@ -89,7 +88,7 @@ def losses_name(task: str) -> str:
 def read_losses(folder: Path, task: str, key: str) -> list[LostRecord]:
     """Read the lost records of a task. A list that was written for another key of the task is ignored."""
     try:
-        content = parse_json(read_small(folder / losses_name(task)))
+        content = load_json(folder / losses_name(task))
         return list(from_json(tuple[LostRecord, ...], content["losses"])) if content["key"] == key else []
     except (OSError, ValueError, TypeError, KeyError):
         return []
@@ -97,18 +96,15 @@ def read_losses(folder: Path, task: str, key: str) -> list[LostRecord]:
 
 def is_list_of_losses(path: Path) -> bool:
     """Whether a file is a task's list of lost records."""
-    try:
-        content = parse_json(read_small(path))
-        return isinstance(content, dict) and content.keys() == {"key", "losses"}
-    except (OSError, ValueError):
-        return False
+    content = json_or_none(path)
+    return isinstance(content, dict) and content.keys() == {"key", "losses"}
 
 
 def add_loss(folder: Path, task: str, key: str, loss: LostRecord) -> None:
     """Add a record to a task's list of lost records. Raises `OSError` if the list cannot be written."""
     losses = [*read_losses(folder, task, key), loss]
     content = {"key": key, "losses": [one._asdict() for one in losses]}
-    write_whole(folder / losses_name(task), json.dumps(content, indent=1) + "\n")
+    write_json(folder / losses_name(task), content, indent=1)
 
 
 def seconds_for(size: int) -> float:

@@ -23,7 +23,7 @@ from crosscut.config.system.extras import install_command
 from crosscut.config.system.files import require_regular
 from crosscut.corpus.execution.budget import RecordWatch
 from crosscut.corpus.readers.selection import JUDGED_BY_CONTENT, START_BYTES, Selection
-from crosscut.data.text.sources import BUILTIN_CORPORA, unpack, unreadable
+from crosscut.data.text.sources import BUILTIN_CORPORA, matches_of, unpack, unreadable
 
 SUFFIXES = {
     "jsonl": (".jsonl", ".ndjson"),
@@ -240,13 +240,13 @@ def _match_local(path: Path, selection: Selection) -> tuple[bool, list[_FoundFil
         matches, root = [path], path if path.is_dir() else path.parent
     except FileNotFoundError:
         for folder in path.parents:
-            for match in _glob(folder):
+            for match in matches_of(folder):
                 if match.is_dir():
                     os.scandir(match).close()  # raises for an unreadable folder, which glob would skip silently
             if not glob.has_magic(str(folder)):
                 root = folder
                 break
-        matches = _glob(path)
+        matches = matches_of(path)
     start = os.path.normpath(_readable(root))
     files = [file for match in matches for file in (_walk(match, selection) if match.is_dir() else [match])]
     found = []
@@ -261,10 +261,6 @@ def _match_local(path: Path, selection: Selection) -> tuple[bool, list[_FoundFil
 def _readable(path: Path) -> str:
     """Convert a path to text. File names are bytes and may not be UTF-8, but an id must be UTF-8."""
     return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
-
-
-def _glob(path: Path) -> list[Path]:
-    return sorted(Path(match) for match in glob.glob(str(path), recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
 
 
 def _walk(folder: Path, selection: Selection) -> list[Path]:

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from itertools import accumulate, islice
 from typing import NamedTuple
 
-import numpy as np
-
 from crosscut.config.corpora import SourceConfig, SourceFormat
 from crosscut.corpus.documents import INGEST, Document, Part, read_columns
 from crosscut.corpus.filters.urls import canonical_url
@@ -85,16 +83,9 @@ class PageFinder:
 
     def find(self, part: Part) -> list[SitePage]:
         """Find the pages of a part, in the order of their rows. No text is read if the part has no page."""
-        rows = part.rows()
-        table = read_columns(part.file(INGEST), "id", "url").take(rows)
-        names, urls = table["id"].to_pylist(), table["url"].to_pylist()
         kinds = dict(self.formats)
-        places = [place for place, name in enumerate(names) if _is_page(name, kinds)]
-        if not places:
-            return []
-        own = rows[np.array(places)]
-        folders = [folders_of(names[place], urls[place]) for place in places]
-        return list(map(SitePage, own.tolist(), folders, part.texts(own)))
+        has_pages = any(_is_page(name, kinds) for name in read_columns(part.file(INGEST), "id")["id"].to_pylist())
+        return self.among(part.documents()) if has_pages else []
 
     def among(self, documents: Iterable[Document]) -> list[SitePage]:
         """Find the pages among documents that have been read."""

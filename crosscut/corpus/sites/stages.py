@@ -22,7 +22,7 @@ import pyarrow as pa
 from crosscut.corpus.collection import Numbers, first_number
 from crosscut.corpus.documents import Lineage, Part, write_table
 from crosscut.corpus.execution.stages import CorpusStage, Counts, Output, PlannedStage, StageTask, read_records
-from crosscut.corpus.parts import PartStage, find_parts
+from crosscut.corpus.parts import PartStage, find_parts, task_files
 from crosscut.corpus.sites.pages import PageFinder, edge_lines, hash_line
 
 LINES, BOILERPLATE = "site-lines", "site-boilerplate"
@@ -190,6 +190,5 @@ class SiteBoilerplate(NamedTuple):
     @classmethod
     def read(cls, work: Path, finder: PageFinder) -> SiteBoilerplate:
         """Read the results of the stages `site-lines` and `site-boilerplate`."""
-        files = tuple(work / BOILERPLATE / f"{record.task}.arrow" for record in read_records(work, BOILERPLATE))
         parts = frozenset(record.task for record in read_records(work, LINES) if record.counts["pages"])
-        return cls(finder, files, parts)
+        return cls(finder, task_files(work, BOILERPLATE), parts)

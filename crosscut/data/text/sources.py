@@ -90,7 +90,8 @@ def _match(pattern: str, setting: str) -> list[tuple[str, Path]]:
     if not pattern:
         raise DataError(f"`{setting}` must name files, folders or globs, but one name is empty. Remove this name.")
     try:
-        matches = _expand(Path(pattern).expanduser())
+        path = Path(pattern).expanduser()
+        matches = [path] if path.exists() else matches_of(path)
         files = [file for match in matches for file in (_folder(match) if match.is_dir() else [match])]
     except OSError as error:
         raise unreadable(pattern, error) from None
@@ -103,9 +104,8 @@ def _match(pattern: str, setting: str) -> list[tuple[str, Path]]:
     return [(file.as_posix(), file) for file in files]
 
 
-def _expand(path: Path) -> list[Path]:
-    if path.exists():
-        return [path]
+def matches_of(path: Path) -> list[Path]:
+    """Return the paths that match a glob, sorted by name."""
     return sorted(Path(match) for match in glob.glob(str(path), recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
 
 

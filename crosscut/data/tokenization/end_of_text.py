@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from crosscut.config.checks import listed, shown
 from crosscut.config.errors import ConfigError, DataError
 from crosscut.config.published.folders import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, end_ids
-from crosscut.config.system.files import parse_json, read_json, read_small
+from crosscut.config.system.files import json_or_none, read_json
 from crosscut.data.manifest import FORMAT, MANIFEST_NAME, TokenManifest
 from crosscut.data.tokenization.wordpiece import SEPARATOR
 
@@ -58,10 +58,7 @@ def end_named_beside(path: Path, inner: tokenizers.Tokenizer) -> int | None:
 
 def _holds_tokens(folder: Path) -> bool:
     """Whether the manifest in the folder belongs to a token folder. Other programs also write files with this name."""
-    try:
-        table = parse_json(read_small(folder / MANIFEST_NAME))
-    except (OSError, ValueError):
-        return False
+    table = json_or_none(folder / MANIFEST_NAME)
     return isinstance(table, dict) and table.get("format") == FORMAT
 
 

@@ -11,7 +11,7 @@ from crosscut.config import ConfigError, DataError
 from crosscut.config.checks import require_at_least
 from crosscut.config.model import require_tensor_axis
 from crosscut.config.system import files
-from crosscut.config.system.files import parse_json, read_json, read_small
+from crosscut.config.system.files import json_or_none, read_json
 from crosscut.data.text.lines import lines_of
 from crosscut.data.tokenization.inner import read_inner
 from crosscut.data.tokenization.long_texts import batches
@@ -133,10 +133,7 @@ def _require_recipe(folder: Path) -> None:
 
 def _listed(path: Path) -> list[object]:
     """Return the list of modules in a JSON file."""
-    try:
-        found = parse_json(read_small(path))
-    except (OSError, ValueError):
-        found = None
+    found = json_or_none(path)
     if not isinstance(found, list):
         raise ConfigError(f"`{path}` must be a JSON list of modules, but is not. Download the file again.")
     return found

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from crosscut.config import RunConfig
-from crosscut.data.sampler import share_of_batch
-from crosscut.finetuning.chat.packing import Ids, PackedChats
+from crosscut.data.sampler import Ids, share_of_batch
+from crosscut.finetuning.chat.packing import PackedChats
 from crosscut.model import Batch
 from crosscut.parallel import ParallelMesh
 from crosscut.training.batches import BatchSource

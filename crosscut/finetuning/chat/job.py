@@ -21,8 +21,8 @@ from crosscut.config import (
     ResolvedRun,
     RunConfig,
     load_run,
+    write_json,
     write_toml,
-    write_whole,
 )
 from crosscut.config.conventions import CHAT_FOLDER, CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published
@@ -281,7 +281,7 @@ def _write_report(loop: Loop, outcome: RunOutcome) -> str:
         return ""
     summary = summarize(run, outcome, device)
     plot_losses(folder)
-    write_whole(folder / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
+    write_json(folder / SUMMARY_FILE, summary)
     rows = [
         *model_rows(run),
         ("device", device_name(device)),

@@ -26,11 +26,10 @@ import numpy.typing as npt
 
 from crosscut.config import IGNORED, DataError
 from crosscut.config.conventions import CONFIG_FILE
-from crosscut.data.sampler import shuffled
+from crosscut.data.sampler import Ids, shuffled
 from crosscut.finetuning.arrays import load_arrays, save_arrays
 from crosscut.finetuning.chat.masking import EncodedConversation
 
-Ids = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.int32]
 
 _ORDER_KEY = 11

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from crosscut.config import ModelConfig, RunConfig
-from crosscut.data.sampler import share_of_batch
-from crosscut.finetuning.encoding.rows import EncodedRows, Ids, Padded
+from crosscut.data.sampler import Ids, share_of_batch
+from crosscut.finetuning.encoding.rows import EncodedRows, Padded
 from crosscut.model import Batch
 from crosscut.parallel import ParallelMesh
 from crosscut.training.batches import BatchSource

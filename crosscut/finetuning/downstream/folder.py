@@ -19,7 +19,7 @@ import numpy as np
 from crosscut.checkpoint import Folder, list_checkpoints
 from crosscut.checkpoint.folders import remove_checkpoint
 from crosscut.checkpoint.format.manifest import step_of
-from crosscut.config import CheckpointError, ConfigError, RunConfig, load_run, write_whole
+from crosscut.config import CheckpointError, ConfigError, RunConfig, load_run, write_json, write_whole
 from crosscut.config.errors import DataError
 from crosscut.config.model import HeadKind
 from crosscut.config.system.deletion import make_folder
@@ -73,7 +73,7 @@ class TaskRuns:
 
     def save(self) -> None:
         """Write the description."""
-        write_whole(self.folder / TASK_FILE, json.dumps(to_json(self), indent=2) + "\n")
+        write_json(self.folder / TASK_FILE, self)
 
     @classmethod
     def load(cls, folder: Path, overrides: Sequence[str] = ()) -> "TaskRuns":

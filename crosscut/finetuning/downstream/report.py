@@ -13,7 +13,6 @@ the best development score.
 """
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from crosscut.config import RunConfig, write_whole
+from crosscut.config import RunConfig, write_json, write_whole
 from crosscut.config.model import HeadKind
 from crosscut.finetuning.downstream.folder import SeedResult, TaskRuns, best_seed, load_outputs, results_of
 from crosscut.finetuning.downstream.pictures import Counts, plot_confusion
@@ -86,9 +85,7 @@ def write_report(kept: TaskRuns) -> TaskResults:
         plot_confusion(table, names, kept.folder / CONFUSION_FILE)
     write_whole(kept.folder / REPORT_FILE, "\n".join(_lines(results, table, names)) + "\n")
     by_seed = {seed: {"best_step": one.best_step, **one.scores} for seed, one in results.by_seed.items()}
-    write_whole(
-        kept.folder / SCORES_FILE, json.dumps({"seeds": by_seed, "ensemble": results.ensemble}, indent=2) + "\n"
-    )
+    write_json(kept.folder / SCORES_FILE, {"seeds": by_seed, "ensemble": results.ensemble})
     return results
 
 
@@ -109,7 +106,7 @@ def _results(kept: TaskRuns) -> TaskResults:
 def _write_predictions(kept: TaskRuns, part: str, predictions: Sequence[Prediction]) -> None:
     if kept.task.head is HeadKind.SPANS:
         answers = answers_of(of_kind(SpanExample, kept.examples(part)), predictions)
-        write_whole(kept.folder / f"predictions-{part}.json", json.dumps(answers, ensure_ascii=False, indent=1) + "\n")
+        write_json(kept.folder / f"predictions-{part}.json", answers, indent=1, ensure_ascii=False)
         return
     lines = [f"{number}\t{one.text}\t{one.probability:.6f}" for number, one in enumerate(predictions)]
     write_whole(kept.folder / f"predictions-{part}.tsv", "\n".join(["index\tprediction\tprobability", *lines]) + "\n")

@@ -22,13 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from crosscut.config.conventions import IGNORED
-from crosscut.data.sampler import shuffled
+from crosscut.data.sampler import Ids, shuffled
 from crosscut.finetuning.arrays import load_arrays, save_arrays
 
 if TYPE_CHECKING:
     import tokenizers
 
-Ids = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
 

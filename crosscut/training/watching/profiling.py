@@ -27,7 +27,7 @@ from rich.text import Text
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
-from crosscut.config import ConfigError, write_whole
+from crosscut.config import ConfigError, write_json
 from crosscut.config.system.deletion import enter_folder, replace_file
 from crosscut.config.system.terminal import new_console
 from crosscut.parallel.collectives import gather_to_first
@@ -189,7 +189,7 @@ class Profiler:
             self._profile.pipelines = pipeline.rows()
             pipeline.write_passes(self.folder)
         told = {**asdict(self._profile), "steps": [shares._asdict() for shares in self._profile.steps]}
-        write_whole(self.folder / FIGURES_FILE, json.dumps(told, indent=2) + "\n")
+        write_json(self.folder / FIGURES_FILE, told)
         print_profile(self._profile, self.folder, new_console(), pipeline=pipeline)
 
     def _joined(self, passes: Sequence[Sequence[RankPasses]]) -> PipelineProfile:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import json
 import math
 import shlex
 import sys
@@ -18,7 +17,7 @@ from rich.text import Text
 
 from crosscut.checkpoint import list_checkpoints
 from crosscut.checkpoint.format.manifest import current_versions
-from crosscut.config import ConfigError, DataError, GenerationError, RunConfig, write_whole
+from crosscut.config import ConfigError, DataError, GenerationError, RunConfig, write_json, write_whole
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
 from crosscut.config.system.terminal import new_console
 from crosscut.data import Tokens
@@ -85,7 +84,7 @@ def write_report(run: RunConfig, model: GPT, samples: RunSamples, outcome: RunOu
             unwritten.remove(SAMPLE_FILE)
         plot_losses(folder, scored=f" {SCORED}" if run.optimizer.ema_decay else "")
         unwritten.remove(PLOT_FILE)
-        write_whole(folder / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")  # last: marks a complete report
+        write_json(folder / SUMMARY_FILE, summary)  # last: marks a complete report
         unwritten.remove(SUMMARY_FILE)
     except OSError as error:
         failure = error.strerror or str(error)

@@ -80,11 +80,6 @@ def paragraph(*keys: int | str) -> Renderer:
     return render
 
 
-def foreign(call: TemplateCall) -> str:
-    """Render {{lang|fr|mot}}: the foreign words."""
-    return call.first(2, "text", "texte", "texto") or call[1]
-
-
 def labelled(code: str, text: str, call: TemplateCall) -> str:
     """Write foreign words after the name of their language, as in "German: Wort"."""
     name = LANGUAGES.get(code, "")
@@ -142,11 +137,6 @@ def scripts(labels: tuple[tuple[str, str], ...], join: str = "; ") -> Renderer:
 
 chinese = scripts(_CHINESE)
 korean = scripts(_KOREAN)
-
-
-def link_with_language(call: TemplateCall) -> str:
-    """Render {{ill|Title|de|Titel|lt=text}}: the text of a link to an article that exists only in another language."""
-    return call.first("lt", "display", "texte", "text", 1)
 
 
 def ship(prefix: str) -> Renderer:

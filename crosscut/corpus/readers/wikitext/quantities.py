@@ -14,10 +14,7 @@ _COUNT = re.compile(r"\d+(?:\.\d+)?")
 
 def format_number(call: TemplateCall) -> str:
     """Render {{formatnum:1234567}}. With the argument R, the number is written without separators."""
-    plain = clean(call[1])
-    if call[2].upper() == "R":
-        return plain
-    return group(plain, call.wiki.language) if _COUNT.fullmatch(plain.lstrip("-")) else call[1]
+    return clean(call[1]) if call[2].upper() == "R" else _grouped(call[1], call.wiki.language)
 
 
 def value(call: TemplateCall) -> str:

@@ -1,4 +1,4 @@
-"""The templates that carry words of a sentence, each with the function that renders it.
+"""The templates that carry words of a sentence, each with the function that renders it or the text that it writes.
 
 All other templates are removed. Names are written in lower case and separated by bars. `COMMON` applies to all wikis.
 `VARIANTS` has the templates of each language, which take precedence. The templates were chosen by their frequency
@@ -13,7 +13,7 @@ from crosscut.corpus.readers.wikitext.markup import Renderer
 from crosscut.corpus.readers.wikitext.phrases import argument, enclosed, joined, labelled_by, literal, paragraph, ship
 from crosscut.corpus.readers.wikitext.quantities import currency, quantity
 
-COMMON: dict[str, Renderer] = {
+COMMON: dict[str, Renderer | str] = {
     # quantities
     "convert | cvt | convertir | converti": convert,
     "val": quantities.value,
@@ -35,14 +35,14 @@ COMMON: dict[str, Renderer] = {
     "sub | ind": enclosed("<sub>", "</sub>"),
     # mathematics
     "math | mvar | bigmath | big math | var | overline": argument(1),
-    "pi": literal("π"),
-    "tau": literal("τ"),
-    "phi": literal("φ"),
+    "pi": "π",
+    "tau": "τ",
+    "phi": "φ",
     "sqrt | radic": enclosed("√", ""),
     "abs": enclosed("&#124;", "&#124;"),
-    "times": literal("×"),
-    "minus": literal("−"),
-    "infin | infinity": literal("∞"),
+    "times": "×",
+    "minus": "−",
+    "infin | infinity": "∞",
     "bra": enclosed("⟨", "&#124;"),
     "ket": enclosed("&#124;", "⟩"),
     # dates
@@ -58,7 +58,7 @@ COMMON: dict[str, Renderer] = {
     "reign | r.": dates.period("r."),
     "oldstyledate | oldstyledatedy": dates.old_style,
     # foreign words and other scripts
-    "lang | langue | wikt-lang | rtl-lang": phrases.foreign,
+    "lang | langue | wikt-lang | rtl-lang": argument(2, "text", "texte", "texto", 1),
     "langx": phrases.language_of_argument,
     "transl | translit | transliteration | tlit | script": phrases.last,
     "nihongo | nihongo krt": phrases.japanese,
@@ -78,7 +78,9 @@ COMMON: dict[str, Renderer] = {
     "lit | literal translation": enclosed("lit. '", "'"),
     "music": phrases.accidental,
     # links and names
-    "ill | illm | ill2 | interlanguage link | interlanguage link multi | link-interwiki": phrases.link_with_language,
+    "ill | illm | ill2 | interlanguage link | interlanguage link multi | link-interwiki": argument(
+        "lt", "display", "texte", "text", 1
+    ),
     "harvtxt | harvcoltxt": phrases.short_author,
     "bibleverse | bibleref | bibleref2 | bverse": phrases.verse,
     "visible anchor | vanchor": argument(1),
@@ -108,26 +110,24 @@ COMMON: dict[str, Renderer] = {
         1, "text", "quote", "content"
     ),
     # characters
-    "nbsp | space | spaces | thinsp | thin space | hair space | hairsp | gap | indent | 0 | pad | br | crlf": literal(
-        " "
-    ),
-    "snd | snds | spnd | spaced ndash | spaced en dash | dash": literal(" – "),
-    "ndash | en dash | –": literal("–"),
-    "mdash | em dash | —": literal("—"),
-    "spaced mdash | spaced em dash | mdashb": literal(" — "),
-    "· | dot | middot": literal(" · "),
-    "• | bull | bullet": literal(" • "),
-    "' | ` | -'": literal("'"),
-    "'s": literal("'s"),
-    "'\" | ' \" | '-\"": literal("'\""),
-    "\"' | \" ' | \"-'": literal("\"'"),
-    '-"': literal('"'),
-    "!": literal("&#124;"),
-    "=": literal("="),
-    "*": literal("*"),
-    "(( | (": literal("{"),
-    ")) | )": literal("}"),
-    "extinct | dagger": literal("†"),
+    "nbsp | space | spaces | thinsp | thin space | hair space | hairsp | gap | indent | 0 | pad | br | crlf": " ",
+    "snd | snds | spnd | spaced ndash | spaced en dash | dash": " – ",
+    "ndash | en dash | –": "–",
+    "mdash | em dash | —": "—",
+    "spaced mdash | spaced em dash | mdashb": " — ",
+    "· | dot | middot": " · ",
+    "• | bull | bullet": " • ",
+    "' | ` | -'": "'",
+    "'s": "'s",
+    "'\" | ' \" | '-\"": "'\"",
+    "\"' | \" ' | \"-'": "\"'",
+    '-"': '"',
+    "!": "&#124;",
+    "=": "=",
+    "*": "*",
+    "(( | (": "{",
+    ")) | )": "}",
+    "extinct | dagger": "†",
     # functions of MediaWiki
     "pagename | pagename: | fullpagename | basepagename": phrases.page_title,
     "lc:": phrases.lower,
@@ -136,10 +136,11 @@ COMMON: dict[str, Renderer] = {
     "ucfirst:": phrases.upper_first,
     "#if:": phrases.branch,
 }
-"""Renderers of templates that the wikis share, keyed by the names of the templates. Most names come from the English
+"""Renderers of templates that the wikis share, or the text that a template always writes, keyed by the names of the
+templates. Most names come from the English
 Wikipedia, because other wikis copy its templates under the same names."""
 
-VARIANTS: dict[str, dict[str, Renderer]] = {
+VARIANTS: dict[str, dict[str, Renderer | str]] = {
     "de": {
         '"': enclosed("„", "“"),
         "zitat | zitat-de": paragraph(1, "text"),
@@ -166,20 +167,20 @@ VARIANTS: dict[str, dict[str, Renderer]] = {
         'citation | " | guil | citation étrangère': enclosed("« ", " »", 2, 1),
         "citation bloc | citation étrangère bloc | début citation bloc": paragraph(1),
         "lien": argument("texte", "fr", "trad", 1),
-        "ier | 1er": literal("1er"),
+        "ier | 1er": "1er",
         "er | ère | e | ème | re | nd | nde": enclosed("", "", 1),
         "n° | numéro": enclosed("no ", ""),
-        "av jc | avjc | -jc": literal("av. J.-C."),
-        "apr jc | ap jc": literal("apr. J.-C."),
+        "av jc | avjc | -jc": "av. J.-C.",
+        "apr jc | ap jc": "apr. J.-C.",
         "heure": joined(" h "),
         "rom | rom-maj | romd | c. | pc | petites capitales": argument(1),
         "abréviation | abréviation discrète | abrd | abr": argument(1),
         "refnec | référence nécessaire | référence souhaitée | pas clair | passage évasif": argument(1),
         "incise": enclosed("– ", " –"),
-        "m. | mr": literal("M. "),
-        "mme": literal("Mme "),
-        "mlle": literal("Mlle "),
-        "dr": literal("Dr "),
+        "m. | mr": "M. ",
+        "mme": "Mme ",
+        "mlle": "Mlle ",
+        "dr": "Dr ",
         "p.": enclosed("p. ", ""),
         "japonais": phrases.japanese,
         "souverain2 | souverain3 | souverain- | souverain": argument(1),
@@ -191,8 +192,8 @@ VARIANTS: dict[str, dict[str, Renderer]] = {
         "esd | versalita": argument(1),
         "cita | cita larga": paragraph(1),
         "cita requerida | demostrar": argument(1),
-        "ac | a. c. | adc | a.c.": literal("a. C."),
-        "dc | d. c. | d.c.": literal("d. C."),
+        "ac | a. c. | adc | a.c.": "a. C.",
+        "dc | d. c. | d.c.": "d. C.",
         "enlace interlengua | ill-wd2": argument(1),
     },
     "ru": {
@@ -222,8 +223,8 @@ VARIANTS: dict[str, dict[str, Renderer]] = {
         "citazione | quote": paragraph(1, "testo"),
         "citazione necessaria | senza fonte": argument(1),
         "maiuscoletto | tutto attaccato": argument(1),
-        "a.c.": literal("a.C."),
-        "d.c.": literal("d.C."),
+        "a.c.": "a.C.",
+        "d.c.": "d.C.",
     },
     "pt": {
         "fmtn | unid": quantity(),
@@ -241,7 +242,7 @@ VARIANTS: dict[str, dict[str, Renderer]] = {
     },
     "nl": {
         "citaat": paragraph(1),
-        "nbs": literal(" "),
+        "nbs": " ",
     },
     "ja": {
         "読み仮名 | 読み仮名 ruby不使用 | ruby | ルビ": phrases.reading,
@@ -286,4 +287,5 @@ def _by_name(language: str) -> dict[str, Renderer]:
     """Renderers by name, for the wikis in a language."""
     tables = (COMMON, VARIANTS.get(language, {}))
     rows = (row for table in tables for row in table.items())
-    return {name: renderer for names, renderer in rows for name in names.split(" | ")}
+    renderers = ((names, literal(found) if isinstance(found, str) else found) for names, found in rows)
+    return {name: renderer for names, renderer in renderers for name in names.split(" | ")}
