@@ -27,6 +27,7 @@ from crosscut.config import (
 from crosscut.config.conventions import CHAT_FOLDER, CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published
 from crosscut.config.recipes import steps_between_validations
+from crosscut.config.system.console import facts_panel
 from crosscut.config.system.deletion import make_folder
 from crosscut.config.system.files import copy_file
 from crosscut.config.system.terminal import echo, new_console
@@ -46,7 +47,7 @@ from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities, require_no_spikes, require_objective, require_own_names
 from crosscut.training.resuming import Resume, choose_checkpoint, identity_of_settings, require_resumable
 from crosscut.training.step import Trainer
-from crosscut.training.watching.banner import COUNTS, device_name, facts_panel, model_rows, short
+from crosscut.training.watching.banner import COUNTS, device_name, model_rows, short
 from crosscut.training.watching.run_report import SUMMARY_FILE, plot_losses, summarize, typed_command
 
 ADAPTER_FOLDER = "adapter"

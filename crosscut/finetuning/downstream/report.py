@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from crosscut.config import RunConfig, write_whole
 from crosscut.config.model import HeadKind
+from crosscut.config.system.console import plain_table, right
 from crosscut.finetuning.downstream.folder import SeedResult, TaskRuns, best_seed, load_outputs, results_of
 from crosscut.finetuning.downstream.pictures import Counts, plot_confusion
 from crosscut.finetuning.downstream.predictions import (
@@ -261,9 +261,7 @@ def _machine(results: TaskResults) -> Iterator[str]:
 def print_results(results: TaskResults, console: Console) -> None:
     """Print the table of scores, the files and the commands to type next."""
     head, rows = _score_table(results)
-    table = Table(box=None, pad_edge=False)
-    for place, name in enumerate(head):
-        table.add_column(name, justify="left" if place == 0 else "right")
+    table = plain_table(head[0], *right(*head[1:]))
     for row in rows:
         table.add_row(*row, style="bold" if row[0] in ("median", "ensemble") else "")
     console.print(table)

@@ -7,13 +7,11 @@ from typing import TypedDict
 
 import torch
 from rich.console import Console
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
 
 from crosscut.config import ResolvedRun, RunConfig
 from crosscut.config.data import Objective
 from crosscut.config.recipes import describe_recipe
+from crosscut.config.system.console import facts_panel
 from crosscut.config.system.machine import processor_name
 from crosscut.data import folders_of
 from crosscut.planner import count_parameters
@@ -162,16 +160,6 @@ def _counted(number: int, noun: str) -> str:
 def device_name(device: torch.device) -> str:
     """Name of the GPU or of the processor."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
-
-
-def facts_panel(title: str, rows: Iterable[tuple[str, str | Text]]) -> Panel:
-    """Make a panel with a title and rows. Each row has a name and a value."""
-    table = Table.grid(padding=(0, 3))
-    table.add_column(style="bold")
-    table.add_column()
-    for name, value in rows:
-        table.add_row(name, Text(value) if isinstance(value, str) else value)
-    return Panel(table, title=title, title_align="left", padding=(1, 2))
 
 
 def short(number: float, letters: tuple[tuple[float, str], ...]) -> str:

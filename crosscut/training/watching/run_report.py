@@ -20,6 +20,7 @@ from crosscut.checkpoint import list_checkpoints
 from crosscut.checkpoint.format.manifest import current_versions
 from crosscut.config import ConfigError, DataError, GenerationError, RunConfig, write_whole
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
+from crosscut.config.system.console import facts_panel
 from crosscut.config.system.terminal import new_console
 from crosscut.data import Tokens
 from crosscut.evaluation.score_table import in_a_line
@@ -37,7 +38,6 @@ from crosscut.training.watching.banner import (
     COUNTS,
     average_rows,
     device_name,
-    facts_panel,
     mixture_facts,
     mixture_rows,
     model_rows,
