@@ -30,7 +30,7 @@ from crosscut.config.optimizer import OptimizerConfig
 from crosscut.config.published.presets import PRESETS
 from crosscut.config.resolved import ResolvedRun, resolve
 from crosscut.config.run import CheckpointConfig, OutputConfig, RunConfig
-from crosscut.config.system.files import write_whole
+from crosscut.config.system.files import write_json, write_whole
 from crosscut.config.training import TrainingConfig
 
 __all__ = [
@@ -69,6 +69,7 @@ __all__ = [
     "load_run",
     "padded_vocab_size",
     "resolve",
+    "write_json",
     "write_toml",
     "write_whole",
 ]

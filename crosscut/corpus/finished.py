@@ -14,7 +14,7 @@ from pathlib import Path
 from crosscut.config import ConfigError, CorpusConfig, DataError, load_corpus
 from crosscut.config.conventions import CONFIG_FILE
 from crosscut.config.system.deletion import remove_file
-from crosscut.config.system.files import parse_json, read_small, write_whole
+from crosscut.config.system.files import parse_json, read_small, write_json
 from crosscut.config.system.records import from_json, to_json
 from crosscut.corpus.documents import Lineage
 from crosscut.corpus.sites.pages import PageFinder
@@ -31,7 +31,7 @@ folder in `duplicates.against` hold shared locks."""
 
 def mark_finished(work: Path, lineage: Lineage) -> None:
     """Mark the run in this `work` folder as finished. Later runs need its `lineage` to read the folder."""
-    write_whole(work / FINISHED_FILE, json.dumps(to_json(lineage)) + "\n")
+    write_json(work / FINISHED_FILE, to_json(lineage), indent=None)
 
 
 def read_finished(work: Path) -> Lineage | None:

@@ -15,7 +15,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from crosscut.config import CorpusConfig, DataError, write_toml, write_whole
+from crosscut.config import CorpusConfig, DataError, write_json, write_toml
 from crosscut.config.conventions import CONFIG_FILE, TOKENS_FOLDER
 from crosscut.config.corpora import CleaningConfig
 from crosscut.config.system.files import open_own
@@ -152,8 +152,8 @@ def _report(config: CorpusConfig, stages: _StageList, results: Sequence[StageRes
     folder = Path(config.folder)
     report, timings = build_report(results, config, stages.work), measure_timings(results, config)
     write_toml(config, folder / CONFIG_FILE)
-    write_whole(folder / REPORT_FILE, json.dumps(report, indent=1) + "\n")
-    write_whole(folder / TIMINGS_FILE, json.dumps(timings, indent=1) + "\n")
+    write_json(folder / REPORT_FILE, report, indent=1)
+    write_json(folder / TIMINGS_FILE, timings, indent=1)
     write_page(report, timings, folder / PAGE_FILE)
     return report
 

@@ -14,6 +14,7 @@ from rich.text import Text
 from crosscut.config import CorpusConfig
 from crosscut.config.conventions import TOKENS_FOLDER
 from crosscut.config.system.console import facts_panel, folded, plain_table, right
+from crosscut.config.system.wording import counted
 from crosscut.corpus.audit.corpus_report import Report
 from crosscut.corpus.audit.flow import FlowEntry
 from crosscut.corpus.execution.stages import Counts
@@ -75,7 +76,7 @@ def _left_out(report: Report) -> list[str]:
         rest = ", ..." if len(ordered) > SHOWN_SUFFIXES else ""
         total = sum(suffixes.values())
         kind = "of no known format" if formats[source] == "auto" else f"not of the format {formats[source]}"
-        files = f"{total:,} file is" if total == 1 else f"{total:,} files are"
+        files = counted(total, "file is", "files are")
         lines.append(f"left out    {source}: {files} {kind}: {shown}{rest}")
     return lines
 
@@ -109,7 +110,7 @@ def _result(report: Report) -> Iterator[tuple[str | Text, str | Text]]:
     yield "read", _amount(totals, "read", " ")
     if damaged := report.get("damaged"):
         shown = ", ".join(f"{one['name']} after {one['documents']:,} documents" for one in damaged[:SHOWN_DAMAGED])
-        number = "1 file was" if len(damaged) == 1 else f"{len(damaged):,} files were"
+        number = counted(len(damaged), "file was", "files were")
         rest = f" and {len(damaged) - SHOWN_DAMAGED:,} more" if len(damaged) > SHOWN_DAMAGED else ""
         told = f"{number} read up to the damage (`ingest.max_damaged_files` allows this): {shown}{rest}"
         yield Text("damaged", style="red"), Text(told, style="red")

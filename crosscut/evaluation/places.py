@@ -1,6 +1,5 @@
 """A whole evaluation: find the model, read the texts, score on all ranks and write the results."""
 
-import json
 from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import version
@@ -8,9 +7,9 @@ from pathlib import Path
 from typing import TypedDict, final
 
 from crosscut import __version__
-from crosscut.config import EvaluationConfig, write_whole
+from crosscut.config import EvaluationConfig
 from crosscut.config.model import HeadKind
-from crosscut.config.system.files import require_writable_file
+from crosscut.config.system.files import require_writable_file, write_json
 from crosscut.evaluation.evaluate import evaluate, make_tasks
 from crosscut.evaluation.ranks import Machinery, with_model
 from crosscut.evaluation.scoring import require_numbers
@@ -107,4 +106,4 @@ def require_writable(output: Path | None) -> None:
 def write_report(report: Mapping[str, object], output: Path | None) -> None:
     """Write the report atomically to `output` on the first rank. Do nothing if `output` is None."""
     if output is not None and is_first_started():
-        write_whole(output, json.dumps(report, indent=2) + "\n")
+        write_json(output, report)

@@ -85,6 +85,6 @@ def facts_panel(title: str, rows: Iterable[tuple[str | Text, str | Text]]) -> Pa
     table = Table.grid(padding=(0, 3))
     table.add_column(style="bold")
     table.add_column()
-    for row in rows:
-        table.add_row(*row)
+    for name, value in rows:
+        table.add_row(name, Text(value) if isinstance(value, str) else value)
     return Panel(table, title=title, title_align="left", padding=(1, 2))

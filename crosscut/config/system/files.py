@@ -178,6 +178,11 @@ def write_whole(path: Path, content: str | bytes) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
+def write_json(path: Path, value: object, *, indent: int | None = 2) -> None:
+    """Write a value as JSON to a file, in the way of `write_whole`."""
+    write_whole(path, json.dumps(value, indent=indent) + "\n")
+
+
 def open_own(path: Path, mode: str) -> IO[Any]:
     """Open a file in a folder of Crosscut for writing, with `mode` "w", "wb", "a" or "ab". Text is in UTF-8.
 

@@ -12,7 +12,6 @@ started again loses the same records.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import resource
 import signal
@@ -22,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from crosscut.config.system.files import parse_json, read_small, write_whole
+from crosscut.config.system.files import parse_json, read_small, write_json
 from crosscut.config.system.records import from_json
 
 SECONDS = 10.0
@@ -108,7 +107,7 @@ def add_loss(folder: Path, task: str, key: str, loss: LostRecord) -> None:
     """Add a record to a task's list of lost records. Raises `OSError` if the list cannot be written."""
     losses = [*read_losses(folder, task, key), loss]
     content = {"key": key, "losses": [one._asdict() for one in losses]}
-    write_whole(folder / losses_name(task), json.dumps(content, indent=1) + "\n")
+    write_json(folder / losses_name(task), content, indent=1)
 
 
 def seconds_for(size: int) -> float:

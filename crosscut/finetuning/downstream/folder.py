@@ -23,7 +23,7 @@ from crosscut.config import CheckpointError, ConfigError, RunConfig, load_run, w
 from crosscut.config.errors import DataError
 from crosscut.config.model import HeadKind
 from crosscut.config.system.deletion import make_folder
-from crosscut.config.system.files import open_own, parse_json, read_json, read_lines
+from crosscut.config.system.files import open_own, parse_json, read_json, read_lines, write_json
 from crosscut.config.system.records import from_json, to_json
 from crosscut.config.system.terminal import echo
 from crosscut.finetuning.downstream.predictions import Outputs
@@ -73,7 +73,7 @@ class TaskRuns:
 
     def save(self) -> None:
         """Write the description."""
-        write_whole(self.folder / TASK_FILE, json.dumps(to_json(self), indent=2) + "\n")
+        write_json(self.folder / TASK_FILE, to_json(self))
 
     @classmethod
     def load(cls, folder: Path, overrides: Sequence[str] = ()) -> "TaskRuns":

@@ -6,7 +6,6 @@ ordinary run. The checkpoint with the best score on the development examples is 
 """
 
 import dataclasses
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,13 +15,13 @@ import torch
 
 from crosscut.checkpoint import checkpoint_folder, load_model, mark_passed_over
 from crosscut.checkpoint.format.manifest import current_versions
-from crosscut.config import ConfigError, DataError, ModelConfig, ResolvedRun, RunConfig, write_toml, write_whole
+from crosscut.config import ConfigError, DataError, ModelConfig, ResolvedRun, RunConfig, write_toml
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE, TOKENS_FOLDER
 from crosscut.config.model import HeadKind
 from crosscut.config.published.folders import TOKENIZER_FILE
 from crosscut.config.system.console import facts_panel
 from crosscut.config.system.deletion import make_folder
-from crosscut.config.system.files import copy_file
+from crosscut.config.system.files import copy_file, write_json
 from crosscut.config.system.records import to_json
 from crosscut.config.system.terminal import echo, new_console
 from crosscut.finetuning.downstream.batches import TaskBatches
@@ -321,8 +320,7 @@ def _write_result(
         training_seconds=outcome.seconds,
     )
     losses = {"dev_loss_before": outcome.before.loss, "dev_loss_after": outcome.after.loss}
-    content = json.dumps({**to_json(result), **losses}, indent=2) + "\n"
-    write_whole(folder / RESULT_FILE, content)  # last: it marks a complete run
+    write_json(folder / RESULT_FILE, {**to_json(result), **losses})  # last: it marks a complete run
 
 
 def _finish(folder: Path) -> None:

@@ -5,7 +5,6 @@ same sequences at the same steps. After a spike, the record is written before tr
 killed and resumed still leaves out these sequences.
 """
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,9 +13,9 @@ from typing import Self
 from crosscut.checkpoint import Progress, list_checkpoints, read_manifest
 from crosscut.checkpoint.folders import remove_checkpoint
 from crosscut.checkpoint.format.manifest import step_of
-from crosscut.config import CheckpointError, ConfigError, RunConfig, write_whole
+from crosscut.config import CheckpointError, ConfigError, RunConfig
 from crosscut.config.system.deletion import enter_folder, remove_file
-from crosscut.config.system.files import read_json
+from crosscut.config.system.files import read_json, write_json
 from crosscut.config.system.records import from_json
 from crosscut.training.spikes.order import SampleSkip, agree
 from crosscut.training.spikes.rule import Alarm
@@ -67,7 +66,7 @@ class SkipRecord:
     def write(self, folder: Path) -> None:
         """Write the record atomically to a run's folder. Raises `OSError`."""
         enter_folder(folder, SPIKES_FOLDER)
-        write_whole(folder / SPIKES_FOLDER / RECORD_FILE, json.dumps(asdict(self), indent=1) + "\n")
+        write_json(folder / SPIKES_FOLDER / RECORD_FILE, asdict(self), indent=1)
 
 
 def read_record(path: Path) -> SkipRecord:

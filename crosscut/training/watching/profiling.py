@@ -26,7 +26,7 @@ from rich.text import Text
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
-from crosscut.config import ConfigError, write_whole
+from crosscut.config import ConfigError, write_json
 from crosscut.config.system.console import figures_table, folded
 from crosscut.config.system.deletion import enter_folder, replace_file
 from crosscut.config.system.terminal import new_console
@@ -189,7 +189,7 @@ class Profiler:
             self._profile.pipelines = pipeline.rows()
             pipeline.write_passes(self.folder)
         told = {**asdict(self._profile), "steps": [shares._asdict() for shares in self._profile.steps]}
-        write_whole(self.folder / FIGURES_FILE, json.dumps(told, indent=2) + "\n")
+        write_json(self.folder / FIGURES_FILE, told)
         print_profile(self._profile, self.folder, new_console(), pipeline=pipeline)
 
     def _joined(self, passes: Sequence[Sequence[RankPasses]]) -> PipelineProfile:
@@ -277,7 +277,7 @@ def print_profile(profile: Profile, folder: Path, console: Console, *, pipeline:
         console.print("holders of memory: unknown, because layers on the CPU are compiled. Set training.compile=off.\n")
     passes = "" if pipeline is None else f", {PASSES_FILE}"
     text = f"{folder}/: {TRACE_FILE} (open it at ui.perfetto.dev), {FIGURES_FILE}{passes}"
-    console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 def _holders(profile: Profile) -> Table:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import json
 import math
 import shlex
 import sys
@@ -18,10 +17,11 @@ from rich.text import Text
 
 from crosscut.checkpoint import list_checkpoints
 from crosscut.checkpoint.format.manifest import current_versions
-from crosscut.config import ConfigError, DataError, GenerationError, RunConfig, write_whole
+from crosscut.config import ConfigError, DataError, GenerationError, RunConfig, write_json, write_whole
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
 from crosscut.config.system.console import facts_panel
 from crosscut.config.system.terminal import new_console
+from crosscut.config.system.wording import short
 from crosscut.data import Tokens
 from crosscut.evaluation.score_table import in_a_line
 from crosscut.generation import Sampling, continue_text
@@ -41,7 +41,6 @@ from crosscut.training.watching.banner import (
     mixture_facts,
     mixture_rows,
     model_rows,
-    short,
 )
 from crosscut.training.watching.forecast import gain_of_one_rank
 from crosscut.training.watching.metrics import METRICS_FILE, TENSORBOARD_FOLDER, MetricsRow, read_metrics
@@ -85,7 +84,7 @@ def write_report(run: RunConfig, model: GPT, samples: RunSamples, outcome: RunOu
             unwritten.remove(SAMPLE_FILE)
         plot_losses(folder, scored=f" {SCORED}" if run.optimizer.ema_decay else "")
         unwritten.remove(PLOT_FILE)
-        write_whole(folder / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")  # last: marks a complete report
+        write_json(folder / SUMMARY_FILE, summary)  # last: marks a complete report
         unwritten.remove(SUMMARY_FILE)
     except OSError as error:
         failure = error.strerror or str(error)
@@ -238,7 +237,7 @@ def print_summary(
     for line in _next_commands(run, summary["steps"]):
         lines.append(f"{'next' if len(lines) == 1 else '':7}{line}")
     for line in lines:
-        console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _next_commands(run: RunConfig, steps: int) -> Iterator[str]:
