@@ -23,6 +23,7 @@ from crosscut.config.corpora import SourceConfig
 from crosscut.config.data import MixedFolder
 from crosscut.config.published.presets import sequence_length_of
 from crosscut.config.recipes import RECIPES
+from crosscut.config.system.wording import markdown_table
 from crosscut.planner import count_parameters
 from crosscut.planner.paper.sections import to_markdown
 from crosscut.planner.paper.study import scaling_report
@@ -239,15 +240,14 @@ def axes_table() -> str:
         slices = "; each rank stores a slice of every parameter" if row.stores_slices else ""
         role = f"{row.role}{slices}{'; consists of ranks of other axes' if row.is_folded else ''}"
         size = "any" if row.is_supported else "1"
-        rows.append(f"| `{row.name}` | {row.shares} | {role} | `layout.{row.option}` | {size} |")
-    head = ["| axis | its ranks share | role | key | size |", "|---|---|---|---|---|"]
-    return "\n".join([*head, *rows, ""])
+        rows.append((f"`{row.name}`", row.shares, role, f"`layout.{row.option}`", size))
+    return "\n".join([*markdown_table(("axis", "its ranks share", "role", "key", "size"), rows), ""])
 
 
 def _table(kind: type, fields: typing.Sequence[dataclasses.Field[object]]) -> str:
     docs = field_docs(kind)
-    rows = [f"| `{field.name}` | {_default(field)} | {docs[field.name]} |" for field in fields]
-    return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows, ""])
+    rows = [(f"`{field.name}`", _default(field), docs[field.name]) for field in fields]
+    return "\n".join([*markdown_table(("key", "default", "meaning"), rows), ""])
 
 
 def _default(field: dataclasses.Field[object]) -> str:
@@ -273,13 +273,10 @@ def _presets() -> str:
         vocabulary = f"{model.vocab_size:,}" if model.vocab_size else "tokenizer's"
         sizes = (model.num_layers, model.hidden_size, model.num_heads)
         cells = (*sizes, vocabulary, model.max_sequence_length, sequence_length_of(name))
-        rows.append(f"| `{name}` | {' | '.join(map(str, cells))} | {count_parameters(counted):,} |")
-    head = [
-        "| preset | layers | hidden | heads | vocabulary | positions | sequence | parameters |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+        rows.append((f"`{name}`", *map(str, cells), f"{count_parameters(counted):,}"))
+    head = ("preset", "layers", "hidden", "heads", "vocabulary", "positions", "sequence", "parameters")
     note = PRESETS_NOTE.format(vocab_size=DataConfig().vocab_size)
-    return "\n".join(["## Presets", "", note, *head, *rows, ""])
+    return "\n".join(["## Presets", "", note, *markdown_table(head, rows), ""])
 
 
 def _recipes() -> str:
@@ -291,24 +288,21 @@ def _recipes() -> str:
     rows = []
     for key in keys:
         section, _, name = key.partition(".")
-        cells = [f"`{getattr(getattr(run, section), name)}`" for run in runs.values()]
-        rows.append(f"| `{key}` | {' | '.join(cells)} |")
-    head = [f"| setting | {' | '.join(f'`{name}`' for name in RECIPES)} |", "|---" * (len(RECIPES) + 1) + "|"]
-    return "\n".join(["## Recipes", "", RECIPES_NOTE, *head, *rows, ""])
+        rows.append([f"`{key}`", *(f"`{getattr(getattr(run, section), name)}`" for run in runs.values())])
+    table = markdown_table(["setting", *(f"`{name}`" for name in RECIPES)], rows)
+    return "\n".join(["## Recipes", "", RECIPES_NOTE, *table, ""])
 
 
 def _gpu_table(machine: dict[str, str], measurements: list[dict[str, typing.Any]]) -> str:
     """One session on a GPU: a row for each step that was measured."""
     versions = ", ".join(f"{name} {machine[name]}" for name in ("driver", "torch", "triton", "transformers"))
     rows = [_gpu_row(each["name"], each["figures"], each["forecast"]) for each in measurements if each["figures"]]
-    head = [
-        "| step | s | tokens/s | share | peak GiB | forecast s | ratio | forecast GiB | ratio |",
-        "|---" * 9 + "|",
-    ]
-    return "\n".join([f"## {machine['device']}, {machine['date'][:10]}", "", f"{versions}.", "", *head, *rows, ""])
+    head = ("step", "s", "tokens/s", "share", "peak GiB", "forecast s", "ratio", "forecast GiB", "ratio")
+    table = markdown_table(head, rows)
+    return "\n".join([f"## {machine['device']}, {machine['date'][:10]}", "", f"{versions}.", "", *table, ""])
 
 
-def _gpu_row(name: str, figures: dict[str, float], forecast: dict[str, float]) -> str:
+def _gpu_row(name: str, figures: dict[str, float], forecast: dict[str, float]) -> list[str]:
     seconds, peak = figures["seconds_per_step"], figures["peak_bytes"]
     cells = [name, f"{seconds:.3f}", f"{figures['tokens_per_second']:,.0f}", f"{figures['of_dense_peak']:.1%}"]
     cells.append(f"{peak / 2**30:.1f}")
@@ -316,7 +310,7 @@ def _gpu_row(name: str, figures: dict[str, float], forecast: dict[str, float]) -
         planned = forecast.get(known)
         digits = 3 if scale == 1 else 1
         cells += [f"{planned / scale:.{digits}f}", f"{planned / measured:.2f}"] if planned else ["", ""]
-    return f"| {' | '.join(cells)} |"
+    return cells
 
 
 def main(arguments: list[str] | None = None, folder: Path = DOCS) -> int:

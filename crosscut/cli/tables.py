@@ -1,16 +1,16 @@
 """Terminal tables and progress bars of the commands that read checkpoints."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from crosscut.config.system.byte_progress import SECONDS_BETWEEN_LINES
+from crosscut.config.system.console import ruled_table
 from crosscut.config.system.terminal import echo, new_console
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def show_checkpoint(facts: Mapping[str, Any]) -> None:
         ("versions", versions),
     ):
         console.print(Text(f"{name:<11} {value}"), soft_wrap=True)
-    table = _table("tensor", ("shape", "right"), "dtype", "placement", ("MB", "right"))
+    table = _table("tensor", "shape", "dtype", "placement", "MB", figures=("shape", "MB"))
     for name, entry in facts["tensors"].items():
         shape = " x ".join(f"{size:,}" for size in entry["shape"]) or "1"
         table.add_row(Text(name), shape, entry["dtype"], entry["placement"], f"{entry['bytes'] / 1e6:,.2f}")
@@ -51,7 +51,7 @@ def show_comparison(result: "Comparison") -> None:
     counted.
     """
     console = new_console()
-    table = _table("tensor", ("max |a - b|", "right"), ("relative", "right"), "")
+    table = _table("tensor", "max |a - b|", "relative", "", figures=("max |a - b|", "relative"))
     for tensor in result.tensors:
         if not tensor.same:
             figures = ("", "") if tensor.largest is None else (f"{tensor.largest:.3e}", f"{tensor.relative:.3e}")
@@ -71,12 +71,10 @@ def show_comparison(result: "Comparison") -> None:
     )
 
 
-def _table(*columns: str | tuple[str, str]) -> Table:
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for column in columns:
-        name, justify = (column, "left") if isinstance(column, str) else column
-        table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
-    return table
+def _table(*columns: str, figures: Collection[str] = ()) -> Table:
+    return ruled_table(
+        *(Column(name, justify="right" if name in figures else "left", overflow="fold") for name in columns)
+    )
 
 
 @contextmanager

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
-from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from crosscut.config import CorpusConfig
 from crosscut.config.conventions import TOKENS_FOLDER
+from crosscut.config.system.console import facts_panel, folded, plain_table, right
+from crosscut.config.system.wording import counted
 from crosscut.corpus.audit.corpus_report import Report
 from crosscut.corpus.audit.flow import FlowEntry
 from crosscut.corpus.execution.stages import Counts
@@ -37,7 +39,7 @@ def print_summary(config: CorpusConfig, report: Report, console: Console) -> Non
     console.print(_flow(report["flow"]))
     for line in (*_left_out(report), *_duplicates(report.get("duplicates")), *_leakage(report.get("leakage"))):
         console.print(Text(line), soft_wrap=True)
-    console.print(Panel(_result(report), title="done", title_align="left", padding=(1, 2)))
+    console.print(facts_panel("done", _result(report)))
     folder = Path(config.folder)
     console.print(
         Text(f"files  {folder}/: {TOKENS_FOLDER}, report.html, report.json, timings.json, config.toml"), soft_wrap=True
@@ -49,11 +51,7 @@ def print_summary(config: CorpusConfig, report: Report, console: Console) -> Non
 
 
 def _flow(flow: list[FlowEntry]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("stage")
-    for name in ("documents", "MB", "tokens"):
-        table.add_column(name, justify="right")
-    table.add_column("dropped", overflow="fold")
+    table = plain_table("stage", *right("documents", "MB", "tokens"), folded("dropped"))
     for stage in flow:
         out = stage["out"]
         tokens = _short(out["tokens"], about=out.get("estimated", False)) if out.get("tokens") is not None else ""
@@ -78,7 +76,7 @@ def _left_out(report: Report) -> list[str]:
         rest = ", ..." if len(ordered) > SHOWN_SUFFIXES else ""
         total = sum(suffixes.values())
         kind = "of no known format" if formats[source] == "auto" else f"not of the format {formats[source]}"
-        files = f"{total:,} file is" if total == 1 else f"{total:,} files are"
+        files = counted(total, "file is", "files are")
         lines.append(f"left out    {source}: {files} {kind}: {shown}{rest}")
     return lines
 
@@ -107,24 +105,16 @@ def _amount(totals: Counts, name: str, before: str) -> str:
     return f"{amount['documents']:,} documents, {amount['bytes'] / 1e6:,.1f} MB{before}{words}"
 
 
-def _result(report: Report) -> Table:
+def _result(report: Report) -> Iterator[tuple[str | Text, str | Text]]:
     totals, written = report["summary"], report["written"]
-    table = Table.grid(padding=(0, 3))
-    table.add_column(style="bold")
-    table.add_column()
-    table.add_row("read", _amount(totals, "read", " "))
+    yield "read", _amount(totals, "read", " ")
     if damaged := report.get("damaged"):
         shown = ", ".join(f"{one['name']} after {one['documents']:,} documents" for one in damaged[:SHOWN_DAMAGED])
-        number = "1 file was" if len(damaged) == 1 else f"{len(damaged):,} files were"
+        number = counted(len(damaged), "file was", "files were")
         rest = f" and {len(damaged) - SHOWN_DAMAGED:,} more" if len(damaged) > SHOWN_DAMAGED else ""
-        table.add_row(
-            Text("damaged", style="red"),
-            Text(
-                f"{number} read up to the damage (`ingest.max_damaged_files` allows this): {shown}{rest}", style="red"
-            ),
-        )
-    table.add_row("kept", _amount(totals, "kept", "; "))
+        told = f"{number} read up to the damage (`ingest.max_damaged_files` allows this): {shown}{rest}"
+        yield Text("damaged", style="red"), Text(told, style="red")
+    yield "kept", _amount(totals, "kept", "; ")
     training = sum(shard["tokens"] for shard in written if shard["name"] != VALIDATION)
     validation = sum(shard["tokens"] for shard in written if shard["name"] == VALIDATION)
-    table.add_row("tokens", f"{training:,} for training in {len(written) - 1} shards, {validation:,} for validation")
-    return table
+    yield "tokens", f"{training:,} for training in {len(written) - 1} shards, {validation:,} for validation"

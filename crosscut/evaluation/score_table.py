@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from crosscut.config.system.console import folded, plain_table, right
 from crosscut.evaluation.places import EvaluationReport
 from crosscut.evaluation.task import Setting, TaskReport
 
@@ -50,9 +51,8 @@ def print_report(report: EvaluationReport, console: Console) -> None:
 
 
 def _figures(task: TaskReport) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(justify="right")
-    table.add_column()
+    table = plain_table(*right(""), "")
+    table.show_header = False
     for position, (name, value) in enumerate(task["figures"].items()):
         table.add_row(Text(show(name, value), style="bold" if position == 0 else ""), _words(name))
     counts = ", ".join(
@@ -67,11 +67,8 @@ def _figures(task: TaskReport) -> Table:
 
 
 def _documents(documents: Sequence[Mapping[str, Setting]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("document", overflow="fold")
     columns = [name for name in _COLUMNS if name in documents[0]]
-    for name in columns:
-        table.add_column(_words(name), justify="right")
+    table = plain_table(folded("document"), *right(*map(_words, columns)))
     for document in documents:
         figures = (f"{document[name]:,}" if "tokens" in name else show(name, document[name]) for name in columns)
         table.add_row(Text(f"{document['source']}:{document['record']}"), *figures)

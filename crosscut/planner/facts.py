@@ -59,15 +59,6 @@ def three_digits(number: float) -> str:
     return f"{float(f'{number:.3g}'):,.0f}" if number >= 100 else f"{number:.3g}"
 
 
-def short(number: float) -> str:
-    """Format a number with three significant digits and a unit letter, such as 8.31B."""
-    number = float(f"{number:.3g}")  # so that 999,999 is 1M
-    for scale, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if number >= scale:
-            return f"{number / scale:.3g}{letter}"
-    return f"{number:.3g}"
-
-
 def budget(plan: Plan, num_ranks: int, *, tokens: float, price: Price | None) -> Budget:
     """Return the days that training on `tokens` tokens takes and, if `price` is given, the money that it costs."""
     days = tokens / plan.tokens_per_day

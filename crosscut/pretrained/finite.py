@@ -7,6 +7,7 @@ from torch import Tensor
 
 from crosscut.architecture import describe
 from crosscut.config import CheckpointError, ModelConfig
+from crosscut.config.system.wording import counted
 from crosscut.model import GPT
 from crosscut.parallel.collectives import all_gather
 from crosscut.parallel.state.parameters import local_offsets, local_part
@@ -72,7 +73,7 @@ def not_finite(place: object, name: str, count: int, remedy: str, *, num_more: i
     in each of `num_more` other tensors.
     """
     values, are = ("1 value", "is") if count == 1 else (f"{count:,} values", "are")
-    others = "1 other tensor also has" if num_more == 1 else f"{num_more:,} other tensors also have"
+    others = counted(num_more, "other tensor also has", "other tensors also have")
     more = f", and {others} such values" if num_more else ""
     return CheckpointError(
         f"`{place}` must hold finite weights, but {values} in `{name}` {are} not finite (NaN or infinity){more}. "

@@ -1,17 +1,15 @@
 """Report of a dry run, as tables or as JSON."""
 
 import math
-from functools import partial
 
+from crosscut.config.system.console import figures_table
 from crosscut.config.system.terminal import new_console
 from crosscut.rehearsal.comparison import ComparedFigure, compare, rehearsed_forecast
 from crosscut.rehearsal.rehearse import Rehearsal
-from crosscut.training.watching.profiling import figures_table
 
 CATEGORIES = ("weights", "master_weights", "gradients", "optimizer", "activations", "logits", "buffers")
 """Categories of memory, with the planner's names (`planner.memory.MemoryForecast`)."""
 
-_figures_table = partial(figures_table, overflow="ellipsis")
 _PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
@@ -40,17 +38,17 @@ def print_rehearsal(rehearsal: Rehearsal) -> None:
         highlight=False,
     )
     forecast = rehearsed_forecast(rehearsal)
-    held = _figures_table("held at the peak", "counted GB", "planned GB")
+    held = figures_table("held at the peak", "counted GB", "planned GB")
     for name in CATEGORIES:
         counted, planned = peak.categories.get(name, 0), getattr(forecast, name)
         if counted or planned:
             held.add_row(name.replace("_", " "), _gigabytes(counted, peak.total), _gigabytes(planned, peak.total))
     console.print(held)
-    modules = _figures_table("held for module", "GB", "share")
+    modules = figures_table("held for module", "GB", "share")
     for name, size in peak.modules.items():
         modules.add_row(name or "root", _gigabytes(size, peak.total), f"{size / peak.total:.1%}")
     console.print(modules)
-    rows = _figures_table("per step", "counted", "planned", "difference")
+    rows = figures_table("per step", "counted", "planned", "difference")
     for row in compare(rehearsal):
         rows.add_row(row.name.replace("bytes", "GB"), *_in_units(row), f"{row.error:+.2%}")
     console.print(rows)

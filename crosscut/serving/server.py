@@ -24,6 +24,7 @@ from starlette.applications import Starlette
 from crosscut.config import ConfigError, Layout
 from crosscut.config.model import require_tensor_axis
 from crosscut.config.system.terminal import echo
+from crosscut.config.system.wording import counted
 from crosscut.data.tokenization.inner import read_inner
 from crosscut.evaluation.embeddings.embedder import Embedded, Embedder
 from crosscut.evaluation.embeddings.texts import longest_text, require_embeddings
@@ -260,9 +261,9 @@ class _Server(uvicorn.Server):
         for connection in unread:
             connection.transport.abort()
         if unread:
-            number = "1 client" if len(unread) == 1 else f"{len(unread):,} clients"
             echo(
-                f"crosscut: {number} had not read the whole answer when the server ended. The rest was not sent.",
+                f"crosscut: {counted(len(unread), 'client')} had not read the whole answer when the server ended. The "
+                "rest was not sent.",
                 err=True,
             )
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rich.console import Group
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
+from crosscut.config.system.console import folded, plain_table, right
 from crosscut.config.system.terminal import new_console
 
 DRAWS = "random numbers"
@@ -123,18 +124,10 @@ def print_report(report: LayoutReport) -> None:
     """Print the table of modules, the checks and the verdict."""
     console = new_console()
     title = f"{report.model} on {report.layout}, {report.precision}"
-    modules = Table(box=None, pad_edge=False)
-    modules.add_column("module", no_wrap=True)
-    for name in ("forward", "gradient"):
-        modules.add_column(name, justify="right")
-    modules.add_column("verdict")
+    modules = plain_table(Column("module", no_wrap=True), *right("forward", "gradient"), "verdict")
     for row in report.rows:
         modules.add_row(row.module, _number(row.forward), _number(row.gradient), _verdict(row.same))
-    checks = Table(box=None, pad_edge=False)
-    checks.add_column("check", no_wrap=True)
-    checks.add_column("difference", justify="right")
-    checks.add_column("verdict")
-    checks.add_column("", overflow="fold")
+    checks = plain_table(Column("check", no_wrap=True), *right("difference"), "verdict", folded(""))
     for check in report.checks:
         checks.add_row(check.name, _number(check.difference), _verdict(check.same), Text(check.told, style="dim"))
     scope = [

@@ -8,7 +8,8 @@ from rich.cells import cell_len
 from rich.table import Table
 
 from crosscut.config import Layout
-from crosscut.planner.facts import budget, short, three_digits
+from crosscut.config.system.wording import short
+from crosscut.planner.facts import budget, three_digits
 from crosscut.planner.search import NEAR_LIMIT
 from crosscut.planner.stages import separates_weights
 

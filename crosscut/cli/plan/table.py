@@ -12,6 +12,7 @@ from crosscut.cli.plan.ranking import columns, legend, ranking, seconds_text
 from crosscut.config import RunConfig
 from crosscut.config.recipes import describe_recipe
 from crosscut.config.system.terminal import new_console
+from crosscut.config.system.wording import counted
 from crosscut.planner.facts import MEMORY_CATEGORIES, TrafficFacts, three_digits, traffic_facts
 from crosscut.planner.messages.traffic import reason_against_halves
 from crosscut.planner.parameters import count_parameters
@@ -114,7 +115,7 @@ def _sent(fact: TrafficFacts) -> str:
 def _rejected(plans: "Plans", width: int) -> Iterator[str]:
     leanest = plans.leanest
     fit, rest = len(plans.fitting), len(plans.rejected)
-    number = f"{fit:,} layout{' fits' if fit == 1 else 's fit'}, {rest:,} {'does' if rest == 1 else 'do'} not"
+    number = f"{counted(fit, 'layout fits', 'layouts fit')}, {counted(rest, 'does not', 'do not')}"
     closest = f"; the closest {'is' if len(leanest) == 1 else 'are'}:" if leanest else "."
     yield f"\n{number}{closest}"
     for rejected in leanest[:_MOST_REJECTED]:

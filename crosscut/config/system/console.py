@@ -1,13 +1,16 @@
-"""Console of the rich library that is safe for text of others, and cuts no name in a file or a pipe."""
+"""Console of the rich library that is safe for text of others, and cuts no name in a file or a pipe. Tables and panels
+of this console.
+"""
 
 from collections.abc import Iterable
 from typing import Any
 
+from rich import box
 from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
 from rich.panel import Panel
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from crosscut.config.system.terminal import printable
@@ -50,3 +53,38 @@ class PrintableConsole(Console):
         if isinstance(renderable, Panel):
             return Measurement.get(self, wide, renderable.renderable).minimum + _FRAME
         return Measurement.get(self, wide, renderable).minimum if isinstance(renderable, Text) else 0
+
+
+def right(*names: str) -> list[Column]:
+    """Columns of figures, which are aligned to the right."""
+    return [Column(name, justify="right") for name in names]
+
+
+def folded(name: str) -> Column:
+    """Column of texts in which long words are broken, not cut."""
+    return Column(name, overflow="fold")
+
+
+def plain_table(*columns: Column | str) -> Table:
+    """Table without lines."""
+    return Table(*columns, box=None, pad_edge=False)
+
+
+def ruled_table(*columns: Column | str) -> Table:
+    """Table with a line under its header."""
+    return Table(*columns, box=box.SIMPLE, pad_edge=False)
+
+
+def figures_table(first: Column | str, *others: str) -> Table:
+    """Table with a column of texts and columns of figures."""
+    return ruled_table(first, *right(*others))
+
+
+def facts_panel(title: str, rows: Iterable[tuple[str | Text, str | Text]]) -> Panel:
+    """Panel with a title and rows. Each row has a name and a value."""
+    table = Table.grid(padding=(0, 3))
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in rows:
+        table.add_row(name, Text(value) if isinstance(value, str) else value)
+    return Panel(table, title=title, title_align="left", padding=(1, 2))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from crosscut.config.system.wording import counted
 from crosscut.corpus.audit.flow import FlowEntry
 from crosscut.corpus.documents import INGEST
 from crosscut.corpus.execution.stages import Counts
@@ -46,7 +47,7 @@ def make_totals(flow: Sequence[FlowEntry], ingest: Counts) -> Counts:
             "skipped": {"documents": skipped},
         }
         lost = _listed(unreadable and f"{unreadable:,} unreadable", skipped and f"{skipped:,} skipped")
-        words["read"] = f"from {_counted(found, 'record')} in {_counted(files, 'file')}" + (lost and f"; {lost}")
+        words["read"] = f"from {counted(found, 'record')} in {counted(files, 'file')}" + (lost and f"; {lost}")
     return {**totals, "words": words}
 
 
@@ -55,8 +56,8 @@ def _cuts(flow: Sequence[FlowEntry]) -> list[str]:
     cuts = [entry["cut"] for entry in flow if "cut" in entry]
     places, pieces = (sum(cut.get(name, 0) for cut in cuts) for name in ("places", "pieces"))
     phrases = (
-        f"{_counted(places, 'passage')} cut out" if places else "",
-        f"{_counted(pieces, 'short piece')} left out" if pieces else "",
+        f"{counted(places, 'passage')} cut out" if places else "",
+        f"{counted(pieces, 'short piece')} left out" if pieces else "",
     )
     return [phrase for phrase in phrases if phrase]
 
@@ -65,12 +66,8 @@ def cut_words(cut: Counts) -> str:
     """Phrase for the text that a stage cut out of kept documents."""
     size = f"{cut['bytes'] / 1e6:,.3f} MB" if cut["bytes"] >= 1e4 else f"{cut['bytes']:,} B"
     if "pieces" in cut:
-        return f"{_counted(cut['pieces'], 'short piece')} left out, {size}"
-    return f"{_counted(cut['places'], 'passage')} cut out of {_counted(cut['documents'], 'document')}, {size}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+        return f"{counted(cut['pieces'], 'short piece')} left out, {size}"
+    return f"{counted(cut['places'], 'passage')} cut out of {counted(cut['documents'], 'document')}, {size}"
 
 
 def _listed(*phrases: str | int) -> str:

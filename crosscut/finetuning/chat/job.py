@@ -27,9 +27,11 @@ from crosscut.config import (
 from crosscut.config.conventions import CHAT_FOLDER, CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published
 from crosscut.config.recipes import steps_between_validations
+from crosscut.config.system.console import facts_panel
 from crosscut.config.system.deletion import make_folder
-from crosscut.config.system.files import copy_file
+from crosscut.config.system.files import copy_file, write_json
 from crosscut.config.system.terminal import echo, new_console
+from crosscut.config.system.wording import counted, short
 from crosscut.data import Tokenizer
 from crosscut.finetuning.chat.batches import ChatBatches
 from crosscut.finetuning.chat.conversations import read_conversations
@@ -46,7 +48,7 @@ from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities, require_no_spikes, require_objective, require_own_names
 from crosscut.training.resuming import Resume, choose_checkpoint, identity_of_settings, require_resumable
 from crosscut.training.step import Trainer
-from crosscut.training.watching.banner import COUNTS, device_name, facts_panel, model_rows, short
+from crosscut.training.watching.banner import COUNTS, device_name, model_rows
 from crosscut.training.watching.run_report import SUMMARY_FILE, plot_losses, summarize, typed_command
 
 ADAPTER_FOLDER = "adapter"
@@ -254,8 +256,7 @@ def _print_banner(run: ResolvedRun, packed: tuple[PackedChats, PackedChats], don
 
 
 def _answers(packed: PackedChats) -> str:
-    sequences = "1 sequence" if packed.num_sequences == 1 else f"{packed.num_sequences:,} sequences"
-    return f"{short(packed.num_targets, COUNTS)} tokens in {sequences}"
+    return f"{short(packed.num_targets, COUNTS)} tokens in {counted(packed.num_sequences, 'sequence')}"
 
 
 class _ChatRun(PreparedRun):

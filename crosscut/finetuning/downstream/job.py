@@ -19,6 +19,7 @@ from crosscut.config import ConfigError, DataError, ModelConfig, ResolvedRun, Ru
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE, TOKENS_FOLDER
 from crosscut.config.model import HeadKind
 from crosscut.config.published.folders import TOKENIZER_FILE
+from crosscut.config.system.console import facts_panel
 from crosscut.config.system.deletion import make_folder
 from crosscut.config.system.files import copy_file
 from crosscut.config.system.records import to_json
@@ -52,7 +53,7 @@ from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities, require_no_spikes, require_own_names
 from crosscut.training.resuming import Resume, choose_checkpoint, identity_of_settings, require_resumable
 from crosscut.training.step import Trainer
-from crosscut.training.watching.banner import device_name, facts_panel, model_rows
+from crosscut.training.watching.banner import device_name, model_rows
 from crosscut.training.watching.metrics import read_metrics
 from crosscut.training.watching.run_report import plot_losses, typed_command
 

@@ -19,10 +19,11 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from crosscut.config import RunConfig, write_json, write_whole
 from crosscut.config.model import HeadKind
+from crosscut.config.system.console import plain_table, right
+from crosscut.config.system.wording import markdown_table
 from crosscut.finetuning.downstream.folder import SeedResult, TaskRuns, best_seed, load_outputs, results_of
 from crosscut.finetuning.downstream.pictures import Counts, plot_confusion
 from crosscut.finetuning.downstream.predictions import (
@@ -132,7 +133,7 @@ def _lines(results: TaskResults, table: Counts, names: tuple[str, ...]) -> Itera
         yield f"- {part}: `{path}`, {kept.rows(part).num_examples:,} examples"
     told = "Scores are multiplied by 100. The test score belongs to the checkpoint with the best development score."
     yield from ["", told, ""]
-    yield from _markdown(*_score_table(results))
+    yield from markdown_table(*_score_table(results))
     yield from ["", "## Scores by step", ""]
     yield from _by_step(kept)
     whose = f"the ensemble of {kept.num_seeds} runs" if kept.ensemble else f"seed {results.best_seed}"
@@ -140,7 +141,7 @@ def _lines(results: TaskResults, table: Counts, names: tuple[str, ...]) -> Itera
         told = f"Development examples, predictions of {whose}. Rows are labels."
         yield from ["", "## Confusion matrix", "", told, ""]
         rows = [[_cell(name), *map(str, row)] for name, row in zip(names, table, strict=True)]
-        yield from _markdown(["", *map(_cell, names)], rows)
+        yield from markdown_table(["", *map(_cell, names)], rows)
         yield from ["", f"![Confusion matrix]({CONFUSION_FILE})"]
     yield from ["", "## Worst mistakes", "", f"The most confident wrong predictions of {whose}.", ""]
     yield from _mistakes(results)
@@ -185,13 +186,6 @@ def _shown(score: float) -> str:
     return f"{100 * score:.2f}"
 
 
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(head)} |"
-    yield f"|{'---|' * len(head)}"
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
-
-
 def _by_step(kept: TaskRuns) -> Iterator[str]:
     columns = [f"{DEV}_{name}" for name in kept.task.score_names]
     rows = [
@@ -200,7 +194,7 @@ def _by_step(kept: TaskRuns) -> Iterator[str]:
         for row in read_metrics(Path(kept.run_of(seed).output.folder))
         if all(name in row for name in columns)
     ]
-    yield from _markdown(["seed", "step", *(name.replace("_", " ") for name in columns)], rows)
+    yield from markdown_table(["seed", "step", *(name.replace("_", " ") for name in columns)], rows)
 
 
 def _mistakes(results: TaskResults) -> Iterator[str]:
@@ -252,15 +246,13 @@ def _machine(results: TaskResults) -> Iterator[str]:
         [str(seed), one.layout, one.device, f"{one.training_seconds:,.0f} s", f"torch {one.versions['torch']}"]
         for seed, one in results.by_seed.items()
     ]
-    yield from _markdown(["seed", "layout", "device", "training since the last start", "version"], rows)
+    yield from markdown_table(["seed", "layout", "device", "training since the last start", "version"], rows)
 
 
 def print_results(results: TaskResults, console: Console) -> None:
     """Print the table of scores, the files and the commands to type next."""
     head, rows = _score_table(results)
-    table = Table(box=None, pad_edge=False)
-    for place, name in enumerate(head):
-        table.add_column(name, justify="left" if place == 0 else "right")
+    table = plain_table(head[0], *right(*head[1:]))
     for row in rows:
         table.add_row(*row, style="bold" if row[0] in ("median", "ensemble") else "")
     console.print(table)

@@ -15,9 +15,10 @@ from crosscut.config import PRESETS, Layout, ModelConfig, ZeroStage
 from crosscut.config.checks import divisors
 from crosscut.config.conventions import LOOK
 from crosscut.config.published.presets import sequence_length_of
+from crosscut.config.system.wording import short
 from crosscut.config.training import Device, Recompute
 from crosscut.planner.candidate import Candidate
-from crosscut.planner.facts import MEMORY_CATEGORIES, Facts, Price, budget, short, three_digits
+from crosscut.planner.facts import MEMORY_CATEGORIES, Facts, Price, budget, three_digits
 from crosscut.planner.memory import forecast_memory
 from crosscut.planner.parameters import count_parameters
 from crosscut.planner.products import Speed

@@ -5,6 +5,7 @@ from html import escape
 from textwrap import fill
 from typing import NamedTuple
 
+from crosscut.config.system.wording import markdown_table
 from crosscut.planner.paper.figures import page_style
 
 _COLUMNS = 120
@@ -56,8 +57,7 @@ def to_markdown(report: Report) -> str:
     """Report as Markdown, in lines of 120 columns."""
     parts = [f"<!-- {report.mark} -->\n\n# {report.title}\n\n{fill(report.words, _COLUMNS)}\n"]
     for section in report.sections:
-        lines = [f"| {' | '.join(row)} |" for row in (section.header, *section.rows)]
-        lines.insert(1, "|" + "---|" * len(section.header))
+        lines = markdown_table(section.header, section.rows)
         parts.append("\n".join([f"## {section.title}\n", f"{fill(section.words, _COLUMNS)}\n", *lines, ""]))
     return "\n".join(parts)
 

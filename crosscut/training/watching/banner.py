@@ -7,14 +7,13 @@ from typing import TypedDict
 
 import torch
 from rich.console import Console
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
 
 from crosscut.config import ResolvedRun, RunConfig
 from crosscut.config.data import Objective
 from crosscut.config.recipes import describe_recipe
+from crosscut.config.system.console import facts_panel
 from crosscut.config.system.machine import processor_name
+from crosscut.config.system.wording import counted, short
 from crosscut.data import folders_of
 from crosscut.planner import count_parameters
 from crosscut.planner.hardware import Hardware
@@ -78,10 +77,10 @@ def _validated(run: RunConfig, samples: RunSamples) -> str:
     """Text that says how many sequences a validation pass reads, and from which held-out documents and files."""
     folders, validation = folders_of(samples.tokens), samples.validation
     files = [Path(name).name for folder in folders for name in folder.validation.files()]
-    documents = _counted(sum(folder.validation.num_documents for folder in folders), "held-out document")
+    documents = counted(sum(folder.validation.num_documents for folder in folders), "held-out document")
     chosen, every = validation.count(run.training.validation_sequences), validation.count(0)
     kind = "random " if run.data.objective is Objective.MASKED else "evenly spread "
-    sequences = f"{chosen:,} {kind}sequences" if chosen < every else f"all {_counted(every, 'sequence')}"
+    sequences = f"{chosen:,} {kind}sequences" if chosen < every else f"all {counted(every, 'sequence')}"
     where = ", ".join(files) if len(files) <= _MOST_FILES else f"{len(files):,} files"
     return f"{sequences} of {documents} from {where}"
 
@@ -108,7 +107,7 @@ def _epochs(run: RunConfig, samples: RunSamples, corpus: int) -> float:
 
 
 def _steps(done: int, steps: int) -> str:
-    return f"steps {done + 1:,} to {steps:,}" if done else f"{steps:,} step{'s' if steps > 1 else ''}"
+    return f"steps {done + 1:,} to {steps:,}" if done else counted(steps, "step")
 
 
 def mixture_facts(run: RunConfig, samples: RunSamples) -> list[MixtureFacts]:
@@ -145,7 +144,7 @@ def average_rows(run: RunConfig) -> list[tuple[str, str]]:
 def model_rows(run: RunConfig) -> list[tuple[str, str]]:
     """Return the rows for the model and the layout of a run."""
     model, layout = run.model, run.layout
-    layers, heads = (_counted(*count) for count in ((model.num_layers, "layer"), (model.num_heads, "head")))
+    layers, heads = counted(model.num_layers, "layer"), counted(model.num_heads, "head")
     size = f"{layers}, hidden {model.hidden_size}, {heads}"
     parameters = short(count_parameters(model), COUNTS)
     processes = f"{layout.world_size} process{'es' if layout.world_size > 1 else ''}"
@@ -155,27 +154,6 @@ def model_rows(run: RunConfig) -> list[tuple[str, str]]:
     ]
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def device_name(device: torch.device) -> str:
     """Name of the GPU or of the processor."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
-
-
-def facts_panel(title: str, rows: Iterable[tuple[str, str | Text]]) -> Panel:
-    """Make a panel with a title and rows. Each row has a name and a value."""
-    table = Table.grid(padding=(0, 3))
-    table.add_column(style="bold")
-    table.add_column()
-    for name, value in rows:
-        table.add_row(name, Text(value) if isinstance(value, str) else value)
-    return Panel(table, title=title, title_align="left", padding=(1, 2))
-
-
-def short(number: float, letters: tuple[tuple[float, str], ...]) -> str:
-    """Format a number with up to three significant digits and a unit letter, such as 812k, 2.6M or 8.3B."""
-    number = float(f"{number:.3g}")  # so that 999,999 is 1M
-    size, letter = next(((size, letter) for size, letter in letters if number >= size), (1.0, ""))
-    return f"{number / size:.3g}{letter}"

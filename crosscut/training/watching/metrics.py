@@ -256,7 +256,7 @@ class _TrainingDisplay:
             self.line(told)
 
     def line(self, text: str) -> None:
-        self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        self.console.print(text, highlight=False, soft_wrap=True)
 
     @contextmanager
     def aside(self) -> Iterator[None]:

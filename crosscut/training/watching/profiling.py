@@ -20,14 +20,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from rich import box
-from rich.console import Console, OverflowMethod
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
 from crosscut.config import ConfigError, write_json
+from crosscut.config.system.console import figures_table, folded
 from crosscut.config.system.deletion import enter_folder, replace_file
 from crosscut.config.system.terminal import new_console
 from crosscut.parallel.collectives import gather_to_first
@@ -251,7 +251,7 @@ def print_profile(profile: Profile, folder: Path, console: Console, *, pipeline:
     """Print how the time of each step is divided, the operators that take longest, and the tensors and modules that
     hold the most memory. With a pipeline, also print how the time of each of its ranks is divided.
     """
-    shares = figures_table("step", "seconds", "compute", "overlapped", "communication", "idle")
+    shares = figures_table(folded("step"), "seconds", "compute", "overlapped", "communication", "idle")
     for step in profile.steps:
         parts = (step.compute, step.overlapped, step.communication, step.idle)
         shares.add_row(str(step.step), f"{step.seconds:.3f}", *(f"{part:.1%}" for part in parts))
@@ -264,9 +264,9 @@ def print_profile(profile: Profile, folder: Path, console: Console, *, pipeline:
             f"{max(means):.3f} on the slowest rank (rank {slowest})\n"
         )
     if pipeline is not None:
-        pipeline.print(figures_table("rank", "stages", "computing", "bubble", "waiting", "rest"), console)
+        pipeline.print(figures_table(folded("rank"), "stages", "computing", "bubble", "waiting", "rest"), console)
     total = sum(operator.milliseconds for operator in profile.operators)
-    longest = figures_table("operator", "calls", "ms", "share")
+    longest = figures_table(folded("operator"), "calls", "ms", "share")
     for operator in profile.operators[:_TOLD]:
         ms = operator.milliseconds
         longest.add_row(Text(operator.name[:80]), f"{operator.calls:g}", f"{ms:,.2f}", f"{ms / total:.1%}")
@@ -277,20 +277,11 @@ def print_profile(profile: Profile, folder: Path, console: Console, *, pipeline:
         console.print("holders of memory: unknown, because layers on the CPU are compiled. Set training.compile=off.\n")
     passes = "" if pipeline is None else f", {PASSES_FILE}"
     text = f"{folder}/: {TRACE_FILE} (open it at ui.perfetto.dev), {FIGURES_FILE}{passes}"
-    console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 def _holders(profile: Profile) -> Table:
-    held = figures_table(f"holder at the peak of {profile.peak_bytes / 2**20:,.1f} MiB", "MiB", "share")
+    held = figures_table(folded(f"holder at the peak of {profile.peak_bytes / 2**20:,.1f} MiB"), "MiB", "share")
     for holder, size in list(profile.holders.items())[:_TOLD]:
         held.add_row(Text(holder), f"{size / 2**20:,.1f}", f"{size / profile.peak_bytes:.1%}")
     return held
-
-
-def figures_table(first: str, *others: str, overflow: OverflowMethod = "fold") -> Table:
-    """Make a table of figures. `first` names the column of texts, whose long texts overflow in this way."""
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column(first, overflow=overflow)
-    for name in others:
-        table.add_column(name, justify="right")
-    return table

@@ -19,7 +19,9 @@ from crosscut.checkpoint import list_checkpoints
 from crosscut.checkpoint.format.manifest import current_versions
 from crosscut.config import ConfigError, DataError, GenerationError, RunConfig, write_json, write_whole
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
+from crosscut.config.system.console import facts_panel
 from crosscut.config.system.terminal import new_console
+from crosscut.config.system.wording import short
 from crosscut.data import Tokens
 from crosscut.evaluation.score_table import in_a_line
 from crosscut.generation import Sampling, continue_text
@@ -36,11 +38,9 @@ from crosscut.training.watching.banner import (
     COUNTS,
     average_rows,
     device_name,
-    facts_panel,
     mixture_facts,
     mixture_rows,
     model_rows,
-    short,
 )
 from crosscut.training.watching.forecast import gain_of_one_rank
 from crosscut.training.watching.metrics import METRICS_FILE, TENSORBOARD_FOLDER, MetricsRow, read_metrics
@@ -237,7 +237,7 @@ def print_summary(
     for line in _next_commands(run, summary["steps"]):
         lines.append(f"{'next' if len(lines) == 1 else '':7}{line}")
     for line in lines:
-        console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _next_commands(run: RunConfig, steps: int) -> Iterator[str]:

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from crosscut.cli.main import commands
 from crosscut.config import PRESETS, ConfigError, load_run
+from crosscut.config.system.wording import short
 from crosscut.planner import count_parameters
-from crosscut.planner.facts import short
 from crosscut.planner.hardware import KNOWN_HARDWARE
 from crosscut.planner.search import search_layouts
 from tests.cli.conftest import TINY, run_python

@@ -98,7 +98,7 @@ def test_a_name_is_never_cut_in_a_file(capsys):
     from rich.table import Table
     from rich.text import Text
 
-    from crosscut.training.watching.banner import facts_panel
+    from crosscut.config.system.console import facts_panel
 
     table = Table("module", "verdict", box=None)
     table.add_row(f"blocks.0.{NAME}", "the same in many more words than fit into eighty columns " * 3)
@@ -115,7 +115,7 @@ def test_a_name_is_never_cut_in_a_file(capsys):
 def test_sentences_in_a_file_still_have_lines_of_80_columns(capsys):
     from rich.text import Text
 
-    from crosscut.training.watching.banner import facts_panel
+    from crosscut.config.system.console import facts_panel
 
     for shown in (Text("word " * 100), facts_panel("run", [("note", "word " * 100)])):
         new_console().print(shown)

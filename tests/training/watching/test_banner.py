@@ -6,11 +6,12 @@ import pytest
 from rich.console import Console
 
 from crosscut.config.recipes import describe_recipe
+from crosscut.config.system.wording import short
 from crosscut.data import TokenFolder
 from crosscut.planner.hardware import KNOWN_HARDWARE
 from crosscut.training.batches import samples_of
 from crosscut.training.precision import resolve_on
-from crosscut.training.watching.banner import COUNTS, print_banner, short
+from crosscut.training.watching.banner import COUNTS, print_banner
 from tests.training.jobs import CPU
 
 
