@@ -19,6 +19,7 @@ from crosscut.config import CheckpointError
 from tests.checkpoint.states import progress_at, save_steps, small_state
 from tests.endless import ENDLESS
 from tests.memory import at_most
+from tests.refusals import refusal
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +99,7 @@ def test_undamaged_checkpoint_is_good(checkpoint):
 
 def damaged(checkpoint: Path, path: Path, content: bytes) -> str:
     path.write_bytes(content)
-    with pytest.raises(CheckpointError) as error:
-        require_undamaged(LocalFolder(checkpoint))
-    return str(error.value)
+    return refusal(CheckpointError, require_undamaged, LocalFolder(checkpoint))
 
 
 def test_changed_content_is_told(checkpoint):
@@ -179,9 +178,7 @@ def test_file_whose_reading_never_ends_is_told_at_once(checkpoint, name, kind):
     ENDLESS_AND_FOLDER[kind](checkpoint / name)
     (damage,) = find_damage(LocalFolder(checkpoint))
     assert f"`{checkpoint}/{name}` must " in damage
-    with pytest.raises(CheckpointError) as told:
-        load_model(LocalFolder(checkpoint), model=small_state()[0])
-    assert str(checkpoint) in str(told.value)
+    assert str(checkpoint) in refusal(CheckpointError, load_model, LocalFolder(checkpoint), model=small_state()[0])
     if name == MANIFEST_FILE:
         assert ("Is a directory" if kind == "a folder" else f"It is {kind}, not a regular file") in damage
     assert latest_good_checkpoint(checkpoint.parent).folder.name == "step-00000001"
@@ -214,9 +211,7 @@ def test_all_damaged_is_an_error_that_lists_them(checkpoint):
     root = checkpoint.parent
     (root / "step-00000001" / "rank-0.safetensors").unlink()
     (root / "step-00000002" / MANIFEST_FILE).unlink()
-    with pytest.raises(CheckpointError) as error:
-        latest_good_checkpoint(root)
-    lines = str(error.value).splitlines()
+    lines = refusal(CheckpointError, latest_good_checkpoint, root).splitlines()
     assert lines[0] == f"`{root}` must hold an undamaged checkpoint, but every checkpoint is damaged:"
     assert "step-00000002` must be a checkpoint, but `manifest.json` is missing" in lines[1]
     assert lines[2].endswith("step-00000001/rank-0.safetensors` must exist, but is missing.")

@@ -28,6 +28,7 @@ from crosscut.checkpoint.saving.writer import CheckpointWriter
 from crosscut.checkpoint.storage import LocalFolder, ObjectFolder, storage_errors_told
 from crosscut.config import CheckpointError
 from tests.checkpoint.states import save_steps, small_state, step
+from tests.refusals import refusal
 
 
 def names(root: str) -> list[str]:
@@ -130,9 +131,7 @@ def test_places_are_told_apart(tmp_path):
 
 
 def test_url_of_an_unknown_kind_is_told():
-    with pytest.raises(CheckpointError) as error:
-        folder_at("ftpx://somewhere/run")
-    assert str(error.value).startswith(
+    assert refusal(CheckpointError, folder_at, "ftpx://somewhere/run").startswith(
         "`checkpoint.folder` must be a path or a URL that fsspec can open, but is `ftpx://somewhere/run`: "
     )
 

@@ -150,17 +150,15 @@ def test_more_ranks_than_the_machine_can_hold_are_refused_at_once(fail, command)
 
 @pytest.mark.parametrize(
     ("override", "message"),
-    [
-        ("training.batch_size=2", "`training.batch_size` must be 4 as in the checkpoint"),
-        ("training.seed=5", "`training.seed` must be 1234 as in the checkpoint"),
-        ("training.sequence_length=16", "`training.sequence_length` must be 32 as in the checkpoint"),
-        ("model.num_layers=1", "`model.num_layers` must be 2 as in the checkpoint"),
-        ("model.num_heads=8", "`model.num_heads` must be 4 as in the checkpoint"),
-        (
-            "training.steps=4",
-            "`training.steps` must be above the step of the checkpoint (4), but is 4. Try training.steps=8.",
-        ),
-    ],
+    {
+        "training.batch_size=2": "`training.batch_size` must be 4 as in the checkpoint",
+        "training.seed=5": "`training.seed` must be 1234 as in the checkpoint",
+        "training.sequence_length=16": "`training.sequence_length` must be 32 as in the checkpoint",
+        "model.num_layers=1": "`model.num_layers` must be 2 as in the checkpoint",
+        "model.num_heads=8": "`model.num_heads` must be 4 as in the checkpoint",
+        "training.steps=4": "`training.steps` must be above the step of the checkpoint (4), but is 4. Try "
+        "training.steps=8.",
+    }.items(),
 )
 def test_resuming_another_run_is_told(fail, trained, override, message):
     config = trained / "config.toml"

@@ -10,6 +10,7 @@ import crosscut.scaling.study
 from crosscut.cli.main import commands
 from crosscut.config import ConfigError
 from crosscut.scaling.results import Results
+from tests.refusals import refusal
 
 TINY = (
     "model.num_layers=2",
@@ -32,9 +33,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fails(*arguments: str) -> str:
     """The message of a study that must fail before a process starts."""
-    with pytest.raises(ConfigError) as raised:
-        CliRunner().invoke(commands, ("study", "measure", *arguments), catch_exceptions=False)
-    return str(raised.value)
+    return refusal(ConfigError, CliRunner().invoke, commands, ("study", "measure", *arguments), catch_exceptions=False)
 
 
 @pytest.mark.parametrize(

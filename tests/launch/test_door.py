@@ -16,6 +16,7 @@ from crosscut.config import ConfigError, Layout, LayoutError
 from crosscut.launch import Done, Ranks, in_ranks
 from crosscut.launch.door import stay_in_ranks
 from tests.parallel.twins import CPU
+from tests.refusals import refusal
 
 MESSAGE = "`training.steps` must be at least 1, but is 0."
 
@@ -72,9 +73,7 @@ def test_started_ranks_get_what_this_process_prepares_and_the_first_one_s_result
 @pytest.mark.usefixtures("alone", "no_launch")
 def test_no_rank_starts_where_preparing_fails_or_nothing_is_left_to_do():
     two = Ranks(layout=Layout(tensor=2), device="cpu")
-    with pytest.raises(ConfigError) as error:
-        in_ranks(two, partial(look, ""), prepare=refuse)
-    assert str(error.value) == MESSAGE
+    assert refusal(ConfigError, in_ranks, two, partial(look, ""), prepare=refuse) == MESSAGE
     assert in_ranks(two, partial(look, ""), prepare=lambda: Done(("done", 0, 0, CPU))) == ("done", 0, 0, CPU)
 
 
@@ -150,9 +149,7 @@ def test_ranks_must_be_as_many_as_were_started(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     assert Ranks(layout=Layout(data=3), device="cpu").are_there
-    with pytest.raises(LayoutError) as error:
-        Ranks(layout=Layout(tensor=2), device="cpu")
-    assert str(error.value) == (
+    assert refusal(LayoutError, Ranks, layout=Layout(tensor=2), device="cpu") == (
         "`layout.tensor` x `layout.data` must be the number of processes (3), but is 2 x 1 = 2. Change the number of "
         "processes to 2, or change the layout."
     )

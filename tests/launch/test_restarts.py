@@ -4,7 +4,6 @@ import os
 import sys
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 
@@ -12,15 +11,14 @@ from crosscut.config import Layout, LayoutError
 from crosscut.launch import Ranks
 from crosscut.launch.processes import process_group
 from tests.nursery import forked
+from tests.refusals import refusal
 
 
 def test_restarts_on_several_machines_need_a_new_store_for_each_start(monkeypatch):
     started = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1, "GROUP_WORLD_SIZE": 2}
     for name, value in (started | {"TORCHELASTIC_MAX_RESTARTS": 1, "TORCHELASTIC_USE_AGENT_STORE": True}).items():
         monkeypatch.setenv(name, str(value))
-    with pytest.raises(LayoutError) as error:
-        Ranks(layout=Layout(data=2), device="cpu")
-    assert str(error.value) == (
+    assert refusal(LayoutError, Ranks, layout=Layout(data=2), device="cpu") == (
         "With --max-restarts on several machines, torchrun needs `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, but the "
         "variable is not 1. Without it, restarted ranks find the addresses of ranks that have ended, and wait for "
         "them. Start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and --rdzv-backend=c10d, or with "

@@ -15,6 +15,7 @@ import pytest
 from crosscut.config import ConfigError
 from crosscut.launch.room import require_files, require_ports, shared_memory_told
 from tests.nursery import started
+from tests.refusals import refusal
 
 CLONE_NEWNET = 0x40000000  # <linux/sched.h>
 
@@ -69,9 +70,7 @@ def test_limit_that_would_end_a_rank_at_its_start_is_told(monkeypatch, num_ranks
     monkeypatch.setattr("resource.getrlimit", lambda _kind: (needed, 4096))
     require_files(num_ranks)
     monkeypatch.setattr("resource.getrlimit", lambda _kind: (40, 4096))
-    with pytest.raises(ConfigError) as told:
-        require_files(num_ranks)
-    assert str(told.value) == (
+    assert refusal(ConfigError, require_files, num_ranks) == (
         f"Each of {num_ranks} ranks must be able to open at least {needed} files and connections, but `ulimit -n` "
         "allows 40. Raise the limit: ulimit -n 4096"
     )

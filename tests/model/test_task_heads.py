@@ -189,16 +189,13 @@ def refused(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "message"),
-    [
-        (
-            "tokens",
-            r'^`model.head` must be "classes", "spans" or "choice" for the logits of a task, but is "next_token"',
-        ),
-        ("labels", r'^A batch for a model with `model.head` = "next_token" must not have labels, but has some\.'),
-        ("no labels", r'^A batch for a model with `model.head` = "choice" must have labels, but has none\. Make'),
-        ("scores", r'^`model.head` must be "next_token" or "masked_tokens" for the scores of tokens, but is "choice"'),
-        ("choices", r"^`num_choices` must divide the number of sequences \(3\), but is 2\. Try 1 or 3\."),
-    ],
+    {
+        "tokens": r'^`model.head` must be "classes", "spans" or "choice" for the logits of a task, but is "next_token"',
+        "labels": r'^A batch for a model with `model.head` = "next_token" must not have labels, but has some\.',
+        "no labels": r'^A batch for a model with `model.head` = "choice" must have labels, but has none\. Make',
+        "scores": r'^`model.head` must be "next_token" or "masked_tokens" for the scores of tokens, but is "choice"',
+        "choices": r"^`num_choices` must divide the number of sequences \(3\), but is 2\. Try 1 or 3\.",
+    }.items(),
 )
 def test_another_use_is_refused(ranks: RankPool, kind: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

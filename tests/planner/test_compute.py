@@ -13,6 +13,7 @@ from crosscut.planner import (
     recomputed_flops_per_step,
 )
 from crosscut.planner.candidate import target_of
+from tests.refusals import refusal
 
 GPT2 = ModelConfig(**PRESETS["gpt2-small"])
 
@@ -91,9 +92,7 @@ def test_padding_of_the_vocabulary_is_not_counted() -> None:
 
 
 def test_a_sequence_has_at_least_one_token() -> None:
-    with pytest.raises(ConfigError) as error:
-        forward_flops_per_token(GPT2, 0)
-    assert str(error.value) == "`sequence_length` must be at least 1, but is 0."
+    assert refusal(ConfigError, forward_flops_per_token, GPT2, 0) == "`sequence_length` must be at least 1, but is 0."
 
 
 def test_unknown_vocabulary_is_an_error() -> None:

@@ -6,6 +6,7 @@ from crosscut.architecture import describe, layer_parameters
 from crosscut.config import PRESETS, ConfigError, Layout, ModelConfig
 from crosscut.config.published.presets import DEMO_PRESET, LAPTOP_PRESETS
 from crosscut.planner import count_parameters, parameters_per_rank, replicated_parameters
+from tests.refusals import refusal
 
 EXACT = {
     "gpt2-small": 124_439_808,
@@ -121,9 +122,7 @@ def test_all_ranks_together_hold_the_replicated_parameters_once_each() -> None:
 
 
 def test_unknown_vocabulary_is_named() -> None:
-    with pytest.raises(ConfigError) as error:
-        count_parameters(preset("laptop-tiny"))
-    assert str(error.value) == (
+    assert refusal(ConfigError, count_parameters, preset("laptop-tiny")) == (
         "`model.vocab_size` must be at least 1 for a forecast, but is 0, which leaves the size to the tokenizer. "
         "Set it to the number of tokens of the tokenizer."
     )

@@ -24,6 +24,7 @@ from crosscut.training.optimization.optimizer import MOMENTS
 from crosscut.training.precision import resolve_on
 from crosscut.training.step import Trainer
 from crosscut.training.watching.memory_account import account_of
+from tests.refusals import refusal
 from tests.rehearsal.cases import LARGE, SMALL, Case, check_formulas
 
 ROOT = Path(__file__).parents[2]
@@ -144,9 +145,7 @@ def test_figures_are_told_as_json():
 
 
 def test_a_rank_that_is_not_there_is_an_error():
-    with pytest.raises(LayoutError) as error:
-        rehearse(SMALL[2].run, rank=2)
-    assert str(error.value) == (
+    assert refusal(LayoutError, rehearse, SMALL[2].run, rank=2) == (
         "`rank` must be from 0 to 1, the last rank of the layout, but is 2. Choose another rank, or a larger layout."
     )
 

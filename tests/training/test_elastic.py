@@ -12,6 +12,7 @@ from crosscut.checkpoint.folders import remove_checkpoint
 from crosscut.config import LayoutError
 from crosscut.training.elastic import RESTARTS_FILE, Restart, for_started_ranks, is_elastic, read_restarts
 from crosscut.training.watching.metrics import METRICS_FILE, read_metrics
+from tests.refusals import refusal
 from tests.training.jobs import losses_of, whole_run
 
 FLOAT64 = "training.precision=float64"
@@ -46,9 +47,7 @@ def test_the_layout_follows_the_ranks_that_torchrun_has_started(run_with, starte
 def test_a_store_that_outlives_its_rendezvous_is_refused(run_with, started, monkeypatch):
     started(4)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    with pytest.raises(LayoutError) as error:
-        for_started_ranks(run_with("layout.data=4", "layout.elastic=data"))
-    assert str(error.value) == (
+    assert refusal(LayoutError, for_started_ranks, run_with("layout.data=4", "layout.elastic=data")) == (
         "If `layout.elastic` is set, torchrun needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, but the variable is not "
         "1. Without it, restarted ranks find the addresses of ranks that have ended, and wait for them. Start "
         "torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."

@@ -27,6 +27,7 @@ from crosscut.training.precision import resolve_on
 from crosscut.training.resuming import identity_of
 from tests.disks import small_disk
 from tests.nursery import handlers_kept
+from tests.refusals import refusal
 from tests.training.conftest import tiny_run
 from tests.training.jobs import CPU, loop, whole_run
 
@@ -135,9 +136,7 @@ def test_run_folder_that_is_a_file_is_refused(run_with, tmp_path):
 def test_something_else_with_the_name_of_a_runs_file_is_refused(run_with, tmp_path, name, make, kind, resume):
     (tmp_path / "run").mkdir()
     make(tmp_path / "run" / name)
-    with pytest.raises(ConfigError) as caught:
-        run_training(run_with(), resume=resume)
-    assert str(caught.value) == (
+    assert refusal(ConfigError, run_training, run_with(), resume=resume) == (
         f"`{tmp_path / 'run' / name}` must be a {kind}, but is not. The run needs this name. Move "
         "whatever has this name now, or set `output.folder` to another folder."
     )
@@ -304,9 +303,7 @@ def test_report_that_does_not_fit_on_the_disk_is_told_and_written_later(trained,
         run = dataclasses.replace(trained, output=dataclasses.replace(trained.output, folder=str(folder)))
         (folder / "loss.png").touch()  # of an earlier report
         fill(disk, leave=40 << 10)  # enough for all but the plot
-        with pytest.raises(TrainingError) as caught:
-            run_training(run, resume="auto")
-        assert str(caught.value) == (
+        assert refusal(TrainingError, run_training, run, resume="auto") == (
             f"The report of the run must be written to `{folder}`, but is not: No space left on device. All steps are "
             "done, and their checkpoint is written. Free space or grant access, and start again with --resume auto to "
             "write the report."
@@ -343,9 +340,7 @@ def test_a_checkpoint_that_is_not_written_does_not_hide_a_report_that_is_not(tra
         def require_saved(self) -> None:
             raise CheckpointError("`step-6` must be writable, but is not: No space left on device.")
 
-    with pytest.raises(CheckpointError) as caught:
-        _require_written(trained, Failed(), "File too large")
-    assert str(caught.value) == (
+    assert refusal(CheckpointError, _require_written, trained, Failed(), "File too large") == (
         "`step-6` must be writable, but is not: No space left on device. The report of the run is not complete either, "
         "because a file could not be written: File too large."
     )

@@ -11,13 +11,12 @@ from crosscut.config.conventions import CONFIG_FILE
 from crosscut.training.job import run_training
 from crosscut.training.precision import fast_precision, require_imitable_precision, require_precision
 from crosscut.training.step import Trainer
+from tests.refusals import refusal
 from tests.training.jobs import loop, parts
 
 
 def test_float8_is_refused_where_the_device_does_not_have_it(run_with):
-    with pytest.raises(ConfigError) as error:
-        run_training(run_with("training.precision=float8", "training.device=cpu"))
-    assert str(error.value) == (
+    assert refusal(ConfigError, run_training, run_with("training.precision=float8", "training.device=cpu")) == (
         '`training.precision` must be a precision that the device supports, but is "float8". float8 needs a GPU of '
         "compute capability 8.9 or higher (Ada, Hopper or later), but the device is the CPU. Set "
         'training.precision="bfloat16".'

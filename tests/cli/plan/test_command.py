@@ -15,6 +15,7 @@ from crosscut.planner import count_parameters
 from crosscut.planner.hardware import KNOWN_HARDWARE
 from crosscut.planner.search import search_layouts
 from tests.cli.conftest import TINY, run_python
+from tests.refusals import refusal
 
 PAPER = ("plan", "--model", "8.3B", "--gpus", "512", "--gpu", "v100-32gb-dgx2h")
 
@@ -41,9 +42,7 @@ def run(*arguments: str) -> str:
 
 
 def message(*arguments: str) -> str:
-    with pytest.raises(ConfigError) as error:
-        CliRunner().invoke(commands, arguments, catch_exceptions=False)
-    return str(error.value)
+    return refusal(ConfigError, CliRunner().invoke, commands, arguments, catch_exceptions=False)
 
 
 def test_the_table_is_readable_at_a_hundred_columns() -> None:

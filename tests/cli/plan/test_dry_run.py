@@ -6,6 +6,7 @@ from click.testing import CliRunner
 
 from crosscut.cli.main import commands
 from crosscut.config import ConfigError, LayoutError
+from tests.refusals import refusal
 
 SMALL = (
     "plan",
@@ -66,9 +67,7 @@ def test_json_has_the_figures() -> None:
 
 
 def message(*arguments: str) -> str:
-    with pytest.raises(ConfigError) as error:
-        run(*arguments)
-    return str(error.value)
+    return refusal(ConfigError, run, *arguments)
 
 
 def test_a_layout_or_a_rank_without_a_dry_run_is_an_error() -> None:

@@ -23,6 +23,7 @@ from crosscut.parallel import (
 from crosscut.parallel.state import sharding
 from tests.parallel.twins import CPU
 from tests.ranks import RankPool
+from tests.refusals import refusal
 
 SHARED = Layout(data=2, sharding="zero3")
 
@@ -136,9 +137,7 @@ def test_buffers_stay_as_they_are(ranks: RankPool) -> None:
 
 
 def test_a_buffer_without_values_is_refused(ranks: RankPool) -> None:
-    with pytest.raises(LayoutError) as error:
-        ranks.run(2, _mask_after_sharding, "meta")
-    assert str(error.value) == (
+    assert refusal(LayoutError, ranks.run, 2, _mask_after_sharding, "meta") == (
         "The buffer `mask` must have values before the model is sharded, but is on `meta`. Create the buffer on the "
         "mesh's `device`."
     )

@@ -5,6 +5,7 @@ import pytest
 from crosscut.config import LayoutError, RunConfig, load_run
 from crosscut.planner.hardware import KNOWN_HARDWARE
 from crosscut.planner.search import run_on, search_layouts
+from tests.refusals import refusal
 
 LAPTOP = KNOWN_HARDWARE["laptop"]
 
@@ -66,9 +67,7 @@ def test_groups_that_hold_one_copy_stay_where_they_divide_the_data_ranks(ranks: 
 
 
 def test_fewer_ranks_than_share_a_layer_are_refused() -> None:
-    with pytest.raises(LayoutError) as error:
-        run_on(run_of(tensor=4, data=4, pipeline=3, elastic="data"), 11, None)
-    assert str(error.value) == (
+    assert refusal(LayoutError, run_on, run_of(tensor=4, data=4, pipeline=3, elastic="data"), 11, None) == (
         "`layout.tensor` x `layout.pipeline` must be at most the number of processes (11), but is 12. With "
         'layout.elastic="data", only the number of data ranks changes. Start at least 12 processes, or set '
         'layout.elastic="all".'

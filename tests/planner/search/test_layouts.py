@@ -5,6 +5,7 @@ from crosscut.config.checks import divisors
 from crosscut.planner import flops_per_step
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
 from crosscut.planner.search import Plans, search_layouts
+from tests.refusals import refusal
 from tests.timing import quickest
 
 DGX, H100, LAPTOP = (KNOWN_HARDWARE[key] for key in ("v100-32gb-dgx2h", "h100-sxm", "laptop"))
@@ -217,9 +218,7 @@ WITH_31_HEADS = run_of("megatron-1.2b", precision="float32", batch=4, hidden_siz
     ],
 )
 def test_nonsense_is_told(run: RunConfig, num_ranks: int, hardware, message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        search_layouts(run, hardware, num_ranks)
-    assert str(error.value) == message
+    assert refusal(ConfigError, search_layouts, run, hardware, num_ranks) == message
 
 
 def test_numbers_without_small_divisors_take_no_longer() -> None:

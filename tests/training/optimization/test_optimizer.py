@@ -7,6 +7,7 @@ import torch
 
 from crosscut.config import ConfigError, RunConfig
 from crosscut.training.optimization.schedule import learning_rate
+from tests.refusals import refusal
 from tests.training.jobs import parts
 from tests.training.test_resume import LAYOUTS, checkpoint_of, record, train
 
@@ -75,9 +76,7 @@ def test_a_rate_that_is_the_learning_rate_changes_no_bit_and_a_run_resumes_with_
 
 
 def test_a_group_that_the_model_lacks_is_refused(run_with):
-    with pytest.raises(ConfigError) as error:
-        run_with("optimizer.head_learning_rate=0.004")
-    assert str(error.value) == (
+    assert refusal(ConfigError, run_with, "optimizer.head_learning_rate=0.004") == (
         "`optimizer.head_learning_rate` must be 0 for a model whose output projection shares the weight of the "
         "embedding, but is 0.004. Set `optimizer.embedding_learning_rate`, or set model.tied=false."
     )

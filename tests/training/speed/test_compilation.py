@@ -23,6 +23,7 @@ from crosscut.training.precision import resolve_on
 from crosscut.training.speed import compilation
 from crosscut.training.speed.compilation import compiled_modules, require_compilation, uncompiled
 from crosscut.training.step import Trainer
+from tests.refusals import refusal
 from tests.training.jobs import CPU, parts
 
 pytestmark = [  # what the compiler does inside is not ours to mend
@@ -333,9 +334,7 @@ def untraceable(run: RunConfig) -> str:
     with mock.patch.object(compilation, "BACKEND", "eager"):
         trainer, batches = parts(run)
     trainer.model.blocks[0].mlp.forward = torch._dynamo.disable(trainer.model.blocks[0].mlp.forward)
-    with pytest.raises(TrainingError) as error:
-        trainer.step(0, batches.micro_batches(0))
-    return str(error.value)
+    return refusal(TrainingError, trainer.step, 0, batches.micro_batches(0))
 
 
 def test_a_graph_break_is_an_error(ranks, run_with):

@@ -15,6 +15,7 @@ from crosscut.planner.stages import schedule_of_run
 from crosscut.training.speed import compilation
 from crosscut.training.watching.profiling import _operators, require_steps
 from crosscut.training.watching.trace import STEP_NAME
+from tests.refusals import refusal
 from tests.training.jobs import loop
 
 
@@ -129,9 +130,7 @@ def test_compiled_layers_on_the_cpu_have_no_account_of_memory(ranks, run_with):
 
 def test_run_with_too_few_steps_for_a_profile_is_refused():
     require_steps(6)
-    with pytest.raises(ConfigError) as error:
-        require_steps(5)
-    assert str(error.value) == (
+    assert refusal(ConfigError, require_steps, 5) == (
         "`training.steps` must leave at least 6 steps for --profile, but leaves 5. Train for more steps, or "
         "remove --profile."
     )
