@@ -22,8 +22,6 @@ _SIZES = {
     "max_position_embeddings": 16, "vocab_size": V,
 }  # fmt: skip
 _THREES = {"hidden_size": 48, "num_attention_heads": 6}
-
-
 _OF_ROBERTA = {"type_vocab_size": 1, "pad_token_id": PADDING}
 
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
