@@ -4,7 +4,9 @@ import gc
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,6 +146,24 @@ def forked_ranks() -> None:
     from tests.nursery import forked
 
     forked()
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Folder with published files that the project may not ship. The environment variable `CROSSCUT_SHARED` names the
+    folder. Without it, the test is skipped.
+    """
+    if "CROSSCUT_SHARED" not in os.environ:
+        pytest.skip("CROSSCUT_SHARED names no folder with published files")
+    return Path(os.environ["CROSSCUT_SHARED"])
+
+
+@pytest.fixture(scope="session")
+def smollm2(shared: Path) -> Path:
+    """The folder of SmolLM2-135M-Instruct, kept between sessions: making it takes minutes."""
+    folder = Path(tempfile.gettempdir()) / "smollm2"
+    subprocess.run(["bash", str(shared / "tools" / "make_smollm2.sh"), str(folder)], check=True, timeout=1200)
+    return folder
 
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")

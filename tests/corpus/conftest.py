@@ -1,6 +1,5 @@
 """Where real files are, and parts made by hand."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -17,16 +16,6 @@ def _forked_workers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         fork_workers(patch, engine)
         yield
-
-
-@pytest.fixture(scope="session")
-def shared() -> Path:
-    """Folder with published files that the project may not ship. The environment variable `CROSSCUT_SHARED` names the
-    folder. Without it, the test is skipped.
-    """
-    if "CROSSCUT_SHARED" not in os.environ:
-        pytest.skip("CROSSCUT_SHARED names no folder with published files")
-    return Path(os.environ["CROSSCUT_SHARED"])
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """A tokenizer whose ids can be counted by hand, and the folder of published files."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -34,16 +33,6 @@ def make_model(config: ModelConfig, layout: Layout) -> GPT:
 @pytest.fixture
 def letters() -> Letters:
     return Letters()
-
-
-@pytest.fixture(scope="session")
-def shared() -> Path:
-    """Folder with published files that the project may not ship. The environment variable `CROSSCUT_SHARED` names the
-    folder. Without it, the test is skipped.
-    """
-    if "CROSSCUT_SHARED" not in os.environ:
-        pytest.skip("CROSSCUT_SHARED names no folder with published files")
-    return Path(os.environ["CROSSCUT_SHARED"])
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,6 @@
 import json
 import math
 import os
-import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,15 +18,6 @@ from tests.evaluation.theirs import Theirs
 from tests.ranks import RankPool
 
 WINDOW, OVERLAP = 128, 64
-
-
-@pytest.fixture(scope="module")
-def smollm2(shared: Path) -> Path:
-    """SmolLM2-135M-Instruct, kept between sessions: making it takes minutes."""
-    folder = Path(tempfile.gettempdir()) / "smollm2"
-    script = shared / "tools" / "make_smollm2.sh"
-    subprocess.run(["bash", str(script), str(folder)], check=True, timeout=1200)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -1,17 +1,15 @@
 """Tiny random encoders made by `transformers`, and their hidden states by `transformers`."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from crosscut.config.data import Objective
-from crosscut.data import Tokenizer
 from crosscut.model.documents import Context
+from tests.pretrained.models import V, write_random
 
-B, S, V = 3, 11, 300
+B, S = 3, 11
 PADDING = 1
 """Id of RoBERTa's padding, which `transformers` does not count in the positions."""
 LENGTHS = torch.tensor([S, 4, 7])
@@ -24,57 +22,21 @@ _SIZES = {
     "max_position_embeddings": 16, "vocab_size": V,
 }  # fmt: skip
 _THREES = {"hidden_size": 48, "num_attention_heads": 6}
+_OF_ROBERTA = {"type_vocab_size": 1, "pad_token_id": PADDING}
 
-
-def _roberta(**sizes: Any) -> Any:
-    from transformers import RobertaConfig, RobertaModel
-
-    config = RobertaConfig(**{**_SIZES, "type_vocab_size": 1, "pad_token_id": PADDING, **sizes})
-    return RobertaModel(config, add_pooling_layer=False)
-
-
-def _bert(**sizes: Any) -> Any:
-    from transformers import BertConfig, BertModel
-
-    return BertModel(BertConfig(**{**_SIZES, **sizes}), add_pooling_layer=False)
-
-
-def _with_heads(**sizes: Any) -> Any:
-    from transformers import BertConfig, BertForPreTraining
-
-    return BertForPreTraining(BertConfig(**{**_SIZES, **sizes}))
-
-
-def _for_masked_tokens(**sizes: Any) -> Any:
-    from transformers import BertConfig, BertForMaskedLM
-
-    return BertForMaskedLM(BertConfig(**{**_SIZES, **sizes}))
-
-
-def _for_classes(**sizes: Any) -> Any:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    return BertForSequenceClassification(BertConfig(**{**_SIZES, **sizes}))
-
-
-def _roberta_with_head(**sizes: Any) -> Any:
-    from transformers import RobertaConfig, RobertaForMaskedLM
-
-    return RobertaForMaskedLM(RobertaConfig(**{**_SIZES, "type_vocab_size": 1, "pad_token_id": PADDING, **sizes}))
-
-
-ENCODERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    "bert": (_bert, {}),
-    "bert with heads": (_with_heads, {}),
-    "bert for masked tokens": (_for_masked_tokens, {}),
-    "bert for classes": (_for_classes, {}),
-    "bert for a number": (_for_classes, {"num_labels": 1}),
-    "bert with its own sizes": (_bert, {"type_vocab_size": 3, "layer_norm_eps": 1e-6}),
-    "roberta": (_roberta, {}),
-    "roberta with a head": (_roberta_with_head, {}),
-    "roberta with a head that is not tied": (_roberta_with_head, {"tie_word_embeddings": False}),
+ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertModel", {}),
+    "bert with heads": ("BertForPreTraining", {}),
+    "bert for masked tokens": ("BertForMaskedLM", {}),
+    "bert for classes": ("BertForSequenceClassification", {}),
+    "bert for a number": ("BertForSequenceClassification", {"num_labels": 1}),
+    "bert with its own sizes": ("BertModel", {"type_vocab_size": 3, "layer_norm_eps": 1e-6}),
+    "roberta": ("RobertaModel", _OF_ROBERTA),
+    "roberta with a head": ("RobertaForMaskedLM", _OF_ROBERTA),
+    "roberta with a head that is not tied": ("RobertaForMaskedLM", {**_OF_ROBERTA, "tie_word_embeddings": False}),
 }
-IN_THREES = {f"{name} in threes": (make, {**sizes, **_THREES}) for name, (make, sizes) in ENCODERS.items()}
+"""Class in `transformers` and sizes of each encoder."""
+IN_THREES = {f"{name} in threes": (kind, {**sizes, **_THREES}) for name, (kind, sizes) in ENCODERS.items()}
 """The same encoders, with heads that three ranks can share."""
 
 
@@ -87,16 +49,13 @@ def make_encoder(folder: Path, name: str, *, wordpiece: bool = False) -> Path:
     """Write an encoder of `ENCODERS` or `IN_THREES` with random weights, and a tokenizer: a byte-level BPE, or a
     WordPiece as real encoders have. No norm is the identity and no bias is zero.
     """
-    make, sizes = (ENCODERS | IN_THREES)[name]
+    import transformers
+
+    kind, sizes = (ENCODERS | IN_THREES)[name]
+    make = getattr(transformers, kind)
     torch.manual_seed(3)
-    model = make(**sizes)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.2).add_(1.0 if parameter.dim() == 1 else 0.0)
-    model.save_pretrained(folder)
-    text = "the quick brown fox jumps over the lazy dog " * 50
-    objective = Objective.MASKED if wordpiece else Objective.CAUSAL
-    Tokenizer.train([text], vocab_size=V, objective=objective).save(folder / "tokenizer.json")
+    options = {"add_pooling_layer": False} if kind.endswith("Model") else {}
+    write_random(make(make.config_class(**{**_SIZES, **sizes}), **options), folder, wordpiece=wordpiece)
     return folder
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from crosscut.config.data import Objective
 from crosscut.data import Tokenizer
 
 B, S, V = 2, 12, 300
@@ -68,10 +69,7 @@ class InFloat64(TorchFunctionMode):
 
 
 def make(folder: Path, name: str, **saving: Any) -> None:
-    """Write a model of `FAMILIES` or `IN_THREES` with random weights, and a tokenizer.
-
-    No norm is the identity and no bias zero.
-    """
+    """Write a model of `FAMILIES` or `IN_THREES` with random weights, and a tokenizer."""
     write_model(folder, *(FAMILIES | IN_THREES)[name], **saving)
 
 
@@ -83,11 +81,20 @@ def write_model(folder: Path, model_type: str, fields: dict[str, Any], **saving:
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(model_type, vocab_size=V, bos_token_id=None, eos_token_id=0, pad_token_id=None, **fields)
     )
+    write_random(model, folder, **saving)
+
+
+def write_random(model: Any, folder: Path, *, wordpiece: bool = False, **saving: Any) -> None:
+    """Write a model of `transformers` with random weights, and a tokenizer: a byte-level BPE, or a WordPiece as real
+    encoders have. No norm is the identity and no bias is zero.
+    """
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.2).add_(1.0 if parameter.dim() == 1 else 0.0)
     model.save_pretrained(folder, **saving)
-    Tokenizer.train(["the quick brown fox jumps over the lazy dog " * 50], vocab_size=V).save(folder / "tokenizer.json")
+    objective = Objective.MASKED if wordpiece else Objective.CAUSAL
+    text = "the quick brown fox jumps over the lazy dog " * 50
+    Tokenizer.train([text], vocab_size=V, objective=objective).save(folder / "tokenizer.json")
 
 
 def their_model(folder: Path, dtype: torch.dtype) -> Any:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from crosscut.config import IGNORED
-from crosscut.data import Tokenizer
 from crosscut.model import Batch
-from tests.pretrained.encoders import MASK, PADDING, SEGMENTS, TOKENS, V
+from tests.pretrained.encoders import MASK, PADDING, SEGMENTS, TOKENS
+from tests.pretrained.models import V, write_random
 
 NUM_CHOICES = 3
 """Number of options of the question: all three sequences are options of one question."""
@@ -30,38 +30,34 @@ _OF_LLAMA = {**_OF_BERT, "num_key_value_heads": 6, "tie_word_embeddings": False}
 _THREE = {"num_labels": 3}
 _NAMED = {"id2label": {0: "no", 1: "perhaps", 2: "yes"}}
 
-MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "BertForSequenceClassification": ("BertConfig", "classes", {**_OF_BERT, **_UNDROPPED, **_NAMED}),
-    "BertForQuestionAnswering": ("BertConfig", "spans", {**_OF_BERT, **_UNDROPPED}),
-    "BertForMultipleChoice": ("BertConfig", "choice", {**_OF_BERT, **_UNDROPPED}),
-    "RobertaForSequenceClassification": ("RobertaConfig", "classes", {**_OF_BERT, **_UNDROPPED, **_THREE}),
-    "RobertaForMultipleChoice": ("RobertaConfig", "choice", {**_OF_BERT, **_UNDROPPED, "type_vocab_size": 1}),
-    "GPT2ForSequenceClassification": ("GPT2Config", "classes", {**_OF_GPT2, **_THREE}),
-    "GPT2ForQuestionAnswering": ("GPT2Config", "spans", _OF_GPT2),
-    "LlamaForSequenceClassification": ("LlamaConfig", "classes", {**_OF_LLAMA, **_THREE}),
-    "Qwen3ForQuestionAnswering": ("Qwen3Config", "spans", {**_OF_LLAMA, "head_dim": 8}),
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "BertForSequenceClassification": ("classes", {**_OF_BERT, **_UNDROPPED, **_NAMED}),
+    "BertForQuestionAnswering": ("spans", {**_OF_BERT, **_UNDROPPED}),
+    "BertForMultipleChoice": ("choice", {**_OF_BERT, **_UNDROPPED}),
+    "RobertaForSequenceClassification": ("classes", {**_OF_BERT, **_UNDROPPED, **_THREE}),
+    "RobertaForMultipleChoice": ("choice", {**_OF_BERT, **_UNDROPPED, "type_vocab_size": 1}),
+    "GPT2ForSequenceClassification": ("classes", {**_OF_GPT2, **_THREE}),
+    "GPT2ForQuestionAnswering": ("spans", _OF_GPT2),
+    "LlamaForSequenceClassification": ("classes", {**_OF_LLAMA, **_THREE}),
+    "Qwen3ForQuestionAnswering": ("spans", {**_OF_LLAMA, "head_dim": 8}),
 }
-"""Class of the config, head, and sizes of each model, by the name of its architecture in `transformers`."""
+"""Head and sizes of each model, by the name of its architecture in `transformers`."""
 
 
 def make_model(folder: Path, architecture: str, **changes: Any) -> Path:
-    """Write a model with random weights and a tokenizer. No norm is the identity and no bias is zero."""
+    """Write a model with random weights and a tokenizer."""
     import transformers
 
-    config, _, sizes = MODELS.get(architecture, ("BertConfig", "", {**_OF_BERT, **_UNDROPPED}))
+    _, sizes = MODELS.get(architecture, ("", {**_OF_BERT, **_UNDROPPED}))
+    make = getattr(transformers, architecture)
     torch.manual_seed(5)
-    model = getattr(transformers, architecture)(getattr(transformers, config)(**{**sizes, **changes}))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.2).add_(1.0 if parameter.dim() == 1 else 0.0)
-    model.save_pretrained(folder)
-    Tokenizer.train(["the quick brown fox jumps over the lazy dog " * 50], vocab_size=V).save(folder / "tokenizer.json")
+    write_random(make(make.config_class(**{**sizes, **changes})), folder)
     return folder
 
 
 def batch_for(architecture: str) -> Batch:
     """Three sequences with padding, and segments for BERT."""
-    _, head, sizes = MODELS[architecture]
+    head, sizes = MODELS[architecture]
     has_types = "Bert" in architecture or sizes.get("type_vocab_size", 1) > 1
     return Batch.labelled(TOKENS, LABELS[head], mask=MASK, segments=SEGMENTS if has_types else None)
 
@@ -72,7 +68,7 @@ def theirs(folder: Path, architecture: str) -> tuple[Tensor, Tensor, dict[str, T
 
     make: Callable[..., Any] = getattr(transformers, architecture).from_pretrained
     model = make(folder, dtype=torch.float64).train()  # without dropout
-    _, head, _ = MODELS[architecture]
+    head, _ = MODELS[architecture]
     batch = batch_for(architecture)
     given = {"input_ids": batch.tokens, "attention_mask": MASK.long()}
     if batch.segments is not None:

@@ -27,13 +27,10 @@ TOLERANCES = {"float64": 1e-9, "float32": 1e-5}
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
     """The folder of an encoder of `ENCODERS` or `IN_THREES`. Not to be changed: copy it."""
-    made: dict[str, Path] = {}
 
+    @cache
     def folder(name: str) -> Path:
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp("encoders") / name.replace(" ", "-")
-            make_encoder(made[name], name)
-        return made[name]
+        return make_encoder(tmp_path_factory.mktemp("encoders") / name.replace(" ", "-"), name)
 
     return folder
 

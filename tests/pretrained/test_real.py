@@ -1,10 +1,7 @@
 """Real models: what they were known to say, they say here at every tensor size that their heads allow."""
 
 import json
-import os
 import struct
-import subprocess
-import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,18 +15,14 @@ from crosscut.pretrained import find_model
 from tests.pretrained import jobs
 from tests.pretrained.models import their_logits
 
-SHARED = Path(os.environ.get("CROSSCUT_SHARED", "/nowhere"))
-
 STORY = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw"
 """Greedy text of stories260K for an empty prompt, from the tests of llama2.c."""
 
 
 @pytest.fixture(scope="module")
-def stories(tmp_path_factory) -> Path:
+def stories(shared, tmp_path_factory) -> Path:
     """stories260K (llama2.c's smallest model, a Llama with 4 key-value heads for 8) as a Hugging Face folder."""
-    source = SHARED / "data" / "stories260K"
-    if not source.is_dir():
-        pytest.skip("needs CROSSCUT_SHARED, a folder with the model stories260K under data/")
+    source = shared / "data" / "stories260K"
     folder = tmp_path_factory.mktemp("stories260K")
     with (source / "stories260K.bin").open("rb") as file:
         convert_llama2_c(file, folder)
@@ -108,24 +101,13 @@ def test_stories260k_computes_what_transformers_does(ranks, stories):
         assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
 
 
-@pytest.fixture(scope="module")
-def smollm2() -> Path:
-    """SmolLM2-135M-Instruct, kept between sessions: making it takes minutes."""
-    script = SHARED / "tools" / "make_smollm2.sh"
-    if not script.is_file():
-        pytest.skip("needs CROSSCUT_SHARED, a folder with tools/make_smollm2.sh")
-    folder = Path(tempfile.gettempdir()) / "smollm2"
-    subprocess.run(["bash", str(script), str(folder)], check=True, timeout=1200)
-    return folder
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("tensor", [1, 3])
-def test_smollm2_says_what_it_said(ranks, smollm2, tensor):
+def test_smollm2_says_what_it_said(ranks, shared, smollm2, tensor):
     """Nine heads and three key-value heads: loss, likeliest tokens and continuation as `transformers` gave them."""
     source = find_model(smollm2)
-    golden = json.loads((SHARED / "data" / "smollm2" / "golden.json").read_text())
+    golden = json.loads((shared / "data" / "smollm2" / "golden.json").read_text())
     prompts = [entry["ids"] for entry in golden.values()]
     told = ranks.run(tensor, jobs.golden, source, Layout(tensor=tensor), prompts, 24, time_limit=600)
     for results in told:

@@ -1,9 +1,7 @@
 """Where a sentence begins: after its end mark, and not after an abbreviation."""
 
 import itertools
-import os
 import time
-from pathlib import Path
 
 import pytest
 
@@ -70,10 +68,8 @@ def test_sentences_are_found(sentences: list[str]) -> None:
         ("pt", 0.99, 0.98), ("ru", 0.95, 0.98), ("sv", 0.94, 0.97), ("tr", 0.96, 0.95), ("zh", 0.93, 0.95),
     ],
 )  # fmt: skip
-def test_real_sentences_are_found_in_several_languages(language: str, recall: float, precision: float) -> None:
-    if "CROSSCUT_SHARED" not in os.environ:
-        pytest.skip("CROSSCUT_SHARED names no folder with published files")
-    file = Path(os.environ["CROSSCUT_SHARED"]) / "data" / "lingua-sentences" / f"{language}.txt"
+def test_real_sentences_are_found_in_several_languages(shared, language, recall, precision):
+    file = shared / "data" / "lingua-sentences" / f"{language}.txt"
     blank = "" if language in ("ja", "zh") else " "
     sentences = [f"{line}{blank}" for line in file.read_bytes().decode().split("\n") if line.strip()]
     expected, place = set(), 0

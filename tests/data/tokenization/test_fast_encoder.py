@@ -1,7 +1,6 @@
 """gigatoken is taken where it gives the ids of the tokenizers library, and only there."""
 
 import json
-import os
 import random
 import sys
 import unicodedata
@@ -147,10 +146,8 @@ def test_no_thread_is_started(tokenizer_file: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_kind_of_character_with_gpt2s_tokenizer() -> None:
-    if "CROSSCUT_SHARED" not in os.environ:
-        pytest.skip("CROSSCUT_SHARED names no folder with published files")
-    tokenizer = Tokenizer.load(Path(os.environ["CROSSCUT_SHARED"]) / "data" / "gpt2-bpe" / "tokenizer.json")
+def test_every_kind_of_character_with_gpt2s_tokenizer(shared: Path) -> None:
+    tokenizer = Tokenizer.load(shared / "data" / "gpt2-bpe" / "tokenizer.json")
     assert tokenizer.documents.engine == "gigatoken"
     assigned = [one for one in map(chr, range(0x110000)) if unicodedata.category(one) not in ("Cn", "Co", "Cs")]
     ideographs = [one for one in assigned if unicodedata.name(one, "").startswith(("CJK ", "HANGUL SYLL", "TANGUT "))]

@@ -1,7 +1,6 @@
 """Masks of answers: equal to TRL's, with a template that marks answers and with one that does not."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -69,12 +68,9 @@ def test_ids_and_masks_are_those_of_trl(model, tmp_path, template):
         assert "".join(map(str, encoded.mask.astype(int))) == mask
 
 
-def test_smollm2_has_masks_without_marks_in_its_template():
-    folder = Path(os.environ.get("CROSSCUT_SHARED", "/nowhere")) / "data" / "smollm2"
-    if not folder.is_dir():
-        pytest.skip("needs CROSSCUT_SHARED, a folder with the tokenizer of SmolLM2 under data/")
+def test_smollm2_has_masks_without_marks_in_its_template(shared):
     messages = [{"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "4."}]
-    encoded = Masker(folder / "tokenizer.json").encode(conversation(messages))
+    encoded = Masker(shared / "data" / "smollm2" / "tokenizer.json").encode(conversation(messages))
     ids, start = SMOLLM2
     assert encoded.ids.tolist() == ids
     assert encoded.mask.nonzero()[0].tolist() == list(range(start, len(ids)))

@@ -1,10 +1,5 @@
 """SmolLM2-135M-Instruct: adapters that three tensor ranks train are those of one rank."""
 
-import os
-import subprocess
-import tempfile
-from pathlib import Path
-
 import pytest
 
 from crosscut.pretrained import export_checkpoint, find_model
@@ -13,17 +8,6 @@ from tests.finetuning.downstream.conftest import finetune, rows_of
 from tests.pretrained.test_export import tensors_in
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def smollm2() -> Path:
-    """The model's folder, kept between sessions: making it takes minutes."""
-    if "CROSSCUT_SHARED" not in os.environ:
-        pytest.skip("CROSSCUT_SHARED names no folder with published files")
-    folder = Path(tempfile.gettempdir()) / "smollm2"
-    script = Path(os.environ["CROSSCUT_SHARED"]) / "tools" / "make_smollm2.sh"
-    subprocess.run(["bash", str(script), str(folder)], check=True, timeout=1200)
-    return folder
 
 
 @pytest.mark.timeout(1200)

@@ -1,6 +1,5 @@
 """Questions about a text, in windows, and answers from the scores of spans."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -120,10 +119,8 @@ def test_no_answer_is_longer_than_thirty_tokens() -> None:
     assert (best.start, len(best.text), best.score) == (0, LONGEST_ANSWER, 14.0)
 
 
-def test_labels_as_scores_answer_the_questions_of_xquad(wordpiece: Path) -> None:
-    if "CROSSCUT_SHARED" not in os.environ:
-        pytest.skip("needs XQuAD, in the folder that CROSSCUT_SHARED names")
-    examples = read_squad(Path(os.environ["CROSSCUT_SHARED"]) / "data" / "bert-tasks" / "xquad.en.json")
+def test_labels_as_scores_answer_the_questions_of_xquad(shared: Path, wordpiece: Path) -> None:
+    examples = read_squad(shared / "data" / "bert-tasks" / "xquad.en.json")
     rows = encode(wordpiece, list(examples), length=384, stride=128)
     scores = []
     for window, (first, last) in enumerate(rows.labels.tolist()):

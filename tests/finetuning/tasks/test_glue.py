@@ -1,6 +1,5 @@
 """GLUE's files as they are published, and what is wrong with a file."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -80,10 +79,8 @@ def test_official_scores_of_a_task(tmp_path: Path) -> None:
         ("qnli", "qnli_dev.tsv", 5_463, 2_761),
     ],
 )
-def test_published_files_are_read_whole(task: str, file: str, count: int, ones: int) -> None:
-    if "CROSSCUT_SHARED" not in os.environ:
-        pytest.skip("CROSSCUT_SHARED names no folder with published files")
-    examples = read_glue(task, Path(os.environ["CROSSCUT_SHARED"]) / "data" / "bert-tasks" / file).examples
+def test_published_files_are_read_whole(shared: Path, task: str, file: str, count: int, ones: int) -> None:
+    examples = read_glue(task, shared / "data" / "bert-tasks" / file).examples
     assert len(examples) == count
     assert sum(example.label or 0 for example in examples) == ones
 

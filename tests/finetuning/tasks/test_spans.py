@@ -1,7 +1,6 @@
 """SQuAD's files and RACE's folders."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +77,9 @@ def test_scores_count_empty_predictions_for_questions_without_answer(tmp_path: P
     )
 
 
-def test_scores_on_xquad_are_those_of_the_official_program() -> None:
+def test_scores_on_xquad_are_those_of_the_official_program(shared: Path) -> None:
     """The expected values are those of torchmetrics 1.9, which follows SQuAD's program, for the same predictions."""
-    if "CROSSCUT_SHARED" not in os.environ:
-        pytest.skip("CROSSCUT_SHARED names no folder with published files")
-    examples = read_squad(Path(os.environ["CROSSCUT_SHARED"]) / "data" / "bert-tasks" / "xquad.en.json")
+    examples = read_squad(shared / "data" / "bert-tasks" / "xquad.en.json")
     assert len(examples) == 1190
     predicted = {}
     for number, example in enumerate(examples):

@@ -292,12 +292,10 @@ def test_broken_settings_are_told(folder):
         find(folder)
 
 
-def test_tokens_are_those_of_transformers():
+def test_tokens_are_those_of_transformers(shared):
     """On a published model's tokenizer and template."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    if "CROSSCUT_SHARED" not in os.environ:
-        pytest.skip("CROSSCUT_SHARED does not name the folder of published files")
-    folder = Path(os.environ["CROSSCUT_SHARED"]) / "data/smollm2"
+    folder = shared / "data" / "smollm2"
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     template = find(folder)
     longer = [*CHAT, {"role": "assistant", "content": "A model."}, {"role": "user", "content": "Oh"}]
