@@ -29,7 +29,7 @@ from crosscut.config.published.folders import TOKENIZER_FILE, is_published
 from crosscut.config.recipes import steps_between_validations
 from crosscut.config.system.console import facts_panel
 from crosscut.config.system.deletion import make_folder
-from crosscut.config.system.files import copy_file, write_json
+from crosscut.config.system.files import copy_file
 from crosscut.config.system.terminal import echo, new_console
 from crosscut.config.system.wording import counted, short
 from crosscut.data import Tokenizer
