@@ -149,13 +149,23 @@ def trace_path(folder: Path, rank: int) -> Path:
     return folder / f"trace-{rank:05d}.json"
 
 
+def files_of_ranks(folder: Path, pattern: str) -> list[Path]:
+    """Files of the folder `watch`, by name. Empty if the folder cannot be listed: a process that has reached the limit
+    on open files goes on, and the next look may succeed.
+    """
+    try:
+        return sorted(folder.glob(pattern))
+    except OSError:
+        return []
+
+
 def read_records(folder: Path) -> dict[int, RankRecord]:
     """Read the records of all ranks, keyed by rank. `folder` is the folder `watch` of a run. The record of a rank on
     this machine is read from the rank's memory, and any other record from its copy in the folder. Files that are not a
     record are left out. If the run had more ranks when it was started earlier, the surplus ranks are left out too.
     """
     found: dict[int, RankRecord] = {}
-    for path in sorted(folder.glob("rank-*")):
+    for path in files_of_ranks(folder, "rank-*"):
         with suppress(OSError, ValueError):
             record = parse_record(_content(path))
             found[record.rank] = parse_record(live) if (live := _memory(record)) else record
@@ -266,7 +276,7 @@ def process_of(record: RankRecord) -> Process:
 def read_statuses(folder: Path) -> dict[int, RankStatus]:
     """Read the statuses that ranks have written during a hang, keyed by rank."""
     found = {}
-    for path in folder.glob("status-*.json"):
+    for path in files_of_ranks(folder, "status-*.json"):
         with suppress(OSError, ValueError):
             status = from_json(RankStatus, _read_json(path))
             found[status.rank] = status
@@ -283,7 +293,7 @@ def read_traces(folder: Path) -> dict[int, list[Trace]]:
     are left out.
     """
     found = {}
-    for path in folder.glob("trace-*.json"):
+    for path in files_of_ranks(folder, "trace-*.json"):
         with suppress(OSError, ValueError):
             if traces := parse_traces(_read_json(path)):
                 found[int(path.stem.removeprefix("trace-"))] = traces

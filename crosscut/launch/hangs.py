@@ -38,6 +38,7 @@ from crosscut.flight.reading import (
     FOLDER,
     RankRecord,
     RankStatus,
+    files_of_ranks,
     is_here,
     read_records,
     read_statuses,
@@ -283,7 +284,7 @@ class Watch:
 
     def _awaits_others(self) -> bool:
         """Whether the status or the trace of any rank is still missing."""
-        return any(len(list(self.folder.glob(f"{kind}-*.json"))) < self.world_size for kind in ("status", "trace"))
+        return any(len(files_of_ranks(self.folder, f"{kind}-*.json")) < self.world_size for kind in ("status", "trace"))
 
     def _report(self, hang: Hang) -> None:
         """Print the report, and write it to the run's folder and to the metrics. A later report about the same hang

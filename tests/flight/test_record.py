@@ -1,6 +1,7 @@
 """The record of a rank is read as it was written: from its memory, from a copy, and while the process is stopped."""
 
 import os
+import resource
 import signal
 import time
 from multiprocessing.connection import Connection
@@ -224,3 +225,15 @@ def test_ranks_of_an_earlier_start_with_more_ranks_are_left_out(tmp_path):
         made.copy_to(record_path(tmp_path, rank))
         made.close()
     assert {rank: found.world_size for rank, found in read_records(tmp_path).items()} == {0: 2, 1: 2}
+
+
+def test_without_free_file_descriptors_nothing_is_read_and_nothing_is_raised(record, tmp_path):
+    record.copy_to(record_path(tmp_path, 3))
+    assert list(read_records(tmp_path)) == [3]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        found = read_records(tmp_path), read_statuses(tmp_path), read_traces(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert found == ({}, {}, {})
