@@ -1,5 +1,7 @@
 """File and report of a measured study."""
 
+from dataclasses import replace
+
 import pytest
 
 from crosscut.config import load_run, resolve
@@ -127,6 +129,14 @@ def test_one_thread_is_forecast_a_cores_share_of_the_processor() -> None:
     assert forecast_seconds(STUDIES["strong"][0], CORES, LAPTOP) == pytest.approx(2 * whole, rel=0.1)
     assert forecast_seconds(STUDIES["strong"][1], CORES, LAPTOP) == step_time(two, LAPTOP).total
     assert forecast_seconds(STUDIES["strong"][2], CORES, LAPTOP) == step_time(four, LAPTOP).total
+
+
+def test_ranks_that_share_a_core_wait_for_each_others_host_work() -> None:
+    slow = replace(LAPTOP, layer_host=(0.25, 0.5), tensor_host=0.125)
+    slower = replace(LAPTOP, layer_host=(0.5, 1.0), tensor_host=0.25)
+    _, two, four = STUDIES["strong"]
+    assert forecast_seconds(two, CORES, slow) == step_time(two.run.config, slow).total
+    assert forecast_seconds(four, CORES, slow) == step_time(four.run.config, slower).total
 
 
 def test_gpus_have_no_process_with_all_cores_and_larger_units() -> None:
