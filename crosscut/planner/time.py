@@ -160,27 +160,25 @@ def step_time(
     """Forecast the seconds of one step of `run`, with one device for each rank of its layout.
 
     In a pipeline, the result has the seconds of the whole step, divided into the categories of the rank with the most
-    work. `program` is the implementation to forecast, by default Crosscut's own. `speed` caches product times: pass the
-    same object for several runs of the same precision and number of ranks. Raises `ConfigError` if `model.vocab_size`
-    is still 0.
+    work. `program` is the implementation to forecast, by default Crosscut's own. `speed` caches the product times of
+    `hardware`: pass the same object for several runs of the same precision and number of ranks. Raises `ConfigError`
+    if `model.vocab_size` is still 0.
     """
     run = Candidate.of(run, hardware.fast_precision)
     speed = speed or Speed(hardware, run.training.precision, ranks=run.layout.world_size)
     known_vocab_size(run.model)
-    ranks = _times_of_ranks(run, hardware, speed, program)
+    ranks = _times_of_ranks(run, speed, program)
     return ranks[0].time if run.layout.pipeline == 1 else _pipeline_time(schedule_of_run(run), ranks)
 
 
-def _times_of_ranks(
-    run: Candidate, hardware: Hardware, speed: Speed, program: Program | None = None
-) -> list["_RankTime"]:
+def _times_of_ranks(run: Candidate, speed: Speed, program: Program | None = None) -> list["_RankTime"]:
     """Times of all ranks of a pipeline, in order. Ranks with the same work share one forecast."""
-    program = program or crosscut_program(run, hardware)
+    program = program or crosscut_program(run, speed.hardware)
     if run.layout.pipeline == 1:
-        return [_rank_time(run, hardware, program, speed)]
+        return [_rank_time(run, program, speed)]
     times: dict[int, _RankTime] = {}
     for group in alike_ranks(run):
-        times |= dict.fromkeys(group, _rank_time(Candidate.at(run, group[0]), hardware, program, speed))
+        times |= dict.fromkeys(group, _rank_time(Candidate.at(run, group[0]), program, speed))
     return [times[rank] for rank in range(run.layout.pipeline)]
 
 
@@ -191,7 +189,7 @@ def shortest_step(run: Candidate, speed: Speed) -> float:
     still passes back through these stages to the first rank. In between, the rank has the work of all micro-batches. If
     the schedule separates weight gradients from the backward passes, the weight gradients may be computed at any time.
     """
-    ranks = _times_of_ranks(run, speed.hardware, speed)
+    ranks = _times_of_ranks(run, speed)
     before = after = shortest = 0.0
     for rank in ranks:
         works = [(stage.forward + stage.backward, stage.weights) for stage in rank.stages]
@@ -208,7 +206,7 @@ def times_of_stages(run: Candidate, speed: Speed) -> list[float]:
     pipeline. The result includes the waits for messages between tensor and context ranks, but not the optimizer and the
     messages between data ranks.
     """
-    ranks = _times_of_ranks(run, speed.hardware, speed)
+    ranks = _times_of_ranks(run, speed)
     return [stage.forward + stage.backward + stage.weights for rank in ranks for stage in rank.stages]
 
 
@@ -216,7 +214,7 @@ def time_around_passes(run: Candidate, speed: Speed) -> float:
     """Seconds after all passes of a step with a pipeline: the time in which the first rank sums its gradients, plus the
     time of the slowest optimizer. Messages that overlap with passes are left out.
     """
-    ranks = _times_of_ranks(run, speed.hardware, speed)
+    ranks = _times_of_ranks(run, speed)
     return ranks[0].outside + max(rank.time.optimizer for rank in ranks)
 
 
@@ -245,8 +243,8 @@ def _pipeline_time(schedule: Schedule, ranks: Sequence[_RankTime]) -> StepTime:
     return replace(busiest, bubble=total - busiest.total)
 
 
-def _rank_time(run: Candidate, hardware: Hardware, program: Program, speed: Speed) -> _RankTime:
-    M, part = run.num_micro_batches, part_of(run)
+def _rank_time(run: Candidate, program: Program, speed: Speed) -> _RankTime:
+    M, part, hardware = run.num_micro_batches, part_of(run), speed.hardware
     target = replace(
         target_of(run, device=hardware.device), compiled=program.compiled, fuses_attention=program.fused_attention
     )
@@ -258,7 +256,7 @@ def _rank_time(run: Candidate, hardware: Hardware, program: Program, speed: Spee
     cast, summed = (speed.passes(num_bytes) for num_bytes in weight_passes(run, program))
     beside = _beside(run, part, layers, speed, summed)
     traffic = step_traffic(run, compiled=program.repeats_last)
-    exchanges = tuple(exchange(collective, run, hardware, program, beside) for collective in traffic)
+    exchanges = tuple(exchange(collective, run, program, beside) for collective in traffic)
     products, attention, passes = layers.again
     time = StepTime(
         products=M * (layers.total(lambda layer: layer.all_products) + products + logits),

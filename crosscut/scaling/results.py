@@ -120,7 +120,6 @@ def forecast_seconds(case: Case, devices: Devices, hardware: Hardware) -> float:
     """
     ranks = case.run.layout.world_size
     sharing = max(devices.count // case.threads, ranks)
-    speed = Speed(hardware, case.run.precision, ranks=sharing)
     turns = devices.sharing(ranks)  # ranks on the same core also wait for each other's host work
     forward, backward = hardware.layer_host
     device = replace(
@@ -129,4 +128,4 @@ def forecast_seconds(case: Case, devices: Devices, hardware: Hardware) -> float:
         layer_host=(turns * forward, turns * backward),
         tensor_host=turns * hardware.tensor_host,
     )
-    return step_time(case.run.config, device, speed=speed).total
+    return step_time(case.run.config, device, speed=Speed(device, case.run.precision, ranks=sharing)).total

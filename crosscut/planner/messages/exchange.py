@@ -134,14 +134,14 @@ class Beside(NamedTuple):
     these parameters are complete only at the end of the backward pass."""
 
 
-def exchange(collective: Collective, run: Planned, hardware: Hardware, program: Program, beside: Beside) -> Exchange:
+def exchange(collective: Collective, run: Planned, program: Program, beside: Beside) -> Exchange:
     """Time of one collective of `step_traffic`, and the part of this time that does not overlap with the computation in
     `beside`. For messages between the stages of a pipeline, this part is 0, because the bubble of `step_time` already
     contains it.
     """
     if program.repeats_keys and collective.axis == "context":
         collective = replace(collective, elements=collective.elements * _repeats_of_keys(run))
-    where, each = ring_seconds(collective, run, hardware, bucket_bytes=program.bucket_bytes)
+    where, each = ring_seconds(collective, run, beside.speed.hardware, bucket_bytes=program.bucket_bytes)
     axis, overlap, count = collective.axis, collective.overlap, collective.count
     seconds = exposed = count * each
     if collective.operation == Operation.SEND:
