@@ -332,8 +332,18 @@ class _RunStep:
             batch = batch.with_documents(END_OF_TEXT)
         parts = (part.chunk(data.size)[data.rank] for part in batch.chunk(count))
         if self.run.model.predicts_masked:
-            parts = (part.with_predicted(self.run.mask_fraction) for part in parts)
+            parts = (self._with_predicted(part) for part in parts)
         return [part.to_device(self.mesh.device) for part in parts]
+
+    def _with_predicted(self, batch: Batch) -> Batch:
+        """Add the indexes of the tokens to predict. Each data rank of the layout fills its own number of indexes up.
+        The uncut model takes the indexes of all data ranks, one rank after the other, so that the rows are the same.
+        """
+        parts = batch.chunk(self.run.layout.data // self.mesh.data.size)
+        chosen = [part.with_predicted(self.run.mask_fraction).predicted for part in parts]
+        offsets = range(0, batch.tokens.numel(), batch.tokens.numel() // len(parts))
+        predicted = [part + offset for part, offset in zip(chosen, offsets, strict=True) if part is not None]
+        return dataclasses.replace(batch, predicted=torch.cat(predicted))
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:

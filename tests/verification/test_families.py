@@ -11,7 +11,7 @@ from tests.verification.runs import BERT, CHOICE, CLASSES, LLAMA, MASKED, MODERN
 
 QWEN3 = {**LLAMA, "qk_norm": True, "head_size": 12}
 CASES = [
-    ({"num_kv_heads": 2}, Layout(tensor=2)),
+    ({**BERT, **MASKED}, Layout(tensor=2, data=2)),
     ({"num_kv_heads": 2}, Layout(tensor=4, sequence_parallel=True)),
     ({"num_kv_heads": 1}, Layout(tensor=2, data=2)),
     (LLAMA, Layout()),
@@ -42,7 +42,7 @@ CASES = [
     ({**BERT, "norm_place": "before"}, Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True)),
     ({**LLAMA, **BERT, "num_kv_heads": 1}, Layout(tensor=4, sequence_parallel=True)),
     ({**BERT, **MASKED}, Layout(tensor=4, sequence_parallel=True)),
-    ({**BERT, **MASKED}, Layout(tensor=2, data=2)),
+    ({"num_kv_heads": 2}, Layout(tensor=2)),
     ({**BERT, **MASKED, "tied": False}, Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True)),
     ({**BERT, **MASKED, "norm_place": "before"}, Layout(data=2, sharding="zero2")),
     ({"norm_place": "after"}, Layout(tensor=2, sequence_parallel=True)),
