@@ -147,13 +147,16 @@ def test_leaked_passages_can_be_read(page):
     section.locator("summary").first.click()
 
 
+FITS = "(width) => innerWidth === width && document.documentElement.scrollWidth <= width"
+"""Whether the page has drawn itself for a new width, without anything that is wider."""
+
+
 def test_nothing_is_wider_than_the_window(unfolded):
     page = unfolded
     for size, scheme in product((PHONE, DESK), ("dark", "light")):  # at last, the size of the other tests
         page.set_viewport_size(size)
         page.emulate_media(color_scheme=scheme)
-        page.wait_for_timeout(50)
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.wait_for_function(FITS, arg=size["width"])
         outside = page.evaluate(
             "[...document.querySelectorAll('.flow text, .card strong, h1, h2, h3, .sample')].filter((one) => {"
             "const box = one.getBoundingClientRect(); return box.left < 0 || box.right > innerWidth + 0.5"
@@ -186,10 +189,10 @@ def test_labels_never_overlap(opened, audited, tmp_path):
     page = opened(tmp_path / "report.html")
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 900})
-        page.wait_for_timeout(100)
-        assert page.evaluate(OVERLAPS) == [True] * page.locator(".histogram").count()
+        page.wait_for_function(FITS, arg=width)
+        page.wait_for_function(f"() => ({OVERLAPS})().every(Boolean)")
+        assert page.locator(".histogram").count() == 3
         assert_apart(page.evaluate(BOXES))
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 BOXES = """() => [...document.querySelectorAll(".flow text")].map((text) => text.getBoundingClientRect())
