@@ -122,7 +122,7 @@ def read_adapter(folder: str | Path, model: ModelConfig) -> PublishedAdapter:
             )
         found.setdefault(f"{match[1]}.weight", {})[match[2]] = tensor
     changed = {name: _change(path, name, pair, shapes[name], settings) for name, pair in found.items()}
-    return PublishedAdapter(model, changed, settings.message_about_unknown)
+    return PublishedAdapter(model, changed, settings.notice)
 
 
 def _change(
