@@ -34,6 +34,8 @@ class Family:
     """Heads of the family's other architectures. Each key is the name of an architecture in the file, and its value
     holds the fields of `ModelConfig` that describe the head. A file with an unknown architecture is read without its
     head."""
+    tied_tensors: tuple[tuple[str, str], ...] = ()
+    """Ends of the names of tensors that are the same if `tie_word_embeddings` is true, in pairs."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Second names of keys. In `transformers`, the value under the second name has precedence."""
     first_position: int = 0
@@ -91,6 +93,7 @@ _LLAMA_DEFAULTS = {
     "tied": False,
     "dropout": 0.0,
 }
+_LLAMA_TIED = (("embed_tokens.weight", "lm_head.weight"),)
 _QWEN_DEFAULTS = {
     **_LLAMA_DEFAULTS,
     "num_kv_heads": 32,
@@ -134,6 +137,7 @@ GPT2 = Family(
     },
     dropouts=("embd_pdrop", "attn_pdrop"),
     heads=_task_models("GPT2", "classes", "spans"),
+    tied_tensors=(("wte.weight", "lm_head.weight"),),
     aliases={
         "num_hidden_layers": "n_layer",
         "hidden_size": "n_embd",
@@ -164,6 +168,7 @@ LLAMA = Family(
     _LLAMA_REQUIRED,
     biases=("attention_bias", "mlp_bias"),
     heads=_task_models("Llama", "classes", "spans"),
+    tied_tensors=_LLAMA_TIED,
 )
 _WINDOWED = dataclasses.replace(LLAMA, biases=(), window=4096)
 MISTRAL = dataclasses.replace(
@@ -213,6 +218,7 @@ STARCODER2 = Family(
     dropouts=("embedding_dropout", "attention_dropout"),
     is_windowed=True,
     heads=_task_models("Starcoder2", "classes"),
+    tied_tensors=_LLAMA_TIED,
 )
 ARCEE = dataclasses.replace(
     LLAMA,
@@ -305,6 +311,10 @@ BERT = Family(
         "BertForMaskedLM": {"head": "masked_tokens", "sentence_order": False},
         **_task_models("Bert", "classes", "spans", "choice"),
     },
+    tied_tensors=(
+        ("embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
+        ("cls.predictions.bias", "cls.predictions.decoder.bias"),
+    ),
 )
 ROBERTA = dataclasses.replace(
     BERT,
@@ -316,6 +326,10 @@ ROBERTA = dataclasses.replace(
         "RobertaForMaskedLM": {"head": "masked_tokens", "sentence_order": False},
         **_task_models("Roberta", "classes", "spans", "choice"),
     },
+    tied_tensors=(
+        ("embeddings.word_embeddings.weight", "lm_head.decoder.weight"),
+        ("lm_head.bias", "lm_head.decoder.bias"),
+    ),
     first_position=2,
 )
 FAMILIES = MappingProxyType(

@@ -16,6 +16,7 @@ from crosscut.config.published.families import FAMILIES, MISTRAL, ROBERTA, SOFT_
 from crosscut.config.published.keys import keys_of_model
 from crosscut.config.published.rotary import rotary_fields, rotary_keys, rotary_notice
 from crosscut.config.published.table import PublishedTable, Table
+from crosscut.config.published.weights import differing, notice_of_two_sets
 from crosscut.config.system.files import read_json
 
 MODEL_FILE = "config.json"
@@ -51,34 +52,60 @@ def is_published(folder: Path) -> bool:
 
 
 def read_published(folder: Path) -> Published:
-    """Read the configuration of a published model from its folder. Raises `ConfigError` for a value that is missing or
-    that Crosscut does not support; the message names the key.
+    """Read the configuration of a published model from its folder. Raises `ConfigError` for a value that Crosscut does
+    not support; the message names the key. If the folder also holds the model's weights, they are compared with what
+    the configuration says about them.
     """
     table = PublishedTable(folder / MODEL_FILE)
     family = _family_of(table)
     table.rename(family.aliases)
-    notices = [keys_of_model(family.model_type).check(table.values, table.path)]
+    notices = [keys_of_model(family.model_type).check(table.values, table.path), notice_of_two_sets(folder)]
     fields: Settings = {
         **family.defaults,
         **{ours: table.take(key, ours) for ours, key in family.keys.items() if key in table.values},
     }
-    fields.update(family.fixed, **_heads(table, family))
-    if family.first_position:
-        key, longest, first = family.keys["max_sequence_length"], fields["max_sequence_length"], family.first_position
-        if longest <= first:
-            must = f"must be at least {first + 1}, but is {longest}"
-            raise ConfigError(f"`{key}` in `{table.path}` {must}. Choose another model.")
-        fields["max_sequence_length"] -= first
+    fields.update(family.fixed, **_heads(table, family), **_positions(table, family, fields))
     window: Settings = {}
     if fields["positions"] == Positions.ROTARY:
         fields.update(_biases(table, family), **rotary_fields(table, fields["max_sequence_length"]))
-        notices.append(rotary_notice(table))
         fields.update(window := _window(table, family, fields))
-    stops = [end for ends in end_ids(folder).values() for end in ends]
+        notices.append(rotary_notice(table))
+    notices.append(_untie(folder, family, fields))
+    stops = tuple(dict.fromkeys(end for ends in end_ids(folder).values() for end in ends))
     model = _model(fields, family, table.path)
     labels = _labels(table) if model.num_classes else ()
-    return Published(
-        model, tuple(dict.fromkeys(stops)), labels, is_windowed=bool(window), notices=tuple(filter(None, notices))
+    return Published(model, stops, labels, is_windowed=bool(window), notices=tuple(filter(None, notices)))
+
+
+def _positions(table: PublishedTable, family: Family, fields: Settings) -> Settings:
+    """Maximum sequence length of a family in which no text uses the first positions. Empty for other families."""
+    if not (first := family.first_position):
+        return {}
+    if (longest := fields["max_sequence_length"]) <= first:
+        key = family.keys["max_sequence_length"]
+        must = f"must be at least {first + 1}, but is {longest}"
+        raise ConfigError(f"`{key}` in `{table.path}` {must}. Choose another model.")
+    return {"max_sequence_length": longest - first}
+
+
+def _untie(folder: Path, family: Family, fields: Settings) -> str:
+    """Change the fields of a model whose output projection should be its embedding, but whose files hold two tensors
+    that differ. `transformers` keeps both then. Returns a line for the user, which is empty if nothing is changed.
+    """
+    head = fields.get("head", HeadKind.NEXT_TOKEN)
+    is_masked = head == HeadKind.MASKED_TOKENS
+    predicts = is_masked or (head == HeadKind.NEXT_TOKEN and fields["attention"] == "causal")
+    if not (predicts and fields["tied"] and (pair := differing(folder, family.tied_tensors))):
+        return ""
+    if is_masked:
+        fields.update(head=HeadKind.NEXT_TOKEN, sentence_order=False)
+        done = "Crosscut supports no such head, and leaves it out"
+    else:
+        fields["tied"] = False
+        done = "Crosscut keeps both, as `transformers` does"
+    return (
+        f"`{pair[0]}` and `{pair[1]}` in `{folder}` differ, although `tie_word_embeddings` in `{MODEL_FILE}` says that "
+        f"they are the same. {done}."
     )
 
 
