@@ -58,7 +58,7 @@ def read_published(folder: Path) -> Published:
     """
     table = PublishedTable(folder / MODEL_FILE)
     family = _family_of(table)
-    table.rename(family.aliases)
+    table.resolve_names(family.aliases)
     notices = [keys_of_model(family.model_type).check(table.values, table.path), notice_of_two_sets(folder)]
     fields: Settings = {
         **family.defaults,
