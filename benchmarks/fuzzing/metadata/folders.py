@@ -115,6 +115,8 @@ def _make_adapter(base: Path) -> None:
         for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
             parameter.normal_(std=0.2)
     model.save_pretrained(base / ADAPTER_FOLDER)
+    # A line about another name of the model would count as told in every case.
+    Edit("", f"{ADAPTER_FOLDER}/adapter_config.json", ("base_model_name_or_path",), None).apply(base)
 
 
 def draw(models: Path, seed: int, number: int) -> Edit:
