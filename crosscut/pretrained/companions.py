@@ -18,6 +18,7 @@ from crosscut.config.published.folders import (
     TOKENIZER_FILE,
     read_published,
 )
+from crosscut.config.published.tokenizers import check_tokenizer
 from crosscut.config.system.deletion import make_folder, remove_folder
 from crosscut.config.system.files import copy_file, json_or_none
 from crosscut.data import Tokenizer
@@ -27,6 +28,13 @@ from crosscut.data.tokenization.inner import read_inner
 
 COMPANIONS = (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, "chat_template.jinja", GENERATION_FILE)
 """Names of the optional files that belong to a tokenizer and are stored in the tokenizer's folder."""
+
+
+def notices_of(folder: Path) -> tuple[str, ...]:
+    """Lines for the user about the files beside a published model's weights, such as a line that names unknown keys.
+    Raises `ConfigError` for a key with a value that Crosscut does not support.
+    """
+    return (*read_published(folder).notices, *check_tokenizer(folder))
 
 
 def keep_companions(published: Path, folder: Path) -> None:
