@@ -65,6 +65,8 @@ class ModelSource:
     lacks."""
     labels: tuple[str, ...] = ()
     """Names of the classes of a model with `head = "classes"`; empty if they have no names."""
+    base: Path | None = None
+    """Folder of the published model from which the run started; None if there is no such model."""
 
     @property
     def title(self) -> str:
@@ -76,14 +78,16 @@ class ModelSource:
 
     def to_json(self) -> dict[str, object]:
         """Encode the source for other ranks, without pickle."""
-        return {**vars(self), "folder": str(self.folder), "model": asdict(self.model), "tokenizer": str(self.tokenizer)}
+        places = {"folder": str(self.folder), "tokenizer": str(self.tokenizer), "base": self.base and str(self.base)}
+        return {**vars(self), **places, "model": asdict(self.model)}
 
     @classmethod
     def from_json(cls, table: Mapping[str, Any]) -> "ModelSource":
         """Decode a source that `to_json` encoded."""
         places = {"folder": folder_at(table["folder"]), "tokenizer": Path(table["tokenizer"])}
+        base = table["base"] and Path(table["base"])
         lists = {name: tuple(table[name]) for name in ("stops", "left_out", "labels")}
-        return cls(**{**table, **places, **lists, "model": ModelConfig(**table["model"])})
+        return cls(**{**table, **places, **lists, "base": base, "model": ModelConfig(**table["model"])})
 
     def require_decoder(self, place: str | Path) -> None:
         """Raise `ConfigError` for a model that does not predict the next token: an encoder, in which each token also
@@ -195,6 +199,7 @@ def _in_checkpoint(folder: Folder, manifest: Manifest, place: str | Path, last_w
         model=run.model,
         is_averaged=holds_average(manifest) and not last_weights,
         labels=labels_of([place for place in (root, Path(run.output.folder)) if place], run.model.num_classes),
+        base=initial,
         **{**spoken._asdict(), "begin_of_text": spoken.begin_of_text if initial else None},
     )
 
