@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from crosscut.config import CheckpointError, ConfigError, DataError, Layout
 from crosscut.config.published.sentences import read_steps
 from crosscut.evaluation.embeddings import embed, embeddings
 from crosscut.evaluation.embeddings.pooling import SentencePooling, require_weights_of
-from crosscut.evaluation.embeddings.texts import encode_texts
+from crosscut.evaluation.embeddings.texts import TextEncoder, about_steps, encode_texts
 from crosscut.evaluation.ranks import Machinery
-from crosscut.pretrained import find_model
+from crosscut.pretrained import export_checkpoint, export_model, find_model
 from tests.evaluation.sentences import (
     HIDDEN,
     TEXTS,
@@ -64,6 +65,7 @@ def difference(ranks: RankPool, folder: Path, library_asks: dict[str, Any] | Non
     return float((ours - expected).abs().max())
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("modes", [*MODES, ["max", "cls", "mean", "max"], MODES], ids=str)
 def test_steps_are_the_librarys(trunk, tmp_path, modes):
     """With every list of modules after the transformer: the same hidden states give the same vector."""
@@ -141,6 +143,7 @@ CHANGES: dict[str, Callable[[Path], None]] = {
 """Changes of files, by what they do."""
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", CHANGES)
 def test_files_are_read_as_the_library_reads_them(ranks: RankPool, written, tmp_path, name):
     folder = shutil.copytree(written, tmp_path / "model")
@@ -148,6 +151,7 @@ def test_files_are_read_as_the_library_reads_them(ranks: RankPool, written, tmp_
     assert difference(ranks, folder) < 1e-9
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("modes", ["mean", "cls", "weightedmean", ["lasttoken", "max"]], ids=str)
 def test_prompt_is_left_out_of_the_pooling(ranks: RankPool, trunk, tmp_path, modes):
     modules = modules_of(trunk, modes, "N", include_prompt=False)
@@ -157,6 +161,7 @@ def test_prompt_is_left_out_of_the_pooling(ranks: RankPool, trunk, tmp_path, mod
     assert difference(ranks, folder, {"prompt": ""}, prompt_name="document") < 1e-9  # the library's empty prompt
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("settings", [{}, {"add_prefix_space": True}, {"tokenizer_class": "RobertaTokenizer"}], ids=str)
 def test_roberta_keeps_the_space_before_a_text(ranks: RankPool, tmp_path, settings):
     """A byte-level tokenizer reads spaces at the ends of a text, which WordPiece drops."""
@@ -235,6 +240,39 @@ def test_dense_layer_must_fit(written, tmp_path):
     with pytest.raises(CheckpointError, match=r"`in_features` in .* must be 32, .* but is 64\."):
         embed(str(folder), lambda: TEXTS, ON)
     assert json.loads((folder / "2_Dense" / "config.json").read_text())["in_features"] == 64
+
+
+def _export(folder: Path, out: Path) -> None:
+    source = find_model(folder)
+    export_model(load(source, Layout(), "float32"), out, tokenizer=source.tokenizer)
+
+
+def test_export_keeps_the_steps(ranks: RankPool, written, tmp_path):
+    folder = shutil.copytree(written, tmp_path / "model")
+    _renamed(folder)
+    change(folder, "config_sentence_transformers.json", with_keys(default_prompt_name="query"))
+    ranks.run(1, _export, folder, tmp_path / "out")
+    assert difference(ranks, tmp_path / "out") < 1e-9
+    assert (theirs(tmp_path / "out") - theirs(folder)).abs().max() < 1e-12
+    change(
+        folder,
+        "modules.json",
+        lambda found: [*found, {"name": "cnn", "path": "c", "type": "sentence_transformers.CNN"}],
+    )
+    source = find_model(folder)
+    with pytest.raises(ConfigError, match=r"`type` in .* must be a module of .*CNN"):
+        export_checkpoint(replace(source, adapter="no adapter is read"), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_run_of_a_sentence_encoder_says_that_it_has_no_steps(written):
+    source = replace(find_model(written), is_published=False, base=written)
+    steps = TextEncoder.of(source).steps
+    assert (steps.poolings, steps.is_normalized) == (("mean",), True)
+    assert about_steps(source, steps)[0] == (
+        f"The embeddings are the normalised mean of the tokens. `modules.json` of `{written}`, from which the run "
+        "started, is not used."
+    )
 
 
 def test_run_without_files_of_the_library_has_the_normalised_mean(trunk):

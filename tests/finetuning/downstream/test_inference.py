@@ -1,6 +1,7 @@
 """Predictions of a fine-tuned run, and the run as an ordinary model."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,20 @@ def test_a_run_is_exported_with_the_names_of_its_labels(tuned, tmp_path):
     with torch.no_grad():
         logits = model(tokens, token_type_ids=types, attention_mask=mask.long()).logits
     np.testing.assert_allclose(logits.numpy(), np.load(tuned / "seed-1234" / "outputs-test.npy"), atol=1e-5)
+
+
+def test_export_says_that_the_modules_of_a_sentence_encoder_stay_behind(tuned, bert, tmp_path, capsys):
+    source = find_model(tuned / "seed-1234")
+    assert source.base == bert
+    export_checkpoint(source, tmp_path / "plain")
+    assert capsys.readouterr().err == ""
+    (tmp_path / "modules.json").write_text("[]")
+    export_checkpoint(replace(source, base=tmp_path), tmp_path / "hf")
+    assert capsys.readouterr().err == (
+        f"crosscut: `{tmp_path / 'hf'}` has no `modules.json`. The files of sentence-transformers in `{tmp_path}` "
+        "describe the model before its training; copy them if they still apply.\n"
+    )
+    assert not (tmp_path / "hf" / "modules.json").exists()
 
 
 def test_a_folder_of_another_kind_is_told(bert, tmp_path):
