@@ -148,8 +148,8 @@ def find_model(place: str | Path, *, last_weights: bool = False, adapter: str | 
     One process calls this function before the ranks start. It checks a checkpoint's files against their hashes, a
     published model's tensors against its `config.json`, and an adapter's tensors against the model. Raises
     `ConfigError` if there is no model or Crosscut does not support the model, `CheckpointError` for missing or damaged
-    weights, and `DataError` for a tokenizer that cannot be read. If the adapter has settings that Crosscut does not
-    know, a line on the error stream names them.
+    weights, and `DataError` for a tokenizer that cannot be read. Lines on the error stream name keys of the
+    model's and the adapter's files that Crosscut does not know.
     """
     source = _find(place, last_weights)
     if adapter and (notice := read_adapter(adapter, source.model).notice):
@@ -175,6 +175,8 @@ def _find(place: str | Path, last_weights: bool) -> ModelSource:
 
 def _published(folder: Path) -> ModelSource:
     published = read_published(folder)
+    for notice in published.notices:
+        echo(notice, err=True)
     tensors = require_weights(published.model, folder)
     spoken = speech(folder / TOKENIZER_FILE, [folder])
     return ModelSource(

@@ -148,13 +148,13 @@ def test_the_adapters_of_a_run_are_written_for_peft_and_read_again(ranks, adapte
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"peft_type": "IA3"}, '`peft_type` in `.*` must be "LORA", but is .IA3.'),
+        ({"peft_type": "IA3"}, "`peft_type` in `.*` must be 'LORA', but is 'IA3'"),
         ({"use_dora": True}, "`use_dora` in `.*` must be false, but is true"),
         ({"lora_bias": True}, "`lora_bias` in `.*` must be false, but is true"),
         ({"alora_invocation_tokens": [1, 2]}, "`alora_invocation_tokens` in `.*` must be null, but is"),
         ({"layer_replication": [[0, 2]]}, "`layer_replication` in `.*` must be null, but is"),
-        ({"init_lora_weights": "pissa"}, '`init_lora_weights` in `.*` must be true, .* or "mica", but is .pissa.'),
-        ({"bias": 0}, '`bias` in `.*` must be "none", but is 0'),
+        ({"init_lora_weights": "pissa"}, "`init_lora_weights` in `.*` must be true, .* or 'mica', but is 'pissa'"),
+        ({"bias": 0}, "`bias` in `.*` must be 'none', but is 0"),
         ({"lora_alpha": "much"}, "`lora_alpha` in `.*` must be a number below 1e30, but is 'much'"),
         ({"lora_alpha": 10**400}, "`lora_alpha` in `.*` must be a number below 1e30, but is 10000"),
         ({"lora_alpha": float("nan")}, "`lora_alpha` in `.*` must be a number below 1e30, but is nan"),

@@ -25,7 +25,7 @@ from crosscut.config import (
     write_toml,
 )
 from crosscut.config.conventions import CHAT_FOLDER, CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
-from crosscut.config.published.folders import TOKENIZER_FILE, is_published
+from crosscut.config.published.folders import TOKENIZER_FILE, is_published, read_published
 from crosscut.config.recipes import steps_between_validations
 from crosscut.config.system.console import facts_panel
 from crosscut.config.system.deletion import make_folder
@@ -176,6 +176,8 @@ def _prepare(order: ChatOrder, resolved: ResolvedRun, resume: Resume, memory: In
         packed, run = _stored(folder), resolved.config
     else:
         require_weights(resolved.config.model, Path(order.model))
+        for notice in read_published(Path(order.model)).notices:
+            echo(notice, err=True)
         packed = _packed(order, resolved.config)
         run = _run_of(order, packed[0].num_sequences)
     identity = {**identity_of_settings(run), "data.chat": [part.fingerprint for part in packed]}

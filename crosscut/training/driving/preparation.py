@@ -7,7 +7,7 @@ from pathlib import Path
 from crosscut.checkpoint import GoodCheckpoint, mark_passed_over
 from crosscut.config import ConfigError, RunConfig, write_toml
 from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER
-from crosscut.config.published.folders import TOKENIZER_FILE, is_published, reason_against_export
+from crosscut.config.published.folders import TOKENIZER_FILE, is_published, read_published, reason_against_export
 from crosscut.config.system.deletion import claim
 from crosscut.data import Tokenizer, Tokens, open_tokens, prepare
 from crosscut.flight.reading import FOLDER as WATCH_FOLDER
@@ -75,9 +75,10 @@ def with_vocabulary(run: RunConfig, tokens: Tokens) -> RunConfig:
     return dataclasses.replace(run, model=dataclasses.replace(run.model, vocab_size=size))
 
 
-def require_initial_weights(run: RunConfig, tokens: Tokens) -> None:
+def require_initial_weights(run: RunConfig, tokens: Tokens) -> tuple[str, ...]:
     """Check `training.initialize_from`: it must be a Hugging Face folder with weights of this model and, if it has a
-    tokenizer, the same token ids as `tokens`. Raises `ConfigError` or `CheckpointError`.
+    tokenizer, the same token ids as `tokens`. Raises `ConfigError` or `CheckpointError`. Returns lines for the user
+    about the folder's files.
     """
     folder = Path(run.training.initialize_from)
     if not is_published(folder):
@@ -92,6 +93,7 @@ def require_initial_weights(run: RunConfig, tokens: Tokens) -> None:
             f"`data.tokens` must be made with the tokenizer of `training.initialize_from` (`{theirs}`), but "
             f"`{tokens.path}` was made with another tokenizer. Prepare the tokens again with data.tokenizer={theirs}."
         )
+    return read_published(folder).notices
 
 
 def describe_settings(run: RunConfig, device: str, *, is_new: bool) -> Iterator[str]:

@@ -8,7 +8,18 @@ from crosscut.config.published.keys.adapters import ADAPTER
 from crosscut.config.published.keys.form import Keys, because
 from crosscut.config.published.keys.generation import GENERATION
 from crosscut.config.published.keys.models import keys_of_model
+from crosscut.config.published.keys.rotary import ROTARY
 from crosscut.config.published.keys.sentences import SENTENCES
 from crosscut.config.published.keys.tokenizers import SPECIAL_TOKENS, TOKENIZER
 
-__all__ = ["ADAPTER", "GENERATION", "SENTENCES", "SPECIAL_TOKENS", "TOKENIZER", "Keys", "because", "keys_of_model"]
+__all__ = [
+    "ADAPTER",
+    "GENERATION",
+    "ROTARY",
+    "SENTENCES",
+    "SPECIAL_TOKENS",
+    "TOKENIZER",
+    "Keys",
+    "because",
+    "keys_of_model",
+]

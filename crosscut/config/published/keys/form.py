@@ -1,6 +1,5 @@
 """Table of the keys of one format of files, and the check of a file against the table."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,8 +48,8 @@ class Keys:
         """
         for key, allowed in self.only.items():
             if key in table and not is_one_of(table[key], allowed):
-                told = [json.dumps(one) for one in allowed if one not in (None, [], {})] or ["null"]
-                raise refusal(path, key, listed(told), table[key], self.remedy)
+                told = [one for one in allowed if one not in (None, [], {})] or [None]
+                raise refusal(path, key, listed(map(json_shown, told)), table[key], self.remedy)
         return self.notice(table, path)
 
     def notice(self, table: Mapping[str, Any], path: Path) -> str:
@@ -76,7 +75,12 @@ def is_one_of(value: object, allowed: Iterable[object]) -> bool:
     return any(isinstance(value, bool) is isinstance(one, bool) and value == one for one in allowed)
 
 
+def json_shown(value: object) -> str:
+    """Describe a value of a JSON file for a message. None is null there."""
+    return "null" if value is None else shown(value)
+
+
 def refusal(path: Path, key: str, must: str, value: object, remedy: str) -> ConfigError:
     """Error for a value that Crosscut does not support. `must` says which value the key must have."""
-    told = "null" if value is None else shown(value)
-    return ConfigError(f"`{key}` in `{path}` must be {must}, but is {told}. Crosscut supports no other value. {remedy}")
+    told = f"`{key}` in `{path}` must be {must}, but is {json_shown(value)}"
+    return ConfigError(f"{told}. Crosscut supports no other value. {remedy}")
