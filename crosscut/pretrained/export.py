@@ -25,7 +25,7 @@ from crosscut.config.published.folders import (
     published_table,
     require_exportable,
 )
-from crosscut.config.published.sentences import MODULES_FILE, is_sentence_encoder, module_files
+from crosscut.config.published.sentences import MODULES_FILE, module_files
 from crosscut.config.system.terminal import echo
 from crosscut.data import Tokenizer
 from crosscut.data.tokenization.inner import read_inner
@@ -196,10 +196,10 @@ def export_checkpoint(
         is_published=source.is_published,
     )
     require_new(target.folder)
-    if not source.is_published and is_sentence_encoder(source.base):
+    if source.was_sentence_encoder:
         echo(
-            f"crosscut: `{target.folder}` has no `{MODULES_FILE}`. The files of sentence-transformers in "
-            f"`{source.base}` describe the model before its training; copy them if they still apply.",
+            f"crosscut: `{target.folder}` has no `{MODULES_FILE}`. The files of sentence-transformers beside the model "
+            "from which the run started describe that model; copy them if they still apply.",
             err=True,
         )
     if source.adapter:

@@ -25,6 +25,7 @@ from crosscut.config.checks import require_one_of
 from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
 from crosscut.config.precision import OF_MODELS, PRECISIONS
 from crosscut.config.published.folders import MODEL_FILE, TOKENIZER_FILE, read_published
+from crosscut.config.published.sentences import is_sentence_encoder
 from crosscut.config.system.terminal import echo
 from crosscut.data import Tokenizer
 from crosscut.model import GPT
@@ -65,8 +66,13 @@ class ModelSource:
     lacks."""
     labels: tuple[str, ...] = ()
     """Names of the classes of a model with `head = "classes"`; empty if they have no names."""
-    base: Path | None = None
-    """Folder of the published model from which the run started; None if there is no such model."""
+
+    @property
+    def was_sentence_encoder(self) -> bool:
+        """Whether the model is that of a run that started from a sentence encoder, whose list of modules describes the
+        model before the run.
+        """
+        return not self.is_published and is_sentence_encoder(self.tokenizer.parent)
 
     @property
     def title(self) -> str:
@@ -78,16 +84,14 @@ class ModelSource:
 
     def to_json(self) -> dict[str, object]:
         """Encode the source for other ranks, without pickle."""
-        places = {"folder": str(self.folder), "tokenizer": str(self.tokenizer), "base": self.base and str(self.base)}
-        return {**vars(self), **places, "model": asdict(self.model)}
+        return {**vars(self), "folder": str(self.folder), "model": asdict(self.model), "tokenizer": str(self.tokenizer)}
 
     @classmethod
     def from_json(cls, table: Mapping[str, Any]) -> "ModelSource":
         """Decode a source that `to_json` encoded."""
         places = {"folder": folder_at(table["folder"]), "tokenizer": Path(table["tokenizer"])}
-        base = table["base"] and Path(table["base"])
         lists = {name: tuple(table[name]) for name in ("stops", "left_out", "labels")}
-        return cls(**{**table, **places, **lists, "base": base, "model": ModelConfig(**table["model"])})
+        return cls(**{**table, **places, **lists, "model": ModelConfig(**table["model"])})
 
     def require_decoder(self, place: str | Path) -> None:
         """Raise `ConfigError` for a model that does not predict the next token: an encoder, in which each token also
@@ -201,7 +205,6 @@ def _in_checkpoint(folder: Folder, manifest: Manifest, place: str | Path, last_w
         model=run.model,
         is_averaged=holds_average(manifest) and not last_weights,
         labels=labels_of([place for place in (root, Path(run.output.folder)) if place], run.model.num_classes),
-        base=initial,
         **{**spoken._asdict(), "begin_of_text": spoken.begin_of_text if initial else None},
     )
 

@@ -266,12 +266,12 @@ def test_export_keeps_the_steps(ranks: RankPool, written, tmp_path):
 
 
 def test_run_of_a_sentence_encoder_says_that_it_has_no_steps(written):
-    source = replace(find_model(written), is_published=False, base=written)
+    source = replace(find_model(written), is_published=False)
     steps = TextEncoder.of(source).steps
     assert (steps.poolings, steps.is_normalized) == (("mean",), True)
     assert about_steps(source, steps)[0] == (
-        f"The embeddings are the normalised mean of the tokens. `modules.json` of `{written}`, from which the run "
-        "started, is not used."
+        "The embeddings are the normalised mean of the tokens. `modules.json` of the sentence encoder from which the "
+        "run started is not used."
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from crosscut.config import ConfigError, DataError
 from crosscut.config.checks import require_at_least
 from crosscut.config.model import require_tensor_axis
-from crosscut.config.published.sentences import MODULES_FILE, SentenceSteps, is_sentence_encoder, read_steps
+from crosscut.config.published.sentences import MODULES_FILE, SentenceSteps, read_steps
 from crosscut.config.system import files
 from crosscut.data.text.lines import lines_of
 from crosscut.data.tokenization.long_texts import batches
@@ -138,10 +138,10 @@ def encode_texts(
 def about_steps(source: ModelSource, steps: SentenceSteps) -> list[str]:
     """Lines for the user about what of the model's files is not used, and about embeddings that are not normalised."""
     lines = list(steps.notices)
-    if not source.is_published and is_sentence_encoder(source.base):
+    if source.was_sentence_encoder:
         lines.append(
-            f"The embeddings are the normalised mean of the tokens. `{MODULES_FILE}` of `{source.base}`, from which "
-            "the run started, is not used."
+            f"The embeddings are the normalised mean of the tokens. `{MODULES_FILE}` of the sentence encoder from "
+            "which the run started is not used."
         )
     if source.left_out:
         lines.append(f"Not loaded, because embeddings do not need them: {', '.join(source.left_out)}.")
