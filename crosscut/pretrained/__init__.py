@@ -6,7 +6,7 @@ whole tensor.
 """
 
 from crosscut.pretrained.adapters import read_adapter
-from crosscut.pretrained.companions import begin_of_run, keep_companions, keep_labels
+from crosscut.pretrained.companions import begin_of_run, keep_companions, keep_labels, notices_of
 from crosscut.pretrained.export import Exported, export_adapter, export_checkpoint, export_model
 from crosscut.pretrained.finite import require_finite
 from crosscut.pretrained.loading import load_weights, require_weights
@@ -25,6 +25,7 @@ __all__ = [
     "keep_labels",
     "load_trunk",
     "load_weights",
+    "notices_of",
     "read_adapter",
     "require_finite",
     "require_weights",

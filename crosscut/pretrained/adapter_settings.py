@@ -4,6 +4,7 @@ PEFT 0.21 writes about forty settings. The table `ADAPTER` (`config.published.ke
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ CONFIG_NAME = "adapter_config.json"
 _READ: Mapping[str, Any] = {"r": 8, "lora_alpha": 8, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}}
 """Settings that Crosscut reads, with PEFT's defaults. A pattern may also be null."""
 
+_CHOOSING = ("target_modules", "exclude_modules", "layers_to_transform")
+
 
 @dataclass(frozen=True)
 class AdapterSettings:
@@ -31,6 +34,10 @@ class AdapterSettings:
     use_rslora: bool
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
+    base: str
+    """Name of the model with which the adapter was trained. Empty if the file does not give it."""
+    modules: Mapping[str, Any]
+    """Settings that choose the modules with an adapter (`_CHOOSING`), as the file gives them."""
     notice: str
     """Line for the user about settings that Crosscut does not know. Empty if there are none."""
     _patterns: dict[str, ModulePatterns] = field(default_factory=dict, init=False, compare=False)
@@ -45,6 +52,31 @@ class AdapterSettings:
         rank = self.rank(module)
         alpha: float = self._value("alpha_pattern", module, self.lora_alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+    def excluded_by(self, module: str) -> str:
+        """Return the setting that says that a module has no adapter. PEFT then ignores the module's tensors. Empty if
+        the module has an adapter, and if a regular expression is too complicated to be matched.
+        """
+        target, excluded, layers = (self.modules.get(key) for key in _CHOOSING)
+        if excluded and self._names("exclude_modules", excluded, module):
+            return "exclude_modules"
+        if target is not None and target != "all-linear" and not self._names("target_modules", target, module):
+            return "target_modules"
+        numbers = layers if isinstance(layers, list) else [] if layers is None else [layers]
+        number = re.search(r"\.(\d{1,9})\.", module)
+        is_outside = numbers and not isinstance(target, str) and number and int(number[1]) not in numbers
+        return "layers_to_transform" if is_outside else ""
+
+    def _names(self, key: str, named: object, module: str) -> bool:
+        """Whether a list of ends of module names, or a regular expression, names a module."""
+        if isinstance(named, list):
+            return any(f".{module}".endswith(f".{end}") for end in named)
+        try:
+            if key not in self._patterns:
+                self._patterns[key] = ModulePatterns([str(named)])
+            return self._patterns[key].first(module) is not None
+        except ValueError:
+            return key == "target_modules"
 
     def _value(self, table: str, module: str, default: Any) -> Any:
         try:
@@ -74,7 +106,11 @@ def read_settings(path: Path) -> AdapterSettings:
         for name, value in read[key].items():
             require(path, f"{key}.{name[:80]}", value)
     _require_rank(path, "r", read["r"])
-    return AdapterSettings(path=path, notice=notice, **read)
+    base = table.get("base_model_name_or_path")
+    modules = {key: table.get(key) for key in _CHOOSING}
+    return AdapterSettings(
+        path=path, base=base if isinstance(base, str) else "", modules=modules, notice=notice, **read
+    )
 
 
 def _table(path: Path) -> dict[str, Any]:

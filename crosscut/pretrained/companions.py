@@ -19,6 +19,7 @@ from crosscut.config.published.folders import (
     read_published,
 )
 from crosscut.config.published.sentences import MODULES_FILE
+from crosscut.config.published.tokenizers import check_tokenizer
 from crosscut.config.system.deletion import make_folder, remove_folder
 from crosscut.config.system.files import copy_file, json_or_none
 from crosscut.data import Tokenizer
@@ -31,6 +32,13 @@ COMPANIONS = (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, "chat_template.jinja",
 KEPT = (*COMPANIONS, MODULES_FILE)
 """Names of the optional files that a run keeps. The list of modules tells that the run started from a sentence encoder;
 the files that it names are not kept."""
+
+
+def notices_of(folder: Path) -> tuple[str, ...]:
+    """Lines for the user about the files beside a published model's weights, such as a line that names unknown keys.
+    Raises `ConfigError` for a key with a value that Crosscut does not support.
+    """
+    return (*read_published(folder).notices, *check_tokenizer(folder))
 
 
 def keep_companions(published: Path, folder: Path) -> None:

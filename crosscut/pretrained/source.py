@@ -26,6 +26,7 @@ from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLD
 from crosscut.config.precision import OF_MODELS, PRECISIONS
 from crosscut.config.published.folders import MODEL_FILE, TOKENIZER_FILE, read_published
 from crosscut.config.published.sentences import is_sentence_encoder
+from crosscut.config.published.tokenizers import check_tokenizer
 from crosscut.config.system.terminal import echo
 from crosscut.data import Tokenizer
 from crosscut.model import GPT
@@ -156,8 +157,10 @@ def find_model(place: str | Path, *, last_weights: bool = False, adapter: str | 
     model's and the adapter's files that Crosscut does not know.
     """
     source = _find(place, last_weights)
-    if adapter and (notice := read_adapter(adapter, source.model).notice):
-        echo(notice, err=True)
+    if adapter:
+        read = read_adapter(adapter, source.model)
+        for notice in filter(None, (read.notice, read.notice_of_base(Path(str(source.folder))))):
+            echo(notice, err=True)
     return replace(source, adapter=str(adapter))
 
 
@@ -179,7 +182,7 @@ def _find(place: str | Path, last_weights: bool) -> ModelSource:
 
 def _published(folder: Path) -> ModelSource:
     published = read_published(folder)
-    for notice in published.notices:
+    for notice in (*published.notices, *check_tokenizer(folder)):
         echo(notice, err=True)
     tensors = require_weights(published.model, folder)
     spoken = speech(folder / TOKENIZER_FILE, [folder])

@@ -83,7 +83,6 @@ class PublishedTokenizer:
         inner.no_padding()
         inner.no_truncation()
         self._remake(inner)
-        inner.encode_special_tokens = bool(self._config.get("split_special_tokens", False))
         if self.lower_case:
             _lower(inner)
         if max_tokens:

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from crosscut.config import CheckpointError
 from crosscut.config.published.sentences import Dense, SentenceSteps
+from crosscut.config.published.weights import SINGLE_FILE
 from crosscut.pretrained.finite import count_not_finite, not_finite
-from crosscut.pretrained.tensors import DTYPES, SINGLE_FILE, StoredTensor, list_file, read_whole
+from crosscut.pretrained.tensors import DTYPES, StoredTensor, list_file, read_whole
 
 
 class SentencePooling:

@@ -25,7 +25,7 @@ from crosscut.config import (
     write_toml,
 )
 from crosscut.config.conventions import CHAT_FOLDER, CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
-from crosscut.config.published.folders import TOKENIZER_FILE, is_published, read_published
+from crosscut.config.published.folders import TOKENIZER_FILE, is_published
 from crosscut.config.recipes import steps_between_validations
 from crosscut.config.system.console import facts_panel
 from crosscut.config.system.deletion import make_folder
@@ -38,7 +38,7 @@ from crosscut.finetuning.chat.conversations import read_conversations
 from crosscut.finetuning.chat.masking import EncodedConversation, Masker
 from crosscut.finetuning.chat.packing import PackedChats, pack
 from crosscut.launch.processes import choose_device, is_first_started
-from crosscut.pretrained import export_adapter, find_model, keep_companions, require_weights
+from crosscut.pretrained import export_adapter, find_model, keep_companions, notices_of, require_weights
 from crosscut.pretrained.adapter_settings import CONFIG_NAME
 from crosscut.pretrained.adapters import TENSORS_NAME
 from crosscut.training.driving.driver import Driver, PreparedRun, RunParts, load_initial_weights
@@ -176,7 +176,7 @@ def _prepare(order: ChatOrder, resolved: ResolvedRun, resume: Resume, memory: In
         packed, run = _stored(folder), resolved.config
     else:
         require_weights(resolved.config.model, Path(order.model))
-        for notice in read_published(Path(order.model)).notices:
+        for notice in notices_of(Path(order.model)):
             echo(notice, err=True)
         packed = _packed(order, resolved.config)
         run = _run_of(order, packed[0].num_sequences)

@@ -7,13 +7,13 @@ from pathlib import Path
 from crosscut.checkpoint import GoodCheckpoint, mark_passed_over
 from crosscut.config import ConfigError, RunConfig, write_toml
 from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER
-from crosscut.config.published.folders import TOKENIZER_FILE, is_published, read_published, reason_against_export
+from crosscut.config.published.folders import TOKENIZER_FILE, is_published, reason_against_export
 from crosscut.config.system.deletion import claim
 from crosscut.data import Tokenizer, Tokens, open_tokens, prepare
 from crosscut.flight.reading import FOLDER as WATCH_FOLDER
 from crosscut.planner.messages.traffic import reason_against_halves
 from crosscut.planner.time import bubble_share
-from crosscut.pretrained import keep_companions, require_weights
+from crosscut.pretrained import keep_companions, notices_of, require_weights
 
 
 def fill_folder(run: RunConfig, good: GoodCheckpoint | None) -> None:
@@ -93,7 +93,7 @@ def require_initial_weights(run: RunConfig, tokens: Tokens) -> tuple[str, ...]:
             f"`data.tokens` must be made with the tokenizer of `training.initialize_from` (`{theirs}`), but "
             f"`{tokens.path}` was made with another tokenizer. Prepare the tokens again with data.tokenizer={theirs}."
         )
-    return read_published(folder).notices
+    return notices_of(folder)
 
 
 def describe_settings(run: RunConfig, device: str, *, is_new: bool) -> Iterator[str]:

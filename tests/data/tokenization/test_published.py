@@ -71,7 +71,7 @@ def ours(folder: Path, most: int = 0) -> list[list[int]]:
         {**BERT, "do_lower_case": False},
         {**BERT, "do_lower_case": False, "strip_accents": True},
         {**BERT, "do_lower_case": True, "strip_accents": False, "tokenize_chinese_chars": False},
-        {**BERT, "tokenizer_class": "BertTokenizerFast", "split_special_tokens": True},
+        {**BERT, "tokenizer_class": "BertTokenizerFast"},
         {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False, **NAMES},
         {"do_lower_case": False, **NAMES},
         None,

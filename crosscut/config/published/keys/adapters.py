@@ -8,6 +8,10 @@ ADAPTER = Keys(
         {
             "the rank of a matrix": "r rank_pattern",
             "the scale of an adapter": "lora_alpha alpha_pattern use_rslora",
+            "must include the modules of all tensors in the file": (
+                "target_modules exclude_modules layers_to_transform"
+            ),
+            "another name than that of the model is told": "base_model_name_or_path",
         }
     ),
     only={
@@ -26,12 +30,8 @@ ADAPTER = Keys(
     },
     without_effect=because(
         {
-            "names modules, as the tensors in the file do": (
-                "target_modules exclude_modules layers_pattern layers_to_transform fan_in_fan_out"
-            ),
-            "names the model or the program": (
-                "auto_mapping base_model_name_or_path peft_version revision task_type runtime_config"
-            ),
+            "the tensors' own names and shapes say it": "layers_pattern fan_in_fan_out",
+            "names the model or the program": "auto_mapping peft_version revision task_type runtime_config",
             "belongs to the training of the adapter": (
                 "inference_mode ensure_weight_tying lora_dropout megatron_config megatron_core merge_weights "
                 "qalora_group_size corda_config eva_config loftq_config lora_ga_config velora_config"
