@@ -62,7 +62,7 @@ def embed(
     model's modules.json. Without this file, it is the mean of the last hidden states, scaled to length 1, so the dot
     product of two embeddings is the cosine similarity of their texts.
     """
-    from crosscut.evaluation.embeddings.texts import read_lines
+    from crosscut.evaluation.embeddings.texts import TextOptions, read_lines
     from crosscut.evaluation.embeddings.vectors import embed as embed_texts
     from crosscut.launch.processes import is_first_started
 
@@ -73,8 +73,7 @@ def embed(
         lambda: texts or read_lines(file),
         machinery(**options),
         batch_size=batch_size,
-        max_tokens=max_tokens,
-        prompt_name=prompt_name,
+        options=TextOptions(max_tokens=max_tokens, prompt_name=prompt_name),
         tell=lambda text: echo(f"crosscut: {text}", err=True),
     )
     if is_first_started():

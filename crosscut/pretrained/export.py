@@ -196,15 +196,20 @@ def export_checkpoint(
         is_published=source.is_published,
     )
     require_new(target.folder)
-    if source.was_sentence_encoder:
-        echo(
-            f"crosscut: `{target.folder}` has no `{MODULES_FILE}`. The files of sentence-transformers beside the model "
-            "from which the run started describe that model; copy them if they still apply.",
-            err=True,
-        )
+    _tell_of_modules(source, target.folder)
     if source.adapter:
         tensors = _with_adapter(source, tensors)
     return replace(target.write(tensors), is_averaged=source.is_averaged)
+
+
+def _tell_of_modules(source: ModelSource, folder: Folder) -> None:
+    """Print a line if the model lost the modules of a sentence encoder in its training."""
+    if source.was_sentence_encoder:
+        echo(
+            f"crosscut: `{folder}` has no `{MODULES_FILE}`. The files of sentence-transformers beside the model "
+            "from which the run started describe that model; copy them if they still apply.",
+            err=True,
+        )
 
 
 def export_adapter(source: ModelSource, out: str | Path | Folder, *, base: str = "") -> list[str]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from crosscut.config import ConfigError, DataError, Layout
 from crosscut.data import Tokenizer
-from crosscut.evaluation.embeddings import embed
+from crosscut.evaluation.embeddings import TextOptions, embed
 from crosscut.evaluation.embeddings.texts import read_lines
 from crosscut.evaluation.ranks import Machinery
 from tests.pretrained.encoders import V, make_encoder
@@ -67,7 +67,8 @@ def test_length_comes_from_the_option_or_the_file(bert, tmp_path):
     folder = shutil.copytree(bert, tmp_path / "model")
     (folder / "tokenizer_config.json").write_text('{"model_max_length": 7}')
     for asked, most in ((0, 7), (9, 9)):
-        found = torch.tensor(embed(str(folder), lambda: TEXTS, on(Layout()), max_tokens=asked), dtype=torch.float64)
+        options = TextOptions(max_tokens=asked)
+        found = torch.tensor(embed(str(folder), lambda: TEXTS, on(Layout()), options=options), dtype=torch.float64)
         assert (found - theirs(folder, TEXTS, most)).abs().max() < 1e-9
 
 

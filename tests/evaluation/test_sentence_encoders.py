@@ -13,7 +13,7 @@ from torch import Tensor
 
 from crosscut.config import CheckpointError, ConfigError, DataError, Layout
 from crosscut.config.published.sentences import read_steps
-from crosscut.evaluation.embeddings import embed, embeddings
+from crosscut.evaluation.embeddings import TextOptions, embed, embeddings
 from crosscut.evaluation.embeddings.pooling import SentencePooling, require_weights_of
 from crosscut.evaluation.embeddings.texts import TextEncoder, about_steps, encode_texts
 from crosscut.evaluation.ranks import Machinery
@@ -36,6 +36,7 @@ from tests.ranks import RankPool
 ON = Machinery(layout=Layout(), device="cpu", precision="float64")
 MODES = ["mean", "cls", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens"]
 TAILS = ["", "N", "DN", "ND", "R", "SNR"]
+QUERY = TextOptions(prompt_name="query")
 PROMPTS = {"query": "jumps over: ", "passage": "dog "}
 
 
@@ -53,7 +54,7 @@ def written(tmp_path_factory, trunk) -> Path:
 
 def _embedded(folder: str, asked: dict[str, Any]) -> Tensor:
     """On a rank: the embeddings of `TEXTS`, in one batch."""
-    source, (encoder, ids) = encode_texts(folder, lambda: TEXTS, ON, lambda _: None, **asked)
+    source, (encoder, ids) = encode_texts(folder, lambda: TEXTS, ON, TextOptions(**asked), lambda _: None)
     return embeddings(load(source, Layout(), "float64"), ids, pooling=encoder.pooling())
 
 
@@ -183,7 +184,7 @@ def test_command_embeds_with_ranks_and_names_what_it_ignores(forked_ranks, writt
     change(folder, "modules.json", lambda modules: [{**one, "shape": 1} for one in modules])
     told: list[str] = []
     on = Machinery(layout=Layout(tensor=2), device="cpu", precision="float64")
-    ours = torch.tensor(embed(str(folder), lambda: TEXTS, on, prompt_name="query", tell=told.append))
+    ours = torch.tensor(embed(str(folder), lambda: TEXTS, on, options=QUERY, tell=told.append))
     assert (ours - expected).abs().max() < 1e-6
     assert told[:2] == [
         f"Crosscut does not know these keys in `{folder}/modules.json` and ignores them: `shape`.",
@@ -198,9 +199,9 @@ def test_prompt_leaves_room_for_a_text(written, tmp_path):
     change(folder, "1_Pooling/config.json", with_keys(include_prompt=False))
     change(folder, "tokenizer.json", with_keys(post_processor=None))
     with pytest.raises(ConfigError, match=r"^`max_tokens` must be more than 1, .* prompt 'dog ', but is 1\. "):
-        embed(str(folder), lambda: TEXTS, ON, prompt_name="passage", max_tokens=1)
+        embed(str(folder), lambda: TEXTS, ON, options=TextOptions(prompt_name="passage", max_tokens=1))
     with pytest.raises(DataError, match=r"^Text 4 must have at least one token after the prompt, but has none\."):
-        embed(str(folder), lambda: TEXTS, ON, prompt_name="passage")
+        embed(str(folder), lambda: TEXTS, ON, options=TextOptions(prompt_name="passage"))
 
 
 def test_prompt_is_one_of_the_models(written, tmp_path):
@@ -208,12 +209,12 @@ def test_prompt_is_one_of_the_models(written, tmp_path):
     with pytest.raises(
         ConfigError, match=r"^`prompt_name` must be one of .*'query', .*'passage'.*, but is 'answer'\.$"
     ):
-        embed(str(folder), lambda: TEXTS, ON, prompt_name="answer")
+        embed(str(folder), lambda: TEXTS, ON, options=TextOptions(prompt_name="answer"))
     with pytest.raises(ConfigError, match=r"^`prompt_name` must be left out .*, but is 'query'\.$"):
         shutil.rmtree(folder / "1_Pooling")
         for name in ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"):
             (folder / name).unlink()
-        embed(str(folder), lambda: TEXTS, ON, prompt_name="query")
+        embed(str(folder), lambda: TEXTS, ON, options=QUERY)
 
 
 def test_dense_layer_must_fit(written, tmp_path):

@@ -38,6 +38,17 @@ def read_lines(file: Path | None) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """Choices of the user for the texts to embed."""
+
+    max_tokens: int = 0
+    """Number of tokens after which a text is cut; 0 means the length in the model's files or, without one, the model's
+    maximum sequence length."""
+    prompt_name: str | None = None
+    """Name of the model's prompt that precedes every text; None means the model's default."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TextEncoder:
     """Tokenizer, prompt and length with which a model's texts are encoded, and the steps of its embeddings."""
 
@@ -51,23 +62,23 @@ class TextEncoder:
     """Number of tokens at the start of a text that are left out of the pooling."""
 
     @classmethod
-    def of(cls, source: ModelSource, *, max_tokens: int = 0, prompt_name: str | None = None) -> "TextEncoder":
-        """Read the encoder of an encoder model's texts. `max_tokens` is the maximum that the user requested. If it is
-        0, the maximum is `max_seq_length` in the model's `sentence_bert_config.json`, else `model_max_length` in
-        `tokenizer_config.json`, but at most the model's maximum sequence length. `prompt_name` is by default the
-        model's own.
+    def of(cls, source: ModelSource, options: TextOptions | None = None) -> "TextEncoder":
+        """Read the encoder of an encoder model's texts. The length in the model's files is `max_seq_length` in
+        `sentence_bert_config.json`, else `model_max_length` in `tokenizer_config.json`, but at most the model's maximum
+        sequence length.
 
         Raises `ConfigError` if `max_tokens` exceeds the model's maximum sequence length, for a step or a value that is
         not supported, and for an unknown name, and `DataError` for a tokenizer that cannot be read.
         """
+        options = options or TextOptions()
         most = source.model.max_sequence_length
-        require_at_least("max_tokens", max_tokens, 0, maximum=most)
+        require_at_least("max_tokens", options.max_tokens, 0, maximum=most)
         is_published = source.is_published
         steps = read_steps(source.tokenizer.parent) if is_published else SentenceSteps()
         tokenizer = PublishedTokenizer(path=source.tokenizer, is_published=is_published, lower_case=steps.lower_case)
         named = steps.max_tokens or tokenizer.max_tokens or most
-        length = max_tokens or min(named, most)
-        prompt = steps.prompt(prompt_name)
+        length = options.max_tokens or min(named, most)
+        prompt = steps.prompt(options.prompt_name)
         skipped = tokenizer.num_prompt_tokens(prompt, length) if steps.skips_prompt else 0
         if skipped >= length:
             raise ConfigError(
@@ -81,14 +92,12 @@ class TextEncoder:
         return SentencePooling(self.steps, num_skipped=self.num_skipped)
 
 
-def require_embeddings(
-    source: ModelSource, tensor: int, *, max_tokens: int = 0, prompt_name: str | None = None
-) -> TextEncoder:
+def require_embeddings(source: ModelSource, tensor: int, options: TextOptions | None = None) -> TextEncoder:
     """Return the encoder of the texts of an encoder model (see `TextEncoder.of`). Raises its errors, and also
     `CheckpointError` or `LayoutError` if the model cannot embed texts on `tensor` ranks.
     """
     require_tensor_axis(source.model, tensor)
-    encoder = TextEncoder.of(source, max_tokens=max_tokens, prompt_name=prompt_name)
+    encoder = TextEncoder.of(source, options)
     require_weights_of(encoder.steps, source.model.hidden_size)
     encoder.tokenizer.read(encoder.max_tokens)
     return encoder
@@ -98,10 +107,8 @@ def encode_texts(
     place: str,
     read: Callable[[], Sequence[str]],
     on: Machinery,
+    options: TextOptions,
     tell: Callable[[str], None],
-    *,
-    max_tokens: int = 0,
-    prompt_name: str | None = None,
 ) -> tuple[ModelSource, tuple[TextEncoder, list[list[int]]]]:
     """Find the model at `place`, and encode the texts that `read` returns. Returns the model, the encoder of its texts,
     and the ids of each text, with the tokens that the tokenizer puts around a text. `tell` is called with messages, and
@@ -113,7 +120,7 @@ def encode_texts(
             f"`{place}` must hold an encoder, but holds a model that predicts the next token ({source.model.family}). "
             "Choose a BERT or a model made from one, such as all-MiniLM-L6-v2."
         )
-    encoder = require_embeddings(source, on.layout.tensor, max_tokens=max_tokens, prompt_name=prompt_name)
+    encoder = require_embeddings(source, on.layout.tensor, options)
     for line in about_steps(source, encoder.steps):
         tell(line)
     inner = encoder.tokenizer.read(encoder.max_tokens)

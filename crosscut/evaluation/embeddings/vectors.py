@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from crosscut.config.checks import require_at_least
 from crosscut.evaluation.embeddings.pooling import SentencePooling
-from crosscut.evaluation.embeddings.texts import TextEncoder, encode_texts
+from crosscut.evaluation.embeddings.texts import TextEncoder, TextOptions, encode_texts
 from crosscut.evaluation.ranks import Machinery, with_model
 from crosscut.model import GPT
 from crosscut.model.documents import Context
@@ -27,22 +27,19 @@ def embed(
     on: Machinery,
     *,
     batch_size: int = 32,
-    max_tokens: int = 0,
-    prompt_name: str | None = None,
+    options: TextOptions | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> list[list[float]]:
     """Call `read` for the texts, and embed them with the encoder at `place` on the ranks of `on`. Returns one embedding
     per text, as sentence-transformers computes it from the model's files.
 
-    Texts of similar length share a batch of `batch_size` texts. A text is cut after `max_tokens` tokens; 0 means the
-    length in the model's files or, without one, the model's maximum sequence length. `prompt_name` names one of the
-    model's prompts, which precedes every text; None means the model's default. `tell` is called with messages about
-    heads that are not loaded, keys that are ignored, and texts that are cut. Before a rank starts, raises `ConfigError`
-    for a model that is not an encoder or whose embeddings have a step that Crosscut does not compute, `DataError` for a
-    text without tokens, and the errors of `read` and of `find_model`.
+    Texts of similar length share a batch of `batch_size` texts. `tell` is called with messages about heads that are not
+    loaded, keys that are ignored, and texts that are cut. Before a rank starts, raises `ConfigError` for a model that
+    is not an encoder or whose embeddings have a step that Crosscut does not compute, `DataError` for a text without
+    tokens, and the errors of `read` and of `find_model`.
     """
     require_at_least("batch_size", batch_size, 1)
-    prepare = partial(encode_texts, place, read, on, tell, max_tokens=max_tokens, prompt_name=prompt_name)
+    prepare = partial(encode_texts, place, read, on, options or TextOptions(), tell)
     return with_model(on, prepare, partial(_embed, batch_size))[1]
 
 
