@@ -6,7 +6,7 @@
     python benchmarks/fuzz.py --replay findings/.../case.json
     python benchmarks/fuzz.py --tiny
 
-Ten kinds of cases run one after another, each until its number of cases is reached or its share of the time has
+Eleven kinds of cases run one after another, each until its number of cases is reached or its share of the time has
 passed. A case is a valid input, made by Crosscut itself, with one to four edits: numbers that are huge, negative or not
 a number, integers of 5,000 digits, lone surrogates, NUL, terminal escapes, 100,000 brackets, wrong types, missing and
 repeated keys, flipped, cut and removed bytes, and folders, pipes and loops in place of files. The real commands run, in
@@ -16,6 +16,9 @@ For every case there must be no exception that reaches the user, no end after mo
 memory above the idle process, no control character on the terminal, and no exit status that is not documented. A
 damaged checkpoint must not verify, and damaged sources must be told. An honest request must be answered in time, and as
 before, after every batch of requests.
+
+One kind, `metadata`, adds, removes or changes one key of a file beside the weights of a published model, and compares
+logits and tokens with `transformers` and PEFT: each case is computed as there, or refused, or a line names the key.
 
 The last kind is files of 64 kB to 16 MB that repeat one piece of a format, such as a tag that is never closed. Each
 reader, and `prepare` with all its stages, must stay below a stated processor time and memory per byte.
@@ -53,6 +56,7 @@ from benchmarks.commands import aligned, command_line, markdown, progress_bar, r
 from benchmarks.fuzzing.cases import BATCH, Case, draw
 from benchmarks.fuzzing.findings import CLASSES
 from benchmarks.fuzzing.kinds import KINDS, Kind
+from benchmarks.fuzzing.metadata.run import METADATA
 from benchmarks.fuzzing.repetition.run import REPETITION
 from benchmarks.fuzzing.repetition.run import cases as repeated_cases
 from benchmarks.fuzzing.requests import SERVICES, Server, run_requests
@@ -232,6 +236,8 @@ def replay(name: str, setting: Setting) -> bool:
         seed, kind, number = name.split("/")
         if kind == REPETITION:
             case = repeated_cases()[int(number)]
+        elif kind == METADATA:
+            case, setting = Case(METADATA, int(number), "", ()), replace(setting, seed=int(seed))
         else:
             batch = draw(strategy_of(kind, setting.valid), int(seed), kind, int(number) // BATCH)
             case = batch[int(number) % BATCH]
@@ -270,7 +276,7 @@ def main(arguments: list[str] | None = None) -> None:
     scratch = Path(tempfile.mkdtemp(prefix="crosscut-fuzz-", dir=memory if memory.is_dir() else None))
     try:
         valid = (options.valid or scratch / "valid").resolve()
-        if not (valid / "requests").is_dir() and options.only != [REPETITION]:
+        if not (valid / "requests").is_dir() and set(options.only or [""]) - {REPETITION, METADATA}:
             make_valid(valid, tensor=1 if options.tiny else 2)
         setting = Setting(valid, scratch, options.keep and options.keep.resolve(), options.seed)
         if options.replay:

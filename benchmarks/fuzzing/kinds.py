@@ -20,6 +20,7 @@ import click
 from benchmarks.fuzzing.calls import CHAT
 from benchmarks.fuzzing.cases import Base, Case, files_of
 from benchmarks.fuzzing.edits import BYTES, apply, copied
+from benchmarks.fuzzing.metadata.run import METADATA
 from benchmarks.fuzzing.repetition.run import REPETITION
 from benchmarks.fuzzing.repetition.run import cases as repeated_cases
 from benchmarks.fuzzing.sandbox import Outcome
@@ -248,10 +249,23 @@ EMBEDDINGS = Kind("embeddings", "requests for embeddings", 2_000, 0.04,
 TASKS = Kind("tasks", "fine-tunings for tasks", 2_000, 0.10, tasks(_options))
 CHATS = Kind("chats", "conversations and adapters", 2_000, 0.10, chats(_options))
 ENCODERS = Kind("encoders", "encoders and masked text", 2_000, 0.06, encoders(_options, _RUN_KEYS))
+PUBLISHED = Kind(METADATA, "files beside weights, against transformers", 2_000, 0.04, ())
 REPEATED = Kind(REPETITION, "files built by repetition", len(repeated_cases()), 0.20, ())
 
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
-    for kind in (CONFIGS, REQUESTS_KIND, FOLDERS, CHECKPOINTS, CORPORA, EMBEDDINGS, TASKS, CHATS, ENCODERS, REPEATED)
+    for kind in (
+        CONFIGS,
+        REQUESTS_KIND,
+        FOLDERS,
+        CHECKPOINTS,
+        CORPORA,
+        EMBEDDINGS,
+        TASKS,
+        CHATS,
+        ENCODERS,
+        PUBLISHED,
+        REPEATED,
+    )
 }
 """All kinds, in the order in which they run."""

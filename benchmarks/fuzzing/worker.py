@@ -17,6 +17,7 @@ from benchmarks.fuzzing.cases import BATCH, Case, cases_of, draw
 from benchmarks.fuzzing.edits import Edit
 from benchmarks.fuzzing.findings import Finding, command_line, judge, keep
 from benchmarks.fuzzing.kinds import KINDS, Kind, build
+from benchmarks.fuzzing.metadata import run as metadata
 from benchmarks.fuzzing.repetition.run import REPETITION, Rates, cases, run_one
 from benchmarks.fuzzing.sandbox import Job, Outcome, run
 
@@ -96,6 +97,8 @@ def run_batch(kind_name: str, batch: int, most: int, setting: Setting) -> Figure
     prepare_process()
     if kind_name == REPETITION:
         return _run_repeated(cases()[batch * BATCH :][:most], setting)
+    if kind_name == metadata.METADATA:
+        return _run_metadata(batch * BATCH, most, setting)
     warm_up(kind.name, setting.valid, setting.scratch)
     figures, drawn = Figures(), draw(strategy_of(kind.name, setting.valid), setting.seed, kind.name, batch)[:most]
     for start in range(0, len(drawn), kind.together):
@@ -123,12 +126,28 @@ def _run_repeated(repeated: list[Case], setting: Setting) -> Figures:
     return figures
 
 
+def _run_metadata(first: int, most: int, setting: Setting) -> Figures:
+    """Run cases with one edited key."""
+    figures = Figures()
+    for case in metadata.cases(first + most, setting.seed, setting.scratch)[first:]:
+        if time.monotonic() > setting.deadline:
+            break
+        found, outcome = metadata.run_one(case, setting.seed, setting.scratch)
+        figures.note(f"{setting.seed}/{metadata.METADATA}/{case.number}", outcome.seconds, outcome.peak)
+        for finding in found:
+            if figures.add(finding) and finding.key not in setting.known and setting.keep is not None:
+                keep(setting.keep, finding, None)
+    return figures
+
+
 def run_case(case: Case, setting: Setting) -> tuple[list[Finding], Outcome]:
     """Run one case, for a replay."""
     prepare_process()
     if case.kind == REPETITION:
         found, outcome, _ = run_one(case, setting.scratch)
         return found, outcome
+    if case.kind == metadata.METADATA:
+        return metadata.run_one(case, setting.seed, setting.scratch)
     warm_up(case.kind, setting.valid, setting.scratch)
     with _folder(setting) as folder:
         ((found, outcome),) = _run(KINDS[case.kind], [case], setting, folder)

@@ -18,6 +18,7 @@ from benchmarks.fuzzing.edits import Edit, apply
 from benchmarks.fuzzing.kinds import KINDS
 from benchmarks.fuzzing.repetition.run import SIZES, Rates, _judge, all_patterns, cases, limits
 from benchmarks.fuzzing.worker import Figures, Setting, _run
+from crosscut.config.published.keys import Keys
 from tests.benchmarks.conftest import run_program
 from tests.serving.conftest import write_tokenizer, write_weights
 
@@ -165,14 +166,33 @@ def test_every_kind_runs(tmp_path):  # starts a server, and imports PyTorch five
     told = json.loads(figures.read_text())
     assert list(told["kinds"]) == [
         "configs", "requests", "folders", "checkpoints", "corpora", "embeddings", "tasks", "chats", "encoders",
-        "repetition",
+        "metadata", "repetition",
     ]  # fmt: skip
     assert all(kind["cases"] for kind in told["kinds"].values()), done.stderr
     assert done.returncode == (0 if told["well"] else 1), done.stderr
     assert "requests to a running server" in page.read_text()
     for kind in told["kinds"].values():
         for finding in kind["findings"]:
-            assert finding["failure"] and finding["case"]["edits"]
+            assert finding["failure"] and (finding["case"]["edits"] or finding["case"]["base"])
+
+
+@pytest.mark.slow  # tests/pretrained/test_keys.py and tests/config/published hold the same tables
+def test_a_key_that_is_not_refused_is_found(tmp_path, monkeypatch):
+    from benchmarks.fuzzing.metadata import folders, run
+
+    edits = [
+        folders.Edit("llama LlamaForCausalLM", "config.json", ("hidden_act",), "relu"),
+        folders.Edit("llama LlamaForCausalLM", "config.json", ("is_causal",), False),
+        folders.Edit("gpt2 GPT2LMHeadModel", "config.json", ("scale_attn_weights",), False),
+        folders.Edit("llama LlamaForCausalLM", "adapter/adapter_config.json", ("init_lora_weights",), "olora"),
+    ]
+    monkeypatch.setattr(run, "draw", lambda models, seed, number: edits[number])
+    for number in range(len(edits)):
+        assert run.run_one(Case(run.METADATA, number, "", ()), 0, tmp_path)[0] == []
+    monkeypatch.setattr(Keys, "check", lambda *_: "")
+    for number, edit in enumerate(edits):
+        (finding,), _ = run.run_one(Case(run.METADATA, number, "", ()), 0, tmp_path)
+        assert finding.failure == "accepted" and finding.place.endswith(edit.path[0])
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Rotary positions that are scaled for longer sequences: the numbers of `transformers`."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from crosscut.config import Layout, ModelConfig
-from crosscut.config.published.folders import published_table, read_published
+from crosscut.config.published.folders import published_table, read_published, reason_against_export
 from crosscut.model.rotary import attention_factor, frequencies, rotations
 from crosscut.pretrained import find_model
 from tests.pretrained import jobs
@@ -93,6 +94,20 @@ def test_logits_of_short_and_long_texts_are_those_of_transformers(ranks: RankPoo
         for layout in (Layout(), Layout(tensor=2, sequence_parallel=True)):
             for (ours,) in ranks.run(layout.world_size, jobs.logits, source, layout, ["float64"], tokens):
                 assert float((ours - theirs).abs().max() / theirs.abs().max()) <= 1e-9, (length, str(layout))
+
+
+def test_a_norm_after_the_rotation_removes_the_factor_of_yarn(ranks: RankPool, tmp_path: Path) -> None:
+    """As in a NanoChat of `transformers`. Crosscut's norm comes before the rotation."""
+    fields = {**LLAMA_SHAPE, "rope_parameters": dict(ROPES["yarn with a factor"])}
+    write_model(tmp_path, "nanochat", fields)
+    tokens = torch.arange(120).view(2, 60) * 37 % V
+    theirs = their_logits(tmp_path, torch.float64, tokens)
+    source = find_model(tmp_path)
+    ((ours,),) = ranks.run(1, jobs.logits, source, Layout(), ["float64"], tokens)
+    assert float((ours - theirs).abs().max() / theirs.abs().max()) <= 1e-6
+    other = dataclasses.replace(source.model, rotary_attention_factor=0.0)
+    assert "`model.rotary_attention_factor` must be 1.0" in reason_against_export(other)
+    assert not reason_against_export(source.model)
 
 
 @pytest.mark.parametrize("name", ["linear", "dynamic", "yarn", "yarn with a factor"])

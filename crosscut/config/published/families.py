@@ -38,6 +38,8 @@ class Family:
     """Ends of the names of tensors that are the same if `tie_word_embeddings` is true, in pairs."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Second names of keys. In `transformers`, the value under the second name has precedence."""
+    rotates_before_norm: bool = False
+    """Whether queries and keys are normalised after their rotation. The norm then removes YaRN's attention factor."""
     first_position: int = 0
     """Row of the first position in the table of learned positions. No text uses the rows before it."""
 
@@ -261,6 +263,7 @@ NANOCHAT = dataclasses.replace(
     required={"hidden_act": ("relu2",), "attention_bias": (False,), "quantization_config": (None,)},
     biases=(),
     heads={},
+    rotates_before_norm=True,
 )
 BERT = Family(
     "bert",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from crosscut.config.checks import MOST, Settings, listed, shown
 from crosscut.config.errors import ConfigError
-from crosscut.config.model import Biases, HeadKind, ModelConfig, Positions
+from crosscut.config.model import Biases, HeadKind, ModelConfig, Positions, RotaryScaling
 from crosscut.config.published.families import FAMILIES, MISTRAL, ROBERTA, SOFT_CAP_FIELD, Family
 from crosscut.config.published.keys import keys_of_model
 from crosscut.config.published.rotary import rotary_fields, rotary_keys, rotary_notice
@@ -58,7 +58,7 @@ def read_published(folder: Path) -> Published:
     """
     table = PublishedTable(folder / MODEL_FILE)
     family = _family_of(table)
-    table.rename(family.aliases)
+    table.resolve_names(family.aliases)
     notices = [keys_of_model(family.model_type).check(table.values, table.path), notice_of_two_sets(folder)]
     fields: Settings = {
         **family.defaults,
@@ -68,6 +68,8 @@ def read_published(folder: Path) -> Published:
     window: Settings = {}
     if fields["positions"] == Positions.ROTARY:
         fields.update(_biases(table, family), **rotary_fields(table, fields["max_sequence_length"]))
+        if family.rotates_before_norm and fields.get("rotary_scaling") is RotaryScaling.YARN:
+            fields["rotary_attention_factor"] = 1.0
         fields.update(window := _window(table, family, fields))
         notices.append(rotary_notice(table))
     notices.append(_untie(folder, family, fields))
@@ -325,6 +327,8 @@ def _differences(family: Family, model: ModelConfig) -> tuple[Family, Table]:
         wanted["token_types"] = family.defaults["token_types"]
     if family.biases and model.biases in (Biases.ALL, Biases.NONE):
         wanted["biases"] = model.biases
+    if family.rotates_before_norm and model.rotary_factor != 1.0 and model.rotary_scaling is RotaryScaling.YARN:
+        wanted["rotary_attention_factor"] = 1.0
     if any(fields["head"] == model.head for fields in family.heads.values()):
         wanted.pop("head", None)
     return family, {name: value for name, value in wanted.items() if getattr(model, name) != value}

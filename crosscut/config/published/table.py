@@ -27,7 +27,7 @@ class PublishedTable:
         self.path = path
         self.values = read_json(path)
 
-    def rename(self, aliases: Mapping[str, str]) -> None:
+    def resolve_names(self, aliases: Mapping[str, str]) -> None:
         """Move the values of second names of keys to the keys. A second name has precedence, as in `transformers`."""
         second = {key: self.values.pop(name) for name, key in aliases.items() if name in self.values}
         self.values.update(second)

@@ -1,0 +1,144 @@
+"""What Crosscut and the reference libraries compute from one folder."""
+
+import contextlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.fuzzing.metadata.folders import ADAPTER_FOLDER, HEADS
+from crosscut.config import CrosscutError
+from crosscut.config.published.generation import check_generation
+from crosscut.data.tokenization.inner import read_inner
+from crosscut.kernels.soft_cap import soft_cap
+from crosscut.parallel import ParallelMesh
+from crosscut.parallel.state.parameters import local
+from crosscut.pretrained import ModelSource, find_model
+
+TOLERANCE = 1e-5
+"""Largest difference, relative to the largest value. The norms of `transformers` compute in float32."""
+TEXTS = ("The Quick fox", " jumps over<|endoftext|>")
+TOKENS = torch.arange(12)[None] * 37 % 290 + 2
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Result of one case: `refused`, `the same`, `told`, `no reference`, or `different`."""
+
+    result: str
+    detail: str = ""
+
+
+def compare(folder: Path, file: str, mesh: ParallelMesh) -> Verdict:
+    """Compare what Crosscut computes from a folder with what the reference computes. `file` is the file that was
+    edited. Exceptions other than Crosscut's own reach the caller.
+    """
+    told = io.StringIO()
+    is_adapted = file.startswith(ADAPTER_FOLDER)
+    try:
+        with contextlib.redirect_stderr(told):
+            source = find_model(folder, adapter=folder / ADAPTER_FOLDER if is_adapted else "")
+            notices = []
+            if file == "generation_config.json" and source.model.head == "next_token":
+                notices = check_generation(folder, None, "")
+            if file == "tokenizer_config.json":
+                ours: Any = [read_inner(source.tokenizer).encode(text).ids for text in TEXTS]
+            else:
+                ours = _ours(source, mesh)
+    except CrosscutError as error:
+        return Verdict("refused", str(error))
+    said = told.getvalue() + "".join(notices)
+    try:
+        with silent():
+            theirs = _their_ids(folder) if file == "tokenizer_config.json" else _theirs(folder, source, is_adapted)
+    except Exception as error:
+        return Verdict("no reference", f"{type(error).__name__}: {error}"[:300])
+    if theirs is None:
+        return Verdict("no reference", "the head is left out")
+    if isinstance(ours, list):
+        difference = "" if ours == theirs else f"{ours} and {theirs}"
+    else:
+        difference = _difference(ours, theirs)
+    if not difference:
+        return Verdict("the same")
+    return Verdict("told" if said else "different", f"{difference}; {said}")
+
+
+def _difference(ours: Tensor, theirs: Tensor) -> str:
+    if ours.shape != theirs.shape:
+        return f"shapes {list(ours.shape)} and {list(theirs.shape)}"
+    apart = float((ours - theirs).abs().max() / theirs.abs().max())
+    return "" if apart <= TOLERANCE else f"{apart:.1e} apart"
+
+
+@torch.no_grad()
+def _ours(source: ModelSource, mesh: ParallelMesh) -> Tensor | None:
+    model = source.load(mesh, precision="float64")
+    tokens = TOKENS[:, : source.model.max_sequence_length]
+    if source.model.solves_task:
+        return model.task_logits(tokens)
+    hidden = model.hidden_states(tokens)
+    if source.model.head != "next_token" or not source.model.is_causal:
+        return hidden
+    logits = hidden @ local(model.output_weight, hidden.dtype).t()
+    return soft_cap(logits[..., : source.model.vocab_size], source.model.logit_softcap)
+
+
+@torch.no_grad()
+def _theirs(folder: Path, source: ModelSource, is_adapted: bool) -> Tensor | None:
+    import transformers
+
+    table = json.loads((folder / "config.json").read_text())
+    names = table.get("architectures")
+    name = names[0] if isinstance(names, list) and len(names) == 1 else ""
+    if not source.model.solves_task and not source.model.is_causal:
+        kind = transformers.AutoModel
+    elif source.model.solves_task:
+        kind = getattr(transformers, name)
+    else:
+        kind = transformers.AutoModelForCausalLM
+    if name and not hasattr(transformers, name):
+        return None
+    if source.model.is_causal and not source.model.solves_task and str(name).endswith(HEADS[1:]):
+        return None
+    model = kind.from_pretrained(folder, dtype=torch.float64).eval()
+    if is_adapted:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, folder / ADAPTER_FOLDER).eval()
+    tokens = TOKENS[:, : source.model.max_sequence_length]
+    out = model(tokens)
+    if source.model.head == "spans":
+        return torch.stack([out.start_logits, out.end_logits], -1)
+    found: Tensor = out.last_hidden_state if kind is transformers.AutoModel else out.logits
+    return found
+
+
+def _their_ids(folder: Path) -> list[list[int]]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return [tokenizer(text)["input_ids"] for text in TEXTS]
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Hide what the reference libraries print and warn of."""
+    logging.disable(logging.CRITICAL)
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)

@@ -1,0 +1,153 @@
+"""Folders of tiny models of every family, written by `transformers`, and the edit of each case."""
+
+import json
+import random
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from crosscut.config.published.families import FAMILIES
+from crosscut.config.published.keys import ADAPTER, GENERATION, ROTARY, TOKENIZER, Keys, keys_of_model
+from crosscut.data import Tokenizer
+
+VOCAB_SIZE = 300
+_SMALL = {
+    "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48,
+    "max_position_embeddings": 64, "vocab_size": VOCAB_SIZE,
+}  # fmt: skip
+_GPT2 = {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_positions": 64, "vocab_size": VOCAB_SIZE}
+_OWN: Mapping[str, dict[str, Any]] = {
+    "gpt2": _GPT2,
+    "gpt_bigcode": _GPT2,
+    "qwen3": {**_SMALL, "num_key_value_heads": 2, "head_dim": 16},
+    "bert": _SMALL,
+    "roberta": {**_SMALL, "type_vocab_size": 1, "pad_token_id": 1},
+}
+"""Sizes of the families whose keys differ from those of a Llama."""
+ADAPTED = "llama"
+"""Family whose folder also holds an adapter."""
+ADAPTER_FOLDER = "adapter"
+
+HEADS = ("CausalLM", "ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering")
+"""Ends of the names of architectures whose logits are compared."""
+
+VALUES: tuple[Any, ...] = (
+    None, True, False, 0, 1, 2, 3, 4, 16, 64, 128, -1, 0.5, 1.0, 2.0, 1e-3, 1e9, "", "x", "none", [], [0], ["x"], {},
+    {"0": "x"}, "gelu", "gelu_new", "relu", "silu", "relu2", "absolute", "LlamaForCausalLM", "float16",
+    {"rope_type": "linear", "factor": 2.0}, {"rope_type": "dynamic", "factor": 2.0}, {"rope_type": "default"},
+    {"rope_type": "yarn", "factor": 4.0}, {"type": "linear", "factor": 2.0, "rope_theta": 100.0},
+    ["full_attention", "full_attention"], ["sliding_attention", "full_attention"], "pissa", "gaussian", "eva",
+    "all-linear", ["q_proj"], {"q_proj": 4}, "<|endoftext|>", {"content": "<|endoftext|>"}, "PreTrainedTokenizerFast",
+    "BertTokenizer", "GPT2Tokenizer", "regression", "multi_label_classification", "single_label_classification",
+)  # fmt: skip
+_UNKNOWN = ("depth", "my_key", "logit_scale", "residual_multiplier")
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Change of one key of one file. `value` is `REMOVED` if the key is removed."""
+
+    model: str
+    file: str
+    path: tuple[str, ...]
+    value: Any
+
+    def __str__(self) -> str:
+        key = ".".join(self.path)
+        return f"{self.model}, {self.file}: " + (
+            f"{key} removed" if self.value == REMOVED else f"{key} = {self.value!r}"
+        )
+
+    def apply(self, folder: Path) -> None:
+        """Change the file in `folder`. A file that is missing is created."""
+        file = folder / self.file
+        table = json.loads(file.read_text()) if file.is_file() else {}
+        *sections, key = self.path
+        inner = table
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        if self.value == REMOVED:
+            inner.pop(key, None)
+        else:
+            inner[key] = self.value
+        file.write_text(json.dumps(table))
+
+
+REMOVED = "(removed)"
+
+
+def make_models(folder: Path) -> None:
+    """Write a folder for each architecture of each family, and an adapter."""
+    for family in FAMILIES.values():
+        for architecture in (family.architecture, *family.heads):
+            if architecture.endswith(HEADS):
+                _make(folder / f"{family.model_type} {architecture}", family.model_type, architecture)
+    _make_adapter(folder / f"{ADAPTED} {FAMILIES[ADAPTED].architecture}")
+
+
+def _make(folder: Path, model_type: str, architecture: str) -> None:
+    import torch
+    import transformers
+
+    torch.manual_seed(3)
+    make = getattr(transformers, architecture)
+    sizes = _OWN.get(model_type, {**_SMALL, "num_key_value_heads": 2})
+    ids = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": sizes.get("pad_token_id")}
+    model = make(make.config_class(**{**sizes, **ids}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2).add_(1.0 if parameter.dim() == 1 else 0.0)
+    model.save_pretrained(folder)
+    Tokenizer.train(["the quick brown fox jumps " * 50], vocab_size=VOCAB_SIZE).save(folder / "tokenizer.json")
+    if model_type == "roberta":  # whose class adds a template to any tokenizer
+        (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+
+
+def _make_adapter(base: Path) -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=2, target_modules=["q_proj"]))
+    with torch.no_grad():
+        for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
+            parameter.normal_(std=0.2)
+    model.save_pretrained(base / ADAPTER_FOLDER)
+
+
+def draw(models: Path, seed: int, number: int) -> Edit:
+    """Draw the edit of a case."""
+    chance = random.Random(f"{seed}/metadata/{number}")
+    name = chance.choice(sorted(path.name for path in models.iterdir()))
+    files = dict(_files(name))
+    if not (models / name / ADAPTER_FOLDER).is_dir():
+        files.pop(f"{ADAPTER_FOLDER}/adapter_config.json")
+    file = chance.choice(["config.json"] * 4 + list(files))
+    sections: tuple[str, ...] = ()
+    keys = files[file]
+    if file == "config.json" and "rope_parameters" in keys.used and chance.random() < 0.2:
+        sections, keys = (chance.choice(("rope_parameters", "rope_scaling")),), ROTARY
+    present = json.loads((models / name / file).read_text()) if (models / name / file).is_file() else {}
+    known = [*present, *keys.used, *keys.only] if chance.random() < 0.8 else [*keys.without_effect, *_UNKNOWN]
+    key = chance.choice([key for key in known if key not in ("model_type", "peft_type")] or list(_UNKNOWN))
+    allowed = [*keys.only.get(key, ()), present.get(key)]
+    value = chance.choice([REMOVED, *allowed, *VALUES, *VALUES, *VALUES])
+    if type(present.get(key)) in (int, float) and not isinstance(present[key], bool) and chance.random() < 0.5:
+        value = chance.choice((present[key] * 2, present[key] // 2, present[key] + 1, float(present[key]), 0, None))
+    return Edit(name, file, (*sections, key), value)
+
+
+def _files(name: str) -> Iterator[tuple[str, Keys]]:
+    yield "config.json", keys_of_model(name.split()[0])
+    yield "generation_config.json", GENERATION
+    yield "tokenizer_config.json", TOKENIZER
+    yield f"{ADAPTER_FOLDER}/adapter_config.json", ADAPTER
+
+
+def copied(models: Path, edit: Edit, folder: Path) -> Path:
+    """Copy the model of a case to `folder`, and apply its edit."""
+    shutil.copytree(models / edit.model, folder)
+    edit.apply(folder)
+    return folder
