@@ -27,6 +27,7 @@ TRANSFORMER_FILES = tuple(
 MODULE_FILE = "config.json"
 """Name of a module's own file, in the module's folder."""
 
+_ADAPTER_FILE = "adapter_config.json"
 _LIBRARY = "sentence_transformers."
 _FIRST, _SECOND = "Transformer", "Pooling"
 _REMEDY = "Choose another model, or compute the embeddings with sentence-transformers."
@@ -102,7 +103,7 @@ class SentenceSteps:
         size = len(self.poolings) * hidden_size
         for step in self.after:
             size = step.num_outputs if isinstance(step, Dense) else size
-        return size if self.num_dimensions is None else len(range(size)[: self.num_dimensions])
+        return size if self.num_dimensions is None else min(size, self.num_dimensions)
 
     def prompt(self, name: str | None = None) -> str:
         """Return the prompt with a name, by default the prompt of every text. Raises `ConfigError` for a name that the
@@ -126,6 +127,11 @@ def read_steps(folder: Path) -> SentenceSteps:
     if not is_sentence_encoder(folder):
         _require_none(folder)
         return SentenceSteps()
+    if (folder / _ADAPTER_FILE).is_file():
+        raise ConfigError(
+            f"`{folder / _ADAPTER_FILE}` must not be beside `{MODULES_FILE}`, but is: the library then loads the "
+            "adapter's base model instead of the folder's weights. Merge the adapter, or move it to another folder."
+        )
     modules = _modules(folder)
     notices = [MODULES.notice({key: None for module in modules for key in module}, folder / MODULES_FILE)]
     kinds = [_kind(module, folder) for module in modules]

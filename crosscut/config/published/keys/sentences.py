@@ -5,7 +5,7 @@ from types import MappingProxyType
 from crosscut.config.published.keys.form import Keys, because
 
 _REMEDY = "Choose another model, or compute the embeddings with sentence-transformers."
-_SENTENCE = ("sentence_embedding", None)
+_NAMES = {"module_input_name": ("sentence_embedding",), "module_output_name": ("sentence_embedding", None)}
 _FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
 
 MODULES = Keys(
@@ -76,13 +76,13 @@ DENSE = Keys(
             "whether the layer's input is added": "use_residual",
         }
     ),
-    only={"module_input_name": _SENTENCE, "module_output_name": _SENTENCE},
+    only=_NAMES,
     remedy=_REMEDY,
 )
 NORMALIZE = Keys(
     title="`config.json` of the module `Normalize`",
     used={},
-    only={"module_input_name": _SENTENCE, "module_output_name": _SENTENCE},
+    only=_NAMES,
     remedy=_REMEDY,
 )
 

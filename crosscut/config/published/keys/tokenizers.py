@@ -32,7 +32,8 @@ TOKENIZER = Keys(
             {
                 "templates of conversations": "chat_template",
                 "this file then has precedence over `special_tokens_map.json`": "added_tokens_decoder",
-                "`embed` cuts longer texts, on this side": "model_max_length max_len truncation_side",
+                "`embed` cuts longer texts": "model_max_length max_len",
+                "`embed` cuts a text on this side": "truncation_side",
                 "`embed` takes the steps of BERT's and RoBERTa's classes": "tokenizer_class",
             }
         ),
