@@ -72,6 +72,11 @@ def test_length_comes_from_the_option_or_the_file(bert, tmp_path):
         assert (found - theirs(folder, TEXTS, most)).abs().max() < 1e-9
 
 
+def test_length_has_room_for_the_tokens_around_a_text(bert):
+    with pytest.raises(ConfigError, match=r"^`max_tokens` must be at least 2, the number of tokens .*, but is 1\."):
+        embed(str(bert), lambda: TEXTS, on(Layout()), options=TextOptions(max_tokens=1))
+
+
 def test_steps_that_are_not_computed_are_refused(bert, tmp_path):
     folder = shutil.copytree(bert, tmp_path / "model")
     (folder / "modules.json").write_text('[{"type": "sentence_transformers.models.CNN"}]')

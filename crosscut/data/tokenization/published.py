@@ -131,18 +131,26 @@ class PublishedTokenizer:
         if self._class == _ROBERTA and isinstance(inner.model, BPE):
             self._remake_roberta(inner, (sep, last), (cls, first))
 
+    def _flag(self, key: str, *, default: bool = False) -> bool:
+        value = self._config.get(key, default)
+        if not isinstance(value, bool):
+            raise ConfigError(
+                f"`{key}` in `{self._config_path}` must be true or false, but is {shown(value)}. Correct the file."
+            )
+        return value
+
     def _remake_bert(self, inner: tokenizers.Tokenizer, sep: tuple[str, int], cls: tuple[str, int]) -> None:
         from tokenizers import normalizers, pre_tokenizers, processors
 
         inner.normalizer = normalizers.BertNormalizer(
             clean_text=True,
-            handle_chinese_chars=self._config.get("tokenize_chinese_chars", True),
-            strip_accents=self._config.get("strip_accents"),
-            lowercase=self._config.get("do_lower_case", True),
+            handle_chinese_chars=self._flag("tokenize_chinese_chars", default=True),
+            strip_accents=None if self._config.get("strip_accents") is None else self._flag("strip_accents"),
+            lowercase=self._flag("do_lower_case", default=True),
         )
         inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         inner.post_processor = processors.TemplateProcessing(
-            single=f"{cls[0]}:0 $A:0 {sep[0]}:0", pair=None, special_tokens=[cls, sep]
+            single=[f"{cls[0]}:0", "$A:0", f"{sep[0]}:0"], pair=None, special_tokens=[cls, sep]
         )
         inner.model.continuing_subword_prefix = "##"
         inner.model.max_input_chars_per_word = 100
@@ -150,7 +158,7 @@ class PublishedTokenizer:
     def _remake_roberta(self, inner: tokenizers.Tokenizer, sep: tuple[str, int], cls: tuple[str, int]) -> None:
         from tokenizers import pre_tokenizers, processors
 
-        has_space = bool(self._config.get("add_prefix_space", False))
+        has_space = self._flag("add_prefix_space")
         inner.normalizer = None
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=has_space)
         inner.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=has_space)

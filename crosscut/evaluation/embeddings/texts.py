@@ -99,7 +99,12 @@ def require_embeddings(source: ModelSource, tensor: int, options: TextOptions | 
     require_tensor_axis(source.model, tensor)
     encoder = TextEncoder.of(source, options)
     require_weights_of(encoder.steps, source.model.hidden_size)
-    encoder.tokenizer.read(encoder.max_tokens)
+    around = encoder.tokenizer.read().num_special_tokens_to_add(is_pair=False)
+    if around > encoder.max_tokens:  # the tokenizers library would not cut at all
+        raise ConfigError(
+            f"`max_tokens` must be at least {around}, the number of tokens that the tokenizer puts around a text, but "
+            f"is {encoder.max_tokens}. Choose a larger maximum."
+        )
     return encoder
 
 

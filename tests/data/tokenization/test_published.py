@@ -133,6 +133,8 @@ def test_length_is_that_of_the_settings(bert, tmp_path, settings, most):
     [
         ({"model_max_length": "x"}, r"^`model_max_length` in `.*` must be a number of at least 1, but is 'x'\."),
         ({"max_len": 0}, r"^`max_len` in `.*` must be a number of at least 1, but is 0\."),
+        ({"do_lower_case": None}, r"^`do_lower_case` in `.*` must be true or false, but is None\."),
+        ({"strip_accents": "no"}, r"^`strip_accents` in `.*` must be true or false, but is 'no'\."),
         ({"truncation_side": "top"}, r"^`truncation_side` in `.*` must be right or left, but is 'top'\."),
     ],
 )
