@@ -118,18 +118,25 @@ class PublishedTokenizer:
         return {name: found[name] for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask") if found.get(name)}
 
     def _remake(self, inner: tokenizers.Tokenizer) -> None:
-        """Replace the steps around the vocabulary by those of the tokenizer's class, if it has one."""
+        """Replace the steps around the vocabulary by those of the tokenizer's class, if it has one. A class that only
+        follows from the type of the model is not used for a vocabulary that does not fit.
+        """
         from tokenizers.models import BPE, WordPiece
 
-        tokens = {**_TOKENS.get(self._class, {}), **self._named}
-        sep, cls = (tokens.get(name, "") for name in ("sep", "cls"))
-        last, first = inner.token_to_id(sep), inner.token_to_id(cls)
-        if last is None or first is None:
-            return  # without these tokens, the tokenizer has another class, whatever the file says
-        if self._class == _BERT and isinstance(inner.model, WordPiece):
-            self._remake_bert(inner, (sep, last), (cls, first))
-        if self._class == _ROBERTA and isinstance(inner.model, BPE):
-            self._remake_roberta(inner, (sep, last), (cls, first))
+        if self._class not in _TOKENS:
+            return
+        tokens = {**_TOKENS[self._class], **self._named}
+        last, first = inner.token_to_id(tokens["sep"]), inner.token_to_id(tokens["cls"])
+        kind = WordPiece if self._class == _BERT else BPE
+        if last is not None and first is not None and isinstance(inner.model, kind):
+            remake = self._remake_bert if self._class == _BERT else self._remake_roberta
+            remake(inner, (tokens["sep"], last), (tokens["cls"], first))
+        elif self._config.get("tokenizer_class"):
+            raise ConfigError(
+                f"`tokenizer_class` in `{self._config_path}` must fit `{self.path.name}`, which has no "
+                f"{kind.__name__} with the tokens {tokens['cls']} and {tokens['sep']}, but is "
+                f"{shown(self._config['tokenizer_class'])}. Save the tokenizer again with transformers."
+            )
 
     def _flag(self, key: str, *, default: bool = False) -> bool:
         value = self._config.get(key, default)

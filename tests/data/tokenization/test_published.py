@@ -135,6 +135,11 @@ def test_length_is_that_of_the_settings(bert, tmp_path, settings, most):
         ({"max_len": 0}, r"^`max_len` in `.*` must be a number of at least 1, but is 0\."),
         ({"do_lower_case": None}, r"^`do_lower_case` in `.*` must be true or false, but is None\."),
         ({"strip_accents": "no"}, r"^`strip_accents` in `.*` must be true or false, but is 'no'\."),
+        (
+            {"tokenizer_class": "RobertaTokenizer"},
+            r"must fit `tokenizer\.json`, .* no BPE with .*but is 'RobertaTokeni",
+        ),
+        ({"cls_token": "[X]"}, r"no WordPiece with the tokens \[X\] and \[SEP\], but is 'BertTokenizer'\. Save"),
         ({"truncation_side": "top"}, r"^`truncation_side` in `.*` must be right or left, but is 'top'\."),
     ],
 )
