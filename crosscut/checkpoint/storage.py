@@ -181,7 +181,7 @@ class LocalFolder(Folder):
         """
         path = self.path / name
         if path.parent != self.path:
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
         is_taken = path.is_symlink() or path.exists()
         written = path.with_name(f".{name}.{secrets.token_hex(4)}") if is_taken else path
         with written.open("xb") as file:
