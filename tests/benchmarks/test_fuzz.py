@@ -182,8 +182,7 @@ def test_a_key_that_is_not_refused_is_found(tmp_path, monkeypatch):
 
     edits = [
         folders.Edit("llama LlamaForCausalLM", "config.json", ("hidden_act",), "relu"),
-        folders.Edit("llama LlamaForCausalLM", "config.json", ("is_causal",), False),
-        folders.Edit("gpt2 GPT2LMHeadModel", "config.json", ("scale_attn_weights",), False),
+        folders.Edit("gpt2 GPT2LMHeadModel", "config.json", ("activation_function",), "relu"),
         folders.Edit("llama LlamaForCausalLM", "adapter/adapter_config.json", ("init_lora_weights",), "olora"),
     ]
     monkeypatch.setattr(run, "draw", lambda models, seed, number: edits[number])

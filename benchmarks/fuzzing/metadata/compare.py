@@ -1,4 +1,4 @@
-"""What Crosscut and the reference libraries compute from one folder."""
+"""Comparison of Crosscut with the reference libraries on one folder."""
 
 import contextlib
 import io
@@ -106,7 +106,7 @@ def _theirs(folder: Path, source: ModelSource, is_adapted: bool) -> Tensor | Non
         kind = transformers.AutoModelForCausalLM
     if name and not hasattr(transformers, name):
         return None
-    if source.model.is_causal and not source.model.solves_task and str(name).endswith(HEADS[1:]):
+    if source.model.is_causal and not source.model.solves_task and str(name).endswith(HEADS[2:]):
         return None
     model = kind.from_pretrained(folder, dtype=torch.float64).eval()
     if is_adapted:

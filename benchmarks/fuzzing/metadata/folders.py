@@ -30,7 +30,7 @@ ADAPTED = "llama"
 """Family whose folder also holds an adapter."""
 ADAPTER_FOLDER = "adapter"
 
-HEADS = ("CausalLM", "ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering")
+HEADS = ("CausalLM", "LMHeadModel", "ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering")
 """Ends of the names of architectures whose logits are compared."""
 
 VALUES: tuple[Any, ...] = (
