@@ -69,8 +69,9 @@ def _make_encoder(folder: Path) -> None:
     (model / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True, "model_max_length": 64}, indent=1))
     (model / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 32, "do_lower_case": False}))
     kinds = ("Transformer", "Pooling", "Normalize")
-    modules = [{"idx": i, "name": str(i), "path": "", "type": f"sentence_transformers.models.{kind}"}
-               for i, kind in enumerate(kinds)]  # fmt: skip
+    paths = ("", "1_Pooling", "2_Normalize")
+    modules = [{"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+               for i, (kind, path) in enumerate(zip(kinds, paths, strict=True))]  # fmt: skip
     (model / "modules.json").write_text(json.dumps(modules, indent=1))
     (model / "1_Pooling").mkdir()
     pooling = {"word_embedding_dimension": 32, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}

@@ -176,9 +176,12 @@ class LocalFolder(Folder):
     @contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
         """Open a new file for writing. The file is flushed to the disk when the context ends. An existing file, pipe or
-        link with this name is replaced, so that nothing is written through a pipe or link.
+        link with this name is replaced, so that nothing is written through a pipe or link. The name may begin with that
+        of a subfolder, which is created.
         """
         path = self.path / name
+        if path.parent != self.path:
+            path.parent.mkdir(parents=True, exist_ok=True)
         is_taken = path.is_symlink() or path.exists()
         written = path.with_name(f".{name}.{secrets.token_hex(4)}") if is_taken else path
         with written.open("xb") as file:

@@ -18,6 +18,7 @@ from crosscut.config.published.folders import (
     TOKENIZER_FILE,
     read_published,
 )
+from crosscut.config.published.sentences import MODULES_FILE
 from crosscut.config.published.tokenizers import check_tokenizer
 from crosscut.config.system.deletion import make_folder, remove_folder
 from crosscut.config.system.files import copy_file, json_or_none
@@ -28,6 +29,9 @@ from crosscut.data.tokenization.inner import read_inner
 
 COMPANIONS = (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, "chat_template.jinja", GENERATION_FILE)
 """Names of the optional files that belong to a tokenizer and are stored in the tokenizer's folder."""
+KEPT = (*COMPANIONS, MODULES_FILE)
+"""Names of the optional files that a run keeps. The list of modules tells that the run started from a sentence encoder;
+the files that it names are not kept."""
 
 
 def notices_of(folder: Path) -> tuple[str, ...]:
@@ -38,10 +42,10 @@ def notices_of(folder: Path) -> tuple[str, ...]:
 
 
 def keep_companions(published: Path, folder: Path) -> None:
-    """Copy the config, the tokenizer and the tokenizer's optional files (`COMPANIONS`) of a published model to
+    """Copy the config, the tokenizer and the tokenizer's optional files (`KEPT`) of a published model to
     `folder`. An existing `folder` is replaced. Raises `ConfigError` if Crosscut did not write it.
     """
-    names = (MODEL_FILE, TOKENIZER_FILE, *COMPANIONS)
+    names = (MODEL_FILE, TOKENIZER_FILE, *KEPT)
     if left := remove_folder(folder.parent, folder.name, only=lambda name: name in names):
         raise ConfigError(f"The run must be able to write `{folder}`. {left}")
     make_folder(folder.parent, folder.name)

@@ -25,6 +25,8 @@ from crosscut.config.published.folders import (
     published_table,
     require_exportable,
 )
+from crosscut.config.published.sentences import MODULES_FILE, module_files
+from crosscut.config.system.terminal import echo
 from crosscut.data import Tokenizer
 from crosscut.data.tokenization.inner import read_inner
 from crosscut.model import GPT
@@ -72,10 +74,16 @@ class _ExportFolder:
     """Ids that end a text."""
     labels: tuple[str, ...]
     max_file_bytes: int
+    is_published: bool = True
+    """Whether the files beside the tokenizer are those of the model itself, and not of a model from which it was
+    trained."""
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for a model that no published family can express."""
+        """Raise `ConfigError` for a model that no published family can express, and for a sentence encoder with a step
+        that Crosscut does not compute.
+        """
         self.table  # noqa: B018 - a property that checks
+        self.beside  # noqa: B018 - a property that checks
 
     @cached_property
     def table(self) -> dict[str, object]:
@@ -95,13 +103,28 @@ class _ExportFolder:
         is_padded = self.config.solves_task and self.config.is_causal
         return {**table, **(_padding(self.tokenizer) if is_padded else {})}
 
+    @cached_property
+    def beside(self) -> dict[str, bytes]:
+        """Contents of the tokenizer's file, of the files that `transformers` needs to load it, and of the files of a
+        sentence encoder, by name. If there is no `tokenizer_config.json`, a minimal one is created.
+        """
+        folder = self.tokenizer.parent
+        names = [*COMPANIONS, *(module_files(folder) if self.is_published else ())]
+        files = {TOKENIZER_FILE: self.tokenizer.read_bytes()}
+        files |= {name: path.read_bytes() for name in names if (path := folder / name).is_file()}
+        if TOKENIZER_CONFIG_FILE not in files:
+            files[TOKENIZER_CONFIG_FILE] = json_bytes(
+                Tokenizer.load(self.tokenizer, end_of_text=self.ends[0]).settings()
+            )
+        return files
+
     def write(self, tensors: Iterator[Tensor]) -> Exported:
         """Write the whole folder atomically."""
         shapes = published_shapes(self.config)
         files = plan_files(shapes, self.dtype, max_bytes=self.max_file_bytes)
         with _new_folder(self.folder, MODEL_FILE) as draft:
             write_tensors(draft, files, self.dtype, tensors)
-            for name, content in _beside(self.tokenizer, self.ends).items():
+            for name, content in self.beside.items():
                 draft.write(name, content)
             draft.write(MODEL_FILE, json_bytes(self.table))
         num_bytes = sum(math.prod(shape) for shape in shapes.values()) * self.dtype.itemsize
@@ -170,11 +193,23 @@ def export_checkpoint(
         ends=(source.end_of_text, *source.stops),
         labels=source.labels,
         max_file_bytes=max_file_bytes,
+        is_published=source.is_published,
     )
     require_new(target.folder)
+    _tell_of_modules(source, target.folder)
     if source.adapter:
         tensors = _with_adapter(source, tensors)
     return replace(target.write(tensors), is_averaged=source.is_averaged)
+
+
+def _tell_of_modules(source: ModelSource, folder: Folder) -> None:
+    """Print a line if the model lost the modules of a sentence encoder in its training."""
+    if source.was_sentence_encoder:
+        echo(
+            f"crosscut: `{folder}` has no `{MODULES_FILE}`. The files of sentence-transformers beside the model "
+            "from which the run started describe that model; copy them if they still apply.",
+            err=True,
+        )
 
 
 def export_adapter(source: ModelSource, out: str | Path | Folder, *, base: str = "") -> list[str]:
@@ -266,7 +301,8 @@ def export_model(
     """Write a model in memory, on any layout and sharding, to a new Hugging Face folder, with its `tokenizer.json`.
 
     The tokenizer's end-of-text id and the ids in `stops` are stored as ids that end a text. `labels` are stored as the
-    names of the classes if the model has `head = "classes"`. Every rank must call this function; the first rank writes.
+    names of the classes if the model has `head = "classes"`. If the tokenizer is in the folder of a sentence encoder,
+    the files of sentence-transformers are copied, too. Every rank must call this function; the first rank writes.
     Communication: the tensors are gathered one after the other. On all ranks, raises `ConfigError` for a model that no
     published family can express and for a folder that is not empty, and `CheckpointError` if a file cannot be written.
     """
@@ -335,14 +371,3 @@ def _put_together(pieces: list[tuple[Weight, int]], read: Callable[[str], Tensor
         rows[source.start :][: len(ours)] = ours
     assert found is not None
     return found
-
-
-def _beside(tokenizer: Path, ends: tuple[int, ...]) -> dict[str, bytes]:
-    """Return the contents of the tokenizer's file and of the files that `transformers` needs to load it, keyed by name.
-    If there is no `tokenizer_config.json`, a minimal one is created.
-    """
-    files = {TOKENIZER_FILE: tokenizer.read_bytes()}
-    files |= {name: path.read_bytes() for name in COMPANIONS if (path := tokenizer.with_name(name)).is_file()}
-    if TOKENIZER_CONFIG_FILE not in files:
-        files[TOKENIZER_CONFIG_FILE] = json_bytes(Tokenizer.load(tokenizer, end_of_text=ends[0]).settings())
-    return files

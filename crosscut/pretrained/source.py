@@ -25,6 +25,7 @@ from crosscut.config.checks import require_one_of
 from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
 from crosscut.config.precision import OF_MODELS, PRECISIONS
 from crosscut.config.published.folders import MODEL_FILE, TOKENIZER_FILE, read_published
+from crosscut.config.published.sentences import is_sentence_encoder
 from crosscut.config.published.tokenizers import check_tokenizer
 from crosscut.config.system.terminal import echo
 from crosscut.data import Tokenizer
@@ -66,6 +67,13 @@ class ModelSource:
     lacks."""
     labels: tuple[str, ...] = ()
     """Names of the classes of a model with `head = "classes"`; empty if they have no names."""
+
+    @property
+    def was_sentence_encoder(self) -> bool:
+        """Whether the model is that of a run that started from a sentence encoder, whose list of modules describes the
+        model before the run.
+        """
+        return not self.is_published and is_sentence_encoder(self.tokenizer.parent)
 
     @property
     def title(self) -> str:

@@ -26,9 +26,8 @@ from crosscut.config.model import require_tensor_axis
 from crosscut.config.published.generation import check_generation
 from crosscut.config.system.terminal import echo
 from crosscut.config.system.wording import counted
-from crosscut.data.tokenization.inner import read_inner
 from crosscut.evaluation.embeddings.embedder import Embedded, Embedder
-from crosscut.evaluation.embeddings.texts import longest_text, require_embeddings
+from crosscut.evaluation.embeddings.texts import TextEncoder, about_steps, require_embeddings
 from crosscut.generation import Decoder, Piece
 from crosscut.launch import Ranks, StopRequest, in_ranks
 from crosscut.launch.stopping import REQUESTS, ignore_requests
@@ -132,9 +131,8 @@ def _checked(place: str, options: ServerOptions) -> ModelSource:
             "--slide."
         )
     else:
-        require_embeddings(source, options.tensor)
-        longest_text(source)
-        read_inner(source.tokenizer)
+        for line in about_steps(source, require_embeddings(source, options.tensor).steps):
+            echo(f"crosscut: {line}", err=True)
     with _bound(options):  # raises if the port is taken
         return source
 
@@ -177,14 +175,20 @@ def _write(source: ModelSource, mesh: ParallelMesh, options: ServerOptions, list
 
 def _embed(source: ModelSource, mesh: ParallelMesh, options: ServerOptions, listener: socket.socket | None) -> None:
     """Run one rank of a server whose model is an encoder. `listener` is None on all ranks but the first."""
-    embedder = Embedder(source.load(mesh, precision=options.precision), num_rows=options.rows)
+    encoder = TextEncoder.of(source)
+    model = source.load(mesh, precision=options.precision)
+    embedder = Embedder(model, num_rows=options.rows, pooling=encoder.pooling())
     if listener is None:
         _follow(partial(embed_texts, embedder, None))
         return
     served = ServedEncoder(
         name=source.name,
-        window=longest_text(source),
-        size=source.model.hidden_size,
+        window=encoder.max_tokens,
+        size=encoder.steps.size(source.model.hidden_size),
+        prompt=encoder.prompt,
+        num_skipped=encoder.num_skipped,
+        lower_case=encoder.steps.lower_case,
+        is_published=source.is_published,
         tokenizer=source.tokenizer,
         vocab_size=source.model.vocab_size,
         created=int(time.time()),

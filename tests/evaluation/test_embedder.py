@@ -9,8 +9,10 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from crosscut.config import ConfigError, GenerationError, Layout
+from crosscut.config.published.sentences import SentenceSteps
 from crosscut.evaluation.embeddings import embeddings
 from crosscut.evaluation.embeddings.embedder import _PASSES, Embedded, Embedder
+from crosscut.evaluation.embeddings.pooling import SentencePooling
 from crosscut.model import GPT
 from crosscut.pretrained import ModelSource, find_model
 from tests.pretrained.encoders import V, make_encoder
@@ -134,6 +136,27 @@ def test_text_without_a_finite_embedding_does_not_damage_those_beside_it(ranks: 
     for finishes, difference in ranks.run(num_ranks, _not_finite, broken):
         assert finishes == ["stop", "error", "stop"]
         assert difference < 1e-6
+
+
+def _skipped(source: ModelSource) -> tuple[str, float]:
+    """On a rank, with a prompt of three tokens that is left out: the error for a text that is not longer, and the
+    largest difference from the command's embeddings.
+    """
+    model, pooling = made(source), SentencePooling(SentenceSteps(poolings=("max", "cls"), after=()), num_skipped=3)
+    embedder = Embedder(model, num_rows=ROWS, pooling=pooling)
+    with pytest.raises(ConfigError) as caught:
+        embedder.add([2, 7, 3])
+    texts = [ids for ids in TEXTS if len(ids) > 3]
+    numbers = [embedder.add(ids) for ids in texts]
+    found = all_of(embedder)
+    expected = embeddings(model, texts, pooling=pooling)
+    return str(caught.value), float((torch.stack([found[one].embedding for one in numbers]) - expected).abs().max())
+
+
+def test_steps_of_the_model_are_taken(ranks: RankPool, source):
+    ((told, difference),) = ranks.run(1, _skipped, source)
+    assert told.startswith("A text must have from 4 to 16 tokens")
+    assert difference < 1e-12
 
 
 def _refused(source: ModelSource, ids: list[int]) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from crosscut.config import ConfigError, DataError, Layout
 from crosscut.data import Tokenizer
-from crosscut.evaluation.embeddings import embed
+from crosscut.evaluation.embeddings import TextOptions, embed
 from crosscut.evaluation.embeddings.texts import read_lines
 from crosscut.evaluation.ranks import Machinery
 from tests.pretrained.encoders import V, make_encoder
@@ -65,34 +65,22 @@ def test_embedding_is_the_normalised_mean_of_the_hidden_states(bert, layout):
 
 def test_length_comes_from_the_option_or_the_file(bert, tmp_path):
     folder = shutil.copytree(bert, tmp_path / "model")
-    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 7}')
-    for asked, most in ((0, 7), (5, 5)):
-        found = torch.tensor(embed(str(folder), lambda: TEXTS, on(Layout()), max_tokens=asked), dtype=torch.float64)
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 7}')
+    for asked, most in ((0, 7), (9, 9)):
+        options = TextOptions(max_tokens=asked)
+        found = torch.tensor(embed(str(folder), lambda: TEXTS, on(Layout()), options=options), dtype=torch.float64)
         assert (found - theirs(folder, TEXTS, most)).abs().max() < 1e-9
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        (
-            "sentence_bert_config.json",
-            {"max_seq_length": "x"},
-            r"`max_seq_length` in `.*` must be a whole number of at least 1, but is 'x'",
-        ),
-        (
-            "1_Pooling/config.json",
-            {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
-            r"must ask for the mean of the tokens .* but asks for pooling_mode_cls_token\. Choose",
-        ),
-        ("modules.json", [{"type": "sentence_transformers.models.Dense"}], r"must be one of Transformer, .*Dense'\."),
-        ("modules.json", {}, r"`.*modules\.json` must be a JSON list of modules, but is not\."),
-    ],
-)
-def test_other_recipe_is_refused(bert, tmp_path, name, content, message):
+def test_length_has_room_for_the_tokens_around_a_text(bert):
+    with pytest.raises(ConfigError, match=r"^`max_tokens` must be at least 2, the number of tokens .*, but is 1\."):
+        embed(str(bert), lambda: TEXTS, on(Layout()), options=TextOptions(max_tokens=1))
+
+
+def test_steps_that_are_not_computed_are_refused(bert, tmp_path):
     folder = shutil.copytree(bert, tmp_path / "model")
-    (folder / name).parent.mkdir(exist_ok=True)
-    (folder / name).write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match=message):
+    (folder / "modules.json").write_text('[{"type": "sentence_transformers.models.CNN"}]')
+    with pytest.raises(ConfigError, match=r"^`type` in `.*` must be a module of .*, but is 'sentence_transfor.*CNN'\."):
         embed(str(folder), lambda: TEXTS, on(Layout()))
 
 

@@ -16,6 +16,7 @@ from crosscut.evaluation.embeddings import embed
 from crosscut.evaluation.ranks import Machinery
 from crosscut.serving.protocol.embeddings import MOST_INPUTS
 from crosscut.serving.server import ServerOptions, serve
+from tests.evaluation.sentences import make_trunk, modules_of, theirs, write
 from tests.serving.conftest import ENCODER, Server, start
 from tests.serving.protocol.test_refusals import DEEP
 from tests.serving.test_endurance import posted
@@ -225,3 +226,17 @@ def test_server_of_one_rank_stops_after_its_answers(encoder_folder):
 def test_slide_is_refused_for_an_encoder(encoder_folder):
     with pytest.raises(ConfigError, match="`--slide` must be used only with a model that generates text, but"):
         serve(str(encoder_folder), ServerOptions(slide=True, device="cpu"))
+
+
+@pytest.mark.slow  # starts a server; quick tests compare its parts: requests, the embedder and the steps
+def test_steps_of_a_sentence_encoder_are_served(tmp_path):
+    modules = modules_of(make_trunk(tmp_path / "bert"), ["mean", "lasttoken"], "D", include_prompt=False)
+    folder = write(tmp_path / ENCODER, modules, prompts={"query": "the lazy "}, default_prompt_name="query")
+    server = start(folder)
+    status, content = server.ask(PATH, asked(input=TEXTS))
+    ended, errors = server.stop()
+    assert (status, ended) == (200, 0)
+    assert "The embeddings do not have the length 1" in errors
+    found = torch.tensor([one["embedding"] for one in content["data"]])
+    torch.testing.assert_close(found, ours(folder, TEXTS), rtol=0, atol=1e-6)
+    torch.testing.assert_close(found.double(), theirs(folder, TEXTS), rtol=0, atol=1e-5)

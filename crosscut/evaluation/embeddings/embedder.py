@@ -16,6 +16,7 @@ from heapq import heappop, heappush
 from torch import Tensor
 
 from crosscut.config import ConfigError, GenerationError
+from crosscut.evaluation.embeddings.pooling import SentencePooling
 from crosscut.evaluation.embeddings.vectors import embeddings
 from crosscut.model import GPT
 
@@ -32,7 +33,7 @@ class Embedded:
     number: int
     """The text's number, as returned by `Embedder.add`."""
     embedding: Tensor | None = None
-    """Embedding [H] on the CPU, of length 1."""
+    """Embedding [D] on the CPU."""
     error: Exception | None = None
 
     @property
@@ -43,11 +44,12 @@ class Embedded:
 
 class Embedder:
     """Embedder of many texts with one encoder (see the module's docstring). A forward pass has at most `num_rows`
-    texts.
+    texts. `pooling` is by default the normalised mean.
     """
 
-    def __init__(self, model: GPT, *, num_rows: int) -> None:
+    def __init__(self, model: GPT, *, num_rows: int, pooling: SentencePooling | None = None) -> None:
         self._model = model.eval()
+        self._pooling = SentencePooling() if pooling is None else pooling
         self._num_rows = num_rows
         self._waiting: dict[int, tuple[int, ...]] = {}
         """Token ids of the texts that have no embedding yet, by number."""
@@ -72,10 +74,10 @@ class Embedder:
         Raises `ConfigError` for a text without tokens, an id outside the vocabulary, and a text that is longer than the
         model's maximum sequence length.
         """
-        config = self._model.config
-        if not 1 <= len(ids) <= config.max_sequence_length:
+        config, fewest = self._model.config, self._pooling.num_skipped + 1
+        if not fewest <= len(ids) <= config.max_sequence_length:
             raise ConfigError(
-                f"A text must have from 1 to {config.max_sequence_length} tokens (the model's maximum sequence "
+                f"A text must have from {fewest} to {config.max_sequence_length} tokens (the model's maximum sequence "
                 f"length), but has {len(ids)}. Split the text."
             )
         if not 0 <= min(ids) <= max(ids) < config.vocab_size:
@@ -102,15 +104,18 @@ class Embedder:
         """
         texts = {number: self._waiting.pop(number) for number in self._next_pass()}
         try:
-            found = dict(zip(texts, embeddings(self._model, [*texts.values()], batch_size=len(texts)), strict=True))
+            found = dict(zip(texts, self._embed([*texts.values()]), strict=True))
             # NaN weights of a position can reach shorter texts through their padding. A text alone has no padding.
             for number in [number for number, vector in found.items() if not vector.isfinite().all()]:
-                found[number] = embeddings(self._model, [texts[number]])[0]
+                found[number] = self._embed([texts[number]])[0]
         except Exception as error:
             if not self._is_alone:
                 raise
             return [Embedded(number, error=error) for number in texts]
         return [_report(number, vector) for number, vector in found.items()]
+
+    def _embed(self, texts: list[tuple[int, ...]]) -> Tensor:
+        return embeddings(self._model, texts, pooling=self._pooling, batch_size=len(texts))
 
     def _next_pass(self) -> list[int]:
         """Return the numbers of the texts in the next pass, at least one."""

@@ -1,29 +1,22 @@
-"""Texts to embed: read lines, encode them to token ids, and check the settings files that a sentence-transformers model
-has beside its weights.
-"""
+"""Texts to embed: read lines, and encode them to token ids as the model's files say."""
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 from crosscut.config import ConfigError, DataError
 from crosscut.config.checks import require_at_least
 from crosscut.config.model import require_tensor_axis
+from crosscut.config.published.sentences import MODULES_FILE, SentenceSteps, read_steps
 from crosscut.config.system import files
-from crosscut.config.system.files import json_or_none, read_json
 from crosscut.data.text.lines import lines_of
-from crosscut.data.tokenization.inner import read_inner
 from crosscut.data.tokenization.long_texts import batches
+from crosscut.data.tokenization.published import PublishedTokenizer
+from crosscut.evaluation.embeddings.pooling import SentencePooling, require_weights_of
 from crosscut.evaluation.ranks import Machinery
 from crosscut.pretrained import ModelSource
-
-LENGTH_FILE = "sentence_bert_config.json"
-MODULES_FILE = "modules.json"
-POOLING_FILE = "1_Pooling/config.json"
-"""Files of a sentence-transformers model beside its `config.json`."""
-
-_MODULES = ("Transformer", "Pooling", "Normalize")
 
 
 def read_lines(file: Path | None) -> list[str]:
@@ -44,19 +37,87 @@ def read_lines(file: Path | None) -> list[str]:
     return lines
 
 
-def require_embeddings(source: ModelSource, tensor: int) -> None:
-    """Raise `ConfigError` or `LayoutError` if this encoder cannot embed texts on `tensor` ranks."""
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """Choices of the user for the texts to embed."""
+
+    max_tokens: int = 0
+    """Number of tokens after which a text is cut; 0 means the length in the model's files or, without one, the model's
+    maximum sequence length."""
+    prompt_name: str | None = None
+    """Name of the model's prompt that precedes every text; None means the model's default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextEncoder:
+    """Tokenizer, prompt and length with which a model's texts are encoded, and the steps of its embeddings."""
+
+    steps: SentenceSteps
+    tokenizer: PublishedTokenizer
+    max_tokens: int
+    """Maximum number of tokens of a text, with its prompt."""
+    prompt: str
+    """Text that precedes every text."""
+    num_skipped: int
+    """Number of tokens at the start of a text that are left out of the pooling."""
+
+    @classmethod
+    def of(cls, source: ModelSource, options: TextOptions | None = None) -> "TextEncoder":
+        """Read the encoder of an encoder model's texts. The length in the model's files is `max_seq_length` in
+        `sentence_bert_config.json`, else `model_max_length` in `tokenizer_config.json`, but at most the model's maximum
+        sequence length.
+
+        Raises `ConfigError` if `max_tokens` exceeds the model's maximum sequence length, for a step or a value that is
+        not supported, and for an unknown name, and `DataError` for a tokenizer that cannot be read.
+        """
+        options = options or TextOptions()
+        most = source.model.max_sequence_length
+        require_at_least("max_tokens", options.max_tokens, 0, maximum=most)
+        is_published = source.is_published
+        steps = read_steps(source.tokenizer.parent) if is_published else SentenceSteps()
+        tokenizer = PublishedTokenizer(path=source.tokenizer, is_published=is_published, lower_case=steps.lower_case)
+        named = steps.max_tokens or tokenizer.max_tokens or most
+        length = options.max_tokens or min(named, most)
+        prompt = steps.prompt(options.prompt_name)
+        skipped = tokenizer.num_prompt_tokens(prompt, length) if steps.skips_prompt else 0
+        if skipped >= length:
+            raise ConfigError(
+                f"`max_tokens` must be more than {skipped}, the number of tokens of the prompt {prompt!r}, but is "
+                f"{length}. Choose another prompt or a larger maximum."
+            )
+        return cls(steps=steps, tokenizer=tokenizer, max_tokens=length, prompt=prompt, num_skipped=skipped)
+
+    def pooling(self) -> SentencePooling:
+        """Return the function from hidden states to embeddings. Reads the weights of dense layers."""
+        return SentencePooling(self.steps, num_skipped=self.num_skipped)
+
+
+def require_embeddings(source: ModelSource, tensor: int, options: TextOptions | None = None) -> TextEncoder:
+    """Return the encoder of the texts of an encoder model (see `TextEncoder.of`). Raises its errors, and also
+    `CheckpointError` or `LayoutError` if the model cannot embed texts on `tensor` ranks.
+    """
     require_tensor_axis(source.model, tensor)
-    if source.is_published:
-        _require_recipe(source.tokenizer.parent)
+    encoder = TextEncoder.of(source, options)
+    require_weights_of(encoder.steps, source.model.hidden_size)
+    around = encoder.tokenizer.read().num_special_tokens_to_add(is_pair=False)
+    if around > encoder.max_tokens:  # the tokenizers library would not cut at all
+        raise ConfigError(
+            f"`max_tokens` must be at least {around}, the number of tokens that the tokenizer puts around a text, but "
+            f"is {encoder.max_tokens}. Choose a larger maximum."
+        )
+    return encoder
 
 
 def encode_texts(
-    place: str, read: Callable[[], Sequence[str]], on: Machinery, max_tokens: int, tell: Callable[[str], None]
-) -> tuple[ModelSource, list[list[int]]]:
-    """Find the model at `place`, and use its tokenizer to encode the texts that `read` returns. Returns the model and
-    the ids of each text, with the tokens that the tokenizer puts around a text. `tell` is called with messages, and the
-    errors are the same as those of `embed`.
+    place: str,
+    read: Callable[[], Sequence[str]],
+    on: Machinery,
+    options: TextOptions,
+    tell: Callable[[str], None],
+) -> tuple[ModelSource, tuple[TextEncoder, list[list[int]]]]:
+    """Find the model at `place`, and encode the texts that `read` returns. Returns the model, the encoder of its texts,
+    and the ids of each text, with the tokens that the tokenizer puts around a text. `tell` is called with messages, and
+    the errors are the same as those of `embed`.
     """
     source = on.find(place)
     if source.model.is_causal:
@@ -64,16 +125,16 @@ def encode_texts(
             f"`{place}` must hold an encoder, but holds a model that predicts the next token ({source.model.family}). "
             "Choose a BERT or a model made from one, such as all-MiniLM-L6-v2."
         )
-    require_embeddings(source, on.layout.tensor)
-    length = longest_text(source, max_tokens)
-    inner = read_inner(source.tokenizer)
-    inner.no_padding()
-    inner.enable_truncation(length)
-    texts = (text.strip() for text in read())
+    encoder = require_embeddings(source, on.layout.tensor, options)
+    for line in about_steps(source, encoder.steps):
+        tell(line)
+    inner = encoder.tokenizer.read(encoder.max_tokens)
+    texts = (encoder.prompt + text for text in read())
     ids, num_cut = [], 0
     for number, one in enumerate(chain.from_iterable(map(inner.encode_batch, batches(texts, "Text"))), 1):
-        if not one.ids:
-            raise DataError(f"Text {number} must have at least one token, but has none. Remove the text.")
+        if len(one.ids) <= encoder.num_skipped:
+            beyond = " after the prompt" if encoder.num_skipped else ""
+            raise DataError(f"Text {number} must have at least one token{beyond}, but has none. Remove the text.")
         if max(one.ids) >= source.model.vocab_size:
             raise DataError(
                 f"`{source.tokenizer}` must be the model's tokenizer, with ids below {source.model.vocab_size:,}, but "
@@ -81,59 +142,21 @@ def encode_texts(
             )
         ids.append(one.ids)
         num_cut += bool(one.overflowing)
-    if source.left_out:
-        tell(f"Not loaded, because embeddings do not need them: {', '.join(source.left_out)}.")
     if num_cut:
         tell(f"{num_cut} of {len(ids)} texts are longer than the maximum and were cut.")
-    return source, ids
+    return source, (encoder, ids)
 
 
-def longest_text(source: ModelSource, asked: int = 0) -> int:
-    """Return the maximum number of tokens of a text to embed. `asked` is the maximum that the user requested. If
-    `asked` is 0, the maximum is `max_seq_length` in the model's `sentence_bert_config.json` or, without this setting,
-    the model's maximum sequence length. Raises `ConfigError` if `asked` exceeds the model's maximum sequence length, or
-    if `max_seq_length` is not a whole number of at least 1.
-    """
-    most = source.model.max_sequence_length
-    require_at_least("max_tokens", asked, 0, maximum=most)
-    path = source.tokenizer.with_name(LENGTH_FILE)
-    if asked or not path.is_file():
-        return asked or most
-    named = read_json(path).get("max_seq_length")
-    if named is not None and not (type(named) is int and named >= 1):
-        raise ConfigError(
-            f"`max_seq_length` in `{path}` must be a whole number of at least 1, but is {named!r}. Correct the file."
+def about_steps(source: ModelSource, steps: SentenceSteps) -> list[str]:
+    """Lines for the user about what of the model's files is not used, and about embeddings that are not normalised."""
+    lines = list(steps.notices)
+    if source.was_sentence_encoder:
+        lines.append(
+            f"The embeddings are the normalised mean of the tokens. `{MODULES_FILE}` of the sentence encoder from "
+            "which the run started is not used."
         )
-    return min(named or most, most)
-
-
-def _require_recipe(folder: Path) -> None:
-    """Raise `ConfigError` if the files of a sentence-transformers model require steps other than taking the mean of the
-    tokens and scaling it to length 1.
-    """
-    modules = folder / MODULES_FILE
-    if modules.is_file():
-        kinds = [str(one.get("type")) if isinstance(one, dict) else str(one) for one in _listed(modules)]
-        for kind in kinds:
-            if kind.rpartition(".")[2] not in _MODULES:
-                raise ConfigError(
-                    f"`type` in `{modules}` must be one of {', '.join(_MODULES)}, but is {kind!r}. Choose a model "
-                    "without this module."
-                )
-    pooling = folder / POOLING_FILE
-    if pooling.is_file():
-        table = read_json(pooling)
-        on = sorted(key for key, value in table.items() if key.startswith("pooling_mode_") and value is True)
-        if on != ["pooling_mode_mean_tokens"]:
-            raise ConfigError(
-                f"`{pooling}` must ask for the mean of the tokens (`pooling_mode_mean_tokens`), but asks for "
-                f"{', '.join(on) or 'nothing'}. Choose a model with mean pooling."
-            )
-
-
-def _listed(path: Path) -> list[object]:
-    """Return the list of modules in a JSON file."""
-    found = json_or_none(path)
-    if not isinstance(found, list):
-        raise ConfigError(f"`{path}` must be a JSON list of modules, but is not. Download the file again.")
-    return found
+    if source.left_out:
+        lines.append(f"Not loaded, because embeddings do not need them: {', '.join(source.left_out)}.")
+    if not steps.is_normalized:
+        lines.append("The embeddings do not have the length 1, because the model's last step does not normalise them.")
+    return lines

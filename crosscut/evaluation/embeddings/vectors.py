@@ -1,21 +1,20 @@
-"""Embeddings of texts by an encoder: the mean of the last hidden states of a text's tokens, scaled to length 1.
+"""Embeddings of texts by an encoder, with the steps in the model's files (`pooling`). A model without such files has
+the normalised mean: m / |m|, where m is the mean of the last hidden states of all tokens.
 
-    embedding = m / |m|,    m = mean of the hidden states of the tokens that are not padding
-
-This is the method of Sentence-BERT (Reimers and Gurevych 2019, arXiv 1908.10084, section 3) with its default pooling.
-The tokens include those that the tokenizer puts around a text, such as `[CLS]` and `[SEP]`.
+This is the method of Sentence-BERT (Reimers and Gurevych 2019, arXiv 1908.10084, section 3). The tokens include those
+that the tokenizer puts around a text, such as `[CLS]` and `[SEP]`.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from crosscut.config.checks import require_at_least
-from crosscut.evaluation.embeddings.texts import encode_texts
+from crosscut.evaluation.embeddings.pooling import SentencePooling
+from crosscut.evaluation.embeddings.texts import TextEncoder, TextOptions, encode_texts
 from crosscut.evaluation.ranks import Machinery, with_model
 from crosscut.model import GPT
 from crosscut.model.documents import Context
@@ -28,32 +27,37 @@ def embed(
     on: Machinery,
     *,
     batch_size: int = 32,
-    max_tokens: int = 0,
+    options: TextOptions | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> list[list[float]]:
     """Call `read` for the texts, and embed them with the encoder at `place` on the ranks of `on`. Returns one embedding
-    per text.
+    per text, as sentence-transformers computes it from the model's files.
 
-    Texts of similar length share a batch of `batch_size` texts. A text is cut after `max_tokens` tokens; 0 means the
-    length in the model's `sentence_bert_config.json` or, without this file, the model's maximum sequence length. `tell`
-    is called with messages about heads that are not loaded and texts that are cut. Before a rank starts, raises
-    `ConfigError` for a model that is not an encoder or whose embeddings are computed differently, `DataError` for a
-    text without tokens, and the errors of `read` and of `find_model`.
+    Texts of similar length share a batch of `batch_size` texts. `tell` is called with messages about heads that are not
+    loaded, keys that are ignored, and texts that are cut. Before a rank starts, raises `ConfigError` for a model that
+    is not an encoder or whose embeddings have a step that Crosscut does not compute, `DataError` for a text without
+    tokens, and the errors of `read` and of `find_model`.
     """
     require_at_least("batch_size", batch_size, 1)
-    prepare = partial(encode_texts, place, read, on, max_tokens, tell)
+    prepare = partial(encode_texts, place, read, on, options or TextOptions(), tell)
     return with_model(on, prepare, partial(_embed, batch_size))[1]
 
 
-def _embed(batch_size: int, model: GPT, _source: ModelSource, ids: list[list[int]]) -> list[list[float]]:
-    return embeddings(model, ids, batch_size=batch_size).tolist()
+def _embed(
+    batch_size: int, model: GPT, _source: ModelSource, texts: tuple[TextEncoder, list[list[int]]]
+) -> list[list[float]]:
+    encoder, ids = texts
+    return embeddings(model, ids, pooling=encoder.pooling(), batch_size=batch_size).tolist()
 
 
 @torch.no_grad()
-def embeddings(model: GPT, ids: Sequence[Sequence[int]], *, batch_size: int = 32) -> Tensor:
-    """Embed N texts, each given by at least one token id. Returns the embeddings [N, H] on the CPU. Every rank of the
-    model's layout must call this function, and gets all embeddings.
+def embeddings(
+    model: GPT, ids: Sequence[Sequence[int]], *, pooling: SentencePooling | None = None, batch_size: int = 32
+) -> Tensor:
+    """Embed N texts, each given by at least one token id. Returns the embeddings [N, D] on the CPU. Every rank of the
+    model's layout must call this function, and gets all embeddings. `pooling` is by default the normalised mean.
     """
+    pooling = SentencePooling() if pooling is None else pooling
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
     device = model.token_weight.device
     parts = []
@@ -62,17 +66,8 @@ def embeddings(model: GPT, ids: Sequence[Sequence[int]], *, batch_size: int = 32
         tokens = pad_sequence(chosen, batch_first=True)
         lengths = torch.tensor([len(one) for one in chosen], device=device)
         mask = torch.arange(tokens.shape[1], device=device) < lengths[:, None]
-        parts.append(_pooled(model.hidden_states(tokens, Context(mask=mask)), mask).cpu())
+        parts.append(pooling(model.hidden_states(tokens, Context(mask=mask)), lengths).cpu())
     if not parts:
-        return torch.zeros(0, model.config.hidden_size)
+        return torch.zeros(0, pooling.steps.size(model.config.hidden_size))
     places = torch.tensor(order).argsort()
     return torch.cat(parts)[places]
-
-
-def _pooled(hidden: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean [B, H] of the hidden states [B, S, H] at the tokens where `mask` [B, S] is true, scaled to length
-    1. The result is in float32 or wider.
-    """
-    weights = mask.unsqueeze(2)
-    hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32)).where(weights, 0.0)
-    return F.normalize(hidden.sum(1) / weights.sum(1), dim=1)

@@ -45,7 +45,7 @@ from crosscut.finetuning.encoding.texts import Long
 from crosscut.finetuning.encoding.tokens import Special, TextEncoder
 from crosscut.launch.processes import choose_device, is_first_started
 from crosscut.pretrained import ModelSource, find_model, keep_labels, load_trunk
-from crosscut.pretrained.companions import COMPANIONS
+from crosscut.pretrained.companions import KEPT
 from crosscut.training.driving.driver import Driver, PreparedRun, RunParts
 from crosscut.training.in_memory import InMemory
 from crosscut.training.loop import Loop, RunOutcome
@@ -227,7 +227,7 @@ def _fill_folder(run: RunConfig, source: ModelSource, labels: Sequence[str]) -> 
     tokens = Path(run.output.folder) / TOKENS_FOLDER
     make_folder(tokens.parent, tokens.name)
     copy_file(source.tokenizer, tokens / TOKENIZER_FILE)
-    for name in COMPANIONS:
+    for name in KEPT:
         if (beside := source.tokenizer.with_name(name)).is_file():
             copy_file(beside, tokens / name)
     if run.model.num_classes:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from crosscut.data.tokenization.inner import read_inner
+from crosscut.data.tokenization.published import PublishedTokenizer
 from crosscut.data.tokenization.token_bytes import TokenBytes
 from crosscut.serving.news import TextOrder
 from crosscut.serving.protocol.fields import Fields, RequestKind, is_text, shown
@@ -28,6 +28,14 @@ class ServedEncoder(ServedModel):
 
     size: int
     """Number of elements of an embedding."""
+    prompt: str = ""
+    """Text that precedes every text. Token ids of a client contain it already."""
+    num_skipped: int = 0
+    """Number of tokens at the start of a text that are left out of the pooling."""
+    lower_case: bool = False
+    """Whether texts are put in lower case first."""
+    is_published: bool = False
+    """Whether the files beside the tokenizer are those of a published model."""
 
     def load(self, kind: RequestKind) -> None:
         """Load what it takes to read requests to embed texts."""
@@ -37,10 +45,8 @@ class ServedEncoder(ServedModel):
     @cached_property
     def inner(self) -> "tokenizers.Tokenizer":
         """Tokenizer that neither truncates nor pads texts."""
-        inner = read_inner(self.tokenizer)
-        inner.no_padding()
-        inner.no_truncation()
-        return inner
+        found = PublishedTokenizer(path=self.tokenizer, is_published=self.is_published, lower_case=self.lower_case)
+        return found.read()
 
     @cached_property
     def longest(self) -> int:
@@ -91,7 +97,7 @@ def _texts(fields: Fields, served: ServedEncoder) -> tuple[tuple[int, ...], ...]
             f"`input` must hold at most {MOST_INPUTS} texts, but has {len(inputs)}. Send several requests.",
             field="input",
         )
-    texts = [text.strip() for text in inputs if is_text(text)]
+    texts = [text for text in inputs if is_text(text)]
     if len(texts) != len(inputs) and not all(map(_is_ids, inputs)):
         fields.refuse("input", "be a string, a list of token ids, a list of strings, or a list of lists of token ids")
     found = []
@@ -104,7 +110,7 @@ def _texts(fields: Fields, served: ServedEncoder) -> tuple[tuple[int, ...], ...]
 
 def _encoded(text: str, place: str, served: ServedEncoder) -> list[int]:
     require_bytes(text, place, served.window, served.longest)
-    (encoded,) = served.inner.encode_batch_fast([text])
+    (encoded,) = served.inner.encode_batch_fast([served.prompt + text])
     ids: list[int] = encoded.ids
     return ids
 
@@ -117,8 +123,9 @@ def _check(ids: Sequence[int], place: str, served: ServedEncoder) -> None:
     """Raise `Refusal` for a text that the model cannot read. `place` is the text's path in the request, such as
     `input[2]`.
     """
-    if not ids:
-        raise Refusal(f"`{place}` must have at least one token, but has none. Remove the text.", field=place)
+    if len(ids) <= served.num_skipped:
+        beyond = " after the model's prompt" if served.num_skipped else ""
+        raise Refusal(f"`{place}` must have at least one token{beyond}, but has none. Remove the text.", field=place)
     if not 0 <= min(ids) <= max(ids) < served.vocab_size:
         bad = next(one for one in ids if not 0 <= one < served.vocab_size)
         raise Refusal(

@@ -1,6 +1,7 @@
 """Predictions of a fine-tuned run, and the run as an ordinary model."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,9 @@ def tuned(bert: Path, tables: tuple[object, ...], tmp_path_factory: pytest.TempP
     """Fine-tuned run of two seeds. The tests only read it."""
     forked()
     folder = tmp_path_factory.mktemp("tuned") / "run"
-    finetune("table", "--model", bert, *tables, "--output", folder, "--seeds", 2, "--epochs", 2, *PLAIN)
+    encoder = shutil.copytree(bert, folder.with_name("tiny-bert"))
+    (encoder / "modules.json").write_text('[{"name": "0", "path": "", "type": "sentence_transformers.Transformer"}]')
+    finetune("table", "--model", encoder, *tables, "--output", folder, "--seeds", 2, "--epochs", 2, *PLAIN)
     return folder
 
 
@@ -37,10 +40,16 @@ def test_a_run_predicts_the_examples_of_a_file(tuned, tmp_path):
     assert [json.loads(line)["label"] for line in other.splitlines()] == [one["label"] for one in found]
 
 
-def test_a_run_is_exported_with_the_names_of_its_labels(tuned, tmp_path):
+def test_a_run_is_exported_with_the_names_of_its_labels(tuned, tmp_path, capsys):
+    """The run started from a sentence encoder, whose modules describe the model before the run."""
     from transformers import BertForSequenceClassification
 
     export_checkpoint(find_model(tuned / "seed-1234"), tmp_path / "hf")
+    assert capsys.readouterr().err == (
+        f"crosscut: `{tmp_path / 'hf'}` has no `modules.json`. The files of sentence-transformers beside the model "
+        "from which the run started describe that model; copy them if they still apply.\n"
+    )
+    assert not (tmp_path / "hf" / "modules.json").exists()
     model = BertForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
     assert model.config.id2label == {0: "dog", 1: "fox"}
     kept = TaskRuns.load(tuned)

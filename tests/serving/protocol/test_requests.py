@@ -1,5 +1,6 @@
 """Maximum length of a text, with and without a sliding window."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,18 @@ def test_a_text_to_embed_of_too_many_bytes_is_refused_before_it_is_encoded(encod
         most = known.window * known.longest
         with pytest.raises(Refusal, match=rf"`input\[1\]` must have at most {most} bytes \(16 tokens, times"):
             read_embedding({"model": NAME, "input": ["fox", text * (most + 1)]}, known)
+
+
+def test_prompt_precedes_texts_but_not_ids(encoder_folder):
+    plain = encoder(encoder_folder)
+    known = replace(plain, prompt="the quick ", num_skipped=3)
+    whole, text = (read_embedding({"model": NAME, "input": one}, plain).prompts for one in ("the quick fox", "fox"))
+    assert read_embedding({"model": NAME, "input": "fox"}, known).prompts == whole != text
+    assert read_embedding({"model": NAME, "input": list(whole[0])}, known).prompts == whole
+    with pytest.raises(
+        Refusal, match=r"^`input` must have at least one token after the model's prompt, but has none\."
+    ):
+        read_embedding({"model": NAME, "input": [2, 3]}, known)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ TOKENIZER = Keys(
                 "templates of conversations": "chat_template",
                 "this file then has precedence over `special_tokens_map.json`": "added_tokens_decoder",
                 "`embed` cuts longer texts": "model_max_length max_len",
+                "`embed` cuts a text on this side": "truncation_side",
+                "`embed` takes the steps of BERT's and RoBERTa's classes": "tokenizer_class",
             }
         ),
     },
@@ -46,13 +48,13 @@ TOKENIZER = Keys(
             {
                 "the template in `tokenizer.json` adds the tokens": "add_bos_token add_eos_token",
                 "`tokenizer.json` decides": (
-                    "tokenizer_class backend fix_mistral_regex vocab merges vocab_file merges_file vocab_size legacy "
+                    "backend fix_mistral_regex vocab merges vocab_file merges_file vocab_size legacy "
                     "use_fast sp_model_kwargs from_slow do_basic_tokenize never_split wordpieces_prefix trim_offsets "
                     "unk_id tokenizer_file special_tokens_map_file add_special_tokens errors remove_space keep_accents "
                     "add_dummy_prefix_space tokenizer_object model_specific_special_tokens"
                 ),
                 "Crosscut pads and cuts by its own rules": (
-                    "padding padding_side pad_to_multiple_of pad_token_type_id truncation truncation_side "
+                    "padding padding_side pad_to_multiple_of pad_token_type_id truncation "
                     "truncation_strategy stride max_length tokenizer_padding tokenizer_truncation"
                 ),
                 "only the form of decoded texts; Crosscut decodes as `tokenizer.json` says": (
