@@ -46,8 +46,14 @@ ARTICLE = "main, [role=main], [itemprop=articleBody]"
 """Elements that contain the article."""
 HIGH_LISTS = "body > ul, body > * > ul, body > * > * > ul"
 """Lists that resiliparse takes for the menu of the site, because few elements are around them."""
-KNOWN = f"h1, h2, h3, h4, h5, h6, nav, form, body > address, {ARTICLE}, {HIGH_LISTS}"
+FIGURES = "figure, figcaption"
+"""Elements that resiliparse leaves out, with their captions, tables and listings."""
+EMBEDDED = "form"
+"""Elements of a figure that is a program embedded in the page, whose words are not about a picture."""
+KNOWN = f"h1, h2, h3, h4, h5, h6, nav, form, body > address, {FIGURES}, {ARTICLE}, {HIGH_LISTS}"
 """Elements that are known by their tag, role or place. One search finds all of them, because a search takes time."""
+MAX_LINKED = 0.5
+"""Maximum share of links in the text of a list or figure that has many links. With a larger share, it is a menu."""
 LABELLED_SHARE, LABELLED_PER_LINK = 0.3, 400
 """Maximum share of the page's text that a part with a label may have, and its maximum number of characters per link:
 each link may have a teaser."""
@@ -63,6 +69,7 @@ _KINDS = {
     **dict.fromkeys(("h2", "h3", "h4", "h5", "h6"), "heading"),
     **dict.fromkeys(("nav", "form", "address"), "frame"),
     "h1": "title",
+    **dict.fromkeys(("figure", "figcaption"), "figure"),
     "ul": "list",
 }
 """Kinds of the elements that `KNOWN` finds, by tag. All others are of the kind `article`."""
@@ -101,6 +108,10 @@ def _remove_boilerplate(tree: HTMLTree, body: ElementNode) -> None:
     # A slice copies the list once. To iterate over the list itself would search the page again for each element.
     for element in body.query_selector_all(KNOWN)[:]:
         known[_KINDS.get(element.tag or "", "article")].append(element)
+    for figure in known["figure"][:MAX_LOWERED]:
+        if body.contains(figure) and _is_caption(figure):
+            for inner in [figure, *figure.query_selector_all(FIGURES)[:]]:
+                _open(tree, inner)
     anchors = [*known["title"][:1], *known["article"][:1]]
     page = len(body.text or "")
     unread = READ_PER_PAGE * page
@@ -180,9 +191,38 @@ def _num_paragraphs(element: ElementNode) -> int:
     return sum(not block.query_selector(BLOCKS) and is_prose((block.text or "").strip()) for block in blocks)
 
 
-def _is_text(high: ElementNode) -> bool:
-    """Whether a list is text, and not a menu."""
-    return len(high.text or "") >= PROSE_PER_LINK * _num_links(high)
+def _is_text(block: ElementNode) -> bool:
+    """Whether a list or a figure is text, and not a menu."""
+    length, links = len(block.text or ""), block.get_elements_by_tag_name("a")[:]
+    if length >= PROSE_PER_LINK * len(links) or _is_quoted(block):
+        return True
+    return sum(len(link.text or "") for link in links) <= MAX_LINKED * length
+
+
+def _is_quoted(block: ElementNode) -> bool:
+    """Whether a block is part of a quotation, a definition or a numbered list, where no menu is."""
+    parent = block.parent
+    if isinstance(parent, ElementNode) and parent.tag == "li":
+        parent = parent.parent
+    return isinstance(parent, ElementNode) and parent.tag in ("blockquote", "dd", "ol")
+
+
+def _is_caption(figure: ElementNode) -> bool:
+    """Whether an element of `FIGURES` has text, and is neither a link, nor a program, nor part of another figure."""
+    parent = figure.parent
+    if not isinstance(parent, ElementNode) or parent.closest(f"a, {FIGURES}") is not None:
+        return False
+    return bool((figure.text or "").strip()) and _is_text(figure) and figure.query_selector(EMBEDDED) is None
+
+
+def _open(tree: HTMLTree, figure: ElementNode) -> None:
+    """Put a block in place of a figure or caption, whose text resiliparse leaves out."""
+    block, parent = tree.create_element("div"), figure.parent
+    if block is not None and parent is not None:
+        parent.insert_before(block, figure)
+        while figure.first_child is not None:
+            block.append_child(figure.first_child)
+        figure.remove()
 
 
 def _num_links(element: ElementNode) -> int:
