@@ -50,7 +50,7 @@ FIGURES = "figure, figcaption"
 """Elements that resiliparse leaves out, with their captions, tables and listings."""
 EMBEDDED = "form"
 """Elements of a figure that is a program embedded in the page, whose words are not about a picture."""
-KNOWN = f"h1, h2, h3, h4, h5, h6, nav, form, body > address, {FIGURES}, {ARTICLE}, {HIGH_LISTS}"
+KNOWN = f"h1, h2, h3, h4, h5, h6, nav, form, body > address, {FIGURES}, p time, {ARTICLE}, {HIGH_LISTS}"
 """Elements that are known by their tag, role or place. One search finds all of them, because a search takes time."""
 MAX_LINKED = 0.5
 """Maximum share of links in the text of a list or figure that has many links. With a larger share, it is a menu."""
@@ -70,6 +70,7 @@ _KINDS = {
     **dict.fromkeys(("nav", "form", "address"), "frame"),
     "h1": "title",
     **dict.fromkeys(("figure", "figcaption"), "figure"),
+    "time": "time",
     "ul": "list",
 }
 """Kinds of the elements that `KNOWN` finds, by tag. All others are of the kind `article`."""
@@ -111,7 +112,10 @@ def _remove_boilerplate(tree: HTMLTree, body: ElementNode) -> None:
     for figure in known["figure"][:MAX_LOWERED]:
         if body.contains(figure) and _is_caption(figure):
             for inner in [figure, *figure.query_selector_all(FIGURES)[:]]:
-                _open(tree, inner)
+                _open(tree, inner, "div")
+    for time in known["time"][:MAX_LOWERED]:
+        if (before := time.previous_sibling) is not None and (before.text or "").strip():  # not a line with the date
+            _open(tree, time, "span")
     anchors = [*known["title"][:1], *known["article"][:1]]
     page = len(body.text or "")
     unread = READ_PER_PAGE * page
@@ -194,17 +198,9 @@ def _num_paragraphs(element: ElementNode) -> int:
 def _is_text(block: ElementNode) -> bool:
     """Whether a list or a figure is text, and not a menu."""
     length, links = len(block.text or ""), block.get_elements_by_tag_name("a")[:]
-    if length >= PROSE_PER_LINK * len(links) or _is_quoted(block):
+    if length >= PROSE_PER_LINK * len(links):
         return True
     return sum(len(link.text or "") for link in links) <= MAX_LINKED * length
-
-
-def _is_quoted(block: ElementNode) -> bool:
-    """Whether a block is part of a quotation, a definition or a numbered list, where no menu is."""
-    parent = block.parent
-    if isinstance(parent, ElementNode) and parent.tag == "li":
-        parent = parent.parent
-    return isinstance(parent, ElementNode) and parent.tag in ("blockquote", "dd", "ol")
 
 
 def _is_caption(figure: ElementNode) -> bool:
@@ -215,14 +211,14 @@ def _is_caption(figure: ElementNode) -> bool:
     return bool((figure.text or "").strip()) and _is_text(figure) and figure.query_selector(EMBEDDED) is None
 
 
-def _open(tree: HTMLTree, figure: ElementNode) -> None:
-    """Put a block in place of a figure or caption, whose text resiliparse leaves out."""
-    block, parent = tree.create_element("div"), figure.parent
-    if block is not None and parent is not None:
-        parent.insert_before(block, figure)
-        while figure.first_child is not None:
-            block.append_child(figure.first_child)
-        figure.remove()
+def _open(tree: HTMLTree, element: ElementNode, tag: str) -> None:
+    """Put an element with another tag in place of one whose text resiliparse leaves out."""
+    other, parent = tree.create_element(tag), element.parent
+    if other is not None and parent is not None:
+        parent.insert_before(other, element)
+        while element.first_child is not None:
+            other.append_child(element.first_child)
+        element.remove()
 
 
 def _num_links(element: ElementNode) -> int:
