@@ -84,10 +84,11 @@ class Charset:
 
     def decode(self, data: bytes) -> tuple[str, int]:
         """Decode bytes. Returns the text, and the number of its undecodable places. U+FFFD stands in these places. An
-        unused byte of a single-byte charset becomes a control character, as in browsers, and is counted as well.
+        unused byte of a single-byte charset becomes a control character, as in browsers, and is counted as well. So are
+        the bytes of `x-user-defined` that are not ASCII, because they stand for no characters.
         """
         if self.codec == "x-user-defined":
-            return "".join(chr(byte if byte < 0x80 else 0xF700 + byte) for byte in data), 0
+            return "".join(chr(byte if byte < 0x80 else 0xF700 + byte) for byte in data), count_non_ascii(data)
         if self.codec == "iso2022_jp":
             return _decode_iso2022_jp(data)
         codec = "utf-8-sig" if self.codec == "utf-8" else self.codec
@@ -98,7 +99,7 @@ class Charset:
             if text.count(REPLACEMENT) <= max(_FEW, _FOREIGN * count_non_ascii(data)):
                 text = data.decode(codec, _HANDLER)
             num_unused = 0 if self.is_multibyte or codec.startswith("utf") else len(_CONTROLS.findall(text))
-        if not encodable(text):  # half of a surrogate pair in UTF-7
+        if codec == "utf-7" and not encodable(text):  # half of a surrogate pair
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         for before, after in zip(*_CHANGES.get(self.codec, ("", "")), strict=True):
             text = text.replace(before, after)
@@ -109,6 +110,8 @@ class Charset:
 def find_charset(label: str) -> Charset | None:
     """Return the charset with this label. Labels that are not in the standard are looked up among Python's names."""
     label = label.strip().lower()
+    if not label.isascii():
+        return None
     codec = _LABELS.get(label) or map_encoding_to_html5(label, fallback_utf8=False)
     if not codec:
         name = normalize_encoding(label)
