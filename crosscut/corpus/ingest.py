@@ -252,7 +252,8 @@ class _Parts:
         self._num_bytes = 0
         self.num_documents = 0
         self.notes: Counter[str] = Counter()
-        """Number of documents, keyed by the note that the reader attached to them (see `RawText.note`)."""
+        """Number of documents, keyed by the note that the reader attached to them (see `RawText.note`), and the number
+        of replaced characters."""
         self.sizes: dict[str, int] = {}
         """Size of each written part in bytes of text, keyed by the part's name."""
 
@@ -262,6 +263,8 @@ class _Parts:
         self._num_bytes += count_bytes(item.text)
         self.num_documents += 1
         self.notes.update(item.note.split(", ") if item.note else [])
+        if item.num_replaced:
+            self.notes.update({"with replaced characters": 1, "replaced characters": item.num_replaced})
         if self._num_bytes >= self._part_bytes:
             self.write()
 

@@ -114,6 +114,20 @@ def test_counts_of_all_that_went_in_and_out(mixed: CorpusConfig) -> None:
     }
 
 
+def test_replaced_characters_are_counted_with_their_documents(tmp_path: Path) -> None:
+    text = "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。" * 9
+    for name, broken in (("a", b"\xff \xfe"), ("b", b"\xff"), ("c", b"")):
+        body = f"<meta charset=Shift_JIS><p>{text}".encode("cp932") + broken
+        (tmp_path / f"{name}.html").write_bytes(body)
+    config = corpus(tmp_path, source("web", tmp_path / "*.html"))
+    records = run(config)
+    assert add_counts([record.counts for record in records])["notes"] == {
+        "replaced characters": 3,
+        "with replaced characters": 2,
+    }
+    assert [text.count("\ufffd") for _, text in documents(config, records)] == [2, 1, 0]
+
+
 def test_parts_have_all_columns_and_about_the_size_that_was_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     row = {"text": "x" * 1000, "url": "https://a.org", "karma": 4, "title": "A"}

@@ -46,8 +46,14 @@ ARTICLE = "main, [role=main], [itemprop=articleBody]"
 """Elements that contain the article."""
 HIGH_LISTS = "body > ul, body > * > ul, body > * > * > ul"
 """Lists that resiliparse takes for the menu of the site, because few elements are around them."""
-KNOWN = f"h1, h2, h3, h4, h5, h6, nav, form, body > address, {ARTICLE}, {HIGH_LISTS}"
+FIGURES = "figure, figcaption"
+"""Elements that resiliparse leaves out, with their captions, tables and listings."""
+EMBEDDED = "form"
+"""Elements of a figure that is a program embedded in the page, whose words are not about a picture."""
+KNOWN = f"h1, h2, h3, h4, h5, h6, nav, form, body > address, {FIGURES}, p time, {ARTICLE}, {HIGH_LISTS}"
 """Elements that are known by their tag, role or place. One search finds all of them, because a search takes time."""
+MAX_LINKED = 0.5
+"""Maximum share of links in the text of a list or figure that has many links. With a larger share, it is a menu."""
 LABELLED_SHARE, LABELLED_PER_LINK = 0.3, 400
 """Maximum share of the page's text that a part with a label may have, and its maximum number of characters per link:
 each link may have a teaser."""
@@ -63,6 +69,8 @@ _KINDS = {
     **dict.fromkeys(("h2", "h3", "h4", "h5", "h6"), "heading"),
     **dict.fromkeys(("nav", "form", "address"), "frame"),
     "h1": "title",
+    **dict.fromkeys(("figure", "figcaption"), "figure"),
+    "time": "time",
     "ul": "list",
 }
 """Kinds of the elements that `KNOWN` finds, by tag. All others are of the kind `article`."""
@@ -101,6 +109,13 @@ def _remove_boilerplate(tree: HTMLTree, body: ElementNode) -> None:
     # A slice copies the list once. To iterate over the list itself would search the page again for each element.
     for element in body.query_selector_all(KNOWN)[:]:
         known[_KINDS.get(element.tag or "", "article")].append(element)
+    for figure in known["figure"][:MAX_LOWERED]:
+        if body.contains(figure) and _is_caption(figure):
+            for inner in [figure, *figure.query_selector_all(FIGURES)[:]]:
+                _open(tree, inner, "div")
+    for time in known["time"][:MAX_LOWERED]:
+        if (before := time.previous_sibling) is not None and (before.text or "").strip():  # not a line with the date
+            _open(tree, time, "span")
     anchors = [*known["title"][:1], *known["article"][:1]]
     page = len(body.text or "")
     unread = READ_PER_PAGE * page
@@ -180,9 +195,30 @@ def _num_paragraphs(element: ElementNode) -> int:
     return sum(not block.query_selector(BLOCKS) and is_prose((block.text or "").strip()) for block in blocks)
 
 
-def _is_text(high: ElementNode) -> bool:
-    """Whether a list is text, and not a menu."""
-    return len(high.text or "") >= PROSE_PER_LINK * _num_links(high)
+def _is_text(block: ElementNode) -> bool:
+    """Whether a list or a figure is text, and not a menu."""
+    length, links = len(block.text or ""), block.get_elements_by_tag_name("a")[:]
+    if length >= PROSE_PER_LINK * len(links):
+        return True
+    return sum(len(link.text or "") for link in links) <= MAX_LINKED * length
+
+
+def _is_caption(figure: ElementNode) -> bool:
+    """Whether an element of `FIGURES` has text, and is neither a link, nor a program, nor part of another figure."""
+    parent = figure.parent
+    if not isinstance(parent, ElementNode) or parent.closest(f"a, {FIGURES}") is not None:
+        return False
+    return bool((figure.text or "").strip()) and _is_text(figure) and figure.query_selector(EMBEDDED) is None
+
+
+def _open(tree: HTMLTree, element: ElementNode, tag: str) -> None:
+    """Put an element with another tag in place of one whose text resiliparse leaves out."""
+    other, parent = tree.create_element(tag), element.parent
+    if other is not None and parent is not None:
+        parent.insert_before(other, element)
+        while element.first_child is not None:
+            other.append_child(element.first_child)
+        element.remove()
 
 
 def _num_links(element: ElementNode) -> int:

@@ -2,30 +2,32 @@
 
 import codecs
 import re
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
+from resiliparse.parse.encoding import detect_encoding
 
-from crosscut.data.text.json_text import encodable
+from crosscut.corpus.readers.labels import UNREADABLE, Charset, count_non_ascii, find_charset
 
 MAX_REPLACED = 0.05
 """Maximum share of undecodable characters in a text. A text with a larger share is rejected."""
+MAX_MISFITS, MAX_MISFITS_UTF8 = 0.02, 0.2
+"""Maximum share of undecodable places among the non-ASCII bytes of a text that nearly fits a charset. Bytes of another
+charset are hardly ever valid UTF-8, so UTF-8 may have more (docs/decisions/0067-charsets-of-the-web.md)."""
 
-_UTF16_OR_32 = ("utf-16", "utf-32", "utf16", "utf32")
-_MULTIBYTE = (
-    "big5",
-    "cp932",
-    "cp949",
-    "euc",
-    "gb",
-    "hz",
-    "iso2022",
-    "iso-2022",
-    "shift",
-    "utf-7",
-    "utf7",
-    *_UTF16_OR_32,
-)
+_UTF8 = Charset("utf-8")
+_MARKS = {
+    codecs.BOM_UTF8: Charset("utf-8-sig"),
+    codecs.BOM_UTF32_LE: Charset("utf-32"),
+    codecs.BOM_UTF32_BE: Charset("utf-32"),
+    codecs.BOM_UTF16_LE: Charset("utf-16"),
+    codecs.BOM_UTF16_BE: Charset("utf-16"),
+}
+"""Charsets by their byte-order marks. The mark of UTF-32 begins with that of UTF-16."""
+_SHIFT = b"\x1b$"
+"""Beginning of the sequences by which the charsets ISO-2022 switch to characters of two bytes."""
 
+_COMMENT = re.compile(rb"<!--.*?(?:-->|\Z)", re.DOTALL)
 _DECLARATION = re.compile(rb"(<meta\b[^>]*+)|\A\s*+<\?xml[^<>]*+", re.IGNORECASE)
 _IN_META = re.compile(rb"\bcharset\s*+=\s*+(?:[\"']\s*+)?([\w.:-]+)", re.IGNORECASE)
 _IN_XML = re.compile(rb"\bencoding\s*+=\s*+[\"']([\w.:-]+)", re.IGNORECASE)
@@ -34,65 +36,92 @@ _IN_PAGE_BYTES = 1024
 declaration is within these bytes."""
 
 
+class Decoded(NamedTuple):
+    """Text of bytes whose charset was found."""
+
+    text: str
+
+    is_other: bool
+    """Whether another charset than the first declared one was used."""
+
+    num_replaced: int = 0
+    """Number of places that the charset cannot decode."""
+
+
 def charset_in_page(data: bytes) -> str:
     """Return the charset that an HTML page declares for itself, or an empty text."""
-    for tag in _DECLARATION.finditer(data, 0, _IN_PAGE_BYTES):
+    for tag in _DECLARATION.finditer(_COMMENT.sub(b"", data[:_IN_PAGE_BYTES])):
         found = (_IN_META if tag[1] else _IN_XML).search(tag[0])
         if found:
             name = found[1].decode("ascii", "replace").lower()
-            # the declaration could not be found in a page of UTF-16
-            return "utf-8" if name.startswith(_UTF16_OR_32) else name
+            charset = find_charset(name)
+            if charset and charset.is_wide:  # the declaration could not be found in a page of UTF-16
+                return "utf-8"
+            return "windows-1252" if name == "x-user-defined" else name
     return ""
 
 
-def decode(data: bytes, *declared: str) -> tuple[str, bool] | None:
-    """Decode bytes. Returns the text, and whether a charset other than the first declared one was used.
+def decode(data: bytes, *declared: str) -> Decoded | None:
+    """Decode bytes. `declared` lists the labels of the declared charsets, such as those of the HTTP header and of the
+    page itself. Empty labels are ignored. Returns None if no charset fits.
 
-    `declared` lists the declared charsets, such as those of the HTTP header and of the page itself. Empty names are
-    ignored. Returns None if no charset fits.
-
-    UTF-8 is tried before a declared single-byte charset, because non-ASCII bytes in another charset are hardly ever
-    valid UTF-8. A multibyte charset is tried before a single-byte charset, which fits almost any bytes. Of two declared
-    single-byte charsets that fit, the first is used, unless the bytes look like the second. If no declared charset
-    fits, the charset is guessed from the bytes, and undecodable bytes become U+FFFD.
+    A byte-order mark decides. UTF-8 is tried before a declared single-byte charset, because non-ASCII bytes in another
+    charset are hardly ever valid UTF-8. A multibyte charset is tried before a single-byte charset, which fits almost
+    any bytes. Of two declared single-byte charsets that fit, the first is used, unless the bytes look like the second.
+    If no charset fits, a charset that nearly fits is used, otherwise the one that the bytes look like. U+FFFD replaces
+    undecodable bytes.
     """
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return data.decode("utf-16", "replace"), False
-    names = [name.strip().lower() for name in declared if name.strip()]
-    for name, codec in _candidates(data, names):
-        text = _strict(data, codec)
-        if text is not None:
-            is_first = not names or name == names[0] or "" != _standard(name) == _standard(names[0])
-            return text, not (is_first or data.isascii())
-    guessed = detect_encoding(data) or "cp1252"
-    text = data.decode(guessed, "replace")
-    return None if text.count("\ufffd") > MAX_REPLACED * len(text) else (text, bool(names))
-
-
-def _candidates(data: bytes, names: list[str]) -> list[tuple[str, str]]:
-    """List charsets in the order in which they are tried, each with its name and the name of its codec."""
-    multibyte = [(name, name) for name in names if name.startswith(_MULTIBYTE)]
-    single = [(name, _standard(name)) for name in names if not name.startswith(_MULTIBYTE)]
-    single = [(name, codec) for name, codec in single if codec not in ("", "utf-8")]
-    if len({codec for _, codec in single}) > 1 and detect_encoding(data) == single[1][1]:
-        single.reverse()
-    utf8 = [("utf-8", "utf-8-sig")]
-    is_utf8 = any(_standard(name) == "utf-8" for name in names)
-    is_multibyte = bool(multibyte) and multibyte[0][0] == names[0]
-    if is_multibyte and not is_utf8 and (b"\0" in data or not names[0].startswith(_UTF16_OR_32)):
-        return [multibyte[0], *utf8, *multibyte[1:], *single]
-    return [*utf8, *multibyte, *single]
-
-
-def _standard(name: str) -> str:
-    """Return the HTML standard's name for a charset, or an empty text if the standard does not list the charset."""
-    return map_encoding_to_html5(name, fallback_utf8=False) or ""
-
-
-def _strict(data: bytes, charset: str) -> str | None:
-    try:
-        text = data.decode(charset)
-    except (UnicodeError, LookupError):
+    labels = [label.strip().lower() for label in declared if label.strip()]
+    if any(label in UNREADABLE for label in labels) and _SHIFT in data:
         return None
-    is_broken = charset.startswith(("utf-7", "utf7")) and not encodable(text)  # half of a surrogate pair
-    return None if is_broken else text
+    marked = marked_charset(data)
+    if marked:
+        return _unless_broken(*marked.decode(data), is_other=False)
+    found = [find_charset(label) for label in labels]
+    charsets = [charset for charset in found if charset]
+    misfits = []
+    for charset in _candidates(data, charsets):
+        text, num_replaced = charset.decode(data)
+        is_other = bool(found) and charset != found[0] and not data.isascii()
+        if not num_replaced:
+            return Decoded(text, is_other)
+        misfits.append((charset, text, num_replaced, is_other))
+        if _is_shifted(charset, data):  # the bytes are ASCII, which would fit each charset
+            return _unless_broken(text, num_replaced, is_other=is_other)
+    non_ascii = count_non_ascii(data)
+    for charset, text, num_replaced, is_other in misfits:
+        if num_replaced <= non_ascii * (MAX_MISFITS_UTF8 if charset == _UTF8 else MAX_MISFITS):
+            return _unless_broken(text, num_replaced, is_other=is_other)
+    guessed = _guess(data) or Charset("cp1252")
+    return _unless_broken(*guessed.decode(data), is_other=bool(found) and guessed != found[0])
+
+
+def marked_charset(data: bytes) -> Charset | None:
+    """Return the charset that a byte-order mark declares."""
+    return next((charset for mark, charset in _MARKS.items() if data.startswith(mark)), None)
+
+
+def _unless_broken(text: str, num_replaced: int, *, is_other: bool) -> Decoded | None:
+    return None if num_replaced > MAX_REPLACED * len(text) else Decoded(text, is_other, num_replaced)
+
+
+def _candidates(data: bytes, charsets: Sequence[Charset]) -> list[Charset]:
+    """List charsets in the order in which they are tried."""
+    multibyte = [charset for charset in charsets if charset.is_multibyte]
+    single = [charset for charset in charsets if not charset.is_multibyte and charset != _UTF8]
+    if len(set(single)) > 1 and _guess(data) == single[1]:
+        single.reverse()
+    if not multibyte and data.isascii() and (b"\x1b$B" in data or b"\x1b$@" in data):
+        return [Charset("iso2022_jp"), _UTF8]
+    is_first = bool(multibyte) and charsets[0] == multibyte[0]
+    if is_first and _UTF8 not in charsets and (b"\0" in data or not multibyte[0].is_wide):
+        return [multibyte[0], _UTF8, *multibyte[1:], *single]
+    return [_UTF8, *multibyte, *single]
+
+
+def _is_shifted(charset: Charset, data: bytes) -> bool:
+    return charset.codec.startswith("iso2022") and _SHIFT in data and data.isascii()
+
+
+def _guess(data: bytes) -> Charset | None:
+    return find_charset(detect_encoding(data) or "")

@@ -37,6 +37,9 @@ class HtmlPage(NamedTuple):
     note: str
     """Names of the workarounds that were needed to read the page, as in `RawText.note`."""
 
+    num_replaced: int = 0
+    """Number of places that the charset of the page cannot decode."""
+
 
 def read_html(file: File, reading: ReaderSettings) -> Iterator[Item]:
     """Yield the document of a page. The function `decode` chooses the charset."""
@@ -49,7 +52,9 @@ def read_html(file: File, reading: ReaderSettings) -> Iterator[Item]:
 
 def _read_file(data: bytes, file: File, reading: ReaderSettings) -> Item:
     page = read_page(data, reading.extraction, place="byte 0")
-    return RawText(page.text, 1, file.size, title=page.title, note=page.note) if isinstance(page, HtmlPage) else page
+    if not isinstance(page, HtmlPage):
+        return page
+    return RawText(page.text, 1, file.size, title=page.title, note=page.note, num_replaced=page.num_replaced)
 
 
 def read_page(data: bytes, extraction: Extraction, *, place: str, charset: str = "") -> HtmlPage | Reject | Skip:
@@ -62,14 +67,15 @@ def read_page(data: bytes, extraction: Extraction, *, place: str, charset: str =
     decoded = decode(data, charset, charset_in_page(data))
     if decoded is None:
         return Reject(place, "charset", "no charset fits the bytes of the page", excerpt(data))
-    markup, other = decoded
+    markup, is_other, num_replaced = decoded
     try:
         title, text, is_fallback = extract_page(markup, extraction)
     except TooComplexError as error:
         return Reject(place, TOO_COMPLEX, str(error), excerpt(markup))
     if not text:
         return Skip(_reason(markup), 1)
-    return HtmlPage(title, text, ", ".join(["charset"] * other + ["fast extraction"] * is_fallback))
+    note = ", ".join(["charset"] * is_other + ["fast extraction"] * is_fallback)
+    return HtmlPage(title, text, note, num_replaced)
 
 
 def _reason(markup: str) -> str:

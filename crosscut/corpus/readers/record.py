@@ -29,6 +29,9 @@ class RawText(NamedTuple):
     """Names of the workarounds that were needed to read the document, separated by commas, such as `charset` if the
     declared charset did not fit. Empty if none was needed."""
 
+    num_replaced: int = 0
+    """Number of places in the file's text that its charset cannot decode. U+FFFD stands there."""
+
 
 class Skip(NamedTuple):
     """A record that is not meant to become a document, such as a redirect."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from crosscut.corpus.readers.charsets import marked_charset
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.record import Item, RawText, ReaderSettings, unless_blank
 from crosscut.data.text.records import Reject, broken_off, excerpt, too_long
@@ -9,16 +10,18 @@ from crosscut.data.text.sources import BrokenOffError
 
 
 def read_text(file: File, reading: ReaderSettings) -> Iterator[Item]:
-    """Yield the document of a UTF-8 file. A byte-order mark is removed."""
+    """Yield the document of a file in UTF-8, or in UTF-16 or UTF-32 with a byte-order mark. The mark is removed."""
     data = read_whole(file, reading.max_bytes)
     if isinstance(data, Reject):
         yield data
         return
+    charset = marked_charset(data)
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode(charset.codec if charset else "utf-8")
     except UnicodeDecodeError as error:
         near = excerpt(data[max(error.start - 40, 0) :])
-        yield Reject(f"byte {error.start}", "not UTF-8", f"the file is not UTF-8: {error.reason}", near)
+        name = "UTF-8" if charset is None else charset.codec.removesuffix("-sig").upper()
+        yield Reject(f"byte {error.start}", f"not {name}", f"the file is not {name}: {error.reason}", near)
         return
     yield unless_blank(RawText(text, 1, file.size))
 

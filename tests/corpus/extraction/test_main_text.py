@@ -133,3 +133,74 @@ def test_time_grows_with_the_page_and_no_faster(shape: str) -> None:
     else:
         page = '<div class="share">a <b>word</b></div>' * 20_000
     assert seconds(page) < 5
+
+
+ITEMS = (
+    "<li>See <a href=x>the manual</a> for the first of them, which has more.</li>"
+    "<li>Or ask <a href=y>a friend</a> who knows about such things.</li><li>A third way is to wait.</li>"
+)
+
+
+@pytest.mark.parametrize("root", ["{}", "<main>{}</main>", "<article>{}</article>", "<div><div>{}</div></div>"])
+@pytest.mark.parametrize(
+    "block",
+    [
+        "<ul>{}</ul>",
+        "<ol><li>Numbered<ul>{}</ul></li></ol>",
+        "<ul><li>Outer item<ul>{}</ul></li></ul>",
+        "<blockquote><ul>{}</ul></blockquote>",
+        "<dl><dt>Term</dt><dd><ul>{}</ul></dd></dl>",
+        "<details><summary>More</summary><ul>{}</ul></details>",
+        "<section><h2>Sources</h2><ul>{}</ul></section>",
+        "<figure><ul>{}</ul></figure>",
+        "<menu>{}</menu>",
+    ],
+)
+def test_list_near_the_root_is_text_if_its_links_stand_in_sentences(root: str, block: str) -> None:
+    text = main_text(root.format(ARTICLE + block.format(ITEMS) + ARTICLE))
+    assert "for the first of them" in text
+    assert "a friend" in text
+
+
+def test_list_of_links_near_the_root_is_a_menu() -> None:
+    links = "<ul><li><a href=x>Our goods</a></li><li><a href=y>Imprint of us</a></li></ul>"
+    for root in ("{}", "<main>{}</main>", "<div><div>{}</div></div>"):
+        assert "Imprint" not in main_text(root.format(links + ARTICLE))
+
+
+@pytest.mark.parametrize("root", ["{}", "<main>{}</main>", "<div><div><div><div>{}</div></div></div></div>"])
+@pytest.mark.parametrize(
+    "figure",
+    [
+        "<figure><img src=a alt=alt><figcaption>Words of it</figcaption></figure>",
+        "<figure><table><tr><td>Words of it</td></tr></table></figure>",
+        "<figure class=highlight><pre><code>Words of it</code></pre></figure>",
+        "<figure><blockquote>Words of it</blockquote><figcaption>Author</figcaption></figure>",
+        "<figure><figure><figcaption>Words of it</figcaption></figure></figure>",
+        "<div><figcaption>Words of it</figcaption></div>",
+        "<p>She was born on <time>Words of it</time>, they say.</p>",
+    ],
+)
+def test_figures_and_dates_in_sentences_stay(root: str, figure: str) -> None:
+    text = main_text(root.format(ARTICLE + figure + ARTICLE))
+    assert text.count("Words of it") == 1
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        "<a href=x><figure><img src=a><figcaption>Words of it</figcaption></figure></a>",
+        "<figure><a href=x><img src=a>Words of it</a></figure>",
+        "<figure><form>Words of it <input></form>Words of it</figure>",
+        "<p><time>Words of it</time></p>",
+    ],
+)
+def test_figures_of_links_and_forms_and_lines_with_a_date_are_left_out(figure: str) -> None:
+    assert "Words of it" not in main_text(f"<main>{ARTICLE}{figure}{ARTICLE}</main>")
+
+
+def test_many_figures_take_no_more_time_than_the_page() -> None:
+    began = time.process_time()
+    for body in ("<figure>" * 900 + "words <b>x</b>" * 3000, "<figure><figcaption>a</figcaption></figure>" * 5000):
+        main_text(ARTICLE + body)
+    assert time.process_time() - began < 2

@@ -28,27 +28,27 @@ JAPANESE = "吾輩は猫である。名前はまだ無い。どこで生れた�
 )
 def test_declared_charset_that_fits_is_taken(text: str, charset: str) -> None:
     encoded = text.encode(charset, "ignore")
-    assert decode(encoded, charset) == (encoded.decode(charset), False)
+    assert decode(encoded, charset) == (encoded.decode(charset), False, 0)
 
 
 @pytest.mark.parametrize("declared", ["us-ascii", "iso-8859-1", "no-such-charset"])
 def test_utf8_is_known_whatever_was_declared(declared: str) -> None:
-    assert decode(FRENCH.encode(), declared) == (FRENCH, True)
+    assert decode(FRENCH.encode(), declared) == (FRENCH, True, 0)
 
 
 def test_utf8_needs_no_declaration() -> None:
-    assert decode(FRENCH.encode()) == (FRENCH, False)
-    assert decode(b"\xef\xbb\xbfplain") == ("plain", False)
-    assert decode("plain".encode("utf-16")) == ("plain", False)
+    assert decode(FRENCH.encode()) == (FRENCH, False, 0)
+    assert decode(b"\xef\xbb\xbfplain") == ("plain", False, 0)
+    assert decode("plain".encode("utf-16")) == ("plain", False, 0)
 
 
 def test_charset_that_lies_is_guessed_and_told() -> None:
-    assert decode(CHINESE.encode("gb2312", "ignore"), "utf-8") == (CHINESE, True)
-    assert decode(FRENCH.encode("windows-1252"), "utf-8") == (FRENCH, True)
+    assert decode(CHINESE.encode("gb2312", "ignore"), "utf-8") == (CHINESE, True, 0)
+    assert decode(FRENCH.encode("windows-1252"), "utf-8") == (FRENCH, True, 0)
 
 
 def test_ascii_is_ascii_in_all_charsets() -> None:
-    assert decode(b"plain", "no-such-charset") == ("plain", False)
+    assert decode(b"plain", "no-such-charset") == ("plain", False, 0)
 
 
 def test_bytes_of_no_charset_are_no_text() -> None:

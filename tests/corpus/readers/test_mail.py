@@ -97,6 +97,9 @@ def test_message_that_is_too_long_is_rejected_and_its_neighbours_are_read(tmp_pa
     [
         ("iso-8859-1", "café".encode("iso-8859-1"), "café", ""),
         ("us-ascii", "café".encode(), "café", "charset"),
+        ("iso-2022-jp", b"\x1b$B\x2d\x21\x21\x41\x1b(B", "①\uff5e", ""),
+        ("ks_c_5601-1987", "똠방각하".encode("cp949"), "똠방각하", ""),
+        ("iso-8859-11", "“ไทย”".encode("cp874"), "“ไทย”", ""),
         ("utf-8", "un café fermé à Paris".encode("windows-1252"), "un café fermé à Paris", "charset"),
         ("x-unknown", "un café fermé à Paris".encode("windows-1252"), "un café fermé à Paris", "charset"),
     ],

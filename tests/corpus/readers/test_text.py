@@ -22,6 +22,14 @@ def test_packed_file_is_unpacked(tmp_path: Path) -> None:
     assert isinstance(item, RawText) and item.text == "text"
 
 
+def test_byte_order_mark_declares_the_charset(tmp_path: Path) -> None:
+    for codec in ("utf-16", "utf-32", "utf-8-sig"):
+        (item,) = read(write(tmp_path, "naïve “中文”".encode(codec)))
+        assert isinstance(item, RawText) and item.text == "naïve “中文”"
+    (reject,) = read(write(tmp_path, "naïve".encode("utf-16") + b"x"))
+    assert (reject.place, reject.rule) == ("byte 12", "not UTF-16")
+
+
 def test_file_that_is_no_utf8_is_rejected_with_the_byte(tmp_path: Path) -> None:
     (reject,) = read(write(tmp_path, b"A caf\xe9 in Paris"))
     assert (reject.place, reject.rule) == ("byte 5", "not UTF-8")

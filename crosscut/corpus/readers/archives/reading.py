@@ -68,6 +68,6 @@ def read_text(record: ArchiveRecord, data: bytes, charset: str) -> Item:
     if decoded is None:
         reason = f"no charset fits the bytes of {excerpt(url_of(record))}"
         return Reject(record.place, "charset", reason, excerpt(data))
-    text, other = decoded
-    note = "charset" if other else ""
-    return unless_blank(RawText(text, record.number, record.position, url=url_of(record), note=note))
+    url, note = url_of(record), "charset" if decoded.is_other else ""
+    document = RawText(decoded.text, record.number, record.position, url=url, note=note)
+    return unless_blank(document._replace(num_replaced=decoded.num_replaced))

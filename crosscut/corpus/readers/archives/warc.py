@@ -75,4 +75,5 @@ def _read_html(record: ArchiveRecord, data: bytes, charset: str, reading: Reader
     page = read_page(data, reading.extraction, place=record.place, charset=charset)
     if isinstance(page, Reject | Skip):
         return page
-    return RawText(page.text, record.number, record.position, url=url_of(record), title=page.title, note=page.note)
+    document = RawText(page.text, record.number, record.position, url=url_of(record), title=page.title)
+    return document._replace(note=page.note, num_replaced=page.num_replaced)

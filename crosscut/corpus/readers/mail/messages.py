@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from email.message import Message
 from functools import partial
 
-from resiliparse.parse.encoding import detect_encoding
-
-from crosscut.corpus.readers.charsets import decode
+from crosscut.corpus.readers.charsets import charset_in_page, decode
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.html import extract
 from crosscut.corpus.readers.mail.mime import Mail, MimePart
@@ -100,7 +98,8 @@ def _read_message(raw: bytes, number: int, position: int) -> Item:
         return Reject(place, "charset", "no charset fits the bytes of the message", excerpt(raw))
     text = "\n\n".join(texts.found)
     note = "charset" if texts.other_charset else ""
-    return unless_blank(RawText(text, number, position, title=_subject(message.headers), note=note))
+    document = RawText(text, number, position, title=_subject(message.headers), note=note)
+    return unless_blank(document._replace(num_replaced=texts.num_replaced))
 
 
 class _MessageTexts:
@@ -109,6 +108,7 @@ class _MessageTexts:
     def __init__(self) -> None:
         self.found: list[str] = []
         self.other_charset = False
+        self.num_replaced = 0
         self.undecodable = False
 
     def take(self, part: MimePart) -> None:
@@ -132,17 +132,14 @@ class _MessageTexts:
 
     def _take_text(self, part: MimePart) -> None:
         data = part.decode()
-        charset = part.headers.get_content_charset("")
-        if part.kind == "text/html" and not charset:
-            charset = detect_encoding(data, from_html_meta=True) or ""
-        decoded = decode(data, charset)
+        is_page = part.kind == "text/html"
+        decoded = decode(data, part.headers.get_content_charset(""), charset_in_page(data) if is_page else "")
         if decoded is None:
             self.undecodable = True
             return
-        text, other = decoded
-        self.other_charset |= other
-        if part.kind == "text/html":
-            _, text = extract(text, main_content=False)
+        self.other_charset |= decoded.is_other
+        self.num_replaced += decoded.num_replaced
+        text = extract(decoded.text, main_content=False)[1] if is_page else decoded.text
         if text and not text.isspace():
             self.found.append(text)
 
@@ -162,4 +159,4 @@ def _decode_word(word: str | bytes, charset: str | None) -> str:
     if isinstance(word, str):
         return word
     decoded = decode(word, "" if charset in (None, "unknown-8bit") else charset)
-    return decoded[0] if decoded else word.decode("cp1252", "replace")
+    return decoded.text if decoded else word.decode("cp1252", "replace")

@@ -204,6 +204,8 @@ def test_response_without_status_is_a_reject(tmp_path: Path) -> None:
         ("no-such-charset", "no-such-charset", "koi8-r", "charset"),
         ("utf-16", "", "utf-8", "charset"),
         ("utf-8", "utf-16", "utf-8", ""),
+        ("x-mac-cyrillic", "", "mac-cyrillic", ""),
+        ("", "iso-8859-5", "iso-8859-5", ""),
     ],
 )
 def test_charset_that_fits_is_used(tmp_path: Path, in_header: str, in_page: str, charset: str, note: str) -> None:
