@@ -68,11 +68,12 @@ class AnswerCheck:
         known = (self.spoken.end_of_text, *self.spoken.stops)
         end, *others = {answer.end for _, answer in self._answers()}
         new = () if others or end is None or end in (*known, self.spoken.begin_of_text) else (end,)
-        if new:
-            echo(f"All answers end with {self._name(new[0])}. This token becomes a stop of the run.", err=True)
         self._require_ends((*known, *new), allowed.endless, is_marked=is_marked)
         self._require_texts((*known, *new), allowed.changed)
-        return new[0] if new else None
+        if not new:
+            return None
+        echo(f"All answers end with {self._name(new[0])}. This token becomes a stop of the run.", err=True)
+        return new[0]
 
     def _answers(self) -> Iterator[tuple[EncodedConversation, EncodedAnswer]]:
         return ((each, answer) for each in self.conversations for answer in each.answers)
@@ -115,8 +116,8 @@ class AnswerCheck:
         self, endless: Sequence[tuple[EncodedConversation, EncodedAnswer]], stops: Sequence[int], *, is_marked: bool
     ) -> str:
         """Return the sentence that says how to give the answers an end."""
-        ends = dict.fromkeys(answer.end for _, answer in self._answers() if answer.end is not None)
-        if any(answer.end is not None for _, answer in endless):
+        ends = list(dict.fromkeys(answer.end for _, answer in self._answers() if answer.end is not None))
+        if all(answer.end is not None for _, answer in endless):
             names = ", ".join(map(self._name, ends))
             return (
                 f"The answers end with different special tokens ({names}). Add the ids of those that end a turn to "
@@ -125,7 +126,7 @@ class AnswerCheck:
         follower = endless[0][1].follower
         if is_marked and follower is not None:
             return f"In the chat template, move `{{% endgeneration %}}` behind {self._name(follower)}."
-        name = self._name(stops[0] if follower is None else follower)
+        name = self._name(follower if follower is not None else [*ends, stops[0]][0])
         before = ", before `{% endgeneration %}`" if is_marked else ""
         return f"Let the chat template write {name} at the end of each answer{before}."
 
@@ -144,16 +145,18 @@ class AnswerCheck:
                 elif text.strip() not in found:
                     spaced += 1
         if spaced:
-            echo(f"The chat template or the tokenizer changes spaces or line breaks of {spaced} answers.", err=True)
+            told = counted(spaced, "answer")
+            echo(f"The chat template or the tokenizer changes spaces or line breaks of {told}.", err=True)
         if is_allowed:
             if lost or changed:
-                told = f"{len(changed)} answers and {len(lost)} other messages"
+                told = f"{counted(len(changed), 'answer')} and {counted(len(lost), 'other message')}"
                 echo(f"The chat template or the tokenizer changes {told}.", err=True)
             return
         if changed:
+            number = sum(len(answer.texts) for _, answer in self._answers())
             raise DataError(
                 "What the model learns to write, up to the first token that stops generation, must contain the answer, "
-                f"but {counted(len(changed), 'answer')} changed. The first, {changed[0]}, is "
+                f"but {len(changed)} of {counted(number, 'answer')} do not come back. The first, {changed[0]}, is "
                 f"{shown(changed[0].text)}, and the model would learn {shown(changed[0].found)}. Write the answers as "
                 "the chat template and the tokenizer keep them, correct the template, or pass --allow-changed."
             )
