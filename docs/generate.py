@@ -21,6 +21,17 @@ from crosscut.config import PRESETS, CorpusConfig, DataConfig, Layout, ModelConf
 from crosscut.config.axes import AXES
 from crosscut.config.corpora import SourceConfig
 from crosscut.config.data import MixedFolder
+from crosscut.config.published.families import FAMILIES
+from crosscut.config.published.keys import (
+    ADAPTER,
+    GENERATION,
+    ROTARY,
+    SENTENCES,
+    SPECIAL_TOKENS,
+    TOKENIZER,
+    Keys,
+    keys_of_model,
+)
 from crosscut.config.published.presets import sequence_length_of
 from crosscut.config.recipes import RECIPES
 from crosscut.config.system.wording import markdown_table
@@ -144,6 +155,22 @@ then the published ones: the recipe sets no key of `[model]`, and neither `train
 `training.zero_initial_outputs`.
 """
 
+KEYS_INTRODUCTION = """\
+<!-- Written by `python docs/generate.py` from the tables in `crosscut/config/published/keys/`. Change them there. -->
+
+# Keys of published files
+
+This page lists the keys of the files beside the weights of [published models](../pretrained.md), encoders, tokenizers
+and [adapters](../lora.md), and says what Crosscut does with each:
+
+- *used*: Crosscut reads the key.
+- *only*: Crosscut refuses the key, by its name, unless it has one of these values, with which it changes nothing.
+- *no effect*: the value changes nothing that Crosscut computes.
+
+A key that is in no table is named in one line and stops nothing. Tests hold the tables against the classes that write
+these files in `transformers`, PEFT and sentence-transformers ([decision 62](../decisions/0062-keys.md)).
+"""
+
 GPU_INTRODUCTION = """\
 <!-- Written by `python docs/generate.py` from `gpu-measured.json`, which `benchmarks/gpu/run.py` wrote. -->
 
@@ -218,12 +245,23 @@ def measured_gpu_page() -> str:
     return "\n".join([GPU_INTRODUCTION, *(_gpu_table(run["machine"], run["measurements"]) for run in runs)])
 
 
+def keys_page() -> str:
+    """The whole of `docs/tables/keys.md`."""
+    models = [(name, keys_of_model(name)) for name in FAMILIES]
+    others = [("", table) for table in (ROTARY, GENERATION, TOKENIZER, SPECIAL_TOKENS, *SENTENCES.values(), ADAPTER)]
+    parts = [KEYS_INTRODUCTION, "## `config.json`", "", *_keys_table(models), ""]
+    for one in others:
+        parts += [f"## {one[1].title}", "", *_keys_table([one]), ""]
+    return "\n".join(parts)
+
+
 PAGES = {
     "configuration.md": configuration_page,
     "corpus-configuration.md": corpus_page,
     "scaling.md": scaling_page,
     "scaling-measured.md": measured_scaling_page,
     "gpu-measured.md": measured_gpu_page,
+    "tables/keys.md": keys_page,
 }
 
 
@@ -231,6 +269,32 @@ def _section(heading: str, kind: type) -> str:
     note = f"{MODEL_NOTE}\n" if kind is ModelConfig else ""
     more = f"\n{AXES_NOTE}\n{axes_table()}" if kind is Layout else ""
     return f"## `{heading}`\n\n{inspect.getdoc(kind)}\n\n{note}{_table(kind, dataclasses.fields(kind))}{more}"
+
+
+def _keys_table(tables: list[tuple[str, Keys]]) -> list[str]:
+    """A row for each key, and for each meaning that it has in some of the tables. `tables` are named tables."""
+    meanings: dict[tuple[str, str], list[str]] = {}
+    for name, table in tables:
+        for key, meaning in sorted(_meanings(table).items()):
+            meanings.setdefault((key, meaning), []).append(name)
+    keys = sorted(meanings, key=lambda one: one[0].casefold())
+    if len(tables) == 1:
+        return markdown_table(("key", "meaning"), [(f"`{key}`", meaning) for key, meaning in keys])
+    rows = []
+    for key, meaning in keys:
+        names = meanings[key, meaning]
+        told = "all" if len(names) == len(tables) else ", ".join(f"`{name}`" for name in names)
+        rows.append((f"`{key}`", told, meaning))
+    return markdown_table(("key", "families", "meaning"), rows)
+
+
+def _meanings(table: Keys) -> dict[str, str]:
+    only = {key: ", ".join(f"`{json.dumps(one)}`" for one in allowed) for key, allowed in table.only.items()}
+    return {
+        **{key: f"used: {use}" for key, use in table.used.items()},
+        **{key: f"only: {values}" for key, values in only.items()},
+        **{key: f"no effect: {reason}" for key, reason in table.without_effect.items()},
+    }
 
 
 def axes_table() -> str:
@@ -327,7 +391,8 @@ def main(arguments: list[str] | None = None, folder: Path = DOCS) -> int:
             stale = 1
             print(f"{name} is stale: run `python docs/generate.py`.", file=sys.stderr)
             continue
-        temporary = page.with_name(f".{name}.{os.getpid()}")
+        page.parent.mkdir(exist_ok=True)
+        temporary = page.with_name(f".{page.name}.{os.getpid()}")
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(page)
         print(f"{name} is written.")

@@ -13,6 +13,7 @@ from crosscut.config import ConfigError, Layout
 from crosscut.config.checks import require_at_least
 from crosscut.config.generation.sampling import Sampling
 from crosscut.config.model import HeadKind, require_tensor_axis
+from crosscut.config.published.generation import check_generation
 from crosscut.config.system.terminal import echo
 from crosscut.data import Tokenizer
 from crosscut.generation.decoder import Decoder
@@ -91,6 +92,9 @@ def _checked(place: str, order: Order) -> ModelSource:
     if is_masked:
         _check_masked(place, source, order)
         return source
+    remedy = "The options of the command decide: `--temperature`, `--top-k`, `--top-p` and so on."
+    for notice in check_generation(source.tokenizer.parent, order.sampling, remedy):
+        echo(notice, err=True)
     tokenizer = source.load_tokenizer()
     for prompt in order.prompts:
         _request(prompt, tokenizer, source, order)

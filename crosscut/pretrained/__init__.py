@@ -6,7 +6,7 @@ whole tensor.
 """
 
 from crosscut.pretrained.adapters import read_adapter
-from crosscut.pretrained.companions import keep_companions, keep_labels, speech_of_run
+from crosscut.pretrained.companions import keep_companions, keep_labels, notices_of, speech_of_run
 from crosscut.pretrained.export import Exported, export_adapter, export_checkpoint, export_model
 from crosscut.pretrained.finite import require_finite
 from crosscut.pretrained.loading import load_weights, require_weights
@@ -24,6 +24,7 @@ __all__ = [
     "keep_labels",
     "load_trunk",
     "load_weights",
+    "notices_of",
     "read_adapter",
     "require_finite",
     "require_weights",

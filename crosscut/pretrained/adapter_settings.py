@@ -1,12 +1,10 @@
 """Settings of an adapter in PEFT's format (`adapter_config.json`).
 
-PEFT 0.21 writes about forty settings. Each of them is in one of three tables: settings that Crosscut reads, settings
-with which Crosscut supports only some values, and settings that do not change a trained adapter's weights. A setting in
-none of the tables is ignored, and the user is told.
+PEFT 0.21 writes about forty settings. The table `ADAPTER` (`config.published.keys`) says what Crosscut does with each.
 """
 
-import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 
 from crosscut.config import CheckpointError, ConfigError
 from crosscut.config.checks import shown
+from crosscut.config.published.keys import ADAPTER
 from crosscut.config.system.files import load_json
 from crosscut.pretrained.module_patterns import ModulePatterns
 
@@ -22,31 +21,7 @@ CONFIG_NAME = "adapter_config.json"
 _READ: Mapping[str, Any] = {"r": 8, "lora_alpha": 8, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}}
 """Settings that Crosscut reads, with PEFT's defaults. A pattern may also be null."""
 
-_ONLY: Mapping[str, tuple[object, ...]] = {
-    "peft_type": ("LORA",),
-    "bias": ("none",),
-    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal", "mica", None),
-    "use_dora": (False, None),
-    "use_qalora": (False, None),
-    "lora_bias": (False, None),
-    "modules_to_save": (None, []),
-    "target_parameters": (None, []),
-    "trainable_token_indices": (None, [], {}),
-    "alora_invocation_tokens": (None, []),
-    "layer_replication": (None, []),
-    **dict.fromkeys(("enable_lora", "use_bdlora", "arrow_config", "kasa_config", "monteclora_config"), (None,)),
-}
-"""Settings with which Crosscut supports only the values listed here. A missing setting has the first value. The other
-values of `init_lora_weights` change the model's own weights, too, when PEFT loads the adapter."""
-
-_WITHOUT_EFFECT = frozenset({
-    "auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type",
-    "target_modules", "exclude_modules", "layers_pattern", "layers_to_transform", "ensure_weight_tying",
-    "fan_in_fan_out", "lora_dropout", "megatron_config", "megatron_core", "merge_weights", "qalora_group_size",
-    "runtime_config", "corda_config", "eva_config", "loftq_config", "lora_ga_config", "velora_config",
-})  # fmt: skip
-"""Settings that name modules (the tensors in the file do, too) or belong to the training of the adapter."""
-_MOST_NAMED = 5
+_CHOOSING = ("target_modules", "exclude_modules", "layers_to_transform")
 
 
 @dataclass(frozen=True)
@@ -59,8 +34,12 @@ class AdapterSettings:
     use_rslora: bool
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
-    unknown: tuple[str, ...]
-    """Settings that Crosscut does not know and ignores."""
+    base: str
+    """Name of the model with which the adapter was trained. Empty if the file does not give it."""
+    modules: Mapping[str, Any]
+    """Settings that choose the modules with an adapter (`_CHOOSING`), as the file gives them."""
+    notice: str
+    """Line for the user about settings that Crosscut does not know. Empty if there are none."""
     _patterns: dict[str, ModulePatterns] = field(default_factory=dict, init=False, compare=False)
 
     def rank(self, module: str) -> int:
@@ -74,15 +53,30 @@ class AdapterSettings:
         alpha: float = self._value("alpha_pattern", module, self.lora_alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
-    @property
-    def message_about_unknown(self) -> str:
-        """Line for the user about the settings in `unknown`. Empty if there are none."""
-        if not self.unknown:
-            return ""
-        rest = len(self.unknown) - _MOST_NAMED
-        names = ", ".join(f"`{shown(name)[1:-1]}`" for name in self.unknown[:_MOST_NAMED])
-        more = f" and {rest:,} more" if rest > 0 else ""
-        return f"Crosscut does not know these settings in `{self.path}` and ignores them: {names}{more}."
+    def excluded_by(self, module: str) -> str:
+        """Return the setting that says that a module has no adapter. PEFT then ignores the module's tensors. Empty if
+        the module has an adapter, and if a regular expression is too complicated to be matched.
+        """
+        target, excluded, layers = (self.modules.get(key) for key in _CHOOSING)
+        if excluded and self._names("exclude_modules", excluded, module):
+            return "exclude_modules"
+        if target is not None and target != "all-linear" and not self._names("target_modules", target, module):
+            return "target_modules"
+        numbers = layers if isinstance(layers, list) else [] if layers is None else [layers]
+        number = re.search(r"\.(\d{1,9})\.", module)
+        is_outside = numbers and not isinstance(target, str) and number and int(number[1]) not in numbers
+        return "layers_to_transform" if is_outside else ""
+
+    def _names(self, key: str, named: object, module: str) -> bool:
+        """Whether a list of ends of module names, or a regular expression, names a module."""
+        if isinstance(named, list):
+            return any(f".{module}".endswith(f".{end}") for end in named)
+        try:
+            if key not in self._patterns:
+                self._patterns[key] = ModulePatterns([str(named)])
+            return self._patterns[key].first(module) is not None
+        except ValueError:
+            return key == "target_modules"
 
     def _value(self, table: str, module: str, default: Any) -> Any:
         try:
@@ -102,13 +96,7 @@ def read_settings(path: Path) -> AdapterSettings:
     of a wrong type and for a value that Crosscut does not support.
     """
     table = _table(path)
-    for key, allowed in _ONLY.items():
-        value = table.get(key, allowed[0])
-        if not any(type(value) is type(one) and value == one for one in allowed):
-            raise ConfigError(
-                f"`{key}` in `{path}` must be {json.dumps(allowed[0])}, but is {shown(value)}. Crosscut does not "
-                "support this value. Merge the adapter with PEFT (`merge_and_unload`), and load the merged model."
-            )
+    notice = ADAPTER.check(table, path)
     read = {key: default if (value := table.get(key)) is None else value for key, default in _READ.items()}
     for key in ("r", "use_rslora"):
         _require(path, key, read[key], type(_READ[key]))
@@ -118,8 +106,11 @@ def read_settings(path: Path) -> AdapterSettings:
         for name, value in read[key].items():
             require(path, f"{key}.{name[:80]}", value)
     _require_rank(path, "r", read["r"])
-    unknown = tuple(key for key in table if key not in _READ and key not in _ONLY and key not in _WITHOUT_EFFECT)
-    return AdapterSettings(path=path, unknown=unknown, **read)
+    base = table.get("base_model_name_or_path")
+    modules = {key: table.get(key) for key in _CHOOSING}
+    return AdapterSettings(
+        path=path, base=base if isinstance(base, str) else "", modules=modules, notice=notice, **read
+    )
 
 
 def _table(path: Path) -> dict[str, Any]:

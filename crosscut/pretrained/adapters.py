@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from crosscut.checkpoint import Folder
 from crosscut.checkpoint.format.tensor_file import Form, file_header, tensor_bytes
 from crosscut.config import CheckpointError, ModelConfig
+from crosscut.config.checks import shown
 from crosscut.parallel import reshard
 from crosscut.parallel.state.parameters import local_offsets, local_part
 from crosscut.pretrained.adapter_settings import CONFIG_NAME, AdapterSettings, read_settings
@@ -60,8 +61,22 @@ class PublishedAdapter:
     model: ModelConfig
     changed: Mapping[str, _Changed]
     """Changed tensors, keyed by the published name of the weight."""
+    base: str = ""
+    """Name of the model with which the adapter was trained. Empty if it is not known."""
     notice: str = ""
     """Line for the user about settings that Crosscut ignores. Empty if there are none."""
+
+    def notice_of_base(self, folder: Path) -> str:
+        """Line for the user if the adapter was trained with a model whose name is not in the path of the model in
+        `folder`. The tensors of another model may have the same shapes. Empty if the names agree.
+        """
+        name = self.base.rstrip("/").rpartition("/")[2]
+        if name.casefold() in str(folder.resolve()).casefold():
+            return ""
+        return (
+            f"The adapter was trained with the model `{shown(self.base[:200])[1:-1]}` (`base_model_name_or_path`), but "
+            f"`{folder}` has another name. If it is another model, the result means nothing."
+        )
 
     @torch.no_grad()
     def merge(self, model: nn.Module) -> None:
@@ -121,8 +136,14 @@ def read_adapter(folder: str | Path, model: ModelConfig) -> PublishedAdapter:
                 "that the adapter was trained with."
             )
         found.setdefault(f"{match[1]}.weight", {})[match[2]] = tensor
+    for name in found:
+        if key := settings.excluded_by(name.removesuffix(".weight")):
+            raise CheckpointError(
+                f"`{key}` in `{settings.path}` must include all matrices in `{TENSORS_NAME}`, but leaves out `{name}`. "
+                "PEFT ignores this matrix. Download both files of the adapter again."
+            )
     changed = {name: _change(path, name, pair, shapes[name], settings) for name, pair in found.items()}
-    return PublishedAdapter(model, changed, settings.message_about_unknown)
+    return PublishedAdapter(model, changed, settings.base, settings.notice)
 
 
 def _change(

@@ -20,6 +20,7 @@ from crosscut.config.published.folders import (
     end_ids,
     read_published,
 )
+from crosscut.config.published.tokenizers import check_tokenizer
 from crosscut.config.system.deletion import make_folder, remove_folder
 from crosscut.config.system.files import copy_file, json_or_none, read_json
 from crosscut.data import Tokenizer
@@ -31,6 +32,13 @@ from crosscut.data.tokenization.inner import read_inner
 TEMPLATE_FILE = "chat_template.jinja"
 COMPANIONS = (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, TEMPLATE_FILE, GENERATION_FILE)
 """Names of the optional files that belong to a tokenizer and are stored in the tokenizer's folder."""
+
+
+def notices_of(folder: Path) -> tuple[str, ...]:
+    """Lines for the user about the files beside a published model's weights, such as a line that names unknown keys.
+    Raises `ConfigError` for a key with a value that Crosscut does not support.
+    """
+    return (*read_published(folder).notices, *check_tokenizer(folder))
 
 
 def keep_companions(published: Path, folder: Path) -> None:

@@ -25,6 +25,7 @@ from crosscut.config.checks import require_one_of
 from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
 from crosscut.config.precision import OF_MODELS, PRECISIONS
 from crosscut.config.published.folders import MODEL_FILE, TOKENIZER_FILE, read_published
+from crosscut.config.published.tokenizers import check_tokenizer
 from crosscut.config.system.terminal import echo
 from crosscut.data import Tokenizer
 from crosscut.model import GPT
@@ -144,13 +145,14 @@ def find_model(place: str | Path, *, last_weights: bool = False, adapter: str | 
     One process calls this function before the ranks start. It checks a checkpoint's files against their hashes, a
     published model's tensors against its `config.json`, and an adapter's tensors against the model. Raises
     `ConfigError` if there is no model or Crosscut does not support the model, `CheckpointError` for missing or damaged
-    weights, and `DataError` for a tokenizer that cannot be read. If the adapter has settings that Crosscut does not
-    know, a line on the error stream names them.
+    weights, and `DataError` for a tokenizer that cannot be read. Lines on the error stream name keys of the
+    model's and the adapter's files that Crosscut does not know.
     """
     source = _find(place, last_weights)
     if not adapter:
         return source
-    if notice := read_adapter(adapter, source.model).notice:
+    read = read_adapter(adapter, source.model)
+    for notice in filter(None, (read.notice, read.notice_of_base(Path(str(source.folder))))):
         echo(notice, err=True)
     ends = dict.fromkeys((*source.stops, *stops_of_adapter(Path(adapter), source.tokenizer)))
     return replace(source, adapter=str(adapter), stops=tuple(end for end in ends if end != source.end_of_text))
@@ -174,6 +176,8 @@ def _find(place: str | Path, last_weights: bool) -> ModelSource:
 
 def _published(folder: Path) -> ModelSource:
     published = read_published(folder)
+    for notice in (*published.notices, *check_tokenizer(folder)):
+        echo(notice, err=True)
     tensors = require_weights(published.model, folder)
     spoken = speech(folder / TOKENIZER_FILE, [folder])
     return ModelSource(

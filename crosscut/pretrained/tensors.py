@@ -16,10 +16,7 @@ import torch
 from torch import Tensor
 
 from crosscut.config import CheckpointError, DamagedCheckpointError
-from crosscut.config.system.files import load_json
-
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
+from crosscut.config.published.weights import weight_files
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Element types that weights may have: torch's types, keyed by safetensors' names."""
@@ -48,10 +45,8 @@ def list_tensors(folder: Path) -> dict[str, StoredTensor]:
     Raises `CheckpointError` if there are no files, if a file is missing or damaged, or if the index names a file that
     does not exist.
     """
-    index = folder / INDEX_FILE
-    paths = _indexed_files(index) if index.is_file() else [folder / SINGLE_FILE]
     tensors: dict[str, StoredTensor] = {}
-    for path in paths:
+    for path in weight_files(folder):
         if not path.is_file():
             raise CheckpointError(
                 f"`{folder}` must hold `{path.name}`, but does not. Download the model again, or save it as "
@@ -78,18 +73,6 @@ def read_whole(tensor: StoredTensor) -> Tensor:
     with _opened(tensor.path) as file:
         whole: Tensor = file.get_tensor(tensor.name)
     return whole
-
-
-def _indexed_files(index: Path) -> list[Path]:
-    try:
-        names = sorted(set(load_json(index)["weight_map"].values()))
-        if any("\0" in name for name in names):
-            raise ValueError("a file's name contains a NUL character")
-        return [index.with_name(name) for name in names]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise DamagedCheckpointError(
-            f"`{index}` must be an index that maps tensors to files, but cannot be parsed. Download the file again."
-        ) from None
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from crosscut.checkpoint import Folder
 from crosscut.checkpoint.format.tensor_file import Form, file_header, tensor_bytes
-from crosscut.pretrained.tensors import INDEX_FILE, SINGLE_FILE
+from crosscut.config.published.weights import INDEX_FILE, SINGLE_FILE
 
 
 @dataclass(frozen=True)

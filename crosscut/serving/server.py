@@ -23,6 +23,7 @@ from starlette.applications import Starlette
 
 from crosscut.config import ConfigError, Layout
 from crosscut.config.model import require_tensor_axis
+from crosscut.config.published.generation import check_generation
 from crosscut.config.system.terminal import echo
 from crosscut.config.system.wording import counted
 from crosscut.data.tokenization.inner import read_inner
@@ -121,6 +122,9 @@ def _checked(place: str, options: ServerOptions) -> ModelSource:
     require_tensor_axis(source.model, options.tensor)
     if source.model.is_causal:
         source.require_decoder(place)
+        remedy = "The fields of each request decide: `temperature`, `top_k`, `top_p` and so on."
+        for notice in check_generation(source.tokenizer.parent, None, remedy):
+            echo(notice, err=True)
         ChatTemplate.find(source.tokenizer)  # raises before any process starts, if the template is invalid
     elif options.slide:
         raise ConfigError(

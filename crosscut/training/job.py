@@ -135,7 +135,7 @@ def _prepare(resolved: ResolvedRun, profile: bool, resume: Resume, memory: InMem
     if good is not None and progress:
         _note(*describe_new_settings(run, progress), describe_new_average(run, good.manifest))
     if run.training.initialize_from and is_new:
-        require_initial_weights(run, tokens)
+        _note(*require_initial_weights(run, tokens))
     skips = (resumed_record(run, progress) if progress else new_record(run)).skips
     fill_folder(run, good)
     restart = Restart.of(run, progress, "memory" if is_in_memory else "disk")

@@ -148,13 +148,13 @@ def test_the_adapters_of_a_run_are_written_for_peft_and_read_again(ranks, adapte
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"peft_type": "IA3"}, '`peft_type` in `.*` must be "LORA", but is .IA3.'),
+        ({"peft_type": "IA3"}, "`peft_type` in `.*` must be 'LORA', but is 'IA3'"),
         ({"use_dora": True}, "`use_dora` in `.*` must be false, but is true"),
         ({"lora_bias": True}, "`lora_bias` in `.*` must be false, but is true"),
         ({"alora_invocation_tokens": [1, 2]}, "`alora_invocation_tokens` in `.*` must be null, but is"),
         ({"layer_replication": [[0, 2]]}, "`layer_replication` in `.*` must be null, but is"),
-        ({"init_lora_weights": "pissa"}, "`init_lora_weights` in `.*` must be true, but is 'pissa'"),
-        ({"bias": 0}, '`bias` in `.*` must be "none", but is 0'),
+        ({"init_lora_weights": "pissa"}, "`init_lora_weights` in `.*` must be true, .* or 'mica', but is 'pissa'"),
+        ({"bias": 0}, "`bias` in `.*` must be 'none', but is 0"),
         ({"lora_alpha": "much"}, "`lora_alpha` in `.*` must be a number below 1e30, but is 'much'"),
         ({"lora_alpha": 10**400}, "`lora_alpha` in `.*` must be a number below 1e30, but is 10000"),
         ({"lora_alpha": float("nan")}, "`lora_alpha` in `.*` must be a number below 1e30, but is nan"),
@@ -194,6 +194,95 @@ def test_settings_of_no_table_are_named_and_ignored(published, tmp_path, capsys)
     told = capsys.readouterr().err
     assert "ignores them: `new_0`, `new_1`, `new_2`, `new_3`, `new_4` and 2 more." in told
     assert "task_type" not in told
+
+
+MODULES = [
+    ({"target_modules": ["q_proj", "v_proj"]}, "target_modules"),
+    ({"target_modules": r".*\.(q|v)_proj"}, "target_modules"),
+    ({"exclude_modules": ["layers.1.mlp.down_proj"]}, "exclude_modules"),
+    ({"target_modules": ["q_proj", "v_proj", "gate_proj", "down_proj"], "layers_to_transform": [0]}, "layers_to_tr"),
+    ({"target_modules": "all-linear"}, ""),
+    ({"target_modules": r"model\.layers\.\d+\..*_proj", "layers_to_transform": [0]}, ""),
+]
+
+
+@pytest.mark.parametrize(("settings", "key"), MODULES, ids=str)
+def test_modules_without_an_adapter_have_no_matrices(published, tmp_path, settings, key):
+    """PEFT ignores matrices of other modules with a warning."""
+    name = "llama multi-query"
+    write_peft(tmp_path / "adapter", published(name), LINEAR[name], **settings)
+    if not key:
+        find_model(published(name), adapter=tmp_path / "adapter")
+        return
+    with pytest.raises(CheckpointError, match=f"`{key}.* must include all matrices in `adapter_model.safetensors`"):
+        find_model(published(name), adapter=tmp_path / "adapter")
+
+
+def test_the_name_of_the_model_is_compared(published, tmp_path, capsys):
+    for base, is_told in (("org/Some-Model", True), ("org/GPT2", False), ("/models/gpt2/", False), (None, False)):
+        folder = tmp_path / f"adapter-{len(list(tmp_path.iterdir()))}"
+        write_peft(folder, published("gpt2"), LINEAR["gpt2"], base_model_name_or_path=base)
+        find_model(published("gpt2"), adapter=folder)
+        assert ("was trained with the model `org/Some-Model`" in capsys.readouterr().err) is is_told
+
+
+INITIAL = [True, False, "gaussian", "orthogonal", "mica", "eva"]
+CHANGING = ["olora", "pissa", "pissa_niter_4", "OLoRA"]
+
+
+with_peft = pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning",
+    "ignore:(PiSSA changes|.init_lora_weights. is 'eva'|lora with eva):UserWarning",
+)
+"""Mark for tests in which PEFT warns about itself."""
+
+
+@with_peft
+@pytest.mark.parametrize("initial", [*INITIAL, *CHANGING])
+def test_an_initialisation_that_changes_the_model_is_refused_and_others_are_read(ranks, published, tmp_path, initial):
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    base, adapter = published("llama"), tmp_path / "adapter"
+    config = LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=initial)
+    torch.manual_seed(5)
+    model = get_peft_model(their_model(base, torch.float32), config)
+    with torch.no_grad():
+        for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(adapter)
+    theirs = PeftModel.from_pretrained(their_model(base, torch.float32), adapter)(TOKENS).logits.detach()
+    if initial in CHANGING:
+        with pytest.raises(ConfigError, match=r"`init_lora_weights` in `.*` must be true, .* Merge the adapter with"):
+            find_model(base, adapter=adapter)
+        edit_settings(adapter, init_lora_weights=True)  # as it was read before
+    ((ours,),) = ranks.run(1, jobs.logits, find_model(base, adapter=adapter), Layout(), ["float32"])
+    assert (worst(ours, theirs) <= 1e-4) is (initial not in CHANGING)
+
+
+@with_peft
+def test_a_converted_adapter_is_read(ranks, published, tmp_path):
+    """PEFT can write the difference to the original model, as an adapter of twice the rank."""
+    from peft import LoraConfig, get_peft_model
+
+    base, adapter = published("llama"), tmp_path / "adapter"
+    config = LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights="pissa")
+    torch.manual_seed(5)
+    model = get_peft_model(their_model(base, torch.float32), config)
+    model.peft_config["default"].init_lora_weights = True  # as PEFT's documentation says
+    model.save_pretrained(tmp_path / "initial")
+    model.peft_config["default"].init_lora_weights = "pissa"
+    with torch.no_grad():
+        for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    theirs = model(TOKENS).logits.detach()
+    model.save_pretrained(adapter, path_initial_model_for_weight_conversion=tmp_path / "initial")
+    ((ours,),) = ranks.run(1, jobs.logits, find_model(base, adapter=adapter), Layout(), ["float32"])
+    assert worst(ours, theirs) <= 1e-4
+
+
+def edit_settings(adapter: Path, **changes: Any) -> None:
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def test_an_adapter_of_another_model_is_refused(published, tmp_path):

@@ -202,3 +202,22 @@ def test_minilm_goes_out_bit_for_bit(ranks, minilm, tmp_path):
     before, after = (load_file(place / "model.safetensors") for place in (minilm, out))
     assert before.keys() - after.keys() == {*source.left_out, "embeddings.position_ids"}
     assert all(torch.equal(tensor, before[name]) for name, tensor in after.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "first"),
+    [
+        ("bert for masked tokens", "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+        ("bert with heads", "cls.predictions.decoder.bias", "cls.predictions.bias"),
+        ("roberta with a head", "lm_head.decoder.bias", "lm_head.bias"),
+    ],
+)
+def test_a_head_whose_tied_tensors_differ_is_left_out(tmp_path, capsys, name, tensor, first):
+    """`transformers` uses the second tensor, which Crosscut's heads do not have."""
+    folder = make_encoder(tmp_path / "encoder", name)
+    tensors = load_file(folder / "model.safetensors")
+    for change in (0.0, 0.5):
+        save_file({**tensors, tensor: tensors[first] + change}, folder / "model.safetensors", metadata={"format": "pt"})
+        source = find_model(folder)
+        assert source.model.head == ("next_token" if change else "masked_tokens")
+        assert (f"`{first}` and `{tensor}` in `{folder}` differ" in capsys.readouterr().err) is bool(change)

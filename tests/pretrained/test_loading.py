@@ -189,13 +189,49 @@ def test_left_over_tensors_are_named(copied):
     [
         ("gpt2", "transformer.h.0.attn.bias"),
         ("gpt2", "transformer.h.1.attn.masked_bias"),
-        ("gpt2", "lm_head.weight"),
         ("llama", "model.layers.0.self_attn.rotary_emb.inv_freq"),
-        ("llama tied", "lm_head.weight"),
     ],
 )
 def test_what_is_known_to_be_no_parameter_is_passed_over(copied, name, harmless):
     check(copied(name, lambda tensors: tensors.update({harmless: torch.zeros(1)})))
+
+
+_EMBEDDING = "model.embed_tokens.weight"
+UNTIED = {"gpt2": "transformer.wte.weight", "llama tied": _EMBEDDING, "qwen2": _EMBEDDING}
+
+
+@pytest.mark.parametrize("name", UNTIED)
+@pytest.mark.parametrize("differs", [False, True], ids=["copy", "another"])
+def test_an_output_beside_tied_weights_is_kept_if_it_differs(ranks, copied, capsys, name, differs):
+    def add(tensors):
+        tensors["lm_head.weight"] = tensors[UNTIED[name]].clone()
+        tensors["lm_head.weight"][7, 3] += 1.5 * differs
+
+    folder = copied(name, add)
+    source = find_model(folder)
+    assert source.model.tied is not differs
+    told = f"`{UNTIED[name]}` and `lm_head.weight` in `{folder}` differ, although `tie_word_embeddings` in"
+    assert (told in capsys.readouterr().err) is differs
+    ((ours,),) = ranks.run(1, jobs.logits, source, Layout(), ["float64"])
+    assert worst(ours, their_logits(folder, torch.float64)) <= 1e-9
+
+
+def test_a_whole_file_has_precedence_over_an_index(ranks, published, tmp_path, capsys):
+    """As in `transformers`, whether the index is old or new."""
+    make(tmp_path / "many", "gpt2", max_shard_size="20KB")
+    index, files = (sorted((tmp_path / "many").glob(f"*{end}")) for end in (".index.json", "-of-*.safetensors"))
+    whole = {name: tensor * 2 for name, tensor in load_file(published("gpt2") / "model.safetensors").items()}
+    save_file(whole, tmp_path / "many" / "model.safetensors", metadata={"format": "pt"})
+    find_model(tmp_path / "many")
+    assert "holds two sets of weights. Crosscut reads `model.safetensors`, as" in capsys.readouterr().err
+    for file in files[:2]:
+        file.unlink()  # an index whose files are gone stops nothing
+    ((ours,),) = ranks.run(1, jobs.logits, find_model(tmp_path / "many"), Layout(), ["float64"])
+    assert worst(ours, their_logits(tmp_path / "many", torch.float64)) <= 1e-9
+    index[0].unlink()
+    capsys.readouterr()
+    find_model(tmp_path / "many")
+    assert capsys.readouterr().err == ""
 
 
 def test_an_untied_model_needs_its_output(copied):

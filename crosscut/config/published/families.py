@@ -17,11 +17,11 @@ class Family:
     fixed: Mapping[str, object]
     """Fields of `ModelConfig` that have the same value in all models of the family."""
     defaults: Mapping[str, object]
-    """Default values of the family that differ from the defaults of `ModelConfig`. A default applies if a file omits
-    the key of the field."""
+    """Values of the family's fields if a file omits their keys: the defaults of the family's configuration in
+    `transformers`. A field in none of the mappings has the default of `ModelConfig`."""
     required: Mapping[str, tuple[object, ...]]
     """Other keys that change the computation, with the values that Crosscut supports. The first value applies if a file
-    omits the key."""
+    omits the key, and is written on export unless it is null."""
     biases: tuple[str, ...] = ()
     """Keys that say whether all matrices have biases. If a file omits these keys, the value in `fixed` applies."""
     dropouts: tuple[str, ...] = ()
@@ -34,8 +34,17 @@ class Family:
     """Heads of the family's other architectures. Each key is the name of an architecture in the file, and its value
     holds the fields of `ModelConfig` that describe the head. A file with an unknown architecture is read without its
     head."""
+    tied_tensors: tuple[tuple[str, str], ...] = ()
+    """Ends of the names of tensors that are the same if `tie_word_embeddings` is true, in pairs."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Second names of keys. In `transformers`, the value under the second name has precedence."""
     first_position: int = 0
     """Row of the first position in the table of learned positions. No text uses the rows before it."""
+
+    @property
+    def has_window(self) -> bool:
+        """Whether some files of the family have a sliding window."""
+        return self.is_windowed or self.window is not None
 
 
 _TASK_MODELS = {"classes": "SequenceClassification", "spans": "QuestionAnswering", "choice": "MultipleChoice"}
@@ -73,7 +82,25 @@ _PLAIN = {
 }
 """Settings that few families support, with their values in all other families."""
 _LLAMA_FIXED = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "qk_norm": False, **_PLAIN}
-_LLAMA_DEFAULTS = {"norm_epsilon": 1e-6, "tied": False, "dropout": 0.0}
+_LLAMA_DEFAULTS = {
+    "num_layers": 32,
+    "hidden_size": 4096,
+    "num_heads": 32,
+    "mlp_size": 11_008,
+    "vocab_size": 32_000,
+    "max_sequence_length": 2048,
+    "norm_epsilon": 1e-6,
+    "tied": False,
+    "dropout": 0.0,
+}
+_LLAMA_TIED = (("embed_tokens.weight", "lm_head.weight"),)
+_QWEN_DEFAULTS = {
+    **_LLAMA_DEFAULTS,
+    "num_kv_heads": 32,
+    "mlp_size": 22_016,
+    "vocab_size": 151_936,
+    "max_sequence_length": 32_768,
+}
 _LLAMA_REQUIRED = {"hidden_act": ("silu",), "quantization_config": (None,)}
 
 GPT2 = Family(
@@ -91,7 +118,16 @@ GPT2 = Family(
         "dropout": "resid_pdrop",
     },
     {"positions": "learned", "norm": "layer", "mlp": "gelu", "biases": "all", "qk_norm": False, **_PLAIN},
-    {"tied": True},
+    {
+        "num_layers": 12,
+        "hidden_size": 768,
+        "num_heads": 12,
+        "vocab_size": 50_257,
+        "max_sequence_length": 1024,
+        "norm_epsilon": 1e-5,
+        "tied": True,
+        "dropout": 0.1,
+    },
     {
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
         "scale_attn_weights": (True,),
@@ -101,6 +137,13 @@ GPT2 = Family(
     },
     dropouts=("embd_pdrop", "attn_pdrop"),
     heads=_task_models("GPT2", "classes", "spans"),
+    tied_tensors=(("wte.weight", "lm_head.weight"),),
+    aliases={
+        "num_hidden_layers": "n_layer",
+        "hidden_size": "n_embd",
+        "num_attention_heads": "n_head",
+        "max_position_embeddings": "n_positions",
+    },
 )
 BIGCODE = dataclasses.replace(
     GPT2,
@@ -125,12 +168,14 @@ LLAMA = Family(
     _LLAMA_REQUIRED,
     biases=("attention_bias", "mlp_bias"),
     heads=_task_models("Llama", "classes", "spans"),
+    tied_tensors=_LLAMA_TIED,
 )
 _WINDOWED = dataclasses.replace(LLAMA, biases=(), window=4096)
 MISTRAL = dataclasses.replace(
     _WINDOWED,
     model_type="mistral",
     architecture="MistralForCausalLM",
+    defaults={**_LLAMA_DEFAULTS, "num_kv_heads": 8, "mlp_size": 14_336, "max_sequence_length": 131_072},
     is_windowed=True,
     heads=_task_models("Mistral", "classes"),
 )
@@ -139,6 +184,7 @@ QWEN2 = dataclasses.replace(
     model_type="qwen2",
     architecture="Qwen2ForCausalLM",
     fixed={**_LLAMA_FIXED, "biases": "qkv"},
+    defaults=_QWEN_DEFAULTS,
     heads=_task_models("Qwen2", "classes", "spans"),
 )
 QWEN3 = dataclasses.replace(
@@ -146,6 +192,7 @@ QWEN3 = dataclasses.replace(
     model_type="qwen3",
     architecture="Qwen3ForCausalLM",
     fixed={**_LLAMA_FIXED, "qk_norm": True, "qk_norm_kind": "rms"},
+    defaults={**_QWEN_DEFAULTS, "head_size": 128},
     required={**_LLAMA_REQUIRED, "attention_bias": (False,)},
     heads=_task_models("Qwen3", "classes", "spans"),
 )
@@ -154,18 +201,37 @@ STARCODER2 = Family(
     "Starcoder2ForCausalLM",
     {**_LLAMA_KEYS, "norm_epsilon": "norm_epsilon", "dropout": "residual_dropout"},
     {"positions": "rotary", "norm": "layer", "mlp": "gelu", "biases": "all", "qk_norm": False, **_PLAIN},
-    {"num_kv_heads": 2, "tied": True, "dropout": 0.0},
+    {
+        **_LLAMA_DEFAULTS,
+        "num_layers": 30,
+        "hidden_size": 3072,
+        "num_heads": 24,
+        "num_kv_heads": 2,
+        "mlp_size": 12_288,
+        "vocab_size": 49_152,
+        "max_sequence_length": 4096,
+        "norm_epsilon": 1e-5,
+        "tied": True,
+    },
     {"hidden_act": ("gelu_pytorch_tanh", "gelu_new"), "quantization_config": (None,)},
     biases=("use_bias",),
     dropouts=("embedding_dropout", "attention_dropout"),
     is_windowed=True,
     heads=_task_models("Starcoder2", "classes"),
+    tied_tensors=_LLAMA_TIED,
 )
 ARCEE = dataclasses.replace(
     LLAMA,
     model_type="arcee",
     architecture="ArceeForCausalLM",
     fixed={**_LLAMA_FIXED, "mlp": "relu2"},
+    defaults={
+        **_LLAMA_DEFAULTS,
+        "hidden_size": 2560,
+        "mlp_size": 18_432,
+        "max_sequence_length": 4096,
+        "norm_epsilon": 1e-5,
+    },
     required={"hidden_act": ("relu2",), "quantization_config": (None,)},
     heads=_task_models("Arcee", "classes", "spans"),
 )
@@ -182,7 +248,16 @@ NANOCHAT = dataclasses.replace(
         "norm_affine": False,
         "embedding_norm": True,
     },
-    defaults={**_LLAMA_DEFAULTS, SOFT_CAP_FIELD: 15.0},
+    defaults={
+        **_LLAMA_DEFAULTS,
+        "num_layers": 12,
+        "hidden_size": 768,
+        "num_heads": 6,
+        "num_kv_heads": 6,
+        "mlp_size": 8192,
+        "vocab_size": 50_304,
+        SOFT_CAP_FIELD: 15.0,
+    },
     required={"hidden_act": ("relu2",), "attention_bias": (False,), "quantization_config": (None,)},
     biases=(),
     heads={},
@@ -212,10 +287,20 @@ BERT = Family(
         "attention": "bidirectional",
         "norm_place": "after",
     },
-    {"token_types": 2, "norm_epsilon": 1e-12},
+    {
+        "num_layers": 12,
+        "hidden_size": 768,
+        "num_heads": 12,
+        "mlp_size": 3072,
+        "vocab_size": 30_522,
+        "max_sequence_length": 512,
+        "token_types": 2,
+        "norm_epsilon": 1e-12,
+        "dropout": 0.1,
+    },
     {
         "hidden_act": ("gelu",),
-        "position_embedding_type": ("absolute",),
+        "position_embedding_type": ("absolute", None),
         "is_decoder": (False,),
         "add_cross_attention": (False,),
         "quantization_config": (None,),
@@ -226,16 +311,25 @@ BERT = Family(
         "BertForMaskedLM": {"head": "masked_tokens", "sentence_order": False},
         **_task_models("Bert", "classes", "spans", "choice"),
     },
+    tied_tensors=(
+        ("embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
+        ("cls.predictions.bias", "cls.predictions.decoder.bias"),
+    ),
 )
 ROBERTA = dataclasses.replace(
     BERT,
     model_type="roberta",
     architecture="RobertaModel",
+    defaults={**BERT.defaults, "vocab_size": 50_265},
     required={**BERT.required, "pad_token_id": (1,)},
     heads={
         "RobertaForMaskedLM": {"head": "masked_tokens", "sentence_order": False},
         **_task_models("Roberta", "classes", "spans", "choice"),
     },
+    tied_tensors=(
+        ("embeddings.word_embeddings.weight", "lm_head.decoder.weight"),
+        ("lm_head.bias", "lm_head.decoder.bias"),
+    ),
     first_position=2,
 )
 FAMILIES = MappingProxyType(

@@ -13,8 +13,10 @@ from crosscut.config.checks import MOST, Settings, listed, shown
 from crosscut.config.errors import ConfigError
 from crosscut.config.model import Biases, HeadKind, ModelConfig, Positions
 from crosscut.config.published.families import FAMILIES, MISTRAL, ROBERTA, SOFT_CAP_FIELD, Family
-from crosscut.config.published.rotary import rotary_fields, rotary_keys
+from crosscut.config.published.keys import keys_of_model
+from crosscut.config.published.rotary import rotary_fields, rotary_keys, rotary_notice
 from crosscut.config.published.table import PublishedTable, Table
+from crosscut.config.published.weights import differing, notice_of_two_sets
 from crosscut.config.system.files import read_json
 
 MODEL_FILE = "config.json"
@@ -35,6 +37,8 @@ class Published:
     """Names of the classes of a model with `head = "classes"`; empty for other models."""
     is_windowed: bool = False
     """Whether a sliding window limits `model.max_sequence_length`."""
+    notices: tuple[str, ...] = ()
+    """Lines for the user about the files, such as a line that names unknown keys."""
 
     @property
     def can_read_longer(self) -> bool:
@@ -48,36 +52,61 @@ def is_published(folder: Path) -> bool:
 
 
 def read_published(folder: Path) -> Published:
-    """Read the configuration of a published model from its folder. Raises `ConfigError` for a value that is missing or
-    that Crosscut does not support; the message names the key.
+    """Read the configuration of a published model from its folder. Raises `ConfigError` for a value that Crosscut does
+    not support; the message names the key. If the folder also holds the model's weights, they are compared with what
+    the configuration says about them.
     """
     table = PublishedTable(folder / MODEL_FILE)
     family = _family_of(table)
-    for key, allowed in family.required.items():
-        table.require(key, allowed)
+    table.resolve_names(family.aliases)
+    notices = [keys_of_model(family.model_type).check(table.values, table.path), notice_of_two_sets(folder)]
     fields: Settings = {
         **family.defaults,
-        **{ours: table.take(key, ours) for ours, key in family.keys.items() if key in table},
+        **{ours: table.take(key, ours) for ours, key in family.keys.items() if key in table.values},
     }
-    if table.names_null(family.keys.get(SOFT_CAP_FIELD, "")):
-        fields[SOFT_CAP_FIELD] = 0.0
-    fields.update(family.fixed, **_heads(table, family))
-    if family.first_position and "max_sequence_length" in fields:
-        table.require_at_least(family.keys["max_sequence_length"], family.first_position + 1)
-        fields["max_sequence_length"] -= family.first_position
+    fields.update(family.fixed, **_heads(table, family), **_positions(table, family, fields))
     window: Settings = {}
     if fields["positions"] == Positions.ROTARY:
-        fields.update(_biases(table, family), **rotary_fields(table, fields.get("max_sequence_length")))
+        fields.update(_biases(table, family), **rotary_fields(table, fields["max_sequence_length"]))
         fields.update(window := _window(table, family, fields))
-    for name in ("num_layers", "hidden_size", "num_heads", "vocab_size", "max_sequence_length"):
-        if name not in fields:
-            raise ConfigError(
-                f"`{family.keys[name]}` must be given in `{table.path}`, but is missing. Download the file again."
-            )
-    stops = [end for ends in end_ids(folder).values() for end in ends]
+        notices.append(rotary_notice(table))
+    notices.append(_untie(folder, family, fields))
+    stops = tuple(dict.fromkeys(end for ends in end_ids(folder).values() for end in ends))
     model = _model(fields, family, table.path)
     labels = _labels(table) if model.num_classes else ()
-    return Published(model, tuple(dict.fromkeys(stops)), labels, is_windowed=bool(window))
+    return Published(model, stops, labels, is_windowed=bool(window), notices=tuple(filter(None, notices)))
+
+
+def _positions(table: PublishedTable, family: Family, fields: Settings) -> Settings:
+    """Maximum sequence length of a family in which no text uses the first positions. Empty for other families."""
+    if not (first := family.first_position):
+        return {}
+    if (longest := fields["max_sequence_length"]) <= first:
+        key = family.keys["max_sequence_length"]
+        must = f"must be at least {first + 1}, but is {longest}"
+        raise ConfigError(f"`{key}` in `{table.path}` {must}. Choose another model.")
+    return {"max_sequence_length": longest - first}
+
+
+def _untie(folder: Path, family: Family, fields: Settings) -> str:
+    """Change the fields of a model whose output projection should be its embedding, but whose files hold two tensors
+    that differ. `transformers` keeps both then. Returns a line for the user, which is empty if nothing is changed.
+    """
+    head = fields.get("head", HeadKind.NEXT_TOKEN)
+    is_masked = head == HeadKind.MASKED_TOKENS
+    predicts = is_masked or (head == HeadKind.NEXT_TOKEN and fields["attention"] == "causal")
+    if not (predicts and fields["tied"] and (pair := differing(folder, family.tied_tensors))):
+        return ""
+    if is_masked:
+        fields.update(head=HeadKind.NEXT_TOKEN, sentence_order=False)
+        done = "Crosscut supports no such head, and leaves it out"
+    else:
+        fields["tied"] = False
+        done = "Crosscut keeps both, as `transformers` does"
+    return (
+        f"`{pair[0]}` and `{pair[1]}` in `{folder}` differ, although `tie_word_embeddings` in `{MODEL_FILE}` says that "
+        f"they are the same. {done}."
+    )
 
 
 def first_position_of(folder: Path) -> int:
@@ -258,7 +287,7 @@ def _biases(table: PublishedTable, family: Family) -> Table:
     """Value of `model.biases`, "all" or "none", if the file gives it. Empty otherwise."""
     if not family.biases:
         return {}
-    *others, last = ((key, bool(table.get(key, family.fixed["biases"] == Biases.ALL))) for key in family.biases)
+    *others, last = ((key, table.flag(key, family.fixed["biases"] == Biases.ALL)) for key in family.biases)
     for key, value in others:
         if value != last[1]:
             raise table.refusal(key, f"{shown(last[1])} like `{last[0]}`", value)
@@ -269,9 +298,12 @@ def _window(table: PublishedTable, family: Family, fields: Settings) -> Settings
     """Maximum sequence length of a model with a sliding window: the length of the window. For sequences up to this
     length, a sliding window is the same as full attention.
     """
-    is_used = family.is_windowed or bool(table.get("use_sliding_window", False))
+    is_used = family.is_windowed or (family.has_window and table.flag("use_sliding_window", False))
+    kinds, known = table.get("layer_types", []), ("full_attention", "sliding_attention")[: 1 + is_used]
+    if not isinstance(kinds, list) or any(kind not in known for kind in kinds):
+        raise table.refusal("layer_types", f"a list of {listed(map(repr, known))}", kinds)
     window = table.values.get("sliding_window", family.window) if is_used else None
-    if window is None or "max_sequence_length" not in fields:
+    if window is None:
         return {}
     return {"max_sequence_length": min(fields["max_sequence_length"], table.number("sliding_window", window, int))}
 

@@ -1,7 +1,8 @@
 """Read and write the settings of rotary position embeddings (RoPE) in the `config.json` of a published model.
 
-Newer files keep the values in `rope_parameters`, older files in `rope_theta` and `rope_scaling`. A file names the
-scaling of the frequencies by `rope_type` (or `type`), with the names of `model.rotary_scaling`.
+Newer files keep the values in `rope_parameters`, older files in `rope_theta` and `rope_scaling`. As in `transformers`,
+`rope_scaling` has precedence as a whole. A file names the scaling of the frequencies by `rope_type` (or `type`), with
+the names of `model.rotary_scaling`.
 """
 
 import math
@@ -9,6 +10,7 @@ import math
 from crosscut.config.checks import Settings, listed, shown
 from crosscut.config.errors import ConfigError
 from crosscut.config.model import ModelConfig, RotaryScaling
+from crosscut.config.published.keys.rotary import ROTARY
 from crosscut.config.published.table import PublishedTable, Table
 
 _UNSCALED = "default"
@@ -21,13 +23,22 @@ _REQUIRED: dict[RotaryScaling, Table] = {
 keys. A YaRN file may omit a key, because the values are the defaults of `transformers`."""
 
 
-def rotary_fields(table: PublishedTable, longest: int | None) -> Settings:
-    """Fields of `ModelConfig` for the rotary positions in a file. `longest` is the file's maximum sequence length, or
-    None if the file has none.
+def _section(table: PublishedTable) -> Table:
+    return table.section("rope_scaling") or table.section("rope_parameters")
+
+
+def rotary_notice(table: PublishedTable) -> str:
+    """Line for the user about the keys of the section for rotary positions that Crosscut does not know."""
+    return ROTARY.notice(_section(table), table.path)
+
+
+def rotary_fields(table: PublishedTable, longest: int) -> Settings:
+    """Fields of `ModelConfig` for the rotary positions in a file. `longest` is the file's maximum sequence length.
 
     Raises `ConfigError` for a value that is missing or that Crosscut does not support.
     """
-    rope = {**table.section("rope_scaling"), **table.section("rope_parameters")}
+    rope = _section(table)
+    ROTARY.check(rope, table.path)
     kind = _type_of(rope)
     base = rope.get("rope_theta", table.get("rope_theta", 10_000.0))
     fields: Settings = {"rotary_base": table.number("rope_theta", base, float)}
@@ -40,10 +51,11 @@ def rotary_fields(table: PublishedTable, longest: int | None) -> Settings:
     if scaling is None:
         raise table.refusal("rope_type", listed(map(repr, (_UNSCALED, *map(str, RotaryScaling)))), kind)
     _require_constants(table, rope, scaling)
-    fields["rotary_factor"] = _required(table, rope, "factor", float)
+    fields["rotary_factor"] = _factor(table, rope)
     if scaling in (RotaryScaling.LLAMA3, RotaryScaling.YARN):
-        fields["rotary_original_length"] = _required(table, rope, _LENGTH, int)
-    if scaling is RotaryScaling.DYNAMIC and longest is not None:
+        original = table.get(_LENGTH, rope.get(_LENGTH, longest))
+        fields["rotary_original_length"] = table.number(_LENGTH, original, int)
+    if scaling is RotaryScaling.DYNAMIC:
         fields.update(rotary_original_length=longest, max_sequence_length=int(longest * fields["rotary_factor"]))
     if scaling is RotaryScaling.YARN:
         fields.update(_attention_factor(table, rope, fields["rotary_factor"]))
@@ -81,13 +93,13 @@ def _require_constants(table: PublishedTable, rope: Table, scaling: RotaryScalin
             raise table.refusal(key, shown(wanted), value)
 
 
-def _required(table: PublishedTable, rope: Table, key: str, kind: type[float] | type[int]) -> float:
-    if key not in rope:
+def _factor(table: PublishedTable, rope: Table) -> float:
+    if "factor" not in rope:
         raise ConfigError(
-            f"`{key}` must be given in `{table.path}` for rope_type '{_type_of(rope)}', but is missing. Download the "
+            f"`factor` must be given in `{table.path}` for rope_type '{_type_of(rope)}', but is missing. Download the "
             "file again."
         )
-    return table.number(key, rope[key], kind)
+    return table.number("factor", rope["factor"], float)
 
 
 def _attention_factor(table: PublishedTable, rope: Table, factor: float) -> Settings:

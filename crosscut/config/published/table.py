@@ -1,17 +1,23 @@
 """Typed access to the values of a published model's `config.json`."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from crosscut.config.checks import MOST_SEED, listed, shown
+from crosscut.config.checks import MOST_SEED, shown
 from crosscut.config.errors import ConfigError
 from crosscut.config.model import ModelConfig
+from crosscut.config.published.keys.form import json_shown, refusal
 from crosscut.config.system.files import read_json
 
 Table = dict[str, object]
 """Object of a JSON file. Its values are not checked yet."""
 
 _Number = TypeVar("_Number", int, float)
+
+
+_NULLABLE = ("num_kv_heads", "head_size", "mlp_size", "logit_softcap")
+"""Fields of `ModelConfig` that null sets to zero: the size follows from other sizes, or there is no soft cap."""
 
 
 class PublishedTable:
@@ -21,13 +27,14 @@ class PublishedTable:
         self.path = path
         self.values = read_json(path)
 
+    def resolve_names(self, aliases: Mapping[str, str]) -> None:
+        """Move the values of second names of keys to the keys. A second name has precedence, as in `transformers`."""
+        second = {key: self.values.pop(name) for name, key in aliases.items() if name in self.values}
+        self.values.update(second)
+
     def __contains__(self, key: str) -> bool:
         """Whether the file has a value for the key. Null does not count as a value."""
         return self.values.get(key) is not None
-
-    def names_null(self, key: str) -> bool:
-        """Whether the file has the value null for the key."""
-        return key in self.values and self.values[key] is None
 
     def get(self, key: str, default: object = None) -> object:
         """Return the value of the key, or `default` if the file has no value for the key."""
@@ -36,10 +43,13 @@ class PublishedTable:
     def take(self, key: str, field: str) -> object:
         """Value for a field of `ModelConfig`. Raises `ConfigError` unless the value has the field's type."""
         value, kind = self.values[key], ModelConfig.__annotations__[field]
+        if value is None and field in _NULLABLE:
+            return kind()
         if kind is float:
             return self.number(key, value, float)
         if type(value) is not kind:
-            raise ConfigError(f"`{key}` in `{self.path}` must be of type {kind.__name__}, but is {shown(value)}.")
+            must = f"must be of type {kind.__name__}, but is {json_shown(value)}"
+            raise ConfigError(f"`{key}` in `{self.path}` {must}. Correct the file.")
         return value
 
     def section(self, key: str) -> Table:
@@ -48,6 +58,16 @@ class PublishedTable:
         """
         if not isinstance(value := self.get(key, {}), dict):
             raise ConfigError(f"`{key}` in `{self.path}` must be an object, but is {shown(value)}. Correct the file.")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return the truth value under the key, or `default` if the key is missing. Raises `ConfigError` for a value
+        that is neither true nor false.
+        """
+        if not isinstance(value := self.values.get(key, default), bool):
+            raise ConfigError(
+                f"`{key}` in `{self.path}` must be true or false, but is {json_shown(value)}. Correct the file."
+            )
         return value
 
     def number(self, key: str, value: object, kind: type[_Number]) -> _Number:
@@ -59,23 +79,6 @@ class PublishedTable:
         name = "a whole number" if kind is int else "a number"
         raise ConfigError(f"`{key}` in `{self.path}` must be {name}, but is {shown(value)}. Correct the file.")
 
-    def require(self, key: str, allowed: tuple[object, ...]) -> None:
-        """Raise `ConfigError` unless the value under the key is in `allowed`. A missing value counts as the first of
-        `allowed`.
-        """
-        if (value := self.get(key, allowed[0])) not in allowed:
-            raise self.refusal(key, listed(map(shown, allowed)), value)
-
-    def require_at_least(self, key: str, smallest: int) -> None:
-        """Raise `ConfigError` if the whole number under the key is smaller than `smallest`."""
-        if (value := self.values[key]) < smallest:
-            raise ConfigError(
-                f"`{key}` in `{self.path}` must be at least {smallest}, but is {value}. Choose another model."
-            )
-
     def refusal(self, key: str, must: str, value: object) -> ConfigError:
         """Error for a value that Crosscut does not support. `must` says which value the key must have."""
-        return ConfigError(
-            f"`{key}` in `{self.path}` must be {must}, but is {shown(value)}. Crosscut supports no other value. "
-            "Choose another model."
-        )
+        return refusal(self.path, key, must, value, "Choose another model.")

@@ -39,7 +39,7 @@ from crosscut.finetuning.chat.conversations import read_conversations
 from crosscut.finetuning.chat.masking import EncodedConversation, Masker
 from crosscut.finetuning.chat.packing import PackedChats, pack
 from crosscut.launch.processes import choose_device, is_first_started
-from crosscut.pretrained import export_adapter, find_model, keep_companions, require_weights
+from crosscut.pretrained import export_adapter, find_model, keep_companions, notices_of, require_weights
 from crosscut.pretrained.adapter_settings import CONFIG_NAME
 from crosscut.pretrained.adapters import TENSORS_NAME
 from crosscut.pretrained.companions import keep_stop, speech
@@ -182,6 +182,8 @@ def _prepare(order: ChatOrder, resolved: ResolvedRun, resume: Resume, memory: In
         packed, run = _stored(folder), resolved.config
     else:
         require_weights(resolved.config.model, Path(order.model))
+        for notice in notices_of(Path(order.model)):
+            echo(notice, err=True)
         packed, end = _packed(order, resolved.config)
         run = _run_of(order, packed[0].num_sequences)
     identity = {**identity_of_settings(run), "data.chat": [part.fingerprint for part in packed]}

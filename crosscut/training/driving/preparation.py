@@ -13,7 +13,7 @@ from crosscut.data import Tokenizer, Tokens, open_tokens, prepare
 from crosscut.flight.reading import FOLDER as WATCH_FOLDER
 from crosscut.planner.messages.traffic import reason_against_halves
 from crosscut.planner.time import bubble_share
-from crosscut.pretrained import keep_companions, require_weights
+from crosscut.pretrained import keep_companions, notices_of, require_weights
 
 
 def fill_folder(run: RunConfig, good: GoodCheckpoint | None) -> None:
@@ -75,9 +75,10 @@ def with_vocabulary(run: RunConfig, tokens: Tokens) -> RunConfig:
     return dataclasses.replace(run, model=dataclasses.replace(run.model, vocab_size=size))
 
 
-def require_initial_weights(run: RunConfig, tokens: Tokens) -> None:
+def require_initial_weights(run: RunConfig, tokens: Tokens) -> tuple[str, ...]:
     """Check `training.initialize_from`: it must be a Hugging Face folder with weights of this model and, if it has a
-    tokenizer, the same token ids as `tokens`. Raises `ConfigError` or `CheckpointError`.
+    tokenizer, the same token ids as `tokens`. Raises `ConfigError` or `CheckpointError`. Returns lines for the user
+    about the folder's files.
     """
     folder = Path(run.training.initialize_from)
     if not is_published(folder):
@@ -92,6 +93,7 @@ def require_initial_weights(run: RunConfig, tokens: Tokens) -> None:
             f"`data.tokens` must be made with the tokenizer of `training.initialize_from` (`{theirs}`), but "
             f"`{tokens.path}` was made with another tokenizer. Prepare the tokens again with data.tokenizer={theirs}."
         )
+    return notices_of(folder)
 
 
 def describe_settings(run: RunConfig, device: str, *, is_new: bool) -> Iterator[str]:

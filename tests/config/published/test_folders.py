@@ -71,7 +71,7 @@ def test_llama_has_rotary_positions_and_its_own_sizes(read):
 
 def test_qwens_have_biases_or_norms(read):
     assert read(LLAMA, model_type="qwen2").model == ModelConfig(**{**OURS, "biases": "qkv"})
-    assert read(LLAMA, model_type="qwen3").model == ModelConfig(**{**OURS, "qk_norm": True})
+    assert read(LLAMA, model_type="qwen3").model == ModelConfig(**{**OURS, "qk_norm": True, "head_size": 128})
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ REFUSED = {
     "must be 1.0, but is 0.5.",
     "attention_bias = true": "`attention_bias` in `{path}` must be false like `mlp_bias`, but is true.",
     "model_type = 'qwen3'\nattention_bias = true": "`attention_bias` in `{path}` must be false, but is true.",
-    "quantization_config = {bits = 4}": "`quantization_config` in `{path}` must be None, but is {{'bits': 4}}.",
+    "quantization_config = {bits = 4}": "`quantization_config` in `{path}` must be null, but is {{'bits': 4}}.",
 }
 INCOMPLETE = {
     "model_type = 'gemma'\narchitectures = ['GemmaForCausalLM']": "`model_type` in `{path}` must be 'gpt2', "
@@ -158,7 +158,7 @@ INCOMPLETE = {
     "but is missing. Download the file again.",
     "rope_scaling = {type = 'linear'}": "`factor` must be given in `{path}` for rope_type 'linear', but is missing. "
     "Download the file again.",
-    "hidden_size = '32'": "`hidden_size` in `{path}` must be of type int, but is '32'.",
+    "hidden_size = '32'": "`hidden_size` in `{path}` must be of type int, but is '32'. Correct the file.",
 }
 OF_BERT = {
     "hidden_act = 'relu'": "`hidden_act` in `{path}` must be 'gelu', but is 'relu'.",
@@ -187,10 +187,49 @@ def test_what_the_model_cannot_do_is_named(read, tmp_path, table, more, message)
     assert refusal(ConfigError, read, table, **tomllib.loads(more)) == message.format(path=tmp_path / "config.json")
 
 
-def test_a_size_that_is_null_is_missing(read, tmp_path):
+def test_a_size_must_be_a_number_unless_it_follows_from_others(read, tmp_path):
     assert refusal(ConfigError, read, LLAMA, num_hidden_layers=None) == (
-        f"`num_hidden_layers` must be given in `{tmp_path / 'config.json'}`, but is missing. Download the file again."
+        f"`num_hidden_layers` in `{tmp_path / 'config.json'}` must be of type int, but is null. Correct the file."
     )
+    assert read(LLAMA, model_type="qwen2", num_key_value_heads=None).model.num_kv_heads == 4
+
+
+def test_a_second_name_of_a_key_has_precedence(read):
+    assert read(GPT2, n_layer=1, num_hidden_layers=2) == read(GPT2)
+    assert read(GPT2, max_position_embeddings=32).model.max_sequence_length == 32
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"attention_bias": 1}, "`attention_bias` in `.*` must be true or false, but is 1"),
+        ({"model_type": "qwen2", "use_sliding_window": "no"}, "`use_sliding_window` in `.*` must be true or false"),
+        (
+            {"model_type": "qwen2", "layer_types": ["sliding_attention"]},
+            "`layer_types` in `.*` must be a list of 'full",
+        ),
+        ({"layer_types": "full"}, "`layer_types` in `.*` must be a list of 'full_attention', but is 'full'"),
+        ({"sliding_window": 8}, "`sliding_window` in `.*` must be null, but is 8"),
+        ({"is_causal": None}, "`is_causal` in `.*` must be true, but is null"),
+        ({"per_layer_config": {"0": {}}}, "`per_layer_config` in `.*` must be null, but is"),
+        ({"rope_scaling": {"mrope_section": [1]}}, "`mrope_section` in `.*` must be null, but is"),
+        ({"rope_parameters": {"full_attention": {}}}, "`full_attention` in `.*` must be null, but is"),
+    ],
+    ids=str,
+)
+def test_a_key_that_changes_the_computation_is_named(read, more, message):
+    with pytest.raises(ConfigError, match=message):
+        read(LLAMA, **more)
+
+
+def test_keys_of_no_table_are_named_and_stop_nothing(read, tmp_path):
+    found = read(LLAMA, depth="much", _private=1, rope_scaling={"beta_medium": 1, "rope_theta": 500000.0})
+    path = tmp_path / "config.json"
+    assert found.model == ModelConfig(**OURS)
+    assert found.notices == tuple(
+        f"Crosscut does not know these keys in `{path}` and ignores them: `{key}`." for key in ("depth", "beta_medium")
+    )
+    assert read(LLAMA, torch_dtype="float16", use_cache=False, initializer_range=3).notices == ()
 
 
 WRONG_TYPES = [

@@ -1,0 +1,117 @@
+"""Keys of `config.json`, by family."""
+
+from functools import cache
+
+from crosscut.config.published.families import FAMILIES
+from crosscut.config.published.keys.form import Keys, because
+
+_USED = because(
+    {
+        "the family": "model_type",
+        "the head of the model": "architectures",
+        "the names of the classes": "id2label num_labels",
+        "a head for classes is read only if each text has one class": "problem_type",
+        "a text ends with these ids": "eos_token_id",
+        "a text begins with this id": "bos_token_id",
+        "whether the output projection is the embedding": "tie_word_embeddings",
+    }
+)
+_ROTARY = because(
+    {
+        "rotary positions": "rope_parameters rope_scaling rope_theta partial_rotary_factor "
+        "original_max_position_embeddings",
+        "each layer must have full attention or the sliding window": "layer_types",
+    }
+)
+_WINDOW = because({"the longest sequence is the sliding window": "sliding_window use_sliding_window"})
+_WINDOW_WITHOUT_EFFECT = because(
+    {"names the layers of the sliding window, and no sequence is longer than the window": "max_window_layers"}
+)
+
+_ONLY: dict[str, tuple[object, ...]] = {
+    "is_encoder_decoder": (False, None),
+    "tie_encoder_decoder": (False, None),
+    "use_bidirectional_attention": (False, None),
+    "use_mrope": (False, None),
+    "rope_interleaved": (False, None),
+    "pruned_heads": ({}, None),
+    "per_layer_config": (None, {}),
+    "mlp_type": ("default", None),
+    "norm_type": ("layer_norm", "rms_norm", None),
+    **dict.fromkeys(
+        (
+            "attention_chunk_size", "layer_types", "sliding_window", "kv_sharing_modes", "fusion_config",
+            "quantization_config", "compression_config", "transformers_weights",
+        ),
+        (None,),
+    ),
+}  # fmt: skip
+"""Keys that change what a model computes, in every family that does not use them."""
+_ONLY_CAUSAL: dict[str, tuple[object, ...]] = {"is_causal": (True,)}
+
+_WITHOUT_EFFECT = because(
+    {
+        "says who wrote the file": "transformers_version name_or_path _name_or_path _commit_hash",
+        "the weights' own files give the type of the values": "dtype torch_dtype",
+        "the inverse of `id2label`": "label2id",
+        "the form of outputs in Python": (
+            "output_hidden_states output_attentions return_dict use_return_dict torchscript tie_last_hidden_states"
+        ),
+        "the same numbers in parts": "chunk_size_feed_forward pretraining_tp",
+        "the same numbers in another precision": (
+            "attention_softmax_in_fp32 scale_attention_softmax_in_fp32 reorder_and_upcast_attn use_bfloat16"
+        ),
+        "another implementation of the same numbers": (
+            "attn_implementation experts_implementation _attn_implementation_autoset inference_runner max_batch_size "
+            "pad_key_length pre_allocate_kv_cache validate_runner_input distributed_config"
+        ),
+        "initial values of new weights": "initializer_range initializer_factor",
+        "Crosscut always caches keys and values": "use_cache output_past",
+        "Crosscut has its own mask for padding": "pad_token_id",
+        "belongs to other architectures": (
+            "sep_token_id cls_token_id decoder_start_token_id is_decoder cross_attention_hidden_size prefix n_ctx "
+            "n_special predict_special_tokens directionality pooler_fc_size pooler_num_attention_heads "
+            "pooler_num_fc_layers pooler_size_per_head pooler_type summary_activation summary_first_dropout "
+            "summary_proj_to_labels summary_type summary_use_proj num_mtp_layers"
+        ),
+        "`multi_query` gives the number": "num_key_value_heads",
+        "other programs read it": (
+            "auto_map custom_pipelines is_llama_config transformers.js_config task_specific_params finetuning_task "
+            "tokenizer_class sentence_transformers"
+        ),
+        "only in training, and each model of Crosscut has one rate (`model.dropout`)": (
+            "attention_dropout classifier_dropout hidden_dropout"
+        ),
+        "only in training, where the run decides": "gradient_checkpointing",
+        "transformers ignores it, too; `generation_config.json` has such settings": (
+            "do_sample temperature top_k top_p repetition_penalty max_length min_length num_beams no_repeat_ngram_size "
+            "bad_words_ids forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens "
+            "length_penalty early_stopping num_return_sequences num_beam_groups diversity_penalty typical_p "
+            "encoder_no_repeat_ngram_size exponential_decay_length_penalty output_scores return_dict_in_generate "
+            "remove_invalid_values"
+        ),
+    }
+)
+
+
+@cache
+def keys_of_model(model_type: str) -> Keys:
+    """Table of the keys of a family's `config.json`. Call it with the family's `model_type`."""
+    family = FAMILIES[model_type]
+    fields = {key: f"`model.{field}`" for field, key in family.keys.items()}
+    second = {name: f"another name of `{key}`" for name, key in family.aliases.items()}
+    used = {**_USED, **second, **dict.fromkeys(family.biases, "`model.biases`"), **fields}
+    if family.fixed["positions"] == "rotary":
+        used |= _ROTARY
+    if family.has_window:
+        used |= _WINDOW
+    causal = _ONLY_CAUSAL if family.fixed["attention"] == "causal" else {}
+    only = {key: allowed for key, allowed in {**_ONLY, **causal, **family.required}.items() if key not in used}
+    dropouts = dict.fromkeys(family.dropouts, _WITHOUT_EFFECT["attention_dropout"])
+    rest = {**_WITHOUT_EFFECT, **dropouts, **(_WINDOW_WITHOUT_EFFECT if family.has_window else {})}
+    return Keys(
+        title=f"`config.json` of `{family.model_type}`",
+        used=used,
+        only=only,
+        without_effect={key: reason for key, reason in rest.items() if key not in used and key not in only},
+    )

@@ -1,0 +1,24 @@
+"""Keys of the section for rotary positions in `config.json`: `rope_parameters`, or `rope_scaling` in older files."""
+
+from crosscut.config.published.keys.form import Keys, because
+
+ROTARY = Keys(
+    title="`rope_parameters` and `rope_scaling` in `config.json`",
+    used=because(
+        {
+            "`model.rotary_base`": "rope_theta",
+            "`model.rotary_scaling`": "rope_type type",
+            "`model.rotary_factor`": "factor",
+            "`model.rotary_original_length`": "original_max_position_embeddings",
+            "`model.rotary_attention_factor`": "attention_factor mscale mscale_all_dim",
+            "YaRN, with the values 32, 1 and true only": "beta_fast beta_slow truncate",
+            "Llama 3, with the values 1 and 4 only": "low_freq_factor high_freq_factor",
+            "every number of a head is rotated, so the value must be 1": "partial_rotary_factor",
+        }
+    ),
+    only=dict.fromkeys(
+        ("mrope_section", "short_factor", "long_factor", "full_attention", "sliding_attention", "chunked_attention"),
+        (None,),
+    ),
+    without_effect=because({"says how the frequencies were chosen": "finetuned"}),
+)

@@ -1,0 +1,130 @@
+"""Tables of the keys of published files, against the classes of `transformers` and PEFT that write these files."""
+
+import dataclasses
+import inspect
+import json
+import shutil
+
+import pytest
+
+from crosscut.config import ConfigError
+from crosscut.config.published.families import FAMILIES
+from crosscut.config.published.folders import read_published
+from crosscut.config.published.keys import ADAPTER, GENERATION, SPECIAL_TOKENS, TOKENIZER, keys_of_model
+from crosscut.config.published.tokenizers import check_tokenizer
+from crosscut.data import Tokenizer
+from crosscut.data.tokenization.inner import read_inner
+from crosscut.pretrained import find_model
+from tests.pretrained.encoders import make_encoder
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_each_key_of_a_config_of_transformers_is_in_the_table(model_type):
+    from transformers import AutoConfig, PreTrainedConfig
+
+    config = AutoConfig.for_model(model_type)
+    fields = {field.name for kind in (PreTrainedConfig, type(config)) for field in dataclasses.fields(kind)}
+    written = {*config.to_dict(), *PreTrainedConfig().to_dict(), *config.attribute_map, *fields}
+    assert not {key for key in written if not key.startswith("_")} - set(keys_of_model(model_type).known())
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_key_that_a_file_omits_has_the_default_of_transformers(model_type, tmp_path):
+    from transformers import AutoConfig
+
+    def read(table: dict[str, object]) -> object:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **table}))
+        return read_published(tmp_path).model
+
+    theirs = AutoConfig.for_model(model_type).to_dict()
+    assert read({}) == read(theirs)
+    heads = FAMILIES[model_type].keys["num_heads"]  # half as many heads would be fewer than the default of keys
+    for key in {*FAMILIES[model_type].keys.values(), *FAMILIES[model_type].aliases} & set(theirs) - {heads}:
+        if type(theirs[key]) is int:
+            half = {key: theirs[key] // 2}
+            assert read(half) == read(AutoConfig.for_model(model_type, **half).to_dict()), key
+
+
+def test_each_key_of_an_adapter_is_in_the_table():
+    from peft import LoraConfig
+
+    written = set(LoraConfig().to_dict()) | {field.name for field in dataclasses.fields(LoraConfig)}
+    assert not written - set(ADAPTER.known())
+
+
+def test_no_key_has_two_meanings():
+    for table in (ADAPTER, GENERATION, TOKENIZER, SPECIAL_TOKENS, *map(keys_of_model, FAMILIES)):
+        known = list(table.known())
+        assert len(known) == len(set(known)), table.title
+
+
+def test_each_key_of_a_generation_config_is_in_the_table():
+    from transformers import GenerationConfig
+
+    assert not set(vars(GenerationConfig())) - set(GENERATION.known())
+
+
+def test_each_key_of_a_tokenizer_config_is_in_the_table(tmp_path):
+    """The options of the classes of the families, and the keys that they write."""
+    from transformers import (
+        AutoTokenizer,
+        BertTokenizer,
+        GPT2Tokenizer,
+        LlamaTokenizer,
+        PreTrainedTokenizerFast,
+        Qwen2Tokenizer,
+        RobertaTokenizer,
+    )
+
+    named = {"self", "args", "kwargs"}
+    keys: set[str] = set()
+    for kind in (BertTokenizer, GPT2Tokenizer, LlamaTokenizer, Qwen2Tokenizer, RobertaTokenizer):
+        keys |= set(inspect.signature(kind.__init__).parameters) - named
+    Tokenizer.train(["a text"], vocab_size=260).save(tmp_path / "tokenizer.json")
+    for kind in (AutoTokenizer, PreTrainedTokenizerFast):
+        kind.from_pretrained(tmp_path).save_pretrained(tmp_path / "saved")
+        keys |= set(json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text()))
+    assert not keys - set(TOKENIZER.known())
+
+
+STEPS = [
+    ("bert", {"do_lower_case": False}, "`do_lower_case` in `.*` must be true as in `tokenizer.json`, but is false"),
+    ("bert", {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}, ""),
+    ("bert", {"strip_accents": False}, "`strip_accents` in `.*` must be null as in `tokenizer.json`, but is false"),
+    ("bert", {"do_lower_case": False, "tokenizer_class": "PreTrainedTokenizerFast"}, ""),
+    ("gpt2", {"add_prefix_space": True}, "`add_prefix_space` in `.*` must be false as in `tokenizer.json`, but is"),
+    ("gpt2", {"add_prefix_space": False, "add_bos_token": True, "bos_token": "<|endoftext|>"}, ""),
+    ("gpt2", {"split_special_tokens": True}, "`split_special_tokens` in `.*` must be false, but is true"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "message"), STEPS, ids=str)
+def test_a_tokenizer_whose_settings_contradict_its_steps_is_refused(published, tmp_path, name, settings, message):
+    """Exactly where `transformers` gives a text other tokens than `tokenizer.json` does."""
+    from transformers import AutoTokenizer
+
+    if name == "bert":
+        make_encoder(tmp_path / "model", "bert", wordpiece=True)
+    else:
+        shutil.copytree(published(name), tmp_path / "model")
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(settings))
+    text = "The Qúick fox jumps<|endoftext|>"
+    ours = read_inner(tmp_path / "model" / "tokenizer.json").encode(text).ids
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "model")(text)["input_ids"]
+    assert (ours != theirs) is bool(message)
+    if not message:
+        assert check_tokenizer(tmp_path / "model") == []
+        return
+    with pytest.raises(ConfigError, match=message):
+        check_tokenizer(tmp_path / "model")
+
+
+def test_special_tokens_that_a_tokenizer_lacks_are_named(published, tmp_path, capsys):
+    shutil.copytree(published("gpt2"), tmp_path / "model")
+    settings = {"eos_token": "<|endoftext|>", "pad_token": {"content": "<pad>"}, "additional_special_tokens": ["<a>"]}
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "model" / "special_tokens_map.json").write_text('{"unk_token": "<unk>", "new": 1}')
+    find_model(tmp_path / "model")
+    told = capsys.readouterr().err
+    assert "lacks 3 of the special tokens that the files beside it name ('<pad>', '<a>', '<unk>'). Crosscut" in told
+    assert "does not know these keys in" in told and "`new`" in told
