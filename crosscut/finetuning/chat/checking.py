@@ -78,6 +78,11 @@ class AnswerCheck:
     def _answers(self) -> Iterator[tuple[EncodedConversation, EncodedAnswer]]:
         return ((each, answer) for each in self.conversations for answer in each.answers)
 
+    @property
+    def _number(self) -> int:
+        """Number of answers."""
+        return sum(len(answer.texts) for _, answer in self._answers())
+
     def _name(self, token: int) -> str:
         return f"`{self.tokenizer.decode([token], with_special=True)}`"
 
@@ -93,7 +98,6 @@ class AnswerCheck:
 
     def _require_ends(self, stops: Sequence[int], is_allowed: bool, *, is_marked: bool) -> None:
         """Raise `DataError` if answers lack an id of `stops`, unless they are allowed."""
-        number = sum(len(answer.texts) for _, answer in self._answers())
         endless = [
             (each, answer) for each, answer in self._answers() if len(_places(each, answer, stops)) < len(answer.texts)
         ]
@@ -101,13 +105,16 @@ class AnswerCheck:
             return
         lacking, (first, answer) = sum(len(each.texts) for _, each in endless), endless[0]
         if is_allowed:
-            echo(f"{lacking} of {counted(number, 'answer')} do not end with a token that stops generation.", err=True)
+            echo(
+                f"{lacking} of {counted(self._number, 'answer')} do not end with a token that stops generation.",
+                err=True,
+            )
             return
         tail = self.tokenizer.decode(_learned(first, answer).tolist()[-8:], with_special=True)
         names = listed(self._name(stop) for stop in stops)
         raise DataError(
             f"Every answer must end with a token that stops generation ({names}) and that the loss covers, but "
-            f"{lacking} of {counted(number, 'answer')} do not. In the first, {first.place}, the loss ends with "
+            f"{lacking} of {counted(self._number, 'answer')} do not. In the first, {first.place}, the loss ends with "
             f"{shown(tail)}. {self._remedy(endless, stops, is_marked=is_marked)} Or pass --allow-endless: the model "
             "will then not learn where to stop."
         )
@@ -120,8 +127,8 @@ class AnswerCheck:
         if all(answer.end is not None for _, answer in endless):
             names = ", ".join(map(self._name, ends))
             return (
-                f"The answers end with different special tokens ({names}). Add the ids of those that end a turn to "
-                "`eos_token_id` in the model's `generation_config.json`."
+                f"They end with special tokens that do not stop the model ({names}). Add the ids of those that end a "
+                "turn to `eos_token_id` in the model's `generation_config.json`."
             )
         follower = endless[0][1].follower
         if is_marked and follower is not None:
@@ -153,11 +160,10 @@ class AnswerCheck:
                 echo(f"The chat template or the tokenizer changes {told}.", err=True)
             return
         if changed:
-            number = sum(len(answer.texts) for _, answer in self._answers())
             raise DataError(
                 "What the model learns to write, up to the first token that stops generation, must contain the answer, "
-                f"but {len(changed)} of {counted(number, 'answer')} do not come back. The first, {changed[0]}, is "
-                f"{shown(changed[0].text)}, and the model would learn {shown(changed[0].found)}. Write the answers as "
+                f"but {len(changed)} of {counted(self._number, 'answer')} do not come back. The first, {changed[0]}, "
+                f"is {shown(changed[0].text)}, and the model would learn {shown(changed[0].found)}. Write the answers as "
                 "the chat template and the tokenizer keep them, correct the template, or pass --allow-changed."
             )
         if lost:

@@ -69,6 +69,18 @@ def test_an_end_that_all_answers_share_becomes_a_stop(check, name, chats, end, c
     assert capsys.readouterr().err == told
 
 
+def test_a_template_may_mark_several_passages_of_an_answer(check):
+    """The stops are then counted for the whole conversation."""
+    passages = "{% generation %}{{ m.content[:4] }}{% endgeneration %}{% generation %}{{ m.content[4:] }}<|im_end|>"
+    template = templates.CHATML.replace(
+        "{{ m.content }}<|im_end|>",
+        "{% if m.role == 'user' %}{{ m.content }}<|im_end|>{% else %}" + passages + "{% endgeneration %}{% endif %}",
+    )
+    assert check(template, ONE, TWO) == "<|im_end|>"
+    unended = template.replace("<|im_end|>{% endg", "{{ '<|im_end|>' if loop.last else '' }}{% endg")
+    assert "but 2 of 3 answers do not" in refusal(DataError, check, unended, ONE, TWO)
+
+
 ENDLESS = {
     "nothing ends an answer": (
         PLAIN,
@@ -94,7 +106,7 @@ ENDLESS = {
     ),
     "several ends": (
         PLAIN.replace("\n{% endfor", "{{ '<|eom_id|>' if 'jumps' in message.content else '<|eot_id|>' }}{% endfor"),
-        "The answers end with different special tokens (`<|eom_id|>`, `<|eot_id|>`). Add the ids of those that end a",
+        "They end with special tokens that do not stop the model (`<|eom_id|>`, `<|eot_id|>`). Add the ids of those",
     ),
 }  # fmt: skip
 

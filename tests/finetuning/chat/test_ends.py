@@ -12,6 +12,7 @@ from crosscut.cli.main import commands
 from crosscut.config import DataError
 from crosscut.data import Tokenizer
 from crosscut.pretrained import export_adapter, export_checkpoint, find_model
+from crosscut.pretrained.companions import keep_stop
 from tests.finetuning.chat import templates
 from tests.finetuning.chat.conftest import write_chats
 from tests.finetuning.downstream.conftest import finetune
@@ -151,6 +152,9 @@ def test_an_export_names_all_stops_in_the_file_that_transformers_reads(tuned, sp
     export_checkpoint(find_model(tmp_path / "run"), tmp_path / "without")
     assert not (tmp_path / "without" / "generation_config.json").exists()
     assert find_model(tmp_path / "without").stops == (11,)
+    keep_stop(tmp_path / "run" / "initial", end)
+    export_checkpoint(find_model(tmp_path / "run"), tmp_path / "kept")
+    assert GenerationConfig.from_pretrained(tmp_path / "kept").eos_token_id == [0, 11, end]
 
 
 @pytest.mark.parametrize(
