@@ -163,8 +163,8 @@ class AnswerCheck:
             raise DataError(
                 "What the model learns to write, up to the first token that stops generation, must contain the answer, "
                 f"but {len(changed)} of {counted(self._number, 'answer')} do not come back. The first, {changed[0]}, "
-                f"is {shown(changed[0].text)}, and the model would learn {shown(changed[0].found)}. Write the answers as "
-                "the chat template and the tokenizer keep them, correct the template, or pass --allow-changed."
+                f"is {shown(changed[0].text)}, and the model would learn {shown(changed[0].found)}. Write the answers "
+                "as the chat template and the tokenizer keep them, correct the template, or pass --allow-changed."
             )
         if lost:
             raise DataError(
