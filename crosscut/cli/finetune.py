@@ -58,6 +58,12 @@ def finetune() -> None:
     "--lora-rank", default=0, show_default=True, help="Rank of low-rank adapters (LoRA); 0 trains all weights."
 )
 @click.option("--drop-long", is_flag=True, help="Leave out conversations that do not fit into a sequence.")
+@click.option(
+    "--allow-endless", is_flag=True, help="Also train on answers that end without a token that stops generation."
+)
+@click.option(
+    "--allow-changed", is_flag=True, help="Also train on messages that the chat template or the tokenizer changes."
+)
 @click.option("--resume", is_flag=True, help="Continue the run in the folder --output, on any layout.")
 def chat(arguments: tuple[str, ...], model: str, epochs: float, resume: bool, **options: OptionValue) -> None:
     """Fine-tune a model on conversations.

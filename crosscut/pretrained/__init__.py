@@ -6,7 +6,7 @@ whole tensor.
 """
 
 from crosscut.pretrained.adapters import read_adapter
-from crosscut.pretrained.companions import begin_of_run, keep_companions, keep_labels, notices_of
+from crosscut.pretrained.companions import keep_companions, keep_labels, notices_of, speech_of_run
 from crosscut.pretrained.export import Exported, export_adapter, export_checkpoint, export_model
 from crosscut.pretrained.finite import require_finite
 from crosscut.pretrained.loading import load_weights, require_weights
@@ -16,7 +16,6 @@ from crosscut.pretrained.trunk import load_trunk
 __all__ = [
     "Exported",
     "ModelSource",
-    "begin_of_run",
     "export_adapter",
     "export_checkpoint",
     "export_model",
@@ -29,4 +28,5 @@ __all__ = [
     "read_adapter",
     "require_finite",
     "require_weights",
+    "speech_of_run",
 ]

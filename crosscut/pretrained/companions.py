@@ -16,18 +16,22 @@ from crosscut.config.published.folders import (
     SPECIAL_TOKENS_FILE,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
+    begin_id,
+    end_ids,
     read_published,
 )
 from crosscut.config.published.sentences import MODULES_FILE
 from crosscut.config.published.tokenizers import check_tokenizer
 from crosscut.config.system.deletion import make_folder, remove_folder
-from crosscut.config.system.files import copy_file, json_or_none
+from crosscut.config.system.files import copy_file, json_or_none, read_json
 from crosscut.data import Tokenizer
 from crosscut.data.hashing import sha256
 from crosscut.data.manifest import MANIFEST_NAME
+from crosscut.data.tokenization.end_of_text import end_named_by_settings
 from crosscut.data.tokenization.inner import read_inner
 
-COMPANIONS = (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, "chat_template.jinja", GENERATION_FILE)
+TEMPLATE_FILE = "chat_template.jinja"
+COMPANIONS = (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, TEMPLATE_FILE, GENERATION_FILE)
 """Names of the optional files that belong to a tokenizer and are stored in the tokenizer's folder."""
 KEPT = (*COMPANIONS, MODULES_FILE)
 """Names of the optional files that a run keeps. The list of modules tells that the run started from a sentence encoder;
@@ -52,6 +56,21 @@ def keep_companions(published: Path, folder: Path) -> None:
     for name in names:
         if (published / name).is_file():
             copy_file(published / name, folder / name)
+
+
+def keep_stop(folder: Path, stop: int) -> None:
+    """Add a token id to the ids that end a text of the model in `folder`, in its `generation_config.json`."""
+    spoken = speech(folder / TOKENIZER_FILE, [folder])
+    content = with_ends(folder / GENERATION_FILE, (spoken.end_of_text, *spoken.stops, stop))
+    write_json(folder / GENERATION_FILE, content)
+
+
+def with_ends(path: Path, ends: Sequence[int]) -> dict[str, object]:
+    """Content of the `generation_config.json` at `path`, with `ends` as the ids that end a text. `transformers` reads
+    these ids from this file and, only if there is no such file, from `config.json`.
+    """
+    table = read_json(path) if path.is_file() else {"bos_token_id": begin_id(path.parent)}
+    return {**table, "eos_token_id": ends[0] if len(ends) == 1 else list(ends)}
 
 
 def keep_labels(folder: Path, labels: Sequence[str]) -> None:
@@ -107,15 +126,26 @@ def speech(tokenizer: Path, models: Iterable[Path]) -> Speech:
     return Speech(kept, end, tuple(others), _begin(kept, {end, *others}))
 
 
-def begin_of_run(run: RunConfig, tokens: Path) -> int | None:
-    """Return the token id that precedes every prompt of a run's model, as in the published model from which the run
-    starts. `tokens` is the folder of the run's token shards. Returns None if the run starts from random weights or if
-    the published model uses no such id.
+def stops_of_adapter(folder: Path, tokenizer: Path) -> tuple[int, ...]:
+    """Return the token ids that end a text, from the `generation_config.json` and the settings of the tokenizer beside
+    an adapter. There are no such ids if the adapter's folder has none of these files. `tokenizer` is that of the model.
+
+    Raises `DataError` if the settings name a token that the model does not have, and `ConfigError` for a file that
+    cannot be read.
+    """
+    ends = [end for path, ids in end_ids(folder).items() if path.name == GENERATION_FILE for end in ids]
+    named = end_named_by_settings(folder, tokenizer, read_inner(tokenizer))
+    return tuple(ends if named is None else (*ends, named))
+
+
+def speech_of_run(run: RunConfig, tokens: Path) -> Speech | None:
+    """Return the special token ids for prompting a run's model, as in the published model from which the run starts.
+    `tokens` is the folder of the run's token shards. Returns None if the run starts from random weights.
     """
     if not run.training.initialize_from:
         return None
     models = (Path(run.output.folder) / INITIAL_FOLDER, Path(run.training.initialize_from))
-    return speech(tokens / TOKENIZER_FILE, models).begin_of_text
+    return speech(tokens / TOKENIZER_FILE, models)
 
 
 def _begin(tokenizer: Path, ends: Container[int]) -> int | None:

@@ -3,8 +3,9 @@
 Only one whole tensor at a time is in memory. The folder gets its final name only when all files are complete.
 """
 
+import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,7 +19,9 @@ from crosscut.checkpoint.storage import storage_errors_told
 from crosscut.checkpoint.stored import StoredTensors
 from crosscut.config import CheckpointError, ConfigError, ModelConfig
 from crosscut.config.published.folders import (
+    GENERATION_FILE,
     MODEL_FILE,
+    SPECIAL_TOKENS_FILE,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
     begin_id,
@@ -35,7 +38,7 @@ from crosscut.parallel.collectives import share_from_first
 from crosscut.parallel.state.parameters import whole
 from crosscut.pretrained.adapter_settings import CONFIG_NAME
 from crosscut.pretrained.adapters import read_adapter, with_adapters, write_adapter
-from crosscut.pretrained.companions import COMPANIONS
+from crosscut.pretrained.companions import COMPANIONS, TEMPLATE_FILE, with_ends
 from crosscut.pretrained.families import Weight, published_shapes, weights_of
 from crosscut.pretrained.finite import count_not_finite, not_finite
 from crosscut.pretrained.loading import require_weights
@@ -106,17 +109,13 @@ class _ExportFolder:
     @cached_property
     def beside(self) -> dict[str, bytes]:
         """Contents of the tokenizer's file, of the files that `transformers` needs to load it, and of the files of a
-        sentence encoder, by name. If there is no `tokenizer_config.json`, a minimal one is created.
+        sentence encoder, by name.
         """
         folder = self.tokenizer.parent
-        names = [*COMPANIONS, *(module_files(folder) if self.is_published else ())]
-        files = {TOKENIZER_FILE: self.tokenizer.read_bytes()}
-        files |= {name: path.read_bytes() for name in names if (path := folder / name).is_file()}
-        if TOKENIZER_CONFIG_FILE not in files:
-            files[TOKENIZER_CONFIG_FILE] = json_bytes(
-                Tokenizer.load(self.tokenizer, end_of_text=self.ends[0]).settings()
-            )
-        return files
+        modules = (folder / name for name in module_files(folder)) if self.is_published else ()
+        return _beside(self.tokenizer, self.ends) | {
+            path.relative_to(folder).as_posix(): path.read_bytes() for path in modules if path.is_file()
+        }
 
     def write(self, tensors: Iterator[Tensor]) -> Exported:
         """Write the whole folder atomically."""
@@ -229,6 +228,8 @@ def export_adapter(source: ModelSource, out: str | Path | Folder, *, base: str =
     require_new(folder)
     _, read = _reader(source)
     with _new_folder(folder, CONFIG_NAME) as draft:
+        ends = (source.end_of_text, *source.stops)
+        draft.write(GENERATION_FILE, json_bytes(with_ends(source.tokenizer.with_name(GENERATION_FILE), ends)))
         return write_adapter(draft, source.model, read, base=base)
 
 
@@ -371,3 +372,31 @@ def _put_together(pieces: list[tuple[Weight, int]], read: Callable[[str], Tensor
         rows[source.start :][: len(ours)] = ours
     assert found is not None
     return found
+
+
+def _beside(tokenizer: Path, ends: tuple[int, ...]) -> dict[str, bytes]:
+    """Return the contents of the tokenizer's file and of the files that `transformers` needs to load it, keyed by name.
+
+    - If there is no `tokenizer_config.json`, a minimal one is created.
+    - The settings name `ends[0]`, which ends the documents of the run's tokens, as `eos_token`. They stay as they are
+      if the chat template writes `eos_token`.
+    - If there is a `generation_config.json`, it names all `ends`, because `transformers` then does not read them from
+      `config.json`.
+    """
+    files = {TOKENIZER_FILE: tokenizer.read_bytes()}
+    files |= {name: path.read_bytes() for name in COMPANIONS if (path := tokenizer.with_name(name)).is_file()}
+    if GENERATION_FILE in files:
+        files[GENERATION_FILE] = json_bytes(with_ends(tokenizer.with_name(GENERATION_FILE), ends))
+    if TOKENIZER_CONFIG_FILE not in files:
+        files[TOKENIZER_CONFIG_FILE] = json_bytes(Tokenizer.load(tokenizer, end_of_text=ends[0]).settings())
+    if Tokenizer.load(tokenizer).end_of_text != ends[0] and not _template_writes_end(files):
+        for name in {TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE} & files.keys():
+            end = {"eos_token": read_inner(tokenizer).id_to_token(ends[0])}
+            files[name] = json_bytes(json.loads(files[name]) | end)
+    return files
+
+
+def _template_writes_end(files: Mapping[str, bytes]) -> bool:
+    """Whether a chat template writes `eos_token`, so that another token would change what the model reads."""
+    template = json.loads(files[TOKENIZER_CONFIG_FILE]).get("chat_template")
+    return b"eos_token" in files.get(TEMPLATE_FILE, str(template).encode())

@@ -32,7 +32,7 @@ from crosscut.data import Tokenizer
 from crosscut.model import GPT
 from crosscut.parallel import ParallelMesh, RandomStreams, shard_model
 from crosscut.pretrained.adapters import read_adapter
-from crosscut.pretrained.companions import labels_of, speech
+from crosscut.pretrained.companions import labels_of, speech, stops_of_adapter
 from crosscut.pretrained.finite import require_finite
 from crosscut.pretrained.loading import heads_left_out, load_weights, require_weights
 
@@ -148,7 +148,7 @@ def find_model(place: str | Path, *, last_weights: bool = False, adapter: str | 
     """Find the model at `place`: a run's folder (its newest good checkpoint is used), a checkpoint, or a Hugging Face
     folder. If a checkpoint holds a moving average of the weights, the model is the average; with `last_weights`, the
     model has the weights of the last step. `adapter` is the folder of an adapter in PEFT's format that belongs to the
-    model (docs/lora.md).
+    model (docs/lora.md). The ids that end a text, in the files beside the adapter, become stops of the model.
 
     One process calls this function before the ranks start. It checks a checkpoint's files against their hashes, a
     published model's tensors against its `config.json`, and an adapter's tensors against the model. Raises
@@ -157,11 +157,13 @@ def find_model(place: str | Path, *, last_weights: bool = False, adapter: str | 
     model's and the adapter's files that Crosscut does not know.
     """
     source = _find(place, last_weights)
-    if adapter:
-        read = read_adapter(adapter, source.model)
-        for notice in filter(None, (read.notice, read.notice_of_base(Path(str(source.folder))))):
-            echo(notice, err=True)
-    return replace(source, adapter=str(adapter))
+    if not adapter:
+        return source
+    read = read_adapter(adapter, source.model)
+    for notice in filter(None, (read.notice, read.notice_of_base(Path(str(source.folder))))):
+        echo(notice, err=True)
+    ends = dict.fromkeys((*source.stops, *stops_of_adapter(Path(adapter), source.tokenizer)))
+    return replace(source, adapter=str(adapter), stops=tuple(end for end in ends if end != source.end_of_text))
 
 
 def _find(place: str | Path, last_weights: bool) -> ModelSource:

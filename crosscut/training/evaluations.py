@@ -11,7 +11,7 @@ from crosscut.data import Tokens
 from crosscut.evaluation import Task, evaluate, make_tasks
 from crosscut.launch import StopRequest
 from crosscut.model import GPT
-from crosscut.pretrained import begin_of_run
+from crosscut.pretrained import speech_of_run
 from crosscut.training.speed.compilation import uncompiled
 
 _PREFIXES = ("wikitext103_", "lambada_", "text_", "masked_text_")
@@ -50,7 +50,8 @@ class Evaluations:
         if run.evaluation.has_tasks:
             # Training uses only the positions up to its sequence length, even if the model has more positions.
             sizes = {"longest": run.training.sequence_length, "vocab_size": run.model.vocab_size}
-            begin, is_masked = begin_of_run(run, tokens.path), run.model.head is HeadKind.MASKED_TOKENS
+            spoken, is_masked = speech_of_run(run, tokens.path), run.model.head is HeadKind.MASKED_TOKENS
+            begin = spoken.begin_of_text if spoken else None
             self.tasks = make_tasks(
                 run.evaluation, tokens.tokenizer(), begin_of_text=begin, is_masked=is_masked, **sizes
             )

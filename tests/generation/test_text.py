@@ -38,7 +38,9 @@ def test_pieces_are_the_text_of_the_tokens(ranks, tokenizer):
     assert len(ids) == 60
 
 
-def while_training(path: Path, layout: Layout, prompt: str = "so it") -> tuple[str, bool, bool]:
+def while_training(
+    path: Path, layout: Layout, prompt: str = "so it", stops: tuple[int, ...] = ()
+) -> tuple[str, bool, bool]:
     """Text of `continue_text` for a model in training mode, whether the model is still in training mode, and whether
     its parameters have the same names and shapes.
     """
@@ -46,13 +48,23 @@ def while_training(path: Path, layout: Layout, prompt: str = "so it") -> tuple[s
     tokens = SimpleNamespace(tokenizer=lambda: tokenizer, end_of_text=tokenizer.end_of_text)
     model = make(layout, vocab_size=tokenizer.vocab_size).train()
     names = {name: parameter.shape for name, parameter in model.named_parameters()}
-    text = continue_text(model, tokens, prompt, Sampling(num_tokens=20, temperature=1.0))
+    text = continue_text(model, tokens, prompt, Sampling(num_tokens=20, temperature=1.0), stops=stops)
     return text, model.training, names == {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
 def test_a_special_token_in_a_prompt_of_a_run_is_read(ranks, tokenizer):
     empty, spelled = (ranks.run(1, while_training, tokenizer, Layout(), one)[0][0] for one in ("", "<|endoftext|>"))
     assert spelled == "<|endoftext|>" + empty
+
+
+def test_the_text_of_a_run_ends_at_its_stops(ranks, tokenizer):
+    written = ranks.run(1, pieces, tokenizer, ())[0]
+    third = next(piece for piece in written[2:] if piece.token not in {one.token for one in written[:2]})
+    whole, stopped = (
+        ranks.run(1, while_training, tokenizer, Layout(), "so it", one)[0][0] for one in ((), (third.token,))
+    )
+    assert whole.startswith(stopped)
+    assert len(stopped) < len(whole)
 
 
 LAYOUTS = [Layout(tensor=2, sequence_parallel=True), Layout(), Layout(data=2, sharding="zero3")]

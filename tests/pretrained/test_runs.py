@@ -262,6 +262,14 @@ def test_a_run_ends_texts_as_its_tokens_do(foreign, text, tmp_path):
     run_training(make_run(foreign / "initial", text, tmp_path / "run", f"data.tokenizer={bare}"))
     source = find_model(tmp_path / "run")
     assert (source.end_of_text, source.stops, source.load_tokenizer().end_of_text) == (5, (0, 11), 5)
+    export(tmp_path / "run", tmp_path / "out")
+    assert (find_model(tmp_path / "out").end_of_text, find_model(tmp_path / "out").stops) == (5, (0, 11))
+    (tmp_path / "run" / "initial" / "chat_template.jinja").write_text("{{ eos_token }}")  # it keeps its meaning
+    export(tmp_path / "run", tmp_path / "with-template")
+    assert (find_model(tmp_path / "with-template").end_of_text, find_model(tmp_path / "with-template").stops) == (
+        0,
+        (5, 11),
+    )
 
 
 def test_such_a_model_is_scored_and_asked(foreign, tmp_path):

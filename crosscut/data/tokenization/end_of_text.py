@@ -44,16 +44,25 @@ def end_named_beside(path: Path, inner: tokenizers.Tokenizer) -> int | None:
     folder = path.parent
     if _holds_tokens(folder):
         return TokenManifest.read(folder).end_of_text
-    if named := _named(folder):
-        file, name = named
-        if (end := inner.token_to_id(name)) is None:
-            raise _unknown(f"`{_KEY}` in `{file}`", "a token", path, repr(name))
+    if (end := end_named_by_settings(folder, path, inner)) is not None:
         return end
     for file, ids in end_ids(folder).items():
         if inner.id_to_token(ids[0]) is None:
             raise _unknown(f"`{_KEY}_id` in `{file}`", "an id", path, ids[0])
         return ids[0]
     return None
+
+
+def end_named_by_settings(folder: Path, path: Path, inner: tokenizers.Tokenizer) -> int | None:
+    """Return the id of the token that the settings of a tokenizer in `folder` name as `eos_token`. None if they name
+    none. `inner` is the tokenizer from the `tokenizer.json` at `path`. Raises the errors of `end_named_beside`.
+    """
+    if (named := _named(folder)) is None:
+        return None
+    file, name = named
+    if (end := inner.token_to_id(name)) is None:
+        raise _unknown(f"`{_KEY}` in `{file}`", "a token", path, repr(name))
+    return end
 
 
 def _holds_tokens(folder: Path) -> bool:

@@ -25,7 +25,7 @@ from crosscut.config import (
     write_toml,
 )
 from crosscut.config.conventions import CHAT_FOLDER, CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
-from crosscut.config.published.folders import TOKENIZER_FILE, is_published
+from crosscut.config.published.folders import GENERATION_FILE, TOKENIZER_FILE, is_published
 from crosscut.config.recipes import steps_between_validations
 from crosscut.config.system.console import facts_panel
 from crosscut.config.system.deletion import make_folder
@@ -34,6 +34,7 @@ from crosscut.config.system.terminal import echo, new_console
 from crosscut.config.system.wording import counted, short
 from crosscut.data import Tokenizer
 from crosscut.finetuning.chat.batches import ChatBatches
+from crosscut.finetuning.chat.checking import Allowed, AnswerCheck
 from crosscut.finetuning.chat.conversations import read_conversations
 from crosscut.finetuning.chat.masking import EncodedConversation, Masker
 from crosscut.finetuning.chat.packing import PackedChats, pack
@@ -41,6 +42,7 @@ from crosscut.launch.processes import choose_device, is_first_started
 from crosscut.pretrained import export_adapter, find_model, keep_companions, notices_of, require_weights
 from crosscut.pretrained.adapter_settings import CONFIG_NAME
 from crosscut.pretrained.adapters import TENSORS_NAME
+from crosscut.pretrained.companions import keep_stop, speech
 from crosscut.training.driving.driver import Driver, PreparedRun, RunParts, load_initial_weights
 from crosscut.training.in_memory import InMemory
 from crosscut.training.loop import Loop, RunOutcome
@@ -76,6 +78,10 @@ class ChatOrder:
     """Rank of the adapters; 0 trains all weights."""
     drop_long: bool = False
     """Whether to leave out conversations that do not fit into a sequence."""
+    allow_endless: bool = False
+    """Whether to train on answers that end without a token that stops generation."""
+    allow_changed: bool = False
+    """Whether to train on messages that the chat template or the tokenizer changes."""
     resume: bool = False
     overrides: tuple[str, ...] = ()
     """Settings of the run, `section.key=value`, which replace the defaults."""
@@ -178,12 +184,12 @@ def _prepare(order: ChatOrder, resolved: ResolvedRun, resume: Resume, memory: In
         require_weights(resolved.config.model, Path(order.model))
         for notice in notices_of(Path(order.model)):
             echo(notice, err=True)
-        packed = _packed(order, resolved.config)
+        packed, end = _packed(order, resolved.config)
         run = _run_of(order, packed[0].num_sequences)
     identity = {**identity_of_settings(run), "data.chat": [part.fingerprint for part in packed]}
     done = 0
     if good is None:
-        _fill_folder(run, folder, packed)
+        _fill_folder(run, folder, packed, end)
     else:
         done = require_resumable(run, good.folder, identity, may_be_all=resume == "auto").step
         mark_passed_over(good)
@@ -192,9 +198,12 @@ def _prepare(order: ChatOrder, resolved: ResolvedRun, resume: Resume, memory: In
     return [_ChatRun(run=final, identity=identity, checkpoint=good.folder if good else None, done=done)]
 
 
-def _packed(order: ChatOrder, run: RunConfig) -> tuple[PackedChats, PackedChats]:
-    """Read, encode and pack the conversations to train on and to validate on."""
-    masker, length = Masker(Path(order.model) / TOKENIZER_FILE), run.training.sequence_length
+def _packed(order: ChatOrder, run: RunConfig) -> tuple[tuple[PackedChats, PackedChats], int | None]:
+    """Read, encode, check and pack the conversations to train on and to validate on. Also returns the id that ends all
+    answers and becomes a stop of the run, or None if no id does.
+    """
+    path, length = Path(order.model) / TOKENIZER_FILE, run.training.sequence_length
+    masker = Masker(path)
     encoded = [masker.encode(each) for each in read_conversations(order.files)]
     if order.validation:
         held_out = [masker.encode(each) for each in read_conversations([order.validation])]
@@ -207,10 +216,12 @@ def _packed(order: ChatOrder, run: RunConfig) -> tuple[PackedChats, PackedChats]
         held_out = encoded[_HELD_OUT - 1 :: _HELD_OUT] or encoded[-1:]
         kept = {id(each) for each in held_out}
         encoded = [each for each in encoded if id(each) not in kept]
-    padding = Tokenizer.load(Path(order.model) / TOKENIZER_FILE).end_of_text
+    spoken = speech(path, [path.parent])
+    check = AnswerCheck((*encoded, *held_out), Tokenizer.load(path), spoken, run.model.vocab_size)
+    end = check.run(Allowed(order.allow_endless, order.allow_changed), is_marked=masker.is_marked)
     parts = (_short(part, length) if order.drop_long else part for part in (encoded, held_out))
-    training, validation = (pack(part, length=length, padding=padding) for part in parts)
-    return training, validation
+    training, validation = (pack(part, length=length, padding=spoken.end_of_text) for part in parts)
+    return (training, validation), end
 
 
 def _short(conversations: Sequence[EncodedConversation], length: int) -> list[EncodedConversation]:
@@ -226,13 +237,15 @@ def _short(conversations: Sequence[EncodedConversation], length: int) -> list[En
     return kept
 
 
-def _fill_folder(run: RunConfig, folder: Path, packed: tuple[PackedChats, PackedChats]) -> None:
-    """Write the run's config, tokenizer and packed conversations."""
+def _fill_folder(run: RunConfig, folder: Path, packed: tuple[PackedChats, PackedChats], end: int | None) -> None:
+    """Write the run's config, tokenizer, packed conversations, and `end`, a further stop of the model."""
     initial = Path(run.training.initialize_from)
     make_folder(folder, CHAT_FOLDER)
     for name, part in zip(_PARTS, packed, strict=True):
         part.save(folder / CHAT_FOLDER / f"{name}.npz")
     keep_companions(initial, folder / INITIAL_FOLDER)
+    if end is not None:
+        keep_stop(folder / INITIAL_FOLDER, end)
     make_folder(folder, TOKENS_FOLDER)
     copy_file(initial / TOKENIZER_FILE, folder / TOKENS_FOLDER / TOKENIZER_FILE)
     write_toml(run, folder / CONFIG_FILE)
@@ -299,7 +312,7 @@ def _finish(run: RunConfig) -> None:
     folder = Path(run.output.folder)
     if run.model.lora_rank:
         adapter = LocalFolder(folder / ADAPTER_FOLDER)
-        if left := adapter.remove(CONFIG_NAME, lambda name: name in (CONFIG_NAME, TENSORS_NAME)):
+        if left := adapter.remove(CONFIG_NAME, lambda name: name in (CONFIG_NAME, TENSORS_NAME, GENERATION_FILE)):
             raise ConfigError(f"The trained adapter must be written to `{adapter}`. {left} Then resume the run.")
         export_adapter(find_model(folder), adapter, base=run.training.initialize_from)
     for line in _next(run):

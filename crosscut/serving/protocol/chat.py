@@ -61,9 +61,9 @@ class ChatTemplate:
         self._tokenizer = read_inner(tokenizer)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._special = [
-            token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special
-        ]
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special = {number: token.content for number, token in added.items() if token.special}
+        """Special tokens, keyed by id."""
 
     @classmethod
     def find(cls, tokenizer: Path) -> "ChatTemplate | None":
@@ -75,10 +75,7 @@ class ChatTemplate:
         tables = _tables(tokenizer.parent)
         if (found := _find(tokenizer.parent, tables)) is None:
             return None
-        named = {}
-        for file, table in reversed(tables.items()):  # a name in the first file has priority
-            named.update({name: _content(table[name], name, file) for name in _NAMED_TOKENS if table.get(name)})
-        return cls(found[1], tokenizer, named, place=str(found[0]))
+        return cls(found[1], tokenizer, _names(tables), place=str(found[0]))
 
     @staticmethod
     def is_beside(tokenizer: Path) -> bool:
@@ -129,7 +126,7 @@ class ChatTemplate:
         return encoded
 
     def _check(self, text: str, place: str) -> None:
-        for token in self._special:
+        for token in self.special.values():
             if token in text:
                 raise Refusal(
                     f"`{place}` must not contain the model's special token `{token}`, but does. The token would "
@@ -141,6 +138,27 @@ class ChatTemplate:
 def _tables(folder: Path) -> dict[Path, dict[str, object]]:
     """Settings of the tokenizer in a folder, by file."""
     return {folder / file: _read(folder / file) for file in SETTINGS}
+
+
+def _names(tables: Mapping[Path, Mapping[str, object]]) -> dict[str, str]:
+    """Names that a template may use for special tokens, as in `transformers`: the usual names, every other key that
+    ends in `_token`, and the names in `extra_special_tokens`. The second file replaces names of the first one only if
+    the first one is of an older version, without `added_tokens_decoder`.
+    """
+    (settings, table), *others = tables.items()
+    named = {name: (settings, value) for name, value in table.items()}
+    if "added_tokens_decoder" not in table:
+        named |= {name: (file, value) for file, other in others for name, value in other.items()}
+    found = {name: one for name, one in named.items() if name in _NAMED_TOKENS or _is_token(name, one[1])}
+    for group in ("extra_special_tokens", "model_specific_special_tokens"):
+        file, extra = named.get(group, (settings, None))
+        if isinstance(extra, Mapping):
+            found |= {str(name): (file, value) for name, value in extra.items()}
+    return {name: _content(value, name, file) for name, (file, value) in found.items() if value}
+
+
+def _is_token(name: str, value: object) -> bool:
+    return name.endswith("_token") and isinstance(value, str | Mapping)
 
 
 def _find(folder: Path, tables: Mapping[Path, Mapping[str, object]]) -> tuple[Path, str] | None:

@@ -27,7 +27,7 @@ from crosscut.evaluation.score_table import in_a_line
 from crosscut.generation import Sampling, continue_text
 from crosscut.model import GPT
 from crosscut.planner import count_parameters
-from crosscut.pretrained import begin_of_run
+from crosscut.pretrained import speech_of_run
 from crosscut.training.batches import RunSamples
 from crosscut.training.evaluations import last_figures
 from crosscut.training.loop import RunOutcome
@@ -108,8 +108,9 @@ def _samples(run: RunConfig, model: GPT, tokens: Tokens) -> dict[str, str]:
     with uncompiled(model):  # the text grows with each token, and each length would need its own compiled graph
         for title, prompt in prompts.items():
             try:
-                begin = begin_of_run(run, tokens.path)
-                samples[title] = continue_text(model, tokens, prompt, sampling, begin_of_text=begin)
+                spoken = speech_of_run(run, tokens.path)
+                begin, stops = (spoken.begin_of_text, spoken.stops) if spoken else (None, ())
+                samples[title] = continue_text(model, tokens, prompt, sampling, begin_of_text=begin, stops=stops)
             except (
                 GenerationError,
                 DataError,

@@ -14,6 +14,10 @@ PLAIN = (
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 """A template without marks."""
+ENDED = PLAIN.replace(
+    "{{ message.content }}", "{{ message.content }}{% if message.role == 'assistant' %}<|endoftext|>{% endif %}"
+)
+"""The template `PLAIN` with a token that ends each answer."""
 MARKED = (
     "{% for message in messages %}{{ message.role }}: {% if message.role == 'assistant' %}{% generation %}"
     "{{ message.content }}\n{% endgeneration %}{% else %}{{ message.content }}\n{% endif %}{% endfor %}"
@@ -41,5 +45,5 @@ def model(published: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
     """The folder of a tiny Llama whose heads two and four ranks can share."""
     folder = tmp_path_factory.mktemp("chat") / "model"
     shutil.copytree(published("llama tied"), folder)
-    (folder / "chat_template.jinja").write_text(PLAIN)
+    (folder / "chat_template.jinja").write_text(ENDED)
     return folder

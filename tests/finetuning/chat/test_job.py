@@ -16,7 +16,7 @@ from crosscut.launch import door
 from crosscut.pretrained import export_checkpoint, find_model
 from crosscut.training import run_training
 from crosscut.training.driving import driver
-from tests.finetuning.chat.conftest import PLAIN, chats, write_chats
+from tests.finetuning.chat.conftest import ENDED, chats, write_chats
 from tests.finetuning.downstream.conftest import finetune, rows_of
 from tests.pretrained import jobs
 from tests.pretrained.test_export import tensors_in
@@ -32,7 +32,7 @@ def in_threes(published, tmp_path_factory) -> Path:
     """A model whose heads three ranks can share, and conversations beside it."""
     folder = tmp_path_factory.mktemp("threes")
     shutil.copytree(published("llama in threes"), folder / "model")
-    (folder / "model" / "chat_template.jinja").write_text(PLAIN)
+    (folder / "model" / "chat_template.jinja").write_text(ENDED)
     write_chats(folder / "chats.jsonl", chats(24))
     return folder
 

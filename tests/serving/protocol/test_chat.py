@@ -82,6 +82,29 @@ def test_the_settings_may_hold_the_template(folder):
     assert rendered(folder) == "<|endoftext|>Be brief."
 
 
+@pytest.mark.parametrize(
+    ("settings", "special"),
+    [
+        ({"eot_token": "<|im_end|>"}, None),
+        ({"eot_token": {"content": "<|im_end|>", "__type": "AddedToken"}, "add_bos_token": True}, None),
+        ({"extra_special_tokens": {"eot_token": "<|im_end|>"}}, None),
+        ({"model_specific_special_tokens": {"eot_token": "<|im_end|>"}}, None),
+        ({"eos_token": "<|im_start|>"}, {"eos_token": "<|im_end|>"}),  # an older version
+        ({"eos_token": "<|im_start|>", "added_tokens_decoder": {}}, {"eos_token": "<|im_end|>"}),
+        ({"eos_token": "<|im_start|>"}, {"eos_token": None}),
+    ],
+)
+def test_special_tokens_have_the_names_that_transformers_gives_them(folder, settings, special):
+    from transformers import AutoTokenizer
+
+    template = "[{{ eos_token }}|{{ eot_token }}]"
+    write_settings(folder, tokenizer_class="PreTrainedTokenizerFast", chat_template=template, **settings)
+    if special is not None:
+        (folder / "special_tokens_map.json").write_text(json.dumps(special))
+    theirs = AutoTokenizer.from_pretrained(folder).apply_chat_template(CHAT, tokenize=False)
+    assert rendered(folder) == theirs
+
+
 def test_of_several_templates_the_default_is_taken(folder):
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     write_settings(folder, chat_template=named)

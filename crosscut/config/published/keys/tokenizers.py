@@ -6,15 +6,12 @@ _TOKENS = because(
     {
         "a text ends with this token": "eos_token",
         "a text begins with this token in chat templates and in `lm-eval`": "bos_token",
+        "a chat template may write these tokens by name, as every other key that ends in `_token`": (
+            "unk_token sep_token pad_token cls_token mask_token extra_special_tokens model_specific_special_tokens"
+        ),
     }
 )
-_NAMES = because(
-    {
-        "`tokenizer.json` has these tokens; tokens that it lacks are named": (
-            "unk_token sep_token pad_token cls_token mask_token additional_special_tokens extra_special_tokens"
-        )
-    }
-)
+_NAMES = because({"`tokenizer.json` has these tokens; tokens that it lacks are named": "additional_special_tokens"})
 _COMPARED = because(
     {
         "must be as in the steps of `tokenizer.json`": (
@@ -51,7 +48,7 @@ TOKENIZER = Keys(
                     "backend fix_mistral_regex vocab merges vocab_file merges_file vocab_size legacy "
                     "use_fast sp_model_kwargs from_slow do_basic_tokenize never_split wordpieces_prefix trim_offsets "
                     "unk_id tokenizer_file special_tokens_map_file add_special_tokens errors remove_space keep_accents "
-                    "add_dummy_prefix_space tokenizer_object model_specific_special_tokens"
+                    "add_dummy_prefix_space tokenizer_object"
                 ),
                 "Crosscut pads and cuts by its own rules": (
                     "padding padding_side pad_to_multiple_of pad_token_type_id truncation "
