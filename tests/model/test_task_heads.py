@@ -196,7 +196,7 @@ def refused(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     {
-        "tokens": r'^`model.head` must be "classes", "number", "spans" or "choice" for the logits of a task, but is "nex',
+        "tokens": r'^`model.head` must be "classes", "number", "spans" or "choice" for the logits of a task, but is "',
         "labels": r'^A batch for a model with `model.head` = "next_token" must not have labels, but has some\.',
         "no labels": r'^A batch for a model with `model.head` = "choice" must have labels, but has none\. Make',
         "numbers": r'^A batch for a model with `model.head` = "choice" must have integers as labels, but has torch.flo',

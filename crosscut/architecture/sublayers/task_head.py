@@ -1,10 +1,10 @@
 """Heads for tasks about whole texts, in place of the output projection: classify a text, predict a number, choose the
 right one of several texts, or find the span of an answer in a text (Devlin et al. 2018, arXiv 1810.04805, section 4).
 
-To classify, to predict a number and to choose, the heads read one token of each sequence, its summary: the first token in bidirectional
-attention, and the last token that is not padding in causal attention. Only the summaries enter the parallel region, so
-the messages have H numbers (the hidden size) per sequence, not per token. Under sequence parallelism, the rank that
-holds a summary sends it to the other ranks:
+The heads that classify, predict a number or choose read one token of each sequence, its summary: the first token in
+bidirectional attention, and the last token that is not padding in causal attention. Only the summaries enter the
+parallel region, so the messages have H numbers (the hidden size) per sequence, not per token. Under sequence
+parallelism, the rank that holds a summary sends it to the other ranks:
 
     X --> summaries --f--> pooler A_i --tanh--> Y_i B_i --sum--> logits          bidirectional
     X --> summaries --> classifier --> logits                                    causal, the same on every rank
@@ -120,7 +120,9 @@ class GatherLogits(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskLoss(Step):
-    """Compute the loss of a task: a cross entropy, or for numbers a squared difference. Every rank computes the whole loss and sends nothing."""
+    """Compute the loss of a task: the cross entropy or, for numbers, the squared difference. Every rank computes the
+    whole loss and sends nothing.
+    """
 
     hidden: int
     """Width of the residual stream."""
