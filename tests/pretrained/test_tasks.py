@@ -118,6 +118,8 @@ def _as_ours(gradients: dict[str, Tensor], architecture: str) -> dict[str, Tenso
         ("GPT2ForSequenceClassification", Layout(tensor=2)),
         ("GPT2ForQuestionAnswering", Layout()),
         ("LlamaForSequenceClassification", Layout()),
+        ("LlamaForSequenceClassification, number", Layout()),
+        ("BertForSequenceClassification, number", Layout(tensor=2)),
     ],
     ids=str,
 )
@@ -134,8 +136,9 @@ def test_model_that_came_in_goes_out(ranks, folder, tmp_path, architecture, layo
     if architecture == "BertForSequenceClassification":
         assert again.labels == ("no", "perhaps", "yes")
     told = json.loads((out / "config.json").read_text())
-    assert told["architectures"] == [architecture]
-    if source.model.head != "classes" or not source.model.is_causal:  # the tokenizer has no padding for several texts
+    assert told["architectures"] == [architecture.partition(",")[0]]
+    assert (told.get("problem_type") == "regression") == (source.model.head == "number")
+    if source.model.head not in ("classes", "number") or not source.model.is_causal:  # the tokenizer has no padding for several texts
         assert torch.equal(theirs(out, architecture)[1], theirs(place, architecture)[1])
 
 

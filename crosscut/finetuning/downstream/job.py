@@ -47,7 +47,7 @@ from crosscut.finetuning.encoding.texts import Long
 from crosscut.finetuning.encoding.tokens import Special, TextEncoder
 from crosscut.finetuning.tasks import TextExample
 from crosscut.launch.processes import choose_device, is_first_started
-from crosscut.pretrained import ModelSource, find_model, keep_labels, load_trunk
+from crosscut.pretrained import ModelSource, find_model, keep_labels, load_trunk, notice_of_classes
 from crosscut.pretrained.companions import COMPANIONS
 from crosscut.training.driving.driver import Driver, PreparedRun, RunParts
 from crosscut.training.in_memory import InMemory
@@ -114,6 +114,8 @@ def _prepare(
     if any(each.checkpoint is None for each in prepared):
         source = source or find_model(kept.model)
         prepared = [dataclasses.replace(each, source=source) for each in prepared]
+        if kept.run.model.num_classes and (notice := notice_of_classes(source, kept.task.labels)):
+            echo(notice, err=True)
         for each in prepared:
             if each.checkpoint is None:
                 _fill_folder(each.run.config, source, kept.task.labels)
@@ -273,7 +275,8 @@ class _SeedRun(PreparedRun):
     def initialize(self, trainer: Trainer) -> None:
         """Load the weights of the model from which fine-tuning starts."""
         assert self.source is not None
-        fresh = load_trunk(trainer.model, self.source)
+        labels = self.kept.task.labels if self.run.model.num_classes else ()
+        fresh = load_trunk(trainer.model, self.source, labels)
         if fresh and trainer.mesh.is_first_rank and self.run.training.seed == self.kept.seeds[0]:
             echo(f"New weights, drawn from the seed: {', '.join(fresh)}.", err=True)
 

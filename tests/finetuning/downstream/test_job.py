@@ -115,7 +115,7 @@ def test_runs_are_resumed_on_another_layout_without_their_files(bert, tables, tm
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_losses_equal_those_of_transformers(make_bert, tables, tmp_path, forked_ranks, tensor):
-    folder = make_bert("BertForSequenceClassification", num_labels=2)
+    folder = make_bert("BertForSequenceClassification", id2label={0: "dog", 1: "fox"})
     steps = 10
     finetune(
         "table", "--model", folder, *tables, "--output", tmp_path / "run", *PLAIN, "model.dropout=0",

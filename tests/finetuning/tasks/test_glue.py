@@ -93,9 +93,9 @@ def message(task: str, path: Path) -> str:
 
 def test_unknown_task_is_an_error(tmp_path: Path) -> None:
     assert refusal(ConfigError, read_glue, "sst2", tmp_path) == (
-        "A GLUE task must be 'mnli', 'qqp', 'sst-2', 'rte', 'qnli' or 'cola', but is 'sst2'."
+        "A GLUE task must be 'mnli', 'qqp', 'sst-2', 'rte', 'qnli', 'cola' or 'stsb', but is 'sst2'."
     )
-    assert list(GLUE) == ["mnli", "qqp", "sst-2", "rte", "qnli", "cola"]
+    assert list(GLUE) == ["mnli", "qqp", "sst-2", "rte", "qnli", "cola", "stsb"]
 
 
 def test_missing_columns_are_an_error(tmp_path: Path) -> None:
