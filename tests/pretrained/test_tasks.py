@@ -138,7 +138,9 @@ def test_model_that_came_in_goes_out(ranks, folder, tmp_path, architecture, layo
     told = json.loads((out / "config.json").read_text())
     assert told["architectures"] == [architecture.partition(",")[0]]
     assert (told.get("problem_type") == "regression") == (source.model.head == "number")
-    if source.model.head not in ("classes", "number") or not source.model.is_causal:  # the tokenizer has no padding for several texts
+    if (
+        source.model.head not in ("classes", "number") or not source.model.is_causal
+    ):  # the tokenizer has no padding for several texts
         assert torch.equal(theirs(out, architecture)[1], theirs(place, architecture)[1])
 
 

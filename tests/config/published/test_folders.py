@@ -324,7 +324,11 @@ def test_heads_of_tasks_follow_the_architecture(read):
     for one in ({"id2label": {"0": "score"}}, {"num_labels": 1}, {"num_labels": 1, "problem_type": "regression"}):
         assert read(BERT, **classes, **one).model == encoder.with_head("number")
     several = "multi_label_classification"
-    for other in ({"problem_type": several}, {"problem_type": "regression"}, {"num_labels": 1, "problem_type": several}):
+    for other in (
+        {"problem_type": several},
+        {"problem_type": "regression"},
+        {"num_labels": 1, "problem_type": several},
+    ):
         assert read(BERT, **classes, **other).model == encoder
     with pytest.raises(ConfigError, match=r"^`id2label` in `.*` must map the numbers from 0 to 1 to names, but is \{"):
         read(BERT, **classes, id2label={"1": "no", "2": "yes"})

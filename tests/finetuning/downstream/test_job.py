@@ -150,6 +150,7 @@ def their_losses(folder: Path, kept: TaskRuns, steps: int) -> list[float]:
         chosen = chosen[chosen >= 0]
         padded = rows.padded(chosen, length=rows.longest(chosen), padding=0)
         tokens, types, mask, labels = map(torch.from_numpy, padded)
+        labels = labels.float() if labels.is_floating_point() else labels
         loss = model(tokens, token_type_ids=types, attention_mask=mask.long(), labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
