@@ -51,8 +51,8 @@ def by_transformers(folder: Path, kept: TaskRuns, part: str) -> np.ndarray:
 def test_numbers_are_predicted_scored_and_exported(bert, tables, tmp_path, forked_ranks):
     out = tmp_path / "run"
     finetune(
-        "table", "--model", bert, *tables, "--output", out, "--seeds", 2, "--ensemble", "--epochs", 8, *PLAIN, "optimizer.learning_rate=0.01",
-        "layout.tensor=2",
+        "table", "--model", bert, *tables, "--output", out, "--seeds", 2, "--ensemble", "--epochs", 8, *PLAIN,
+        "optimizer.learning_rate=0.01", "layout.tensor=2",
     )  # fmt: skip
     kept = TaskRuns.load(out)
     assert (kept.task.labels, kept.run.model.head, kept.run.model.num_classes) == ((), "number", 0)

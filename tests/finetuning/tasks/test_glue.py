@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from scipy import stats
 
 from crosscut.config import ConfigError, DataError
 from crosscut.finetuning.tasks import GLUE, Examples, read_glue, score_glue
@@ -54,6 +55,32 @@ def test_cola_has_no_header_but_its_test_file_has(tmp_path: Path) -> None:
     assert rows(test) == [("Bill whistled past the house.", None, None)]
     assert refusal(DataError, score_glue, "cola", [1], test) == (
         "A score needs labels, but the file has none. Use a file with labels, such as `dev.tsv`."
+    )
+
+
+STSB = (
+    "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
+    "0\tmain-captions\tMSRvid\t2012test\t0001\tnone\tnone\tA plane is taking off.\tAn air plane is taking off.\t5.000\n"
+    '1\tmain-news\theadlines\t2015\t0024\tnone\tnone\tHe said "no.\tHe agreed.\t3.800\n'
+    "2\tmain-forums\tdeft-forum\t2014\t0007\tnone\tnone\tIt rains.\tThe man eats.\t0.25\n"
+)
+
+
+def test_stsb_has_numbers_and_its_test_file_has_none(tmp_path: Path) -> None:
+    examples = read_glue("stsb", write(tmp_path / "dev.tsv", STSB))
+    assert [(one.text, one.pair, one.number) for one in examples.examples][1] == ('He said "no.', "He agreed.", 3.8)
+    assert [one.number for one in examples.examples] == [5.0, 3.8, 0.25]
+    assert (examples.labels, {one.label for one in examples.examples}) == ((), {None})
+    predicted = [4.5, 1.0, 4.0]
+    scores = score_glue("stsb", predicted, examples)
+    assert scores["pearson"] == pytest.approx(stats.pearsonr(predicted, [5.0, 3.8, 0.25]).statistic)
+    assert scores["spearman"] == pytest.approx(0.5)
+    lines = [line.rsplit("\t", 1)[0] for line in STSB.splitlines()]
+    test = read_glue("stsb", write(tmp_path / "test.tsv", "\n".join(lines) + "\n"))
+    assert [one.is_labelled for one in test.examples] == [False] * 3
+    assert message("stsb", write(tmp_path / "bad.tsv", STSB.replace("0.25", "-"))) == (
+        f"`score` in `{tmp_path / 'bad.tsv'}` must be a finite number, but is '-' in line 4 (1 such lines). Correct "
+        "the file."
     )
 
 
