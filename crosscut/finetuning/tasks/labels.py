@@ -60,10 +60,11 @@ def _found(path: Path, column: str, names: Sequence[tuple[int, str]]) -> tuple[s
             f"`{column}` in `{path}` must hold labels, but holds numbers with fractions, such as {broken[0]!r:.60} in "
             f"line {lines[broken[0]]}. Pass --regression to predict the number, or name the classes with --labels."
         )
-    if "" in lines:
+    missing = [name for name in lines if not name or (only_numbers and values and name not in values)]
+    if missing:
         raise DataError(
-            f"`{column}` in `{path}` must hold a label in every line, but is empty in line {lines['']}. Correct the "
-            "file, or name all labels with --labels."
+            f"`{column}` in `{path}` must hold a label in every line, but is {missing[0]!r} in line "
+            f"{lines[missing[0]]}. Correct the file, or name all labels with --labels."
         )
     spellings: dict[float, str] = {}
     for name, value in values.items():
@@ -79,7 +80,7 @@ def _named(path: Path, line: int, column: str, label: object) -> str:
     """Return the name of a label: a string unchanged, and a number or a Boolean value as JSON writes it."""
     if isinstance(label, str):
         return label
-    if isinstance(label, int | float):
+    if isinstance(label, int) or (isinstance(label, float) and isfinite(label)):
         return shown(label)
     raise DataError(
         f"`{column}` in line {line} of `{path}` must be one label, but is {shown(label):.60}. Correct the line."

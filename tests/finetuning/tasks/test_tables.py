@@ -124,7 +124,8 @@ def test_numbers_are_classes_in_numeric_order(tmp_path: Path) -> None:
         (["1e-3", "2"], "holds numbers with fractions, such as '1e-3' in line 2. Pass --regression to predict the"),
         (["4", "", "2.5"], "holds numbers with fractions, such as '2.5' in line 4. Pass"),
         (["NaN", "-.5", "n/a"], "holds numbers with fractions, such as '-.5' in line 3. Pass"),
-        (["4", "", "2"], "must hold a label in every line, but is empty in line 3. Correct the file, or name all"),
+        (["4", "", "2"], "must hold a label in every line, but is '' in line 3. Correct the file, or name all"),
+        (["4", "2", "NaN"], "must hold a label in every line, but is 'NaN' in line 4. Correct"),
         (["4", "1.0", "1"], "must write a number in one way, but has '1.0' and '1'. Correct the file, or name all"),
         (["01", "1"], "must write a number in one way, but has '01' and '1'. Correct"),
     ],
@@ -136,7 +137,9 @@ def test_columns_that_are_no_labels_are_refused(tmp_path: Path, values: list[str
     assert message in told
 
 
-@pytest.mark.parametrize(("value", "shown"), [("null", "None"), ('["a", "b"]', "['a', 'b']"), ('{"a": 1}', "{'a': 1}")])
+@pytest.mark.parametrize(
+    ("value", "shown"), [("null", "None"), ("NaN", "nan"), ('["a", "b"]', "['a', 'b']"), ('{"a": 1}', "{'a': 1}")]
+)
 def test_values_of_json_that_are_no_label_are_refused(tmp_path: Path, value: str, shown: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"t": "x", "l": "a"}\n{"t": "x", "l": ' + value + "}\n")
