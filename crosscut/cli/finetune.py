@@ -29,9 +29,10 @@ _TASKS = {
     "rte": "judge whether a sentence follows from a text",
     "cola": "judge whether a sentence is grammatical",
     "qnli": "judge whether a sentence answers a question",
+    "stsb": "predict how similar two sentences are, as a number from 0 to 5",
     "squad": "answer questions about a text (SQuAD 1.1 or 2.0)",
     "race": "answer multiple-choice questions about a text, with four options each",
-    "table": "classify texts with your own labels, from a .tsv or .jsonl file with named columns",
+    "table": "predict your own labels or numbers for texts, from a .tsv or .jsonl file with named columns",
 }
 """Tasks with their descriptions."""
 
@@ -107,6 +108,11 @@ def _check(task: str, options: Mapping[str, OptionValue]) -> None:
             f"`finetune table` must be given the columns of the texts and the labels, but `--{missing}` is not "
             f"given. Pass --{missing} COLUMN."
         )
+    if options.get("regression") and options["labels"]:
+        raise ConfigError(
+            "`--labels` must not be given with `--regression`, but is given. Numbers have no names. Remove one "
+            "of the two."
+        )
 
 
 def _check_resumed(options: Mapping[str, OptionValue]) -> None:
@@ -115,6 +121,7 @@ def _check_resumed(options: Mapping[str, OptionValue]) -> None:
         "--seeds": options["seeds"] != 1,
         "SETTINGS.toml": has_file(options["arguments"]),
         **{f"--{name}": bool(options.get(name)) for name in ("model", "data", "train", "dev", "test", "labels")},
+        "--regression": bool(options.get("regression")),
         **{f"--{name}": options[name] is not None for name in ("epochs", "warmup")},
     }
     if named := next((name for name, is_given in given.items() if is_given), ""):
@@ -144,8 +151,9 @@ def predict(run: str, file: Path, batch_size: int, **options: OptionValue) -> No
     task, predictions = predict_file(run, file, machinery(**options), batch_size=batch_size)
     name = "answer" if task.head is HeadKind.SPANS else "label"
     if is_first_started():
-        for number, one in enumerate(predictions):
-            row = {"index": number, name: one.text, "probability": one.probability}
+        for index, one in enumerate(predictions):
+            found = {name: one.text, "probability": one.probability}
+            row = {"index": index, **({"number": one.number} if task.head is HeadKind.NUMBER else found)}
             echo(json.dumps(row, ensure_ascii=False))
 
 
@@ -185,8 +193,10 @@ _OF_TABLES = (
         "--labels",
         default="",
         metavar="A,B,...",
-        help="All labels, in the order of the class ids.  [default: the labels in the file, in alphabetical order]",
+        help="All labels, in the order of the class ids.  [default: the labels in the file, in alphabetical order; "
+        "numbers in numeric order]",
     ),
+    click.option("--regression", is_flag=True, help="Predict the numbers in the column --label, instead of classes."),
 )
 
 
@@ -224,6 +234,7 @@ def _finetune_task(name: str, arguments: tuple[str, ...], **options: OptionValue
         name=name,
         labels=tuple(filter(None, options.pop("labels", "").split(","))),
         columns=TableColumns(*(options.pop(column, "") for column in ("text", "pair", "label"))),
+        is_regression=options.pop("regression", False),
         long=Long(options.pop("long", Long.CUT)),
         **{key: options.pop(key) for key in ("threshold", "stride") if key in options},
     )

@@ -53,6 +53,7 @@ class HeadKind(Choice):
     NEXT_TOKEN = "next_token"  # noqa: S105 - no password
     MASKED_TOKENS = "masked_tokens"
     CLASSES = "classes"
+    NUMBER = "number"
     SPANS = "spans"
     CHOICE = "choice"
 
@@ -233,9 +234,10 @@ class ModelConfig:
     head: HeadKind = HeadKind.NEXT_TOKEN
     """Tokens that the model predicts: `next_token` (each token from the tokens before it, as in GPT) or `masked_tokens`
     (masked tokens from the tokens on both sides, as in BERT). The head for masked tokens has a dense layer, GeLU and a
-    norm before the output projection, and a bias of the logits. This head needs bidirectional attention. Three heads
-    solve a task instead: `classes` (the class of a text), `spans` (the first and the last token of an answer in a text)
-    and `choice` (the right one of several texts). These models have no output projection.
+    norm before the output projection, and a bias of the logits. This head needs bidirectional attention. Four heads
+    solve a task instead: `classes` (the class of a text), `number` (a number, such as the similarity of two texts),
+    `spans` (the first and the last token of an answer in a text) and `choice` (the right one of several texts). These
+    models have no output projection.
     """
 
     num_classes: int = 0
@@ -408,7 +410,7 @@ class ModelConfig:
     @property
     def has_pooler(self) -> bool:
         """Whether the model has a pooler: a dense layer and tanh on the first token, as in BERT."""
-        pools = self.head in (HeadKind.CLASSES, HeadKind.CHOICE) and not self.is_causal
+        pools = self.solves_task and self.head is not HeadKind.SPANS and not self.is_causal
         return self.sentence_order or pools
 
     @property

@@ -54,7 +54,7 @@ class OptimizerConfig:
 
     head_learning_rate: float = 0.0
     """Maximum learning rate of the output projection, if `model.tied` is false, or of the classifier of a model with
-    `model.head` "classes", "spans" or "choice". 0 means `learning_rate`."""
+    `model.head` "classes", "number", "spans" or "choice". 0 means `learning_rate`."""
 
     matrix_learning_rate: float = 0.0
     """Maximum learning rate of the matrices inside the layers. 0 means `learning_rate`."""

@@ -42,9 +42,10 @@ class Batch:
     `IGNORED` if the sequence has no order to predict. None means that the order is not predicted."""
     labels: Tensor | None = None
     """Labels for a model that solves a task. Their meaning depends on the model's head. Head `classes`: the class of
-    each sequence [B]. Head `choice`: the index of the right one of the C texts of each question [B / C]; the C texts of
-    a question are successive sequences. Head `spans`: the first and the last token of the answer in each sequence [B,
-    2]. A missing label is `IGNORED`."""
+    each sequence [B]. Head `number`: the number of each sequence [B], in floating point. Head `choice`: the index of
+    the right one of the C texts of each question [B / C]; the C texts of a question are successive sequences. Head
+    `spans`: the first and the last token of the answer in each sequence [B, 2]. A missing label is `IGNORED`, and a
+    missing number is NaN."""
     predicted: Tensor | None = None
     """Indexes [N] of the tokens whose logits are computed, in the flattened batch (`with_predicted`). None means all
     tokens.
@@ -70,7 +71,7 @@ class Batch:
         if self.labels is None:
             return (self.targets != IGNORED).sum()
         first = self.labels if self.labels.dim() == 1 else self.labels[:, 0]
-        return (first != IGNORED).sum()
+        return (~first.isnan() if first.is_floating_point() else first != IGNORED).sum()
 
     @property
     def num_orders(self) -> Tensor:

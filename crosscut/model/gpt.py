@@ -350,17 +350,19 @@ class GPT(nn.Module):
         return loss + (order_scale * order_loss(self.order(entered[:, 0]), context.order)).to(loss.dtype)
 
     def _require_labels(self, labels: Tensor | None) -> None:
-        if (labels is None) == (self.task is None):
-            return
-        must, is_, what = ("must", "none", "with") if labels is None else ("must not", "some", "without")
-        raise ConfigError(
-            f'A batch for a model with `model.head` = "{self.config.head}" {must} have labels, but has {is_}. Make the '
-            f"batch {what} labels."
-        )
+        of_model = f'A batch for a model with `model.head` = "{self.config.head}"'
+        if (labels is None) != (self.task is None):
+            must, is_, what = ("must", "none", "with") if labels is None else ("must not", "some", "without")
+            raise ConfigError(f"{of_model} {must} have labels, but has {is_}. Make the batch {what} labels.")
+        is_number = self.config.head is HeadKind.NUMBER
+        if labels is not None and labels.is_floating_point() != is_number:
+            must = "floating-point numbers" if is_number else "integers"
+            raise ConfigError(f"{of_model} must have {must} as labels, but has {labels.dtype}. Convert the labels.")
 
     def task_logits(self, tokens: Tensor, context: Context = NO_CONTEXT, *, num_choices: int = 1) -> Tensor:
         """Return the logits of the model's task, the same on all tensor ranks. Their shape is [B, classes] for the head
-        `classes`, [B, S, 2] for `spans` (logits of the first and of the last token), or [B / C, C] for `choice`.
+        `classes`, [B, 1] for `number` (the number itself), [B, S, 2] for `spans` (logits of the first and of the last
+        token), or [B / C, C] for `choice`.
         `num_choices` is C, the number of texts of each question for `choice`; the texts of a question are successive
         sequences.
 
@@ -371,7 +373,7 @@ class GPT(nn.Module):
         """
         if self.task is None:
             raise ConfigError(
-                f'`model.head` must be "classes", "spans" or "choice" for the logits of a task, but is '
+                f'`model.head` must be "classes", "number", "spans" or "choice" for the logits of a task, but is '
                 f'"{self.config.head}". Choose a model that was fine-tuned for a task.'
             )
         if len(tokens) % num_choices:

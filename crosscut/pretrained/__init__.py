@@ -11,7 +11,7 @@ from crosscut.pretrained.export import Exported, export_adapter, export_checkpoi
 from crosscut.pretrained.finite import require_finite
 from crosscut.pretrained.loading import load_weights, require_weights
 from crosscut.pretrained.source import ModelSource, find_model
-from crosscut.pretrained.trunk import load_trunk
+from crosscut.pretrained.trunk import load_trunk, notice_of_classes
 
 __all__ = [
     "Exported",
@@ -24,6 +24,7 @@ __all__ = [
     "keep_labels",
     "load_trunk",
     "load_weights",
+    "notice_of_classes",
     "notices_of",
     "read_adapter",
     "require_finite",

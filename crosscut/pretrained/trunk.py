@@ -2,17 +2,22 @@
 loaded into a BERT for classes.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from crosscut.checkpoint import AVERAGE, MODEL, load_model
 from crosscut.checkpoint.stored import StoredTensors
 from crosscut.config import CheckpointError, ConfigError, ModelConfig
 from crosscut.config.checks import listed, shown
+from crosscut.config.model import HeadKind
 from crosscut.config.published.folders import first_position_of
 from crosscut.model import GPT
 from crosscut.parallel import reshard
+from crosscut.parallel.state.parameters import local_offsets, local_part, whole
 from crosscut.pretrained.families import Weight, weights_of
 from crosscut.pretrained.loading import fill, tensors_of
 from crosscut.pretrained.source import ModelSource
@@ -25,18 +30,72 @@ _POOLERS = ("order.pooler.", "task.pooler.")
 """Beginnings of the names of a pooler's parameters. A head with a pooler can use the pooler of another head."""
 
 
-def load_trunk(model: GPT, source: ModelSource) -> tuple[str, ...]:
+def load_trunk(model: GPT, source: ModelSource, labels: Sequence[str] = ()) -> tuple[str, ...]:
     """Fill a model, on any layout and sharding, with the weights of a source that may have another head. If both heads
     have a pooler, the pooler is loaded. If both heads have the same kind and size, the classifier is loaded, too.
+
+    `labels` are the names of the model's classes. If they are given, the classifier is loaded only if the source has
+    the same names (`rows_of_classes`), and its rows are put into the order of `labels`.
 
     Returns the names of the parameters that the source does not have. These parameters keep their values, so initialise
     the model first. Every rank must call this function. Raises `ConfigError` if the layers of the model and of the
     source differ, and `CheckpointError` if the weights cannot be read or are not finite.
     """
     _require_same_layers(model.config, source)
-    new = _from_published(model, source) if source.is_published else _from_checkpoint(model, source)
+    rows = _rows(model.config, source, labels)
+    load = _from_published if source.is_published else _from_checkpoint
+    new = load(model, source, has_classifier=rows is not None)
+    for name, parameter in model.named_parameters():
+        if rows and name.startswith(_CLASSIFIER):
+            _reorder(parameter, rows)
     source.finish(model)
     return new
+
+
+def rows_of_classes(source: ModelSource, labels: Sequence[str]) -> tuple[int, ...] | None:
+    """Return, for each of `labels`, the index of the source's class with this name. None if the source has no classes,
+    or if its names are not the same. Case does not matter, as in the examples of `transformers`.
+    """
+    theirs = {name.casefold(): index for index, name in enumerate(source.labels)}
+    ours = [name.casefold() for name in labels]
+    is_clear = len(theirs) == len(source.labels) and len(set(ours)) == len(ours)
+    if source.model.head is not HeadKind.CLASSES or not is_clear or theirs.keys() != set(ours):
+        return None
+    return tuple(theirs[name] for name in ours)
+
+
+def notice_of_classes(source: ModelSource, labels: Sequence[str]) -> str:
+    """Say what happens to the classifier of the source in a model with the classes `labels`. Empty if the source has no
+    classes, or the same classes in the same order.
+    """
+    rows = rows_of_classes(source, labels)
+    if source.model.head is not HeadKind.CLASSES or rows == tuple(range(len(labels))):
+        return ""
+    ours, theirs = (", ".join(map(repr, names)) or "unknown" for names in (labels, source.labels))
+    if rows is not None:
+        return f"The classifier of `{source.folder}` is kept, with its classes in another order: {ours:.300}."
+    told = f"The classifier is new: the classes of `{source.folder}` are {theirs:.300}, but must be {ours:.300}."
+    lacks_some = {name.casefold() for name in labels} < {name.casefold() for name in source.labels}
+    return f"{told} To keep the classifier, pass --labels {','.join(source.labels)}." if lacks_some else told
+
+
+def _rows(config: ModelConfig, source: ModelSource, labels: Sequence[str]) -> tuple[int, ...] | None:
+    """Return the row of the source's classifier for each row of the model's classifier. Empty for the same rows, and
+    None if the model does not get the source's classifier.
+    """
+    if config.head is not source.model.head or config.num_classes != source.model.num_classes:
+        return None
+    return rows_of_classes(source, labels) if labels and config.num_classes else ()
+
+
+@torch.no_grad()
+def _reorder(parameter: Tensor, rows: Sequence[int]) -> None:
+    """Put the rows of a parameter into another order, on any layout and sharding. Communication: an all-gather along
+    each axis that cuts the parameter.
+    """
+    wanted, own = whole(parameter)[list(rows)], local_part(parameter)
+    places = zip(local_offsets(parameter), own.shape, strict=True)
+    own.copy_(wanted[tuple(slice(first, first + size) for first, size in places)])
 
 
 def _require_same_layers(model: ModelConfig, source: ModelSource) -> None:
@@ -55,7 +114,7 @@ def _require_same_layers(model: ModelConfig, source: ModelSource) -> None:
         )
 
 
-def _from_published(model: GPT, source: ModelSource) -> tuple[str, ...]:
+def _from_published(model: GPT, source: ModelSource, *, has_classifier: bool) -> tuple[str, ...]:
     folder = Path(str(source.folder))
     first_position = first_position_of(folder)
     ours, theirs = (
@@ -66,9 +125,9 @@ def _from_published(model: GPT, source: ModelSource) -> tuple[str, ...]:
     reshard(model)
     new = []
     for name, parameter in model.named_parameters():
-        places = [(theirs.get(candidate), their_names) for candidate in _candidates(name, model.config, source.model)]
-        # The files may hold a head that the source model lacks, such as the pooler of a BertModel.
-        places.append((ours[name], own_names))
+        places = [(theirs.get(candidate), their_names) for candidate in _candidates(name, has_classifier)]
+        # The files may hold a part of a head that the source model lacks, such as the pooler of a BertModel.
+        places += [(ours[name], own_names)] if places else []
         for weight, tensors in places:
             if weight is not None and weight.shape == ours[name].shape and _holds(tensors, weight):
                 fill(parameter, weight, tensors)
@@ -84,13 +143,13 @@ def _holds(tensors: Mapping[str, StoredTensor], weight: Weight) -> bool:
     return all(tensor is not None and tensor.shape == shape and tensor.dtype in DTYPES for tensor, shape in found)
 
 
-def _from_checkpoint(model: GPT, source: ModelSource) -> tuple[str, ...]:
+def _from_checkpoint(model: GPT, source: ModelSource, *, has_classifier: bool) -> tuple[str, ...]:
     group = AVERAGE if source.is_averaged else MODEL
     stored = StoredTensors(source.folder).tensors
     names, new = {}, []
     for name, parameter in model.named_parameters():
         is_padded = name in model.padded_rows
-        for candidate in _candidates(name, model.config, source.model):
+        for candidate in _candidates(name, has_classifier):
             entry = stored.get(f"{group}.{candidate}")
             if entry is not None and (is_padded or tuple(entry.shape) == tuple(parameter.shape)):
                 names[name] = candidate
@@ -101,11 +160,11 @@ def _from_checkpoint(model: GPT, source: ModelSource) -> tuple[str, ...]:
     return _only_heads(new, source)
 
 
-def _candidates(name: str, ours: ModelConfig, theirs: ModelConfig) -> Iterable[str]:
-    """Yield the names under which the source may hold a parameter. Yields nothing for the classifier of a head that the
-    source lacks.
+def _candidates(name: str, has_classifier: bool) -> Iterable[str]:
+    """Yield the names under which the source may hold a parameter. Yields nothing for the classifier of a task, unless
+    `has_classifier` says that the source has it.
     """
-    if ours.head is theirs.head or not name.startswith(_CLASSIFIER):
+    if has_classifier or not name.startswith(_CLASSIFIER):
         yield name
     if start := next((start for start in _POOLERS if name.startswith(start)), ""):
         yield from (other + name.removeprefix(start) for other in _POOLERS if other != start)

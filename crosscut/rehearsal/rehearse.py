@@ -185,7 +185,8 @@ def _labels(model: ModelConfig, num_sequences: int) -> Tensor:
     micro-batch are options of one question.
     """
     shapes = {HeadKind.SPANS: (num_sequences, 2), HeadKind.CHOICE: (1,)}
-    return torch.zeros(shapes.get(model.head, (num_sequences,)), dtype=torch.long)
+    dtype = torch.float64 if model.head is HeadKind.NUMBER else torch.long
+    return torch.zeros(shapes.get(model.head, (num_sequences,)), dtype=dtype)
 
 
 def _batches(run: RunConfig, context: Axis) -> list[Batch]:

@@ -221,8 +221,8 @@ MESSAGES = {
     '"classes", but is 1. Set `model.num_classes` to the number of labels.',
     "model.head=spans model.num_classes=2": '`model.num_classes` must be 0 for a model with `model.head` = "spans", '
     'but is 2. Remove `model.num_classes`, or set model.head="classes".',
-    "model.head=class": "`model.head` must be 'next_token', 'masked_tokens', 'classes', 'spans' or 'choice', but is "
-    "'class'.",
+    "model.head=class": "`model.head` must be 'next_token', 'masked_tokens', 'classes', 'number', 'spans' or 'choice', "
+    "but is 'class'.",
     "model.hidden_size=9 model.num_heads=3 model.positions=rotary": "`model.head_size` must be even, but is 3. Rotary "
     "positions rotate pairs of elements. Choose an even head size.",
     "model.rotary_factor=4.0": "`model.rotary_factor` must be 1 for a model with learned positions, but is 4.0. Remove "

@@ -40,6 +40,7 @@ TWICE_SHARDED = [layout for layout in SHARDED if layout.data == 2]
 """The two questions of a choice are for two data ranks."""
 HEADS: dict[str, dict[str, Any]] = {
     "classes": {"head": "classes", "num_classes": 3},
+    "number": {"head": "number"},
     "spans": {"head": "spans"},
     "choice": {"head": "choice"},
 }
@@ -50,6 +51,7 @@ MODELS = {
 }
 LABELS = {
     "classes": torch.tensor([1, IGNORED, 0, 1]),
+    "number": torch.tensor([0.5, torch.nan, -2.0, 100.25], dtype=torch.float64),
     "spans": torch.tensor([[3, 5], [0, 0], [IGNORED, IGNORED], [2, 15]]),
     "choice": torch.tensor([1, 0]),
 }
@@ -91,6 +93,8 @@ def expected(config: ModelConfig, parameters: dict[str, Tensor]) -> tuple[PlainG
     if config.head == "spans":
         both = (F.cross_entropy(logits[..., i], labels[:, i], reduction="none", ignore_index=IGNORED) for i in (0, 1))
         loss = sum(both).sum() / 2
+    elif config.head == "number":
+        loss = F.mse_loss(logits[[0, 2, 3], 0], labels[[0, 2, 3]], reduction="sum")
     else:
         loss = F.cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
     return plain, logits.detach(), loss * 0.5
@@ -162,12 +166,12 @@ def test_summary_of_a_decoder_is_its_last_token_that_is_no_padding() -> None:
 
 
 def test_labels_are_counted_and_stay_with_their_sequences() -> None:
-    for head, number in {"classes": 3, "spans": 3, "choice": 2}.items():
+    for head, number in {"classes": 3, "number": 3, "spans": 3, "choice": 2}.items():
         batch = batch_of(MODELS[f"BERT, {head}"])
         assert int(batch.num_targets) == number
         first, second = batch.chunk(2)
         assert torch.equal(torch.cat([first.tokens, second.tokens]), batch.tokens)
-        assert torch.equal(torch.cat([first.labels, second.labels]), LABELS[head])
+        assert torch.equal(torch.cat([first.labels, second.labels]).nan_to_num(), LABELS[head].nan_to_num())
     with pytest.raises(ConfigError, match=r"^`num_parts` must divide the batch's number of labels \(2\), but is 4\."):
         batch.chunk(4)
 
@@ -181,6 +185,8 @@ def refused(kind: str) -> None:
         model.loss(*Batch.labelled(tokens, tokens[:, 0]).with_context())
     elif kind == "no labels":
         model.loss(tokens, tokens)
+    elif kind == "numbers":
+        model.loss(*Batch.labelled(tokens, torch.zeros(3)).with_context())
     elif kind == "scores":
         model.logits(tokens)
     else:
@@ -190,9 +196,10 @@ def refused(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     {
-        "tokens": r'^`model.head` must be "classes", "spans" or "choice" for the logits of a task, but is "next_token"',
+        "tokens": r'^`model.head` must be "classes", "number", "spans" or "choice" for the logits of a task, but is "',
         "labels": r'^A batch for a model with `model.head` = "next_token" must not have labels, but has some\.',
         "no labels": r'^A batch for a model with `model.head` = "choice" must have labels, but has none\. Make',
+        "numbers": r'^A batch for a model with `model.head` = "choice" must have integers as labels, but has torch.flo',
         "scores": r'^`model.head` must be "next_token" or "masked_tokens" for the scores of tokens, but is "choice"',
         "choices": r"^`num_choices` must divide the number of sequences \(3\), but is 2\. Try 1 or 3\.",
     }.items(),

@@ -221,7 +221,7 @@ class PlainTask(nn.Module):
         self.config = config
         is_pooled = config.attention == "bidirectional" and config.head != "spans"
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if is_pooled else None
-        num_outputs = {"classes": config.num_classes, "spans": 2, "choice": 1}[config.head]
+        num_outputs = {"classes": config.num_classes, "number": 1, "spans": 2, "choice": 1}[config.head]
         has_bias = is_pooled or config.head == "spans"
         self.classifier = nn.Linear(config.hidden_size, num_outputs, bias=has_bias)
 
@@ -260,7 +260,7 @@ class PlainGPT(nn.Module):
             self.prediction = PlainPrediction(config)
         if config.sentence_order:
             self.order = PlainOrder(config)
-        if config.num_classes or config.head in ("spans", "choice"):
+        if config.solves_task:
             self.task = PlainTask(config)
 
     def forward(self, tokens: Tensor, context: Context = NO_CONTEXT) -> Tensor:

@@ -16,6 +16,7 @@ NUM_CHOICES = 3
 """Number of options of the question: all three sequences are options of one question."""
 LABELS = {
     "classes": torch.tensor([2, IGNORED, 0]),
+    "number": torch.tensor([2.5, 0.25, -1.0], dtype=torch.float64),
     "spans": torch.tensor([[1, 4], [0, 0], [2, 6]]),
     "choice": torch.tensor([1]),
 }
@@ -27,7 +28,7 @@ _OF_GPT2 = {
     "eos_token_id": 0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
 }  # fmt: skip
 _OF_LLAMA = {**_OF_BERT, "num_key_value_heads": 6, "tie_word_embeddings": False}
-_THREE = {"num_labels": 3}
+_THREE, _ONE = {"num_labels": 3}, {"num_labels": 1}
 _NAMED = {"id2label": {0: "no", 1: "perhaps", 2: "yes"}}
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -40,8 +41,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "GPT2ForQuestionAnswering": ("spans", _OF_GPT2),
     "LlamaForSequenceClassification": ("classes", {**_OF_LLAMA, **_THREE}),
     "Qwen3ForQuestionAnswering": ("spans", {**_OF_LLAMA, "head_dim": 8}),
+    "BertForSequenceClassification, number": ("number", {**_OF_BERT, **_UNDROPPED, **_ONE}),
+    "RobertaForSequenceClassification, number": ("number", {**_OF_BERT, **_UNDROPPED, **_ONE}),
+    "GPT2ForSequenceClassification, number": ("number", {**_OF_GPT2, **_ONE, "problem_type": "regression"}),
+    "LlamaForSequenceClassification, number": ("number", {**_OF_LLAMA, **_ONE}),
 }
-"""Head and sizes of each model, by the name of its architecture in `transformers`."""
+"""Head and sizes of each model, by the name of its architecture in `transformers`, and its head if there are two."""
 
 
 def make_model(folder: Path, architecture: str, **changes: Any) -> Path:
@@ -49,7 +54,7 @@ def make_model(folder: Path, architecture: str, **changes: Any) -> Path:
     import transformers
 
     _, sizes = MODELS.get(architecture, ("", {**_OF_BERT, **_UNDROPPED}))
-    make = getattr(transformers, architecture)
+    make = getattr(transformers, architecture.partition(",")[0])
     torch.manual_seed(5)
     write_random(make(make.config_class(**{**sizes, **changes})), folder)
     return folder
@@ -66,7 +71,7 @@ def theirs(folder: Path, architecture: str) -> tuple[Tensor, Tensor, dict[str, T
     """Mean loss, logits and gradients by `transformers` in float64."""
     import transformers
 
-    make: Callable[..., Any] = getattr(transformers, architecture).from_pretrained
+    make: Callable[..., Any] = getattr(transformers, architecture.partition(",")[0]).from_pretrained
     model = make(folder, dtype=torch.float64).train()  # without dropout
     head, _ = MODELS[architecture]
     batch = batch_for(architecture)
@@ -75,7 +80,7 @@ def theirs(folder: Path, architecture: str) -> tuple[Tensor, Tensor, dict[str, T
         given["token_type_ids"] = batch.segments
     if head == "choice":
         given = {name: tensor.unsqueeze(0) for name, tensor in given.items()}
-    labels = LABELS[head].where(LABELS[head] != IGNORED, -100)
+    labels = LABELS[head].where(LABELS[head] != IGNORED, -100)  # numbers stay as they are
     if head == "spans":
         given |= {"start_positions": labels[:, 0], "end_positions": labels[:, 1]}
     else:

@@ -27,6 +27,7 @@ from crosscut.pretrained import (
 )
 from crosscut.pretrained.export import _published
 from crosscut.pretrained.families import published_shapes
+from crosscut.pretrained.trunk import notice_of_classes, rows_of_classes
 from crosscut.training import run_training
 from crosscut.training.precision import resolve_on
 from crosscut.training.step import Trainer
@@ -118,6 +119,8 @@ def _as_ours(gradients: dict[str, Tensor], architecture: str) -> dict[str, Tenso
         ("GPT2ForSequenceClassification", Layout(tensor=2)),
         ("GPT2ForQuestionAnswering", Layout()),
         ("LlamaForSequenceClassification", Layout()),
+        ("LlamaForSequenceClassification, number", Layout()),
+        ("BertForSequenceClassification, number", Layout(tensor=2)),
     ],
     ids=str,
 )
@@ -134,8 +137,11 @@ def test_model_that_came_in_goes_out(ranks, folder, tmp_path, architecture, layo
     if architecture == "BertForSequenceClassification":
         assert again.labels == ("no", "perhaps", "yes")
     told = json.loads((out / "config.json").read_text())
-    assert told["architectures"] == [architecture]
-    if source.model.head != "classes" or not source.model.is_causal:  # the tokenizer has no padding for several texts
+    assert told["architectures"] == [architecture.partition(",")[0]]
+    assert (told.get("problem_type") == "regression") == (source.model.head == "number")
+    if (
+        source.model.head not in ("classes", "number") or not source.model.is_causal
+    ):  # the tokenizer has no padding for several texts
         assert torch.equal(theirs(out, architecture)[1], theirs(place, architecture)[1])
 
 
@@ -253,6 +259,75 @@ def test_a_run_for_classes_is_found_and_exported_with_its_labels(run_of_classes,
     theirs, told = BertForSequenceClassification.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(told.values()), told
     assert theirs.config.id2label == {0: "no", 1: "yes"}
+
+
+def order(source: ModelSource, layout: Layout, labels: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, Tensor]]:
+    """On a rank: the names of the new parameters, and the parameters of the classifier."""
+    mesh = make_mesh(layout, jobs.CPU)
+    model = GPT(source.model, mesh=mesh, streams=RandomStreams(mesh, seed=0))
+    shard_model(model, mesh, units=model.blocks, always_used=True)
+    initialize(model, seed=4)
+    new = load_trunk(model, source, labels)
+    parameters = {name: p.detach().full_tensor() for name, p in model.named_parameters()}
+    return new, {name: value for name, value in parameters.items() if name.startswith("task.classifier.")}
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("architecture", ["BertForSequenceClassification", "LlamaForSequenceClassification"])
+def test_rows_of_a_classifier_are_put_into_the_order_of_the_names(ranks, tmp_path, architecture, layout):
+    place = make_model(tmp_path / "model", architecture, id2label={0: "no", 1: "perhaps", 2: "YES"})
+    name = "classifier" if "Bert" in architecture else "score"
+    stored = load_file(place / "model.safetensors")
+    for new, found in ranks.run(layout.world_size, order, find_model(place), layout, ("yes", "no", "perhaps")):
+        assert new == ()
+        for parameter, value in found.items():
+            kind = parameter.rpartition(".")[2]
+            assert torch.equal(value, stored[f"{name}.{kind}"][[2, 0, 1]])
+
+
+def test_rows_of_a_run_are_put_into_the_order_of_the_names(ranks, run_of_classes):
+    source = find_model(run_of_classes)
+    ((_, as_they_are),) = ranks.run(1, order, source, Layout(), ("no", "yes"))
+    for new, found in ranks.run(2, order, source, Layout(data=2, sharding="zero3"), ("yes", "no")):
+        assert new == ()
+        assert all(torch.equal(value, as_they_are[name].flip(0)) for name, value in found.items())
+    ((new, _),) = ranks.run(1, order, source, Layout(), ("no", "maybe"))
+    assert sorted(new) == sorted(NEW)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "rows", "told"),
+    [
+        (("a", "b", "c"), ("a", "b", "c"), (0, 1, 2), ""),
+        (("a", "b", "c"), ("c", "a", "b"), (2, 0, 1), "is kept, with its classes in another order: 'c', 'a', 'b'."),
+        (("A", "b"), ("B", "a"), (1, 0), "is kept, with its classes in another order: 'B', 'a'."),
+        (("LABEL_0", "LABEL_1"), ("0", "1"), None, "are 'LABEL_0', 'LABEL_1', but must be '0', '1'."),
+        (("a", "a"), ("a", "b"), None, "are 'a', 'a', but must be 'a', 'b'."),
+        (("a", "A"), ("a", "b"), None, "are 'a', 'A', but must be 'a', 'b'."),
+        ((), ("a", "b"), None, "are unknown, but must be 'a', 'b'."),
+        (("b", "c", "a"), ("a", "b"), None, "but must be 'a', 'b'. To keep the classifier, pass --labels b,c,a."),
+        (("a", "b"), ("a", "b", "c"), None, "are 'a', 'b', but must be 'a', 'b', 'c'."),
+    ],
+)
+def test_names_of_classes_decide_about_a_classifier(folder, theirs, ours, rows, told):
+    source = replace(find_model(folder("BertForSequenceClassification")), labels=theirs)
+    assert rows_of_classes(source, ours) == rows
+    notice = notice_of_classes(source, ours)
+    assert notice.endswith(told)
+    assert bool(notice) == bool(told)
+    other = find_model(folder("BertForQuestionAnswering"))
+    assert (rows_of_classes(other, ours), notice_of_classes(other, ours)) == (None, "")
+
+
+@pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])
+def test_a_classifier_of_another_kind_is_not_taken_for_classes(ranks, folder, kind):
+    place = folder("BertForSequenceClassification", problem_type=kind)
+    source = find_model(place)
+    assert (source.model.head, source.labels) == ("next_token", ())
+    config = source.model.with_head("classes", num_classes=3)
+    ((new, _),) = ranks.run(1, loaded, source, config, Layout())
+    assert sorted(new) == sorted(NEW)
 
 
 def test_labels_of_another_number_of_classes_are_refused(run_of_classes):

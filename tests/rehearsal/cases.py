@@ -145,6 +145,7 @@ SMALL = (
     small("masked BERT, split", "cuda", SPLIT, LAYERS | HALF, {**BERT, **MASKED, "norm_place": "before"}),
     small("masked BERT, shared", "cuda", CUT_ZERO3, {**HALF, "micro_batch_size": 2}, {**BERT, **MASKED, "tied": False}),
     small("classes", "cpu", {"tensor": 2, "data": 2}, {}, {**BERT, "head": "classes", "num_classes": 3}),
+    small("number", "cpu", {"tensor": 2, "data": 2}, {}, {**BERT, "head": "number"}),
     small("choice, shared", "cuda", CUT_ZERO3, {**HALF, "micro_batch_size": 2}, {**BERT, "head": "choice"}),
     small("spans, split", "cuda", {"tensor": 4, "sequence_parallel": True}, {}, {**BERT, "head": "spans"}),
     small("spans of a decoder", "cpu", {"tensor": 2}, {}, {**LLAMA, "tied": True, "head": "spans"}),

@@ -24,6 +24,7 @@ MODERN: dict[str, Any] = {
 BERT: dict[str, Any] = {"attention": "bidirectional", "norm_place": "after", "token_types": 3, "mlp": "gelu_exact"}
 MASKED: dict[str, Any] = {"head": "masked_tokens", "sentence_order": True}
 CLASSES: dict[str, Any] = {"head": "classes", "num_classes": 3}
+NUMBER: dict[str, Any] = {"head": "number"}
 SPANS: dict[str, Any] = {"head": "spans"}
 CHOICE: dict[str, Any] = {"head": "choice"}
 

@@ -7,7 +7,7 @@ import pytest
 from crosscut.config import Layout
 from crosscut.verification import for_verification, verify_runs
 from tests.ranks import RankPool
-from tests.verification.runs import BERT, CHOICE, CLASSES, LLAMA, MASKED, MODERN, SPANS, proven, tiny_run
+from tests.verification.runs import BERT, CHOICE, CLASSES, LLAMA, MASKED, MODERN, NUMBER, SPANS, proven, tiny_run
 
 QWEN3 = {**LLAMA, "qk_norm": True, "head_size": 12}
 CASES = [
@@ -54,6 +54,8 @@ CASES = [
     ({**LLAMA, **CLASSES}, Layout(tensor=4, sequence_parallel=True)),
     (CLASSES, Layout(tensor=2, data=2, sharding="zero3")),
     (CHOICE, Layout(tensor=2, data=2)),
+    ({**BERT, **NUMBER}, Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True)),
+    ({**LLAMA, **NUMBER}, Layout(tensor=4, sequence_parallel=True)),
     ({**LLAMA, **SPANS}, Layout(tensor=2, sequence_parallel=True)),
 ]
 

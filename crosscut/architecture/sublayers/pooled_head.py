@@ -26,15 +26,16 @@ class PooledHead:
     """Dropout probability of the pooled vector."""
 
     @classmethod
-    def of(cls, name: str, hidden: int, num_outputs: int, *, role: Role, dropout: float = 0.0) -> "PooledHead":
+    def of(
+        cls, name: str, hidden: int, num_outputs: int, *, role: Role, dropout: float = 0.0, compares: bool = False
+    ) -> "PooledHead":
         """Describe a head with `num_outputs` logits per sequence. `role` is the role of the classifier's weight.
 
-        A head with one logit compares sequences by a softmax over their logits. The bias has no effect on this softmax,
-        so the gradient of the bias would consist of rounding errors. The bias is therefore frozen.
+        `compares` says that the loss compares sequences by a softmax over their logits. The bias has no effect on this
+        softmax, so the gradient of the bias would consist of rounding errors. The bias is therefore frozen.
         """
         weight = Parameter(f"{name}.classifier.weight", (num_outputs, hidden), role, Cut.ROWS)
-        is_frozen = num_outputs == 1
-        bias = Parameter(f"{name}.classifier.bias", (num_outputs,), Role.BIAS, on_whole=True, is_frozen=is_frozen)
+        bias = Parameter(f"{name}.classifier.bias", (num_outputs,), Role.BIAS, on_whole=True, is_frozen=compares)
         return cls(columns(f"{name}.pooler", hidden, hidden, bias=True), Matrix(weight, bias), dropout)
 
     def steps(self, first: Value) -> tuple[Value, list[Step]]:

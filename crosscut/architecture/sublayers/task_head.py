@@ -1,10 +1,10 @@
-"""Heads for tasks about whole texts, in place of the output projection: classify a text, choose the right one of
-several texts, or find the span of an answer in a text (Devlin et al. 2018, arXiv 1810.04805, section 4).
+"""Heads for tasks about whole texts, in place of the output projection: classify a text, predict a number, choose the
+right one of several texts, or find the span of an answer in a text (Devlin et al. 2018, arXiv 1810.04805, section 4).
 
-To classify and to choose, the heads read one token of each sequence, its summary: the first token in bidirectional
-attention, and the last token that is not padding in causal attention. Only the summaries enter the parallel region, so
-the messages have H numbers (the hidden size) per sequence, not per token. Under sequence parallelism, the rank that
-holds a summary sends it to the other ranks:
+The heads that classify, predict a number or choose read one token of each sequence, its summary: the first token in
+bidirectional attention, and the last token that is not padding in causal attention. Only the summaries enter the
+parallel region, so the messages have H numbers (the hidden size) per sequence, not per token. Under sequence
+parallelism, the rank that holds a summary sends it to the other ranks:
 
     X --> summaries --f--> pooler A_i --tanh--> Y_i B_i --sum--> logits          bidirectional
     X --> summaries --> classifier --> logits                                    causal, the same on every rank
@@ -41,7 +41,7 @@ class TaskHead:
 
     @classmethod
     def of(cls, model: ModelConfig) -> "TaskHead":
-        """Describe the head of a model with `model.head` "classes", "choice" or "spans"."""
+        """Describe the head of a model that solves a task: `model.head` is "classes", "number", "choice" or "spans"."""
         hidden = model.hidden_size
         if model.head is HeadKind.SPANS:
             weight = Parameter(f"{_NAME}.classifier.weight", (2, hidden), Role.HEAD)
@@ -49,7 +49,9 @@ class TaskHead:
             return cls(of_tokens=Matrix(weight, Parameter(f"{_NAME}.classifier.bias", (2,), Role.BIAS, is_frozen=True)))
         num_outputs = model.num_classes or 1
         if model.has_pooler:
-            return cls(pooled=PooledHead.of(_NAME, hidden, num_outputs, role=Role.HEAD, dropout=model.dropout))
+            compares = model.head is HeadKind.CHOICE
+            pooled = PooledHead.of(_NAME, hidden, num_outputs, role=Role.HEAD, dropout=model.dropout, compares=compares)
+            return cls(pooled=pooled)
         return cls(
             of_summaries=Matrix(
                 Parameter(f"{_NAME}.classifier.weight", (num_outputs, hidden), Role.HEAD, on_whole=True)
@@ -118,7 +120,9 @@ class GatherLogits(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskLoss(Step):
-    """Compute the cross entropy of a task. Every rank computes the whole loss and sends nothing."""
+    """Compute the loss of a task: the cross entropy or, for numbers, the squared difference. Every rank computes the
+    whole loss and sends nothing.
+    """
 
     hidden: int
     """Width of the residual stream."""

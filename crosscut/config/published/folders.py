@@ -210,6 +210,8 @@ def published_table(
         table.update(rotary_keys(model, family.keys["max_sequence_length"]))
     if model.num_classes:
         table.update(_named_classes(model.num_classes, labels))
+    if model.head is HeadKind.NUMBER:
+        table.update(_named_classes(1, ()), problem_type=_NUMBERS)
     ends = stops[0] if len(stops) == 1 else list(stops)
     return {**table, "bos_token_id": begin, "eos_token_id": ends, "torch_dtype": dtype}
 
@@ -243,7 +245,7 @@ def _family_of(table: PublishedTable) -> Family:
 
 def _heads(table: PublishedTable, family: Family) -> Mapping[str, object]:
     """Fields for the heads of the file's architecture. Empty if Crosscut does not support these heads: an untied output
-    projection for masked tokens, or a classifier that predicts numbers or several classes at once.
+    projection for masked tokens, or a classifier that predicts several numbers or several classes at once.
     """
     architectures = table.get("architectures", [])
     if not isinstance(architectures, list) or len(architectures) != 1:
@@ -254,19 +256,24 @@ def _heads(table: PublishedTable, family: Family) -> Mapping[str, object]:
     fields = {**fields, "sentence_order": False, "tied": True, SOFT_CAP_FIELD: 0.0}
     if fields["head"] != HeadKind.CLASSES:
         return fields
-    number, kind = len(_labels(table)), table.get("problem_type", _ONE_CLASS)
-    return {**fields, "num_classes": number} if number > 1 and kind == _ONE_CLASS else {}
+    number, kind = len(_labels(table)), table.get("problem_type")
+    if number == 1:
+        return {**fields, "head": HeadKind.NUMBER} if kind in (None, _NUMBERS) else {}
+    return {**fields, "num_classes": number} if number > 1 and kind in (None, _ONE_CLASS) else {}
 
 
-_ONE_CLASS = "single_label_classification"
-"""Value of `problem_type` in a model that assigns exactly one class to each text."""
+_ONE_CLASS, _NUMBERS = "single_label_classification", "regression"
+"""Values of `problem_type` in a model that assigns exactly one class to each text, and in a model that predicts
+numbers. If a file omits the key, a model with one label predicts a number, as in `transformers`."""
 
 
 def _labels(table: PublishedTable) -> tuple[str, ...]:
-    """Names of the classes in a file, in the order of their logits."""
+    """Names of the classes in a file, in the order of their logits. `transformers` ignores names whose number is not
+    `num_labels`.
+    """
     given = table.section("id2label")
-    if not given:
-        number = table.number("num_labels", table.get("num_labels", 2), int)
+    number = table.number("num_labels", table.get("num_labels", len(given) or 2), int)
+    if number != len(given):
         return tuple(f"LABEL_{index}" for index in range(min(number, MOST)))
     names = tuple(given.get(str(index)) for index in range(len(given)))
     if not all(isinstance(name, str) for name in names):
@@ -278,11 +285,17 @@ def _labels(table: PublishedTable) -> tuple[str, ...]:
 
 
 def _architecture(family: Family, model: ModelConfig) -> str:
-    """Name of the family's architecture that has the same heads as a model."""
+    """Name of the family's architecture that has the same heads as a model. A classifier also predicts numbers."""
+    own = {"head": _head_of(model), "sentence_order": model.sentence_order}
     for architecture, fields in family.heads.items():
-        if all(getattr(model, name) == value for name, value in fields.items()):
+        if all(own[name] == value for name, value in fields.items()):
             return architecture
     return family.architecture
+
+
+def _head_of(model: ModelConfig) -> HeadKind:
+    """Head of a model under which a family's table lists it: numbers have the architecture of classes."""
+    return HeadKind.CLASSES if model.head is HeadKind.NUMBER else model.head
 
 
 def _biases(table: PublishedTable, family: Family) -> Table:
@@ -329,6 +342,6 @@ def _differences(family: Family, model: ModelConfig) -> tuple[Family, Table]:
         wanted["biases"] = model.biases
     if family.rotates_before_norm and model.rotary_factor != 1.0 and model.rotary_scaling is RotaryScaling.YARN:
         wanted["rotary_attention_factor"] = 1.0
-    if any(fields["head"] == model.head for fields in family.heads.values()):
+    if any(fields["head"] == _head_of(model) for fields in family.heads.values()):
         wanted.pop("head", None)
     return family, {name: value for name, value in wanted.items() if getattr(model, name) != value}

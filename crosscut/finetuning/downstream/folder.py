@@ -162,6 +162,9 @@ class SeedResult:
     """Versions of the packages, by name."""
     training_seconds: float
     """Seconds of the training since its last start."""
+    constant: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Prediction that all examples of a part get although their labels differ, by part (`constant_prediction`). Parts
+    whose predictions differ are missing."""
 
 
 def result_of(run: RunConfig) -> SeedResult | None:

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -25,6 +26,7 @@ from crosscut.config.system.files import copy_file
 from crosscut.config.system.records import to_json
 from crosscut.config.system.terminal import echo, new_console
 from crosscut.finetuning.downstream.batches import TaskBatches
+from crosscut.finetuning.downstream.constant import constant_prediction
 from crosscut.finetuning.downstream.evaluations import DevScores, outputs_shown
 from crosscut.finetuning.downstream.folder import (
     RESULT_FILE,
@@ -39,12 +41,13 @@ from crosscut.finetuning.downstream.folder import (
 from crosscut.finetuning.downstream.predictions import predict, probabilities_of, scores_of
 from crosscut.finetuning.downstream.report import print_results, write_report
 from crosscut.finetuning.downstream.settings import TaskOrder, settings_of
-from crosscut.finetuning.downstream.task import DEV, PARTS, TRAIN, Example, TunedTask, files_of
+from crosscut.finetuning.downstream.task import DEV, PARTS, TRAIN, Example, TunedTask, files_of, of_kind
 from crosscut.finetuning.encoding.rows import EncodedRows
 from crosscut.finetuning.encoding.texts import Long
 from crosscut.finetuning.encoding.tokens import Special, TextEncoder
+from crosscut.finetuning.tasks import TextExample
 from crosscut.launch.processes import choose_device, is_first_started
-from crosscut.pretrained import ModelSource, find_model, keep_labels, load_trunk
+from crosscut.pretrained import ModelSource, find_model, keep_labels, load_trunk, notice_of_classes
 from crosscut.pretrained.companions import KEPT
 from crosscut.training.driving.driver import Driver, PreparedRun, RunParts
 from crosscut.training.in_memory import InMemory
@@ -111,6 +114,8 @@ def _prepare(
     if any(each.checkpoint is None for each in prepared):
         source = source or find_model(kept.model)
         prepared = [dataclasses.replace(each, source=source) for each in prepared]
+        if kept.run.model.num_classes and (notice := notice_of_classes(source, kept.task.labels)):
+            echo(notice, err=True)
         for each in prepared:
             if each.checkpoint is None:
                 _fill_folder(each.run.config, source, kept.task.labels)
@@ -202,12 +207,21 @@ def _read(task: TunedTask, files: Mapping[str, Path]) -> tuple[TunedTask, dict[s
             task, examples[part], skipped = task.read(files[part], has_labels=part in (TRAIN, DEV))
             if skipped:
                 echo(f"{skipped:,} lines of `{files[part]}` have too few columns and are left out.", err=True)
-        if part == TRAIN and task.head is HeadKind.CLASSES and task.num_classes < 2:
-            raise DataError(
-                f"`{files[TRAIN]}` must have at least 2 different labels, but has {task.num_classes}. Add examples, or "
-                "name the labels with --labels."
-            )
+        if part == TRAIN:
+            _require_difference(task, examples[TRAIN], files[TRAIN])
     return task, examples
+
+
+def _require_difference(task: TunedTask, examples: Sequence[Example], path: Path) -> None:
+    """Raise `DataError` for training examples with a single class, or whose numbers are all equal."""
+    if task.head is HeadKind.CLASSES and task.num_classes < 2:
+        raise DataError(
+            f"`{path}` must have at least 2 different labels, but has {task.num_classes}. Add examples, or name the "
+            "labels with --labels."
+        )
+    numbers = {example.number for example in of_kind(TextExample, examples)}
+    if task.head is HeadKind.NUMBER and len(numbers) < 2:
+        raise DataError(f"`{path}` must have at least 2 different numbers, but has {len(numbers)}. Add examples.")
 
 
 def _encode(task: TunedTask, encoder: TextEncoder, part: str, examples: tuple[Example, ...], path: Path) -> EncodedRows:
@@ -261,7 +275,8 @@ class _SeedRun(PreparedRun):
     def initialize(self, trainer: Trainer) -> None:
         """Load the weights of the model from which fine-tuning starts."""
         assert self.source is not None
-        fresh = load_trunk(trainer.model, self.source)
+        labels = self.kept.task.labels if self.run.model.num_classes else ()
+        fresh = load_trunk(trainer.model, self.source, labels)
         if fresh and trainer.mesh.is_first_rank and self.run.training.seed == self.kept.seeds[0]:
             echo(f"New weights, drawn from the seed: {', '.join(fresh)}.", err=True)
 
@@ -290,7 +305,7 @@ def _score_best(kept: TaskRuns, rows: Mapping[str, EncodedRows], loop: Loop, out
     if best != outcome.last_step:
         folder = checkpoint_folder(run.checkpoints_folder, best)
         load_model(folder, model=model, padded=model.padded_rows)
-    scores = {}
+    scores, constant = {}, {}
     for part in (part for part in kept.files if part != TRAIN):
         outputs = outputs_shown(
             model, rows[part], batch_size=run.micro_batch_size, padding=kept.padding, name=f"{part} at step {best}"
@@ -298,22 +313,31 @@ def _score_best(kept: TaskRuns, rows: Mapping[str, EncodedRows], loop: Loop, out
         if loop.mesh.is_first_rank:
             save_outputs(run, part, outputs)
             examples, probabilities = kept.examples(part), probabilities_of(kept.task, rows[part], outputs)
-            scores[part] = scores_of(kept.task, predict(kept.task, rows[part], examples, probabilities), examples)
+            predictions = predict(kept.task, rows[part], examples, probabilities)
+            scores[part] = scores_of(kept.task, predictions, examples)
+            if same := constant_prediction(kept.task, predictions, examples):
+                constant[part] = same
     if loop.mesh.is_first_rank:
-        _write_result(run, best, scores, outcome, loop.mesh.device)
+        _write_result(run, best, _Scored(scores, constant), outcome, loop.mesh.device)
     return ""
 
 
-def _write_result(
-    run: RunConfig, best: int, scores: Mapping[str, Mapping[str, float]], outcome: RunOutcome, device: torch.device
-) -> None:
+class _Scored(NamedTuple):
+    """Scores and constant predictions of a run's best checkpoint, by part (`SeedResult`)."""
+
+    scores: Mapping[str, Mapping[str, float]]
+    constant: Mapping[str, str]
+
+
+def _write_result(run: RunConfig, best: int, scored: _Scored, outcome: RunOutcome, device: torch.device) -> None:
     folder = Path(run.output.folder)
     plot_losses(folder, per="example")
     result = SeedResult(
         seed=run.training.seed,
         steps=run.training.steps,
         best_step=best,
-        scores=scores,
+        scores=scored.scores,
+        constant=scored.constant,
         layout=str(run.layout),
         device=device_name(device),
         versions=current_versions(),

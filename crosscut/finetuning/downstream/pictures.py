@@ -1,13 +1,18 @@
-"""Draw a picture of a confusion matrix."""
+"""Draw a picture of a confusion matrix, or of predicted numbers."""
 
 import io
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from crosscut.config import write_whole
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Numbers = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 """Confusion matrix [labels, labels]."""
 
@@ -36,6 +41,27 @@ def plot_confusion(table: Counts, names: tuple[str, ...], path: Path) -> None:
             dark = shares[row, column] > 0.5
             told = f"{table[row, column]:,}"
             axes.text(column, row, told, ha="center", va="center", color="white" if dark else "black")
+    _write(figure, path)
+
+
+def plot_numbers(true: Numbers, predicted: Numbers, path: Path) -> None:
+    """Plot the predicted numbers [examples] over the true ones. A line shows where both are equal."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(4.5, 4.5), layout="constrained")
+    ends = [float(min(true.min(), predicted.min())), float(max(true.max(), predicted.max()))]
+    axes.plot(ends, ends, color="0.7", linewidth=1)
+    axes.scatter(true, predicted, s=12, alpha=0.5, edgecolors="none")
+    axes.set(xlabel="label", ylabel="prediction")
+    _write(figure, path)
+
+
+def _write(figure: "Figure", path: Path) -> None:
+    from matplotlib import pyplot
+
     picture = io.BytesIO()
     figure.savefig(picture, dpi=150, bbox_inches="tight")
     pyplot.close(figure)

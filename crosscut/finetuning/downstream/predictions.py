@@ -1,9 +1,10 @@
 """Compute predictions and scores from a model's outputs.
 
-The outputs of classes and choices are the logits [E, C] of the examples. The outputs of spans are two logits for each
-token of each window, [T, 2]. Probabilities have the same shapes:
+The outputs of classes and choices are the logits [E, C] of the examples. The outputs of numbers are the numbers [E, 1].
+The outputs of spans are two logits for each token of each window, [T, 2]. Probabilities have the same shapes:
 
     classes, choices    softmax over the C logits of an example
+    numbers             the numbers themselves
     spans               softmax over the tokens of all windows of a question, for the first and for the last token
 
 The probabilities of an ensemble are the mean of the probabilities of its runs.
@@ -13,6 +14,7 @@ Shapes: E examples, C classes or options, T tokens of all rows.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import nan
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +23,8 @@ from crosscut.config.model import HeadKind
 from crosscut.finetuning.downstream.task import Example, TunedTask, of_kind
 from crosscut.finetuning.encoding.answers import best_answers
 from crosscut.finetuning.encoding.rows import EncodedRows
-from crosscut.finetuning.tasks import SpanExample, exact_match_and_f1
-from crosscut.finetuning.tasks.scores import SCORES
+from crosscut.finetuning.tasks import SpanExample, TextExample, exact_match_and_f1
+from crosscut.finetuning.tasks.scores import CORRELATIONS, SCORES
 
 Outputs = npt.NDArray[np.float64]
 
@@ -32,15 +34,20 @@ class Prediction:
     """Prediction for one example."""
 
     label: int
-    """Index of the label or option. For a question about a text: 1 if there is an answer, and otherwise 0."""
+    """Index of the label or option. For a question about a text: 1 if there is an answer, and otherwise 0. For a
+    number: 0."""
     text: str
-    """Name of the label or, for a question about a text, the answer."""
-    probability: float
-    """Probability of the prediction."""
+    """Name of the label, the number in six digits or, for a question about a text, the answer."""
+    probability: float = nan
+    """Probability of the prediction; NaN for a number."""
+    number: float = nan
+    """Predicted number; NaN if the task is not to predict a number."""
 
 
 def probabilities_of(task: TunedTask, rows: EncodedRows, outputs: Outputs) -> Outputs:
-    """Convert a model's outputs to probabilities."""
+    """Convert a model's outputs to probabilities. Numbers stay as they are."""
+    if task.head is HeadKind.NUMBER:
+        return outputs
     if task.head is not HeadKind.SPANS:
         return _softmax(outputs)
     counted = _counted_tokens(rows, is_causal=task.is_causal)
@@ -61,6 +68,8 @@ def predict(
     """Return the prediction for each example, in the order of the file."""
     if task.head is HeadKind.SPANS:
         return _predict_spans(task, rows, of_kind(SpanExample, examples), probabilities)
+    if task.head is HeadKind.NUMBER:
+        return [Prediction(label=0, text=f"{one:.6g}", number=one) for one in probabilities[:, 0].tolist()]
     labels = probabilities.argmax(1)
     return [
         Prediction(label=label, text=task.labels[label], probability=float(own[label]))
@@ -76,6 +85,10 @@ def scores_of(task: TunedTask, predictions: Sequence[Prediction], examples: Sequ
         questions = of_kind(SpanExample, examples)
         scores = exact_match_and_f1(answers_of(questions, predictions), questions)
         return {name: getattr(scores, name) for name in task.score_names}
+    if task.head is HeadKind.NUMBER:
+        numbers = [example.number for example in of_kind(TextExample, examples) if example.number is not None]
+        ours = [one.number for one in predictions]
+        return {name: CORRELATIONS[name](ours, numbers) for name in task.score_names if len(numbers) == len(ours)}
     labels = [example.label for example in examples if example.label is not None]
     if len(labels) < len(examples):
         return {}

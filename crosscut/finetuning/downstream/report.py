@@ -1,14 +1,15 @@
-"""Report of a fine-tuning run: the scores of each seed, their median and spread, the confusion matrix and the worst
-mistakes.
+"""Report of a fine-tuning run: the scores of each seed, their median and spread, models that predict the same for every
+example, the confusion matrix or the spread of predicted numbers, and the worst mistakes.
 
 | file | content |
 |---|---|
 | `report.md` | the report |
 | `scores.json` | the scores of each seed and of the ensemble, as fractions |
 | `confusion.png` | confusion matrix of the development examples |
+| `numbers.png` | predicted and true numbers of the development examples |
 | `predictions-PART.tsv` or `.json` | the prediction for each example; the JSON has the format of SQuAD's program |
 
-Predictions, confusion matrix and mistakes come from the ensemble if the run has one, and otherwise from the seed with
+Predictions, pictures and mistakes come from the ensemble if the run has one, and otherwise from the seed with
 the best development score.
 """
 
@@ -24,8 +25,10 @@ from crosscut.config import RunConfig, write_json, write_whole
 from crosscut.config.model import HeadKind
 from crosscut.config.system.console import plain_table, right
 from crosscut.config.system.wording import markdown_table
+from crosscut.finetuning.downstream.constant import REMEDY, constant_prediction
 from crosscut.finetuning.downstream.folder import SeedResult, TaskRuns, best_seed, load_outputs, results_of
-from crosscut.finetuning.downstream.pictures import Counts, plot_confusion
+from crosscut.finetuning.downstream.numbers import number_lines, numbers_of
+from crosscut.finetuning.downstream.pictures import Counts, plot_confusion, plot_numbers
 from crosscut.finetuning.downstream.predictions import (
     Outputs,
     Prediction,
@@ -35,10 +38,10 @@ from crosscut.finetuning.downstream.predictions import (
     scores_of,
 )
 from crosscut.finetuning.downstream.task import DEV, TRAIN, Example, TunedTask, of_kind
-from crosscut.finetuning.tasks import SpanExample, confusion
+from crosscut.finetuning.tasks import SpanExample, TextExample, confusion
 from crosscut.training.watching.metrics import read_metrics
 
-REPORT_FILE, SCORES_FILE, CONFUSION_FILE = "report.md", "scores.json", "confusion.png"
+REPORT_FILE, SCORES_FILE, CONFUSION_FILE, NUMBERS_FILE = "report.md", "scores.json", "confusion.png", "numbers.png"
 
 _OVER_SEEDS: Mapping[str, Callable[[list[float]], float]] = {
     "median": statistics.median,
@@ -63,6 +66,8 @@ class TaskResults:
     """Scores of the ensemble, by part. Empty if the run has no ensemble."""
     predictions: Mapping[str, Sequence[Prediction]]
     """Predictions of the ensemble, or of the best seed if there is no ensemble, by part."""
+    constant: Sequence[str]
+    """Sentences that name each seed, and the ensemble, that predicts the same for every example."""
 
     @property
     def names(self) -> list[tuple[str, str]]:
@@ -84,6 +89,8 @@ def write_report(kept: TaskRuns) -> TaskResults:
     table, names = _confusion(results)
     if names:
         plot_confusion(table, names, kept.folder / CONFUSION_FILE)
+    if kept.task.head is HeadKind.NUMBER:
+        plot_numbers(*numbers_of(kept.examples(DEV), results.predictions[DEV]), kept.folder / NUMBERS_FILE)
     write_whole(kept.folder / REPORT_FILE, "\n".join(_lines(results, table, names)) + "\n")
     by_seed = {seed: {"best_step": one.best_step, **one.scores} for seed, one in results.by_seed.items()}
     write_json(kept.folder / SCORES_FILE, {"seeds": by_seed, "ensemble": results.ensemble})
@@ -94,6 +101,11 @@ def _results(kept: TaskRuns) -> TaskResults:
     by_seed = results_of(kept)
     chosen = kept.seeds if kept.ensemble else (best_seed(kept, by_seed),)
     predictions, ensemble = {}, {}
+    found = [
+        (f"Seed {seed}", part, same, kept.rows(part).num_examples)
+        for seed, one in by_seed.items()
+        for part, same in one.constant.items()
+    ]
     for part in (part for part in kept.files if part != TRAIN):
         rows, examples = kept.rows(part), kept.examples(part)
         all_of = [probabilities_of(kept.task, rows, load_outputs(kept.run_of(seed), part)) for seed in chosen]
@@ -101,7 +113,13 @@ def _results(kept: TaskRuns) -> TaskResults:
         predictions[part] = predict(kept.task, rows, examples, mean)
         if kept.ensemble:
             ensemble[part] = scores_of(kept.task, predictions[part], examples)
-    return TaskResults(kept=kept, by_seed=by_seed, ensemble=ensemble, predictions=predictions)
+            if same := constant_prediction(kept.task, predictions[part], examples):
+                found.append(("The ensemble", part, same, len(examples)))
+    constant = [
+        f"{whose} predicts {same} for all {number:,} {part} examples, although their labels differ."
+        for whose, part, same, number in found
+    ]
+    return TaskResults(kept=kept, by_seed=by_seed, ensemble=ensemble, predictions=predictions, constant=constant)
 
 
 def _write_predictions(kept: TaskRuns, part: str, predictions: Sequence[Prediction]) -> None:
@@ -109,8 +127,11 @@ def _write_predictions(kept: TaskRuns, part: str, predictions: Sequence[Predicti
         answers = answers_of(of_kind(SpanExample, kept.examples(part)), predictions)
         write_json(kept.folder / f"predictions-{part}.json", answers, indent=1, ensure_ascii=False)
         return
-    lines = [f"{number}\t{one.text}\t{one.probability:.6f}" for number, one in enumerate(predictions)]
-    write_whole(kept.folder / f"predictions-{part}.tsv", "\n".join(["index\tprediction\tprobability", *lines]) + "\n")
+    has_probability = kept.task.head is not HeadKind.NUMBER
+    lines = ["index\tprediction\tprobability" if has_probability else "index\tprediction"]
+    for index, one in enumerate(predictions):
+        lines.append(f"{index}\t{one.text}" + (f"\t{one.probability:.6f}" if has_probability else ""))
+    write_whole(kept.folder / f"predictions-{part}.tsv", "\n".join(lines) + "\n")
 
 
 def _confusion(results: TaskResults) -> tuple[Counts, tuple[str, ...]]:
@@ -134,6 +155,7 @@ def _lines(results: TaskResults, table: Counts, names: tuple[str, ...]) -> Itera
     told = "Scores are multiplied by 100. The test score belongs to the checkpoint with the best development score."
     yield from ["", told, ""]
     yield from markdown_table(*_score_table(results))
+    yield from ["", *(f"**{_cell(line)}** {REMEDY}" for line in results.constant)] if results.constant else []
     yield from ["", "## Scores by step", ""]
     yield from _by_step(kept)
     whose = f"the ensemble of {kept.num_seeds} runs" if kept.ensemble else f"seed {results.best_seed}"
@@ -143,7 +165,12 @@ def _lines(results: TaskResults, table: Counts, names: tuple[str, ...]) -> Itera
         rows = [[_cell(name), *map(str, row)] for name, row in zip(names, table, strict=True)]
         yield from markdown_table(["", *map(_cell, names)], rows)
         yield from ["", f"![Confusion matrix]({CONFUSION_FILE})"]
-    yield from ["", "## Worst mistakes", "", f"The most confident wrong predictions of {whose}.", ""]
+    if kept.task.head is HeadKind.NUMBER:
+        told = f"Development examples, predictions of {whose}."
+        yield from ["", "## Numbers", "", told, "", *number_lines(kept.examples(DEV), results.predictions[DEV])]
+        yield from ["", f"![Predicted and true numbers]({NUMBERS_FILE})"]
+    kind = "least exact" if kept.task.head is HeadKind.NUMBER else "most confident wrong"
+    yield from ["", "## Worst mistakes", "", f"The {kind} predictions of {whose}.", ""]
     yield from _mistakes(results)
     yield from ["## Settings and machine", ""]
     yield from _machine(results)
@@ -198,18 +225,21 @@ def _by_step(kept: TaskRuns) -> Iterator[str]:
 
 
 def _mistakes(results: TaskResults) -> Iterator[str]:
-    """Yield the lines that list the wrong predictions with the highest probabilities, with their texts."""
+    """Yield the lines that list the worst predictions, with their texts: the wrong ones with the highest probabilities,
+    or the numbers that are farthest from the true ones.
+    """
     task = results.kept.task
     pairs = zip(results.kept.examples(DEV), results.predictions[DEV], strict=True)
     found = [
-        (-one.probability, number, example, one)
+        (-_error(example, one), number, example, one)
         for number, (example, one) in enumerate(pairs, start=1)
         if not _is_right(task, example, one)
     ]
     if not found:
         yield from ["All predictions are right.", ""]
     for _, number, example, one in sorted(found, key=lambda item: item[:2])[:_MOST_MISTAKES]:
-        told = f"predicted {_cell(one.text) or 'no answer'} ({one.probability:.1%}), not {_wanted(task, example)}"
+        sure = "" if task.head is HeadKind.NUMBER else f" ({one.probability:.1%})"
+        told = f"predicted {_cell(one.text) or 'no answer'}{sure}, not {_wanted(task, example)}"
         yield from [f"**Example {number:,}**: {told}", ""]
         yield from (f"- {name}: {_cell(text)}" for name, text in _texts(example))
         yield ""
@@ -218,10 +248,18 @@ def _mistakes(results: TaskResults) -> Iterator[str]:
 def _is_right(task: TunedTask, example: Example, one: Prediction) -> bool:
     if isinstance(example, SpanExample):
         return scores_of(task, [one], [example])["exact"] == 1.0
-    return one.label == example.label
+    return one.label == example.label if task.head is not HeadKind.NUMBER else _error(example, one) == 0
+
+
+def _error(example: Example, one: Prediction) -> float:
+    """Return the probability of a prediction or, for a number, its distance from the true number."""
+    number = example.number if isinstance(example, TextExample) else None
+    return one.probability if number is None else abs(one.number - number)
 
 
 def _wanted(task: TunedTask, example: Example) -> str:
+    if isinstance(example, TextExample) and example.number is not None:
+        return f"{example.number:.6g}"
     if isinstance(example, SpanExample):
         return " or ".join(dict.fromkeys(map(_cell, example.answers))) or "no answer"
     return _cell(task.labels[example.label or 0])
@@ -256,6 +294,8 @@ def print_results(results: TaskResults, console: Console) -> None:
     for row in rows:
         table.add_row(*row, style="bold" if row[0] in ("median", "ensemble") else "")
     console.print(table)
+    for line in results.constant:
+        console.print(f"{line} {REMEDY}", style="bold yellow", markup=False, highlight=False, soft_wrap=True)
     kept = results.kept
     console.print(f"report  {kept.folder / REPORT_FILE}", highlight=False, soft_wrap=True)
     best = kept.run_of(results.best_seed).output.folder

@@ -58,9 +58,11 @@ class TunedTask:
     name: str
     """Name of the task, one of `TASKS`."""
     labels: tuple[str, ...] = ()
-    """Names of the labels, by index. Empty for questions about a text."""
+    """Names of the labels, by index. Empty for numbers, and for questions about a text."""
     columns: TableColumns = _NO_COLUMNS
     """Columns of the files of the task "table"."""
+    is_regression: bool = False
+    """Whether the labels of the task "table" are numbers to predict."""
     may_be_empty: bool = False
     """Whether a question may have no answer in its text, as in SQuAD 2.0."""
     threshold: float = 0.0
@@ -78,6 +80,8 @@ class TunedTask:
     @property
     def head(self) -> HeadKind:
         """Head that the model needs."""
+        if self.is_regression or (self.name in GLUE and not GLUE[self.name].labels):
+            return HeadKind.NUMBER
         return {SQUAD: HeadKind.SPANS, RACE: HeadKind.CHOICE}.get(self.name, HeadKind.CLASSES)
 
     @property
@@ -93,6 +97,8 @@ class TunedTask:
             return ("f1", "exact", *more)
         if self.name in GLUE:
             return GLUE[self.name].scores
+        if self.head is HeadKind.NUMBER:
+            return ("pearson", "spearman")
         if self.name == TABLE and len(self.labels) == 2:
             return ("accuracy", "f1", "matthews")
         return ("accuracy",)
@@ -111,18 +117,18 @@ class TunedTask:
             choices = read_race(path)
             letters = tuple("ABCDEFGH"[: len(choices[0].options)])
             return dataclasses.replace(self, labels=self.labels or letters), choices, 0
-        found = self._read_texts(path)
-        if has_labels and any(example.label is None for example in found.examples):
+        found = self._read_texts(path, has_labels)
+        if has_labels and not all(example.is_labelled for example in found.examples):
             raise DataError(f"`{path}` must have labels, but has none. Use a file with labels, such as `dev.tsv`.")
         return dataclasses.replace(self, labels=found.labels), found.examples, found.skipped
 
-    def _read_texts(self, path: Path) -> Examples:
+    def _read_texts(self, path: Path, has_labels: bool) -> Examples:
         if self.name in GLUE:
             return read_glue(self.name, path)
-        columns = self.columns
-        if self.labels and columns.label not in column_names(path):  # such as a file whose labels are to be predicted
+        columns, may_lack_labels = self.columns, bool(self.labels) or not has_labels
+        if may_lack_labels and columns.label not in column_names(path):  # such as a file whose labels are predicted
             columns = columns._replace(label="")
-        return read_table(path, columns=columns, labels=self.labels)
+        return read_table(path, columns=columns, labels=self.labels, are_numbers=self.is_regression)
 
     def encode(self, encoder: TextEncoder, examples: Sequence[Example], *, name: str, may_drop: bool) -> EncodedTask:
         """Encode examples. `long` says what is done with examples that are too long. If `may_drop` is false, they are

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Numbers = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
+Labels = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 
 _ORDER_KEY = 12
 """Key of the random order of the examples. It differs from the keys in `data.sampler` and in `chat.packing`."""
@@ -55,9 +56,9 @@ class Padded(NamedTuple):
     """Type of each token: 0 for a first text, 1 for a second text."""
     mask: Mask
     """Whether each token is real; false for padding."""
-    labels: Ids
+    labels: Labels
     """Label of each example [B], or first and last token of its answer [B, 2]. `IGNORED` for examples that only fill
-    up the batch.
+    up the batch. Numbers to predict are floating-point, and NaN takes the place of `IGNORED`.
     """
 
 
@@ -71,8 +72,9 @@ class EncodedRows:
     """Type of each token [T]: 0 for a first text, 1 for a second text."""
     ends: Ids
     """Index in `ids` after the last token of each row [R]."""
-    labels: Ids
-    """Label of each example [E], or first and last token of its answer [E, 2]. `IGNORED` if an example has no label."""
+    labels: Labels
+    """Label of each example [E], or first and last token of its answer [E, 2]. `IGNORED` if an example has no label.
+    Numbers to predict are floating-point, and NaN takes the place of `IGNORED`."""
     sources: Ids
     """Index of each example in its file [E]. Several windows of one question have the same index."""
     offsets: Numbers
@@ -134,7 +136,7 @@ class EncodedRows:
         shape = (len(examples) * width, length)
         tokens, segments = np.full(shape, padding, dtype=np.int64), np.zeros(shape, dtype=np.int64)
         mask, labels = np.zeros(shape, dtype=np.bool_), self.labels[examples]
-        labels[examples < 0] = IGNORED
+        labels[examples < 0] = np.nan if labels.dtype.kind == "f" else IGNORED
         mask[:, 0] = True  # attention must have at least one token to attend to
         for place, example in enumerate(examples.tolist()):
             for option in range(width if example >= 0 else 0):
@@ -164,11 +166,13 @@ class EncodedRows:
         """Join rows in one object. `labels` are the labels of the examples, and `sources` are the indices of the
         examples in their file.
         """
+        found = np.asarray(labels)
+        own: Labels = found.astype(np.float64) if found.dtype.kind == "f" and found.size else found.astype(np.int64)
         return cls(
             ids=np.concatenate([row.ids for row in rows]),
             types=np.concatenate([row.types for row in rows]),
             ends=np.cumsum([len(row.ids) for row in rows], dtype=np.int64),
-            labels=np.asarray(labels, dtype=np.int64),
+            labels=own,
             sources=np.asarray(sources, dtype=np.int64),
             offsets=np.empty((0, 2), dtype=np.int32),
         )
@@ -181,7 +185,10 @@ def _fit(rows: EncodedRows) -> bool:
     has_shapes = all(array.ndim == 1 for array in flat) and rows.labels.shape in shapes[0]
     if not has_shapes or rows.offsets.shape not in shapes[1] or not number or not rows.ends.size:
         return False
-    if any(array.dtype.kind not in "iu" for array in (*flat, rows.labels, rows.offsets)):
+    if any(array.dtype.kind not in "iu" for array in (*flat, rows.offsets)):
+        return False
+    are_numbers = rows.labels.dtype.kind == "f" and rows.labels.ndim == 1 and not np.isinf(rows.labels).any()
+    if rows.labels.dtype.kind not in "iu" and not are_numbers:
         return False
     sizes = rows.ids.size == rows.types.size == int(rows.ends[-1]) and rows.ends.size % number == 0
     return bool(sizes and (rows.lengths > 0).all() and (rows.ids >= 0).all() and (rows.sources >= 0).all())

@@ -1,6 +1,7 @@
 """Encode texts, or pairs of texts, that have a label."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from math import nan
 from typing import NamedTuple
 
 from crosscut.config.checks import Choice
@@ -41,13 +42,16 @@ def encode_texts(encoder: TextEncoder, examples: Sequence[TextExample], *, name:
             rows.append(EncodedRow.of(found))
             kept.append(index)
     require_fit(name, num_long, len(examples), encoder.length, long)
-    labels = (examples[index].label for index in kept)
-    return EncodedTask(EncodedRows.of(rows, labels_of(labels), kept), num_long)
+    return EncodedTask(EncodedRows.of(rows, labels_of([examples[index] for index in kept]), kept), num_long)
 
 
-def labels_of(labels: Iterable[int | None]) -> list[int]:
-    """Return the labels of examples, with `IGNORED` for an example without a label."""
-    return [IGNORED if label is None else label for label in labels]
+def labels_of(examples: Sequence[TextExample]) -> list[int] | list[float]:
+    """Return the labels of examples, with `IGNORED` for an example without a label. If examples have numbers, return
+    their numbers, with NaN for an example without a number.
+    """
+    if any(example.number is not None for example in examples):
+        return [nan if example.number is None else example.number for example in examples]
+    return [IGNORED if example.label is None else example.label for example in examples]
 
 
 def require_fit(name: str, num_long: int, number: int, length: int, long: Long) -> None:

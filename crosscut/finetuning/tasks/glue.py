@@ -1,12 +1,12 @@
 """Reader for the published files of GLUE (Wang et al., 2019): tab-separated tables without quoting."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from crosscut.config.checks import listed
 from crosscut.config.errors import ConfigError, DataError
-from crosscut.finetuning.tasks.scores import SCORES
+from crosscut.finetuning.tasks.scores import CORRELATIONS, SCORES
 from crosscut.finetuning.tasks.tables import Examples, TableColumns, lines_of, require_columns, to_examples
 
 _ENTAILMENT = ("entailment", "not_entailment")
@@ -20,10 +20,11 @@ class GlueTask:
     """Columns to read from a file with labels."""
 
     labels: tuple[str, ...]
-    """Labels in the order of their indexes."""
+    """Labels in the order of their indexes. Empty if the task is to predict a number."""
 
     scores: tuple[str, ...]
-    """Official scores: `accuracy`, `f1` (of the label with index 1) or `matthews`."""
+    """Official scores: `accuracy`, `f1` (of the label with index 1), `matthews` or, for numbers, `pearson` and
+    `spearman`."""
 
     header: tuple[str, ...] = ()
     """Column names, if the task's files with labels have no header. Empty if these files have a header."""
@@ -53,6 +54,9 @@ GLUE = {
         scores=("matthews",),
         header=("source", "label", "mark", "sentence"),
     ),
+    "stsb": GlueTask(
+        columns=TableColumns("sentence1", "sentence2", "score"), labels=(), scores=("pearson", "spearman")
+    ),
 }
 """GLUE tasks, keyed by name."""
 
@@ -61,8 +65,8 @@ def read_glue(task: str, path: Path) -> Examples:
     """Read a file of a GLUE task, such as `train.tsv`, `dev_matched.tsv` or `test.tsv`. Examples of a file without the
     label's column, such as `test.tsv`, have no labels.
 
-    Raises `ConfigError` for an unknown task, and `DataError` for a file that cannot be read, missing columns or an
-    unknown label.
+    Raises `ConfigError` for an unknown task, and `DataError` for a file that cannot be read, missing columns, an
+    unknown label or a label that must be a number but is not.
     """
     if task not in GLUE:
         raise ConfigError(f"A GLUE task must be {listed(repr(name) for name in GLUE)}, but is {task!r}.")
@@ -86,14 +90,18 @@ def read_glue(task: str, path: Path) -> Examples:
                 f"Line {number} of `{path}` must have {len(header)} columns ({', '.join(header)}), but has "
                 f"{len(fields)}. Check that this is a file of the task {task!r}."
             )
-    return to_examples(path, rows, columns, wanted.labels, skipped=skipped)
+    return replace(to_examples(path, rows, columns, wanted.labels, are_numbers=not wanted.labels), skipped=skipped)
 
 
-def score_glue(task: str, predicted: Sequence[int], examples: Examples) -> dict[str, float]:
-    """Return the official scores of predicted labels, keyed by name (`GlueTask.scores`). Raises `DataError` if the
-    examples have no labels, or if the number of predictions is not the number of examples.
+def score_glue(task: str, predicted: Sequence[float], examples: Examples) -> dict[str, float]:
+    """Return the official scores of predicted labels or numbers, keyed by name (`GlueTask.scores`). Raises `DataError`
+    if the examples have no labels, or if the number of predictions is not the number of examples.
     """
-    labels = [example.label for example in examples.examples if example.label is not None]
-    if len(labels) < len(examples.examples):
+    found = examples.examples
+    if not all(example.is_labelled for example in found):
         raise DataError("A score needs labels, but the file has none. Use a file with labels, such as `dev.tsv`.")
-    return {name: SCORES[name](predicted, labels) for name in GLUE[task].scores}
+    if not GLUE[task].labels:
+        numbers = [example.number or 0.0 for example in found]
+        return {name: CORRELATIONS[name](predicted, numbers) for name in GLUE[task].scores}
+    labels = [example.label or 0 for example in found]
+    return {name: SCORES[name]([int(one) for one in predicted], labels) for name in GLUE[task].scores}

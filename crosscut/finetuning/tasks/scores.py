@@ -1,6 +1,7 @@
-"""Official scores of the tasks: accuracy, F1 and Matthews correlation for classification, and SQuAD's EM and F1.
+"""Official scores of the tasks: accuracy, F1 and Matthews correlation for classification, Pearson and Spearman
+correlation for numbers, and SQuAD's EM and F1.
 
-Scores are fractions from 0 to 1 (Matthews correlation: -1 to 1). SQuAD's own program prints them multiplied by 100.
+Scores are fractions from 0 to 1 (correlations: -1 to 1). SQuAD's own program prints them multiplied by 100.
 """
 
 import re
@@ -17,6 +18,7 @@ from crosscut.config.errors import DataError
 from crosscut.finetuning.tasks.spans import SpanExample
 
 Labels = Sequence[int] | npt.NDArray[np.int64]
+Numbers = Sequence[float] | npt.NDArray[np.float64]
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -55,19 +57,60 @@ SCORES = {"accuracy": accuracy, "f1": f1, "matthews": matthews}
 """Scores of classification, by name."""
 
 
+def pearson(predicted: Numbers, numbers: Numbers) -> float:
+    """Return Pearson's correlation of predicted and true numbers, 0 if all predictions or all true numbers are equal.
+    Raises `DataError` unless there are as many predictions as numbers, and at least one.
+    """
+    ours, theirs = (np.asarray(values, dtype=np.float64) for values in (predicted, numbers))
+    _require_pairs(len(ours), len(theirs))
+    if any(np.all(values == values[0]) for values in (ours, theirs)):
+        return 0.0
+    first, second = (_unit(values) for values in (ours, theirs))
+    return float(np.clip(first @ second, -1.0, 1.0))
+
+
+def _unit(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the differences from the mean, scaled to length 1. The first scale keeps squares from overflowing."""
+    apart = values / np.abs(values).max()
+    apart -= apart.mean()
+    found: npt.NDArray[np.float64] = apart / np.linalg.norm(apart)
+    return found
+
+
+def spearman(predicted: Numbers, numbers: Numbers) -> float:
+    """Return Spearman's correlation: Pearson's correlation of the ranks. Equal numbers share the mean of their
+    ranks.
+    """
+    return pearson(_ranks(predicted), _ranks(numbers))
+
+
+def _ranks(numbers: Numbers) -> npt.NDArray[np.float64]:
+    _, places, counts = np.unique(np.asarray(numbers, dtype=np.float64), return_inverse=True, return_counts=True)
+    means: npt.NDArray[np.float64] = counts.cumsum() - (counts - 1) / 2
+    return means[places]
+
+
+CORRELATIONS = {"pearson": pearson, "spearman": spearman}
+"""Scores of predicted numbers, by name."""
+
+
 def confusion(predicted: Labels, labels: Labels, *, num_labels: int = 0) -> npt.NDArray[np.int64]:
     """Return the confusion matrix, [labels, labels]: element (i, j) counts examples of label i that were predicted as
     label j. `num_labels` is the minimum number of rows and columns. Raises `DataError` unless there are as many
     predictions as labels, and at least one.
     """
     theirs, ours = np.asarray(labels, dtype=np.int64), np.asarray(predicted, dtype=np.int64)
-    if len(theirs) != len(ours) or not len(theirs):
-        raise DataError(
-            f"A score needs the same number of predictions and labels, and at least one of each, but there are "
-            f"{len(ours):,} predictions and {len(theirs):,} labels."
-        )
+    _require_pairs(len(ours), len(theirs))
     size = max(int(theirs.max()), int(ours.max()), num_labels - 1) + 1
     return np.bincount(theirs * size + ours, minlength=size * size).reshape(size, size)
+
+
+def _require_pairs(num_predictions: int, num_labels: int) -> None:
+    if num_predictions != num_labels or not num_labels:
+        raise DataError(
+            f"A score needs the same number of predictions and labels, and at least one of each, but there are "
+            f"{num_predictions:,} predictions and {num_labels:,} labels."
+        )
 
 
 class SpanScores(NamedTuple):

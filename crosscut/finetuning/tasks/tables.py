@@ -2,16 +2,15 @@
 line.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from crosscut.config.checks import listed, shown
+from crosscut.config.checks import shown
 from crosscut.config.errors import DataError
 from crosscut.config.system.files import parse_json, read_lines
-
-Row = Mapping[str, object]
+from crosscut.finetuning.tasks.labels import Row, Rows, class_labels, numbers
 
 
 class TableColumns(NamedTuple):
@@ -38,7 +37,15 @@ class TextExample:
     """The second text. None for tasks with one text."""
 
     label: int | None
-    """Index of the label. None in a file without labels."""
+    """Index of the label. None in a file without labels, and for a task with numbers."""
+
+    number: float | None = None
+    """Number to predict. None in a file without numbers."""
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether the example has a label or a number."""
+        return self.label is not None or self.number is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,17 +56,18 @@ class Examples:
     """Examples in the order of the file."""
 
     labels: tuple[str, ...]
-    """Names of the labels, by index."""
+    """Names of the labels, by index. Empty for numbers."""
 
     skipped: int = 0
     """Number of lines that were left out because columns are missing. Published files of some tasks have such lines."""
 
 
-def read_table(path: Path, *, columns: TableColumns, labels: Sequence[str] = ()) -> Examples:
+def read_table(path: Path, *, columns: TableColumns, labels: Sequence[str] = (), are_numbers: bool = False) -> Examples:
     """Read a `.tsv` or `.jsonl` file. Fields of a `.tsv` file are taken as they are: quotes have no special meaning.
 
-    `labels` are the names of the labels, by index. By default, these are the labels that occur in the file, in
-    alphabetical order. Raises `DataError` for a file that cannot be read, a missing column, and an unknown label.
+    `labels` are the names of the labels, by index. By default, these are the labels that occur in the file: numbers in
+    numeric order, then texts in alphabetical order. With `are_numbers`, the labels are numbers to predict, not names.
+    Raises `DataError` for a file that cannot be read, a missing column, and the errors of `class_labels` and `numbers`.
     """
     if path.suffix == ".jsonl":
         rows = list(_json_rows(path, columns))
@@ -67,7 +75,7 @@ def read_table(path: Path, *, columns: TableColumns, labels: Sequence[str] = ())
         rows = list(_tsv_rows(path, columns))
     else:
         raise DataError(f"A file of examples must end in .tsv or .jsonl, but is `{path}`. Rename or convert the file.")
-    return to_examples(path, rows, columns, labels)
+    return to_examples(path, rows, columns, labels, are_numbers=are_numbers)
 
 
 def column_names(path: Path) -> list[str]:
@@ -82,30 +90,26 @@ def column_names(path: Path) -> list[str]:
 
 
 def to_examples(
-    path: Path, rows: Sequence[tuple[int, Row]], columns: TableColumns, labels: Sequence[str], *, skipped: int = 0
+    path: Path, rows: Rows, columns: TableColumns, labels: Sequence[str], *, are_numbers: bool = False
 ) -> Examples:
-    """Make examples from `rows`, which are pairs of a line number and a row. Raises `DataError` for an unknown
-    label.
+    """Make examples from `rows`. The labels are those of `class_labels` or, with `are_numbers`, of `numbers`. Raises
+    their errors.
     """
-    names = [_named(row[columns.label]) for _, row in rows] if columns.label else []
-    known = tuple(labels) or tuple(sorted(set(names)))
-    numbers = {name: number for number, name in enumerate(known)}
-    unknown = [(line, name) for (line, _), name in zip(rows, names, strict=False) if name not in numbers]
-    if unknown:
-        line, name = unknown[0]
-        raise DataError(
-            f"`{columns.label}` in `{path}` must be {listed(repr(one) for one in known)}, but is {name!r:.60} in line "
-            f"{line} ({len(unknown):,} such lines). Correct the file, or name all labels."
-        )
+    known, indexes, values = tuple(labels), None, None
+    if columns.label and are_numbers:
+        values = numbers(path, rows, columns.label)
+    elif columns.label:
+        known, indexes = class_labels(path, rows, columns.label, labels)
     examples = (
         TextExample(
             text=str(row[columns.text]),
             pair=str(row[columns.pair]) if columns.pair else None,
-            label=numbers[names[place]] if names else None,
+            label=indexes[place] if indexes else None,
+            number=values[place] if values else None,
         )
         for place, (_, row) in enumerate(rows)
     )
-    return Examples(examples=tuple(examples), labels=known, skipped=skipped)
+    return Examples(examples=tuple(examples), labels=known)
 
 
 def lines_of(path: Path) -> list[str]:
@@ -168,8 +172,3 @@ def _json_rows(path: Path, columns: TableColumns) -> Iterator[tuple[int, Row]]:
 
 def _joined(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
-
-
-def _named(label: object) -> str:
-    """Return the name of a label: a string unchanged, and a number or a Boolean value as JSON writes it."""
-    return label if isinstance(label, str) else shown(label)

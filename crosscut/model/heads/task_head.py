@@ -1,4 +1,4 @@
-"""Heads that solve a task for a whole text: classes, choice and spans (`architecture.sublayers.task_head`).
+"""Heads that solve a task for a whole text: classes, number, choice and spans (`architecture.sublayers.task_head`).
 
 Shapes: B sequences, S tokens of a sequence, H hidden, C logits, T tensor ranks. Under sequence parallelism, hidden
 states are [B, S/T, H].
@@ -126,12 +126,17 @@ def last_places(mask: Tensor | None, tokens: Tensor) -> Tensor:
 
 
 def task_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the sum of the cross entropies of `labels`, in float32 or wider. Labels that are `IGNORED` add nothing.
+    """Return the sum of the losses of `labels`, in float32 or wider. Labels that are missing add nothing: `IGNORED`, or
+    NaN for numbers.
 
-    Logits [B, C] have labels [B]. Logits of spans [B, S, 2] have labels [B, 2], the indexes of the first and of the
-    last token of the answer; a sequence adds the mean of both cross entropies.
+    Logits [B, C] have labels [B], and the loss is their cross entropy. Labels in floating point are numbers, which the
+    logits [B, 1] predict; the loss is the squared difference. Logits of spans [B, S, 2] have labels [B, 2], the indexes
+    of the first and of the last token of the answer; a sequence adds the mean of both cross entropies.
     """
     wide = logits.float() if logits.element_size() < 4 else logits
+    if labels.is_floating_point():
+        numbers = labels.to(wide.dtype)
+        return torch.where(numbers.isnan(), 0.0, wide.squeeze(1) - numbers).square().sum()
     if wide.dim() == 2:
         return F.cross_entropy(wide, labels, reduction="sum", ignore_index=IGNORED)
     return F.cross_entropy(wide, labels, reduction="sum", ignore_index=IGNORED) / 2

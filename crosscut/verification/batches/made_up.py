@@ -77,7 +77,7 @@ def _few(run: RunConfig, targets: Tensor) -> Tensor:
 
 def _labelled(model: ModelConfig, tokens: Tensor, segments: Tensor | None, generator: torch.Generator) -> Batch:
     """Make a batch with random labels for a task from `tokens` [B, S]. The first example has no label, so the data
-    ranks have different numbers of labels.
+    ranks have different numbers of labels. Numbers are normally distributed.
 
     The sequences end with padding. Each sequence is shorter than the sequence before. If the ranks split the sequence
     dimension, the last tokens of the sequences are therefore on different ranks.
@@ -87,7 +87,9 @@ def _labelled(model: ModelConfig, tokens: Tensor, segments: Tensor | None, gener
     number = num_sequences // num_options_of(model)
     if model.head is HeadKind.SPANS:
         labels = torch.randint(0, length, (number, 2), generator=generator).sort(1).values
+    elif model.head is HeadKind.NUMBER:
+        labels = torch.randn(number, generator=generator)
     else:
         labels = torch.randint(0, model.num_classes or _NUM_OPTIONS, (number,), generator=generator)
-    labels[0] = IGNORED
+    labels[0] = torch.nan if labels.is_floating_point() else IGNORED
     return Batch.labelled(tokens, labels, mask=torch.arange(length) < ends.unsqueeze(1), segments=segments)

@@ -358,7 +358,16 @@ def test_heads_of_tasks_follow_the_architecture(read):
     two, named = read(BERT, **classes), read(BERT, **classes, id2label={"0": "no", "1": "perhaps", "2": "yes"})
     assert (two.model, two.labels) == (encoder.with_head("classes", num_classes=2), ("LABEL_0", "LABEL_1"))
     assert (named.model, named.labels) == (encoder.with_head("classes", num_classes=3), ("no", "perhaps", "yes"))
-    for other in ({"id2label": {"0": "LABEL_0"}}, {"num_labels": 1}, {"problem_type": "multi_label_classification"}):
+    apart = read(BERT, **classes, id2label={"0": "no", "1": "yes"}, num_labels=3)
+    assert apart.labels == ("LABEL_0", "LABEL_1", "LABEL_2"), "as in transformers, which ignores other names"
+    for one in ({"id2label": {"0": "score"}}, {"num_labels": 1}, {"num_labels": 1, "problem_type": "regression"}):
+        assert read(BERT, **classes, **one).model == encoder.with_head("number")
+    several = "multi_label_classification"
+    for other in (
+        {"problem_type": several},
+        {"problem_type": "regression"},
+        {"num_labels": 1, "problem_type": several},
+    ):
         assert read(BERT, **classes, **other).model == encoder
     with pytest.raises(ConfigError, match=r"^`id2label` in `.*` must map the numbers from 0 to 1 to names, but is \{"):
         read(BERT, **classes, id2label={"1": "no", "2": "yes"})

@@ -115,7 +115,7 @@ def test_runs_are_resumed_on_another_layout_without_their_files(bert, tables, tm
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_losses_equal_those_of_transformers(make_bert, tables, tmp_path, forked_ranks, tensor):
-    folder = make_bert("BertForSequenceClassification", num_labels=2)
+    folder = make_bert("BertForSequenceClassification", id2label={0: "dog", 1: "fox"})
     steps = 10
     finetune(
         "table", "--model", folder, *tables, "--output", tmp_path / "run", *PLAIN, "model.dropout=0",
@@ -150,6 +150,7 @@ def their_losses(folder: Path, kept: TaskRuns, steps: int) -> list[float]:
         chosen = chosen[chosen >= 0]
         padded = rows.padded(chosen, length=rows.longest(chosen), padding=0)
         tokens, types, mask, labels = map(torch.from_numpy, padded)
+        labels = labels.float() if labels.is_floating_point() else labels
         loss = model(tokens, token_type_ids=types, attention_mask=mask.long(), labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

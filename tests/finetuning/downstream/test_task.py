@@ -2,18 +2,20 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from crosscut.config import ConfigError
 from crosscut.config.system.records import from_json, to_json
-from crosscut.finetuning.downstream.predictions import predict, probabilities_of, scores_of
-from crosscut.finetuning.downstream.task import TASKS, TunedTask, files_of
+from crosscut.finetuning.downstream.constant import constant_prediction
+from crosscut.finetuning.downstream.predictions import Prediction, predict, probabilities_of, scores_of
+from crosscut.finetuning.downstream.task import TASKS, Example, TunedTask, files_of
 from crosscut.finetuning.encoding.answers import best_answers
 from crosscut.finetuning.encoding.questions import encode_questions
 from crosscut.finetuning.encoding.tokens import Special
-from crosscut.finetuning.tasks import SpanExample, TableColumns, TextExample
+from crosscut.finetuning.tasks import ChoiceExample, SpanExample, TableColumns, TextExample
 from tests.finetuning.encoding.conftest import TEXT, encoder_of, wordpiece  # noqa: F401 - a fixture
 
 
@@ -61,6 +63,57 @@ def test_probabilities_of_classes_are_a_softmax() -> None:
     assert scores_of(task, found, examples) == {"accuracy": 0.5}
     unlabelled = [TextExample(text="x", pair=None, label=None)] * 2
     assert scores_of(task, found, unlabelled) == {}
+
+
+NUMBERS = (1.0, 2.5, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "predicted", "told"),
+    [
+        (TunedTask(name="sst-2", labels=("0", "1")), (0, 1, 1), ("1", "1", "1"), "1"),
+        (TunedTask(name="sst-2", labels=("0", "1")), (0, 1, 1), ("1", "0", "1"), ""),
+        (TunedTask(name="sst-2", labels=("0", "1")), (1, 1, 1), ("1", "1", "1"), ""),
+        (TunedTask(name="sst-2", labels=("0", "1")), (None, None, None), ("1", "1", "1"), ""),
+        (TunedTask(name="race", labels=("A", "B")), (0, 1, 1), ("A", "A", "A"), "A"),
+        (TunedTask(name="squad", may_be_empty=True), (("x",), (), ("y",)), ("", "", ""), "no answer"),
+        (TunedTask(name="squad", may_be_empty=True), ((), (), ()), ("", "", ""), ""),
+        (TunedTask(name="squad"), (("x",), ("y",), ("y",)), ("z", "z", "z"), "z"),
+        (TunedTask(name="stsb"), NUMBERS, (2.501, 2.5, 2.499), "about 2.5"),
+        (TunedTask(name="table", is_regression=True), NUMBERS, (2.4, 2.5, 2.7), ""),
+        (TunedTask(name="table", is_regression=True), (None, None, None), (2.5, 2.5, 2.5), ""),
+    ],
+)
+def test_a_model_that_predicts_the_same_for_every_example_is_named(
+    task: TunedTask, labels: tuple[Any, ...], predicted: tuple[Any, ...], told: str
+) -> None:
+    examples: list[Example] = []
+    for label in labels:
+        if task.head == "spans":
+            examples.append(SpanExample(id="q", context="x y", question="?", answers=label, starts=(0,) * len(label)))
+        elif task.head == "choice":
+            examples.append(ChoiceExample(passage="", question="", options=("x", "y"), label=label))
+        else:
+            of_kind = "number" if task.head == "number" else "label"
+            examples.append(TextExample(**{"text": "x", "pair": None, "label": None, of_kind: label}))
+    is_number = task.head == "number"
+    found = [Prediction(label=0, text=str(one), number=one if is_number else 0.0) for one in predicted]
+    assert constant_prediction(task, found, examples) == told
+
+
+def test_numbers_are_predicted_as_they_are(tmp_path: Path) -> None:
+    task = TunedTask(name="table", columns=TableColumns("t", label="l"), is_regression=True)
+    path = tmp_path / "a.tsv"
+    path.write_text("t\tl\nx\t1.5\ny\t-2\n")
+    task, examples, _ = task.read(path)
+    assert (task.head, task.score_names, task.num_classes) == ("number", ("pearson", "spearman"), 0)
+    outputs = np.array([[0.25], [3.0]])
+    found = predict(task, None, examples, probabilities_of(task, None, outputs))  # type: ignore[arg-type]
+    assert [(one.text, one.number) for one in found] == [("0.25", 0.25), ("3", 3.0)]
+    assert scores_of(task, found, examples) == {"pearson": pytest.approx(-1), "spearman": pytest.approx(-1)}
+    path.write_text("t\nx\n")
+    _, examples, _ = task.read(path, has_labels=False)
+    assert scores_of(task, found[:1], examples) == {}
 
 
 @pytest.mark.parametrize("may_be_empty", [False, True])

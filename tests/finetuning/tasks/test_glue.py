@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from scipy import stats
 
 from crosscut.config import ConfigError, DataError
 from crosscut.finetuning.tasks import GLUE, Examples, read_glue, score_glue
@@ -57,6 +58,32 @@ def test_cola_has_no_header_but_its_test_file_has(tmp_path: Path) -> None:
     )
 
 
+STSB = (
+    "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
+    "0\tmain-captions\tMSRvid\t2012test\t0001\tnone\tnone\tA plane is taking off.\tAn air plane is taking off.\t5.000\n"
+    '1\tmain-news\theadlines\t2015\t0024\tnone\tnone\tHe said "no.\tHe agreed.\t3.800\n'
+    "2\tmain-forums\tdeft-forum\t2014\t0007\tnone\tnone\tIt rains.\tThe man eats.\t0.25\n"
+)
+
+
+def test_stsb_has_numbers_and_its_test_file_has_none(tmp_path: Path) -> None:
+    examples = read_glue("stsb", write(tmp_path / "dev.tsv", STSB))
+    assert [(one.text, one.pair, one.number) for one in examples.examples][1] == ('He said "no.', "He agreed.", 3.8)
+    assert [one.number for one in examples.examples] == [5.0, 3.8, 0.25]
+    assert (examples.labels, {one.label for one in examples.examples}) == ((), {None})
+    predicted = [4.5, 1.0, 4.0]
+    scores = score_glue("stsb", predicted, examples)
+    assert scores["pearson"] == pytest.approx(stats.pearsonr(predicted, [5.0, 3.8, 0.25]).statistic)
+    assert scores["spearman"] == pytest.approx(0.5)
+    lines = [line.rsplit("\t", 1)[0] for line in STSB.splitlines()]
+    test = read_glue("stsb", write(tmp_path / "test.tsv", "\n".join(lines) + "\n"))
+    assert [one.is_labelled for one in test.examples] == [False] * 3
+    assert message("stsb", write(tmp_path / "bad.tsv", STSB.replace("0.25", "-"))) == (
+        f"`score` in `{tmp_path / 'bad.tsv'}` must be a finite number, but is '-' in line 4 (1 such lines). Correct "
+        "the file."
+    )
+
+
 def test_windows_line_ends_and_a_byte_order_mark_are_dropped(tmp_path: Path) -> None:
     text = "\ufeffsentence\tlabel\r\na charming journey \t1\r\n"
     assert rows(read_glue("sst-2", write(tmp_path / "dev.tsv", text))) == [("a charming journey ", None, 1)]
@@ -93,9 +120,9 @@ def message(task: str, path: Path) -> str:
 
 def test_unknown_task_is_an_error(tmp_path: Path) -> None:
     assert refusal(ConfigError, read_glue, "sst2", tmp_path) == (
-        "A GLUE task must be 'mnli', 'qqp', 'sst-2', 'rte', 'qnli' or 'cola', but is 'sst2'."
+        "A GLUE task must be 'mnli', 'qqp', 'sst-2', 'rte', 'qnli', 'cola' or 'stsb', but is 'sst2'."
     )
-    assert list(GLUE) == ["mnli", "qqp", "sst-2", "rte", "qnli", "cola"]
+    assert list(GLUE) == ["mnli", "qqp", "sst-2", "rte", "qnli", "cola", "stsb"]
 
 
 def test_missing_columns_are_an_error(tmp_path: Path) -> None:

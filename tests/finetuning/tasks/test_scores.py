@@ -1,9 +1,13 @@
-"""Scores of classification, beside the values of scikit-learn 1.9 for the same labels."""
+"""Scores of classification, beside the values of scikit-learn 1.9 for the same labels, and correlations, beside
+scipy.
+"""
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from crosscut.config import DataError
-from crosscut.finetuning.tasks import accuracy, confusion, f1, matthews
+from crosscut.finetuning.tasks import accuracy, confusion, f1, matthews, pearson, spearman
 from tests.refusals import refusal
 
 SCIKIT_LEARN = [
@@ -48,3 +52,26 @@ def test_other_numbers_of_predictions_and_labels_are_an_error(predicted: list[in
         "A score needs the same number of predictions and labels, and at least one of each, but there are "
         f"{len(predicted)} predictions and {len(labels)} labels."
     )
+
+
+@pytest.mark.parametrize("kind", ["plain", "ties", "far from zero", "tiny", "huge", "two", "opposite"])
+def test_correlations_are_those_of_scipy(kind: str) -> None:
+    draw = np.random.default_rng(7)
+    numbers = draw.normal(size=2 if kind == "two" else 400)
+    predicted = -numbers if kind == "opposite" else numbers + draw.normal(size=len(numbers))
+    if kind == "ties":
+        numbers, predicted = numbers.round(), predicted.round(1)
+    scale, shift = {"far from zero": (1, 1e6), "tiny": (1e-200, 0), "huge": (1e200, 0)}.get(kind, (1, 0))
+    numbers = numbers * scale + shift
+    assert pearson(predicted, numbers) == pytest.approx(stats.pearsonr(predicted, numbers).statistic, abs=1e-9)
+    assert spearman(predicted, numbers) == pytest.approx(stats.spearmanr(predicted, numbers).statistic, abs=1e-12)
+
+
+def test_correlations_without_variation_are_zero_and_pairs_are_required() -> None:
+    assert [score([2.5, 2.5, 2.5], [1.0, 2.0, 3.0]) for score in (pearson, spearman)] == [0.0, 0.0]
+    assert [score([1.0, 2.0], [0.1, 0.1]) for score in (pearson, spearman)] == [0.0, 0.0]
+    for predicted, numbers in (([1.0], [1.0, 0.0]), ([], [])):
+        for score in (pearson, spearman):
+            assert refusal(DataError, score, predicted, numbers).endswith(
+                f"but there are {len(predicted)} predictions and {len(numbers)} labels."
+            )

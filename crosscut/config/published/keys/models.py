@@ -10,7 +10,7 @@ _USED = because(
         "the family": "model_type",
         "the head of the model": "architectures",
         "the names of the classes": "id2label num_labels",
-        "a head for classes is read only if each text has one class": "problem_type",
+        "whether a text has one class or a number; other heads are left out": "problem_type",
         "a text ends with these ids": "eos_token_id",
         "a text begins with this id": "bos_token_id",
         "whether the output projection is the embedding": "tie_word_embeddings",
