@@ -24,6 +24,7 @@ from crosscut.config.system.deletion import make_folder
 from crosscut.config.system.files import copy_file
 from crosscut.config.system.records import to_json
 from crosscut.config.system.terminal import echo, new_console
+from crosscut.data.tokenization.decoder_rows import Special
 from crosscut.finetuning.downstream.batches import TaskBatches
 from crosscut.finetuning.downstream.evaluations import DevScores, outputs_shown
 from crosscut.finetuning.downstream.folder import (
@@ -42,7 +43,7 @@ from crosscut.finetuning.downstream.settings import TaskOrder, settings_of
 from crosscut.finetuning.downstream.task import DEV, PARTS, TRAIN, Example, TunedTask, files_of
 from crosscut.finetuning.encoding.rows import EncodedRows
 from crosscut.finetuning.encoding.texts import Long
-from crosscut.finetuning.encoding.tokens import Special, TextEncoder
+from crosscut.finetuning.encoding.tokens import TextEncoder
 from crosscut.launch.processes import choose_device, is_first_started
 from crosscut.pretrained import ModelSource, find_model, keep_labels, load_trunk
 from crosscut.pretrained.companions import COMPANIONS
@@ -211,7 +212,9 @@ def _read(task: TunedTask, files: Mapping[str, Path]) -> tuple[TunedTask, dict[s
 
 
 def _encode(task: TunedTask, encoder: TextEncoder, part: str, examples: tuple[Example, ...], path: Path) -> EncodedRows:
-    rows, num_long = task.encode(encoder, examples, name=str(path), may_drop=part == TRAIN)
+    rows, num_long, notice = task.encode(encoder, examples, name=str(path), may_drop=part == TRAIN)
+    if notice:
+        echo(notice, err=True)
     if num_long:
         what = "left out" if task.long is Long.DROP and part == TRAIN else "cut"
         echo(
