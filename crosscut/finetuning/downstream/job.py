@@ -7,7 +7,7 @@ ordinary run. The checkpoint with the best score on the development examples is 
 
 import dataclasses
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from crosscut.config.system.deletion import make_folder
 from crosscut.config.system.files import copy_file
 from crosscut.config.system.records import to_json
 from crosscut.config.system.terminal import echo, new_console
-from crosscut.data.tokenization.decoder_rows import Special
 from crosscut.finetuning.downstream.batches import TaskBatches
 from crosscut.finetuning.downstream.evaluations import DevScores, outputs_shown
 from crosscut.finetuning.downstream.folder import (
@@ -46,7 +45,7 @@ from crosscut.finetuning.encoding.texts import Long
 from crosscut.finetuning.encoding.tokens import TextEncoder
 from crosscut.launch.processes import choose_device, is_first_started
 from crosscut.pretrained import ModelSource, find_model, keep_labels, load_trunk
-from crosscut.pretrained.companions import COMPANIONS
+from crosscut.pretrained.companions import COMPANIONS, keep_special
 from crosscut.training.driving.driver import Driver, PreparedRun, RunParts
 from crosscut.training.in_memory import InMemory
 from crosscut.training.loop import Loop, RunOutcome
@@ -114,7 +113,7 @@ def _prepare(
         prepared = [dataclasses.replace(each, source=source) for each in prepared]
         for each in prepared:
             if each.checkpoint is None:
-                _fill_folder(each.run.config, source, kept.task.labels)
+                _fill_folder(each.run.config, source, kept.task)
     kept.save()  # last: the file says that the folder is complete
     _print_banner(kept, len(prepared))
     return prepared
@@ -174,7 +173,7 @@ def _new(order: TaskOrder, asked: RunConfig, source: ModelSource) -> TaskRuns:
         )
     require_own_names(folder, is_new=True)
     files = files_of(order.task.name, order.data, order.files)
-    special = Special(source.begin_of_text, source.end_of_text)
+    special = source.special
     task, examples = _read(dataclasses.replace(order.task, special=special, is_causal=source.model.is_causal), files)
     model = _model_for(task, source)
     encoder = TextEncoder(source.tokenizer, model, special, length=asked.training.sequence_length)
@@ -225,8 +224,8 @@ def _encode(task: TunedTask, encoder: TextEncoder, part: str, examples: tuple[Ex
     return rows
 
 
-def _fill_folder(run: RunConfig, source: ModelSource, labels: Sequence[str]) -> None:
-    """Write the config, the tokenizer and the names of the labels of a new run."""
+def _fill_folder(run: RunConfig, source: ModelSource, task: TunedTask) -> None:
+    """Write the config, the tokenizer, the names of the labels and the special token ids of a new run."""
     tokens = Path(run.output.folder) / TOKENS_FOLDER
     make_folder(tokens.parent, tokens.name)
     copy_file(source.tokenizer, tokens / TOKENIZER_FILE)
@@ -234,7 +233,9 @@ def _fill_folder(run: RunConfig, source: ModelSource, labels: Sequence[str]) -> 
         if (beside := source.tokenizer.with_name(name)).is_file():
             copy_file(beside, tokens / name)
     if run.model.num_classes:
-        keep_labels(Path(run.output.folder), labels)
+        keep_labels(Path(run.output.folder), task.labels)
+    if task.is_causal:
+        keep_special(Path(run.output.folder), task.special)
     write_toml(run, Path(run.output.folder) / CONFIG_FILE)
 
 

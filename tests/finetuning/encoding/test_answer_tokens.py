@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
-from crosscut.config import DataError
+from crosscut.config import IGNORED, DataError
 from crosscut.data.tokenization.decoder_rows import Special
 from crosscut.finetuning.encoding.answer_tokens import AnswerCounts
 from crosscut.finetuning.encoding.answers import LONGEST_ANSWER, best_answers
@@ -197,7 +197,7 @@ def test_answers_that_no_prediction_can_equal_are_counted(dropping: TextEncoder)
     rows, counts = encode_questions(dropping, examples, name="train.json", stride=10)
     assert counts == AnswerCounts(exact=1, long=1, lost=2)
     refused = np.isin(rows.sources, [2, 3])
-    assert (rows.labels[refused] == -1).all()
+    assert (rows.labels[refused] == IGNORED).all()
     assert (rows.labels[~refused] >= 0).all()
     kept, again = encode_questions(dropping, examples, name="train.json", stride=10, is_trained=True)
     assert set(kept.sources.tolist()) == {0, 1}
