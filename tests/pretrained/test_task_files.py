@@ -50,7 +50,12 @@ def write_tokenizer(folder: Path, kind: str) -> None:
         Tokenizer.train(CORPUS, vocab_size=290).save(path)
         inner = tokenizers.Tokenizer.from_file(str(path))
         settings["eos_token"] = "<|endoftext|>"
-    if kind == "padding":
+    if kind == "roberta":
+        inner.add_special_tokens(["<s>", "</s>", "<pad>", "<mask>"])
+        ends = [("</s>", inner.token_to_id("</s>")), ("<s>", inner.token_to_id("<s>"))]
+        inner.post_processor = processors.RobertaProcessing(*ends, trim_offsets=True, add_prefix_space=False)
+        settings |= {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": True}
+    elif kind == "padding":
         inner.add_special_tokens(["<pad>"])
         settings |= {"pad_token": "<|endoftext|>", "padding_side": "left"}
     elif kind == "high":
@@ -165,10 +170,17 @@ def test_a_decoder_gets_the_scores_of_the_run_from_texts_alone(exported, ranks, 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
-    "architecture", ["BertForSequenceClassification", "BertForQuestionAnswering", "BertForMultipleChoice"]
+    ("architecture", "kind", "padding"),
+    [
+        ("BertForSequenceClassification", "wordpiece", 0),
+        ("BertForQuestionAnswering", "wordpiece", 0),
+        ("BertForMultipleChoice", "wordpiece", 0),
+        ("RobertaForSequenceClassification", "roberta", 1),
+        ("RobertaForMultipleChoice", "roberta", 1),
+    ],
 )
-def test_an_encoder_gets_the_scores_of_the_run_from_texts_alone(exported, ranks, architecture):
-    source, out = exported(architecture, "wordpiece", pad_token_id=0)
+def test_an_encoder_gets_the_scores_of_the_run_from_texts_alone(exported, ranks, architecture, kind, padding):
+    source, out = exported(architecture, kind, pad_token_id=padding)
     for pairs in (PAIRS,) if source.model.head == "choice" else (TEXTS, PAIRS):
         assert_same(ranks, source, out, pairs, is_batch=True)
 
