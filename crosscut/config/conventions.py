@@ -77,6 +77,9 @@ def predicted_rows(num_masked: int | None, num_tokens: int, fraction: float) -> 
 LABELS_FILE = "labels.json"
 """File in the folder of a run with `model.head = "classes"`: the names of the classes, as a JSON list."""
 
+SPECIAL_FILE = "special.json"
+"""File in the folder of a decoder that was fine-tuned for a task: the token ids around its texts, `begin` and `end`."""
+
 BUCKET_BYTES = 32 << 20
 """Size of a gradient bucket in bytes. A full bucket is sent to the other data ranks."""
 

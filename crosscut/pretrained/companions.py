@@ -6,10 +6,10 @@ and be exported even if the model's folder is moved.
 
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from crosscut.config import ConfigError, RunConfig, write_json
-from crosscut.config.conventions import INITIAL_FOLDER, LABELS_FILE
+from crosscut.config.conventions import INITIAL_FOLDER, LABELS_FILE, SPECIAL_FILE
 from crosscut.config.published.folders import (
     GENERATION_FILE,
     MODEL_FILE,
@@ -27,6 +27,7 @@ from crosscut.config.system.files import copy_file, json_or_none, read_json
 from crosscut.data import Tokenizer
 from crosscut.data.hashing import sha256
 from crosscut.data.manifest import MANIFEST_NAME
+from crosscut.data.tokenization.decoder_rows import Special
 from crosscut.data.tokenization.end_of_text import end_named_by_settings
 from crosscut.data.tokenization.inner import read_inner
 
@@ -95,6 +96,32 @@ def labels_of(folders: Iterable[Path], num_classes: int) -> tuple[str, ...]:
     return tuple(labels)
 
 
+def keep_special(folder: Path, special: Special) -> None:
+    """Write the token ids around the texts of a decoder that solves a task to the folder of its run."""
+    write_json(folder / SPECIAL_FILE, special._asdict(), indent=None)
+
+
+def special_of(folders: Iterable[Path]) -> Special | None:
+    """Return the token ids around the texts of a decoder that solves a task, from the first folder that has a file of
+    them. None if no folder has such a file. Raises `ConfigError` for a file that does not hold these ids.
+    """
+    path = next((folder / SPECIAL_FILE for folder in folders if (folder / SPECIAL_FILE).is_file()), None)
+    if path is None:
+        return None
+    table = json_or_none(path)
+    begin, end = (table.get("begin"), table.get("end")) if isinstance(table, dict) else (None, None)
+    if not _is_id(end) or not (begin is None or _is_id(begin)):
+        raise ConfigError(
+            f"`{path}` must hold the ids `begin` (or null) and `end` of the tokens around a text, but does not. "
+            "Restore the file."
+        )
+    return Special(begin, end)
+
+
+def _is_id(value: object) -> TypeGuard[int]:
+    return type(value) is int and value >= 0
+
+
 class Speech(NamedTuple):
     """Tokenizer and special token ids for prompting a model."""
 
@@ -107,6 +134,11 @@ class Speech(NamedTuple):
     """Token id that the tokenizer's template puts at the start of a text. None if the template starts a text with no
     special token, or with a token that also ends a text.
     """
+
+    @property
+    def special(self) -> Special:
+        """Token ids around a text."""
+        return Special(self.begin_of_text, self.end_of_text)
 
 
 def speech(tokenizer: Path, models: Iterable[Path]) -> Speech:

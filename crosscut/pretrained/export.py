@@ -29,8 +29,10 @@ from crosscut.config.published.folders import (
     require_exportable,
 )
 from crosscut.config.published.sentences import MODULES_FILE, module_files
+from crosscut.config.system.files import read_json
 from crosscut.config.system.terminal import echo
 from crosscut.data import Tokenizer
+from crosscut.data.tokenization.decoder_rows import Special
 from crosscut.data.tokenization.inner import read_inner
 from crosscut.model import GPT
 from crosscut.parallel import reshard
@@ -38,11 +40,12 @@ from crosscut.parallel.collectives import share_from_first
 from crosscut.parallel.state.parameters import whole
 from crosscut.pretrained.adapter_settings import CONFIG_NAME
 from crosscut.pretrained.adapters import read_adapter, with_adapters, write_adapter
-from crosscut.pretrained.companions import COMPANIONS, TEMPLATE_FILE, with_ends
+from crosscut.pretrained.companions import COMPANIONS, TEMPLATE_FILE, speech, with_ends
 from crosscut.pretrained.families import Weight, published_shapes, weights_of
 from crosscut.pretrained.finite import count_not_finite, not_finite
 from crosscut.pretrained.loading import require_weights
 from crosscut.pretrained.source import ModelSource
+from crosscut.pretrained.task_files import Rows, TaskFiles, task_files
 from crosscut.pretrained.tensors import DTYPES, read_whole
 from crosscut.pretrained.writing import json_bytes, plan_files, write_tensors
 
@@ -80,37 +83,54 @@ class _ExportFolder:
     is_published: bool = True
     """Whether the files beside the tokenizer are those of the model itself, and not of a model from which it was
     trained."""
+    rows: Rows | None = None
+    """Rows of a model that was fine-tuned for a task. None if the tokenizer's files stay as they are."""
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for a model that no published family can express, and for a sentence encoder with a step
-        that Crosscut does not compute.
+        """Raise `ConfigError` for a model that no published family can express, for a sentence encoder with a step that
+        Crosscut does not compute, and for rows that `transformers` could not make.
         """
         self.table  # noqa: B018 - a property that checks
         self.beside  # noqa: B018 - a property that checks
 
     @cached_property
     def table(self) -> dict[str, object]:
-        """Content of `config.json`.
+        """Content of `config.json`, with the id of the padding token of a model that reads the label from the last
+        token of a text. `transformers` needs this id to find the last token.
+        """
+        if self.config.solves_task and self.config.is_causal:
+            return {**self._shape, "pad_token_id": self.for_task.padding if self.rows else _padding(self.tokenizer)}
+        return self._shape
+
+    @cached_property
+    def _shape(self) -> dict[str, object]:
+        """Content of `config.json` without the id of the padding token.
 
         If the run started from a published model, the model's config gives the begin-of-text id. Otherwise, this id is
         the end-of-text id, which precedes every text in training.
         """
         begin = begin_id(self.tokenizer.parent)
-        table = published_table(
+        return published_table(
             self.config.without_adapters,
             dtype=str(self.dtype).removeprefix("torch."),
             begin=self.ends[0] if begin is None or begin >= self.config.vocab_size else begin,
             stops=self.ends,
             labels=self.labels,
         )
-        is_padded = self.config.solves_task and self.config.is_causal
-        return {**table, **(_padding(self.tokenizer) if is_padded else {})}
+
+    @cached_property
+    def for_task(self) -> TaskFiles:
+        """Tokenizer's files of a model that was fine-tuned for a task."""
+        assert self.rows is not None
+        return task_files(self.tokenizer, self.config, self.rows, model_type=str(self._shape["model_type"]))
 
     @cached_property
     def beside(self) -> dict[str, bytes]:
         """Contents of the tokenizer's file, of the files that `transformers` needs to load it, and of the files of a
         sentence encoder, by name.
         """
+        if self.rows is not None:
+            return self.for_task.files
         folder = self.tokenizer.parent
         modules = (folder / name for name in module_files(folder)) if self.is_published else ()
         return _beside(self.tokenizer, self.ends) | {
@@ -120,14 +140,14 @@ class _ExportFolder:
     def write(self, tensors: Iterator[Tensor]) -> Exported:
         """Write the whole folder atomically."""
         shapes = published_shapes(self.config)
-        files = plan_files(shapes, self.dtype, max_bytes=self.max_file_bytes)
+        planned = plan_files(shapes, self.dtype, max_bytes=self.max_file_bytes)
         with _new_folder(self.folder, MODEL_FILE) as draft:
-            write_tensors(draft, files, self.dtype, tensors)
+            write_tensors(draft, planned, self.dtype, tensors)
             for name, content in self.beside.items():
                 draft.write(name, content)
             draft.write(MODEL_FILE, json_bytes(self.table))
         num_bytes = sum(math.prod(shape) for shape in shapes.values()) * self.dtype.itemsize
-        return Exported(str(self.folder), len(shapes), [file.name for file in files], num_bytes)
+        return Exported(str(self.folder), len(shapes), [file.name for file in planned], num_bytes)
 
 
 @contextmanager
@@ -146,15 +166,10 @@ def _new_folder(folder: Folder, last: str) -> Iterator[Folder]:
             raise
 
 
-def _padding(tokenizer: Path) -> dict[str, int]:
-    """Return the entry of `config.json` with the id of the padding token. `transformers` needs this id to find the last
-    token of a text. The result is empty if the tokenizer has no token that is used only for padding; `transformers`
-    then reads one text at a time.
-    """
-    inner = read_inner(tokenizer)
-    found = [inner.token_to_id(name) for name in ("[PAD]", "<pad>")]
-    known = [number for number in found if number is not None]
-    return {"pad_token_id": known[0]} if known else {}
+def _padding(tokenizer: Path) -> object:
+    """Id of the padding token in the `config.json` beside the tokenizer of a published model. None if there is none."""
+    path = tokenizer.with_name(MODEL_FILE)
+    return read_json(path).get("pad_token_id") if path.is_file() else None
 
 
 def require_new(folder: Folder) -> None:
@@ -193,6 +208,7 @@ def export_checkpoint(
         labels=source.labels,
         max_file_bytes=max_file_bytes,
         is_published=source.is_published,
+        rows=None if source.is_published else _rows(source.model, source.special, source.row_length),
     )
     require_new(target.folder)
     _tell_of_modules(source, target.folder)
@@ -317,6 +333,7 @@ def export_model(
         ends=(Tokenizer.load(tokenizer).end_of_text, *stops),
         labels=labels,
         max_file_bytes=max_file_bytes,
+        rows=_rows(model.config, speech(tokenizer, ()).special),
     )
     tensors = _published(model.config, with_adapters(model.config, lambda name: whole(parameters[name])))
     failure = _failure(lambda: require_new(target.folder)) if model.mesh.is_first_rank else None
@@ -328,6 +345,11 @@ def export_model(
         pass
     if failure := share_from_first(failure):
         raise failure
+
+
+def _rows(model: ModelConfig, special: Special, length: int = 0) -> Rows | None:
+    """Rows on which a model was fine-tuned for a task. None for other models."""
+    return Rows(special, length) if model.solves_task else None
 
 
 def _failure(action: Callable[[], object]) -> CheckpointError | ConfigError | None:

@@ -29,10 +29,11 @@ from crosscut.config.published.sentences import is_sentence_encoder
 from crosscut.config.published.tokenizers import check_tokenizer
 from crosscut.config.system.terminal import echo
 from crosscut.data import Tokenizer
+from crosscut.data.tokenization.decoder_rows import Special
 from crosscut.model import GPT
 from crosscut.parallel import ParallelMesh, RandomStreams, shard_model
 from crosscut.pretrained.adapters import read_adapter
-from crosscut.pretrained.companions import labels_of, speech, stops_of_adapter
+from crosscut.pretrained.companions import labels_of, special_of, speech, stops_of_adapter
 from crosscut.pretrained.finite import require_finite
 from crosscut.pretrained.loading import heads_left_out, load_weights, require_weights
 
@@ -67,6 +68,13 @@ class ModelSource:
     lacks."""
     labels: tuple[str, ...] = ()
     """Names of the classes of a model with `head = "classes"`; empty if they have no names."""
+    row_length: int = 0
+    """Maximum number of tokens of the rows on which a model for a task was fine-tuned. 0 if it is not known."""
+
+    @property
+    def special(self) -> Special:
+        """Token ids around a text of a task."""
+        return Special(self.begin_of_text, self.end_of_text)
 
     @property
     def was_sentence_encoder(self) -> bool:
@@ -204,13 +212,20 @@ def _in_checkpoint(folder: Folder, manifest: Manifest, place: str | Path, last_w
     root = Path(place) if (Path(place) / CONFIG_FILE).is_file() else _root_of_checkpoint(folder)
     kept = [place / INITIAL_FOLDER for place in (root, Path(run.output.folder)) if place is not None]
     spoken = speech(_tokenizer(run, root), [*kept, initial] if initial else [])
+    own = [place for place in (root, Path(run.output.folder)) if place is not None]
+    if run.model.solves_task:
+        special = special_of(own)
+        spoken = spoken._replace(begin_of_text=special.begin, end_of_text=special.end) if special else spoken
+    elif not initial:
+        spoken = spoken._replace(begin_of_text=None)
     return ModelSource(
         name=f"{(root or Path(run.output.folder)).resolve().name}/{folder.name}",
         folder=folder,
         model=run.model,
         is_averaged=holds_average(manifest) and not last_weights,
-        labels=labels_of([place for place in (root, Path(run.output.folder)) if place], run.model.num_classes),
-        **{**spoken._asdict(), "begin_of_text": spoken.begin_of_text if initial else None},
+        labels=labels_of(own, run.model.num_classes),
+        row_length=run.training.sequence_length if run.model.solves_task else 0,
+        **spoken._asdict(),
     )
 
 

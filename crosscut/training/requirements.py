@@ -5,7 +5,14 @@ from pathlib import Path
 
 from crosscut.checkpoint.in_memory import KEY_FILE
 from crosscut.config import ConfigError, ResolvedRun, RunConfig
-from crosscut.config.conventions import CHAT_FOLDER, CHECKPOINTS_FOLDER, CONFIG_FILE, INITIAL_FOLDER, LABELS_FILE
+from crosscut.config.conventions import (
+    CHAT_FOLDER,
+    CHECKPOINTS_FOLDER,
+    CONFIG_FILE,
+    INITIAL_FOLDER,
+    LABELS_FILE,
+    SPECIAL_FILE,
+)
 from crosscut.config.data import Objective
 from crosscut.config.system.markers import MARKER_FILE, marker_of
 from crosscut.flight.reading import FOLDER as WATCH_FOLDER
@@ -19,7 +26,17 @@ from crosscut.training.watching.metrics import METRICS_FILE, TENSORBOARD_FOLDER
 from crosscut.training.watching.profiling import PROFILE_FOLDER
 from crosscut.training.watching.run_report import PLOT_FILE, SAMPLE_FILE, SUMMARY_FILE
 
-_FILES = (METRICS_FILE, CONFIG_FILE, PLOT_FILE, SAMPLE_FILE, SUMMARY_FILE, LABELS_FILE, KEY_FILE, RESTARTS_FILE)
+_FILES = (
+    METRICS_FILE,
+    CONFIG_FILE,
+    PLOT_FILE,
+    SAMPLE_FILE,
+    SUMMARY_FILE,
+    LABELS_FILE,
+    SPECIAL_FILE,
+    KEY_FILE,
+    RESTARTS_FILE,
+)
 _FOLDERS = (TENSORBOARD_FOLDER, PROFILE_FOLDER, CHECKPOINTS_FOLDER, INITIAL_FOLDER, SPIKES_FOLDER, WATCH_FOLDER)
 
 

@@ -57,7 +57,7 @@ def end_named_by_settings(folder: Path, path: Path, inner: tokenizers.Tokenizer)
     """Return the id of the token that the settings of a tokenizer in `folder` name as `eos_token`. None if they name
     none. `inner` is the tokenizer from the `tokenizer.json` at `path`. Raises the errors of `end_named_beside`.
     """
-    if (named := _named(folder)) is None:
+    if (named := named_beside(folder, _KEY)) is None:
         return None
     file, name = named
     if (end := inner.token_to_id(name)) is None:
@@ -71,15 +71,16 @@ def _holds_tokens(folder: Path) -> bool:
     return isinstance(table, dict) and table.get("format") == FORMAT
 
 
-def _named(folder: Path) -> tuple[Path, str] | None:
-    """File that names the token, and the token's name. None if no file names a token.
+def named_beside(folder: Path, key: str) -> tuple[Path, str] | None:
+    """File in a tokenizer's folder that names a special token, such as the `key` "eos_token", and the token's name.
+    None if no file names a token.
 
     As in `transformers`, `special_tokens_map.json` takes precedence over a `tokenizer_config.json` of an older version,
     which has no `added_tokens_decoder`.
     """
     settings, special = folder / TOKENIZER_CONFIG_FILE, folder / SPECIAL_TOKENS_FILE
     for file in (settings,) if "added_tokens_decoder" in _table(settings) else (special, settings):
-        if name := token_in(_table(file), _KEY, file):
+        if name := token_in(_table(file), key, file):
             return file, name
     return None
 

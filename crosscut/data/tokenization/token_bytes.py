@@ -36,7 +36,7 @@ class TokenBytes:
         self.special = [number for number, token in added.items() if token.special]
         """Ids of the special tokens."""
         decoders = _decoders(inner)
-        self._by_character = _byte_of_character() if any(one["type"] == "ByteLevel" for one in decoders) else None
+        self._by_character = byte_of_character() if any(one["type"] == "ByteLevel" for one in decoders) else None
         self._has_spaces = any(_SPACE in (one.get("replacement", ""), _pattern(one)) for one in decoders)
         self._continuation = next((str(one["prefix"]) for one in decoders if one["type"] == "WordPiece"), "")
 
@@ -131,7 +131,7 @@ def _pattern(decoder: Mapping[str, object]) -> str:
     return str(pattern.get("String", "")) if isinstance(pattern, dict) else ""
 
 
-def _byte_of_character() -> dict[str, bytes]:
+def byte_of_character() -> dict[str, bytes]:
     """Characters with which byte-level BPE spells bytes. A printable byte is spelled as itself, and the other bytes are
     spelled as characters from U+0100 on.
     """

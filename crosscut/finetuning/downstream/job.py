@@ -44,11 +44,11 @@ from crosscut.finetuning.downstream.settings import TaskOrder, settings_of
 from crosscut.finetuning.downstream.task import DEV, PARTS, TRAIN, Example, TunedTask, files_of, of_kind
 from crosscut.finetuning.encoding.rows import EncodedRows
 from crosscut.finetuning.encoding.texts import Long
-from crosscut.finetuning.encoding.tokens import Special, TextEncoder
+from crosscut.finetuning.encoding.tokens import TextEncoder
 from crosscut.finetuning.tasks import TextExample
 from crosscut.launch.processes import choose_device, is_first_started
 from crosscut.pretrained import ModelSource, find_model, keep_labels, load_trunk, notice_of_classes
-from crosscut.pretrained.companions import KEPT
+from crosscut.pretrained.companions import KEPT, keep_special
 from crosscut.training.driving.driver import Driver, PreparedRun, RunParts
 from crosscut.training.in_memory import InMemory
 from crosscut.training.loop import Loop, RunOutcome
@@ -118,7 +118,7 @@ def _prepare(
             echo(notice, err=True)
         for each in prepared:
             if each.checkpoint is None:
-                _fill_folder(each.run.config, source, kept.task.labels)
+                _fill_folder(each.run.config, source, kept.task)
     kept.save()  # last: the file says that the folder is complete
     _print_banner(kept, len(prepared))
     return prepared
@@ -178,7 +178,7 @@ def _new(order: TaskOrder, asked: RunConfig, source: ModelSource) -> TaskRuns:
         )
     require_own_names(folder, is_new=True)
     files = files_of(order.task.name, order.data, order.files)
-    special = Special(source.begin_of_text, source.end_of_text)
+    special = source.special
     task, examples = _read(dataclasses.replace(order.task, special=special, is_causal=source.model.is_causal), files)
     model = _model_for(task, source)
     encoder = TextEncoder(source.tokenizer, model, special, length=asked.training.sequence_length)
@@ -225,7 +225,9 @@ def _require_difference(task: TunedTask, examples: Sequence[Example], path: Path
 
 
 def _encode(task: TunedTask, encoder: TextEncoder, part: str, examples: tuple[Example, ...], path: Path) -> EncodedRows:
-    rows, num_long = task.encode(encoder, examples, name=str(path), may_drop=part == TRAIN)
+    rows, num_long, notice = task.encode(encoder, examples, name=str(path), may_drop=part == TRAIN)
+    if notice:
+        echo(notice, err=True)
     if num_long:
         what = "left out" if task.long is Long.DROP and part == TRAIN else "cut"
         echo(
@@ -236,8 +238,8 @@ def _encode(task: TunedTask, encoder: TextEncoder, part: str, examples: tuple[Ex
     return rows
 
 
-def _fill_folder(run: RunConfig, source: ModelSource, labels: Sequence[str]) -> None:
-    """Write the config, the tokenizer and the names of the labels of a new run."""
+def _fill_folder(run: RunConfig, source: ModelSource, task: TunedTask) -> None:
+    """Write the config, the tokenizer, the names of the labels and the special token ids of a new run."""
     tokens = Path(run.output.folder) / TOKENS_FOLDER
     make_folder(tokens.parent, tokens.name)
     copy_file(source.tokenizer, tokens / TOKENIZER_FILE)
@@ -245,7 +247,9 @@ def _fill_folder(run: RunConfig, source: ModelSource, labels: Sequence[str]) -> 
         if (beside := source.tokenizer.with_name(name)).is_file():
             copy_file(beside, tokens / name)
     if run.model.num_classes:
-        keep_labels(Path(run.output.folder), labels)
+        keep_labels(Path(run.output.folder), task.labels)
+    if task.is_causal:
+        keep_special(Path(run.output.folder), task.special)
     write_toml(run, Path(run.output.folder) / CONFIG_FILE)
 
 

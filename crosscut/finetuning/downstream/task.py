@@ -9,10 +9,11 @@ from typing import TypeVar
 from crosscut.config.checks import listed
 from crosscut.config.errors import ConfigError, DataError
 from crosscut.config.model import HeadKind
+from crosscut.data.tokenization.decoder_rows import Special
 from crosscut.finetuning.encoding.options import encode_options
 from crosscut.finetuning.encoding.questions import STRIDE, encode_questions
 from crosscut.finetuning.encoding.texts import EncodedTask, Long, encode_texts
-from crosscut.finetuning.encoding.tokens import Special, TextEncoder
+from crosscut.finetuning.encoding.tokens import TextEncoder
 from crosscut.finetuning.tasks import (
     GLUE,
     ChoiceExample,
@@ -136,8 +137,10 @@ class TunedTask:
         """
         long = Long.CUT if self.long is Long.DROP and not may_drop else self.long
         if self.head is HeadKind.SPANS:
-            rows = encode_questions(encoder, of_kind(SpanExample, examples), name=name, stride=self.stride)
-            return EncodedTask(rows.without_offsets() if may_drop else rows, 0)
+            questions = of_kind(SpanExample, examples)
+            rows, counts = encode_questions(encoder, questions, name=name, stride=self.stride, is_trained=may_drop)
+            notice = counts.notice(name, is_trained=may_drop)
+            return EncodedTask(rows.without_offsets() if may_drop else rows, 0, notice)
         if self.head is HeadKind.CHOICE:
             return encode_options(encoder, of_kind(ChoiceExample, examples), name=name, long=long)
         return encode_texts(encoder, of_kind(TextExample, examples), name=name, long=long)

@@ -5,77 +5,76 @@
 A text that is longer than a row is read in several windows. Successive windows share `stride` tokens of the text. Each
 window is an example for the model. A window's label holds the positions of the answer's first and last token. If the
 answer is not in the window, both are the position of the summary token. The rules are those of BERT (Devlin et al.
-2019) for SQuAD.
+2019) for SQuAD, except for the tokens of an answer (`answer_tokens`).
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from crosscut.config.conventions import IGNORED
 from crosscut.config.errors import ConfigError, DataError
-from crosscut.finetuning.encoding.rows import EncodedRow, EncodedRows, Numbers
+from crosscut.finetuning.encoding.answer_tokens import REFUSED, AnswerCounts, count_fits, find_answer
+from crosscut.finetuning.encoding.rows import EncodedRow, EncodedRows
 from crosscut.finetuning.encoding.tokens import TextEncoder
 from crosscut.finetuning.tasks.spans import SpanExample
-
-if TYPE_CHECKING:
-    import tokenizers
-
 
 STRIDE = 128
 """Default number of tokens that successive windows of a text share."""
 
 
+class EncodedQuestions(NamedTuple):
+    """Encoded questions, and the numbers of their answers by their fit to the tokens."""
+
+    rows: EncodedRows
+    counts: AnswerCounts
+
+
 def encode_questions(
-    encoder: TextEncoder, examples: Sequence[SpanExample], *, name: str, stride: int = STRIDE
-) -> EncodedRows:
+    encoder: TextEncoder, examples: Sequence[SpanExample], *, name: str, stride: int = STRIDE, is_trained: bool = False
+) -> EncodedQuestions:
     """Encode questions in windows. Successive windows of a text share `stride` tokens. `name` is the name of the file,
     for error messages.
 
-    Raises `DataError` if a question is so long that a window has no room for more than `stride` tokens of the text, and
-    `ConfigError` if rows are too short for `stride`.
+    A question whose answer has no tokens that pass the checks of `answer_tokens` gets no label. If the rows are for
+    training (`is_trained`), the question is left out. Raises `DataError` if a question is so long that a window has no
+    room for more than `stride` tokens of the text, or if every question is left out, and `ConfigError` if rows are too
+    short for `stride`.
     """
-    questions = [example.question.lstrip() for example in examples]
-    _require_room(encoder, questions, name, stride)
-    pairs = [(question, example.context) for question, example in zip(questions, examples, strict=True)]
+    texts = [example.question.lstrip() for example in examples]
+    _require_room(encoder, texts, name, stride)
+    pairs = [(text, example.context) for text, example in zip(texts, examples, strict=True)]
     found = encoder.encode(pairs, cut="only_second", stride=stride)
-    rows, labels, sources, offsets = [], [], [], []
-    for index, (example, first) in enumerate(zip(examples, found, strict=True)):
-        for window in (first, *first.overflowing):
-            places = _places(window)
-            rows.append(EncodedRow.of(window))
-            labels.append(_label(places, example, 0 if not encoder.model.is_causal else len(window.ids) - 1))
-            sources.append(index)
-            offsets.append(places)
-    return replace(EncodedRows.of(rows, labels, sources), offsets=np.concatenate(offsets))
+    windows = ((first, *first.overflowing) for first in found)
+    spelling = encoder.spelling()
+    questions = [
+        find_answer(spelling, *each, is_causal=encoder.model.is_causal) for each in zip(examples, windows, strict=True)
+    ]
+    kept = [
+        (index, question, window)
+        for index, question in enumerate(questions)
+        for window in (() if is_trained and question.fit in REFUSED else question.windows)
+    ]
+    _require_answers(kept, len(examples), name, encoder.path)
+    rows = EncodedRows.of(
+        [EncodedRow.of(window.tokens) for _, _, window in kept],
+        [(IGNORED, IGNORED) if question.fit in REFUSED else window.label for _, question, window in kept],
+        [index for index, _, _ in kept],
+    )
+    rows = replace(rows, offsets=np.concatenate([window.places for _, _, window in kept]))
+    return EncodedQuestions(rows, count_fits(questions))
 
 
-def _places(window: "tokenizers.Encoding") -> Numbers:
-    """Return the index of each token's first character in the text, and the index after its last character, [tokens,
-    2]. Both are -1 for tokens of the question and for special tokens.
-    """
-    places = np.array(window.offsets, dtype=np.int32).reshape(-1, 2)
-    belongs = np.array([number == 1 for number in window.sequence_ids], dtype=np.bool_)
-    places[~belongs] = -1
-    return places
-
-
-def _label(places: npt.NDArray[np.int32], example: SpanExample, summary: int) -> tuple[int, int]:
-    """Return the positions of the first and last token of a question's first answer. If the answer is not in the
-    window, both are `summary`, the position of the summary token.
-    """
-    inside = (places[:, 0] >= 0).nonzero()[0]
-    if not example.answers or not len(inside):
-        return summary, summary
-    start, end = example.starts[0], example.starts[0] + len(example.answers[0])
-    starts, ends = places[inside, 0], places[inside, 1]
-    if start < starts[0] or end > ends[-1]:
-        return summary, summary
-    first = int(starts.searchsorted(start, side="right")) - 1
-    last = int(ends.searchsorted(end, side="left"))
-    return int(inside[first]), int(inside[max(first, last)])
+def _require_answers(kept: Sequence[object], number: int, name: str, tokenizer: Path) -> None:
+    if not kept:
+        raise DataError(
+            f"`{name}` must have a question whose answer is in the tokens of its text, but none of its {number:,} "
+            f"answers is. Check that `{tokenizer}` belongs to the model, and raise `training.sequence_length` if "
+            "answers are longer than a row."
+        )
 
 
 def _require_room(encoder: TextEncoder, questions: Sequence[str], name: str, stride: int) -> None:

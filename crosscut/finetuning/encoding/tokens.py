@@ -1,21 +1,22 @@
 """Token ids of a text or a pair of texts, as a model expects them.
 
-An encoder's own `tokenizer.json` gives its special tokens, for example `[CLS] a [SEP] b [SEP]` in BERT. The last token
-of a decoder's row is its end-of-text token, from which the model predicts the label:
-
-    [begin of text] a [line break] b <end of text>
+An encoder's own `tokenizer.json` gives its special tokens, for example `[CLS] a [SEP] b [SEP]` in BERT. Those of a
+decoder are in `data.tokenization.decoder_rows`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from crosscut.config.errors import ConfigError
 from crosscut.config.model import ModelConfig
+from crosscut.data.tokenization.decoder_rows import Special, surround
 from crosscut.data.tokenization.inner import read_inner
 from crosscut.data.tokenization.long_texts import batches
+from crosscut.finetuning.encoding.spelling import Spelling
 
 if TYPE_CHECKING:
     import tokenizers
@@ -25,15 +26,6 @@ Pair = tuple[str, str | None]
 
 Cut = Literal["longest_first", "only_first", "only_second"]
 """Text of a pair that is cut if a row is too long."""
-
-
-class Special(NamedTuple):
-    """Special token ids of a decoder."""
-
-    begin: int | None
-    """Token id at the start of a text. None if the model expects no such token."""
-    end: int
-    """Token id at the end of a text."""
 
 
 class TextEncoder:
@@ -49,12 +41,13 @@ class TextEncoder:
         self._inner.no_truncation()
         self._inner.encode_special_tokens = True  # a text cannot contain a special token
         if model.is_causal:
-            self._end_with(special)
+            surround(self._inner, special)
         elif self.num_special(is_pair=False) == 0:
             raise ConfigError(
                 f"`{tokenizer}` must put special tokens around a text, such as [CLS] and [SEP], but puts none. Its "
                 "`post_processor` is missing. Download the model again."
             )
+        _keep_offsets(self._inner)
         self.padding = self._padding(special)
         """Id that fills up short rows. No token attends to padding."""
 
@@ -70,6 +63,10 @@ class TextEncoder:
             for part in batches(texts, "Example")
             for found in self._inner.encode_batch(part, add_special_tokens=False)
         ]
+
+    def spelling(self) -> Spelling:
+        """Return the way in which the tokens spell a text."""
+        return Spelling(self._inner)
 
     def encode(
         self, pairs: Sequence[Pair], *, cut: Cut = "longest_first", stride: int = 0
@@ -89,29 +86,21 @@ class TextEncoder:
                     )
                 yield found
 
-    def _end_with(self, special: Special) -> None:
-        """Make the tokenizer put a decoder's special tokens around its texts. If the tokenizer is byte-level, the
-        offsets of a word do not include the space before the word.
-        """
-        from tokenizers import processors
-
-        ids = {"<end>": [special.end], "<line>": self._inner.encode("\n", add_special_tokens=False).ids}
-        if special.begin is not None:
-            ids["<begin>"] = [special.begin]
-        begin = ["<begin>:0"] if special.begin is not None else []
-        line = ["<line>:0"] if ids["<line>"] else []
-        template = processors.TemplateProcessing(
-            single=[*begin, "$A:0", "<end>:0"],
-            pair=[*begin, "$A:0", *line, "$B:0", "<end>:0"],
-            special_tokens=[
-                {"id": name, "ids": numbers, "tokens": [str(self._inner.id_to_token(one)) for one in numbers]}
-                for name, numbers in ids.items()
-                if numbers
-            ],
-        )
-        trimmed = processors.ByteLevel(add_prefix_space=False, trim_offsets=True)
-        self._inner.post_processor = processors.Sequence([trimmed, template])
-
     def _padding(self, special: Special) -> int:
         found = (self._inner.token_to_id(name) for name in ("[PAD]", "<pad>"))
         return next((number for number in found if number is not None and number < self.model.vocab_size), special.end)
+
+
+def _keep_offsets(inner: tokenizers.Tokenizer) -> None:
+    """Keep the post-processor from trimming offsets. It trims as many characters as a token has marks of a blank, so a
+    mark that the tokenizer inserts itself costs the word its first letter.
+    """
+    if processor := inner.post_processor:
+        processor.__setstate__(json.dumps(_untrimmed(json.loads(processor.__getstate__()))).encode())
+        inner.post_processor = processor
+
+
+def _untrimmed(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: False if key == "trim_offsets" else _untrimmed(value) for key, value in state.items()}
+    return [_untrimmed(each) for each in state] if isinstance(state, list) else state

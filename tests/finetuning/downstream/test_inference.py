@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from crosscut.config import ConfigError
 from crosscut.finetuning.downstream.folder import TaskRuns
@@ -59,6 +61,32 @@ def test_a_run_is_exported_with_the_names_of_its_labels(tuned, tmp_path, capsys)
     with torch.no_grad():
         logits = model(tokens, token_type_ids=types, attention_mask=mask.long()).logits
     np.testing.assert_allclose(logits.numpy(), np.load(tuned / "seed-1234" / "outputs-test.npy"), atol=1e-5)
+
+
+def test_a_decoder_is_exported_with_the_rows_of_its_run(gpt2, tables, tmp_path, forked_ranks):
+    from transformers import pipeline
+
+    model, run = tmp_path / "model", tmp_path / "run"
+    shutil.copytree(gpt2, model)
+    inner = Tokenizer.from_file(str(model / "tokenizer.json"))
+    begin = inner.token_to_id("a")
+    inner.post_processor = TemplateProcessing(single="a $A", pair="a $A $B", special_tokens=[("a", begin)])
+    inner.save(str(model / "tokenizer.json"))
+    finetune("table", "--model", model, *tables, "--output", run, "--epochs", 1, *PLAIN, "training.sequence_length=20")
+    kept = TaskRuns.load(run)
+    assert (kept.task.special, find_model(run).special) == ((begin, 0), (begin, 0))
+    export_checkpoint(find_model(run), tmp_path / "hf")
+    classify = pipeline("text-classification", str(tmp_path / "hf"), top_k=None, truncation=True)
+    outputs = np.load(run / "outputs-test.npy")
+    weights = np.exp(outputs - outputs.max(1, keepdims=True))
+    for example, wanted in zip(kept.examples("test"), weights / weights.sum(1, keepdims=True), strict=True):
+        found = {one["label"]: one["score"] for one in classify({"text": example.text, "text_pair": example.pair})}
+        assert [found[label] for label in kept.task.labels] == pytest.approx(wanted.tolist(), abs=1e-5)
+    (run / "special.json").write_text('{"begin": "a", "end": 0}')
+    with pytest.raises(
+        ConfigError, match=r"special.json` must hold the ids `begin` \(or null\) and `end` of the tokens"
+    ):
+        find_model(run)
 
 
 def test_a_folder_of_another_kind_is_told(bert, tmp_path):

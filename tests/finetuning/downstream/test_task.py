@@ -9,12 +9,12 @@ import pytest
 
 from crosscut.config import ConfigError
 from crosscut.config.system.records import from_json, to_json
+from crosscut.data.tokenization.decoder_rows import Special
 from crosscut.finetuning.downstream.constant import constant_prediction
 from crosscut.finetuning.downstream.predictions import Prediction, predict, probabilities_of, scores_of
 from crosscut.finetuning.downstream.task import TASKS, Example, TunedTask, files_of
 from crosscut.finetuning.encoding.answers import best_answers
 from crosscut.finetuning.encoding.questions import encode_questions
-from crosscut.finetuning.encoding.tokens import Special
 from crosscut.finetuning.tasks import ChoiceExample, SpanExample, TableColumns, TextExample
 from tests.finetuning.encoding.conftest import TEXT, encoder_of, wordpiece  # noqa: F401 - a fixture
 
@@ -121,7 +121,7 @@ def test_probabilities_of_spans_keep_the_best_answers(wordpiece: Path, may_be_em
     examples = [
         SpanExample(id=f"q{i}", context=TEXT, question="Who gave their name?", answers=(), starts=()) for i in range(6)
     ]
-    rows = encode_questions(encoder_of(wordpiece, length=32), examples, name="dev.json", stride=6)
+    rows = encode_questions(encoder_of(wordpiece, length=32), examples, name="dev.json", stride=6).rows
     outputs = np.random.default_rng(1).normal(size=(len(rows.ids), 2)) * 3
     task = TunedTask(name="squad", may_be_empty=may_be_empty)
     probabilities = probabilities_of(task, rows, outputs)

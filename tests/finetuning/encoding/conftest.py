@@ -6,8 +6,9 @@ import pytest
 
 from crosscut.config import ModelConfig
 from crosscut.data import Tokenizer
+from crosscut.data.tokenization.decoder_rows import Special
 from crosscut.data.tokenization.wordpiece import train_wordpiece
-from crosscut.finetuning.encoding.tokens import Special, TextEncoder
+from crosscut.finetuning.encoding.tokens import TextEncoder
 
 TEXT = (
     "The Normans gave their name to Normandy, a region in France. The quick brown fox jumps over the lazy dog. "

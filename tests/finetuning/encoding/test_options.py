@@ -27,7 +27,7 @@ def texts_of(path: Path, rows: EncodedRows) -> list[str]:
 
 def test_each_option_has_a_row_and_only_the_passage_is_cut(wordpiece: Path) -> None:
     examples = [ask("Who sleeps?", passage="A dog sleeps."), ask("The quick brown _ jumps")]
-    rows, num_long = encode_options(encoder_of(wordpiece, length=24), examples, name="train", long=Long.CUT)
+    rows, num_long, _ = encode_options(encoder_of(wordpiece, length=24), examples, name="train", long=Long.CUT)
     assert (rows.num_examples, rows.width, num_long, rows.labels.tolist()) == (2, 4, 1, [1, 1])
     texts = texts_of(wordpiece, rows)
     assert texts[1] == "[CLS] a dog sleeps. [SEP] who sleeps? fox [SEP]"

@@ -26,7 +26,7 @@ def encode(
     path: Path, examples: list[SpanExample], *, length: int = 32, stride: int = 6, causal: bool = False
 ) -> EncodedRows:
     encoder = encoder_of(path, length=length, is_causal=causal)
-    return encode_questions(encoder, examples, name="dev.json", stride=stride)
+    return encode_questions(encoder, examples, name="dev.json", stride=stride).rows
 
 
 def test_windows_equal_those_of_transformers(wordpiece: Path) -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from crosscut.config import ConfigError, DataError
+from crosscut.data.tokenization.decoder_rows import Special
 from crosscut.finetuning.encoding.texts import Long, encode_texts
-from crosscut.finetuning.encoding.tokens import Special, TextEncoder
+from crosscut.finetuning.encoding.tokens import TextEncoder
 from crosscut.finetuning.tasks import TextExample
 from tests.finetuning.encoding.conftest import TEXT, encoder_of, model_of
 from tests.refusals import refusal
