@@ -94,16 +94,18 @@ class Charset:
         codec = "utf-8-sig" if self.codec == "utf-8" else self.codec
         try:
             text, num_unused = data.decode(codec), 0
+            num_own = text.count(REPLACEMENT)
         except UnicodeDecodeError:
             text = data.decode(codec, "replace")
             if text.count(REPLACEMENT) <= max(_FEW, _FOREIGN * count_non_ascii(data)):
                 text = data.decode(codec, _HANDLER)
+            num_own = data.count(REPLACEMENT.encode()) if codec == "utf-8-sig" else 0  # those of the author
             num_unused = 0 if self.is_multibyte or codec.startswith("utf") else len(_CONTROLS.findall(text))
         if codec == "utf-7" and not encodable(text):  # half of a surrogate pair
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         for before, after in zip(*_CHANGES.get(self.codec, ("", "")), strict=True):
             text = text.replace(before, after)
-        return text, text.count(REPLACEMENT) + num_unused
+        return text, text.count(REPLACEMENT) - num_own + num_unused
 
 
 @lru_cache(maxsize=1000)

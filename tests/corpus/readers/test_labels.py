@@ -189,6 +189,14 @@ def test_declared_charset_that_nearly_fits_is_kept_and_broken_places_are_counted
     assert decode("Ångström • ".encode("cp1252") * 30 + b"\x9d", "latin1") == ("Ångström • " * 30 + "\x9d", False, 1)
 
 
+def test_replacement_characters_of_the_author_are_text() -> None:
+    text = "naïve \ufffd words"
+    for labels in (("",), ("utf-8", "windows-1251"), ("windows-1251",)):
+        assert decode(text.encode(), *labels) == (text, labels == ("windows-1251",), 0)
+    assert decode(("“”" * 9 + text).encode() + b"\xe9", "utf-8") == ("“”" * 9 + text + "\ufffd", False, 1)
+    assert decode(text.encode("utf-16")) == (text, False, 0)
+
+
 def test_unfinished_character_at_the_end_is_counted() -> None:
     korean = "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다. " * 3  # a page that was cut off
     assert decode(korean.encode("cp949") + b"\xb0", "euc-kr") == (korean + "\ufffd", False, 1)
