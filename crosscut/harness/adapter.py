@@ -14,6 +14,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import simple_parse_args_string
 
 from crosscut.config import ConfigError
+from crosscut.config.published.generation import check_generation
 from crosscut.evaluation import Window, sliding_windows
 from crosscut.evaluation.evaluate import score_with_progress
 from crosscut.evaluation.progress import Bar
@@ -164,6 +165,10 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         as in lm-eval's `hf` models. Raises `ConfigError` before the generation if no token of a context would remain.
         """
         samplings = [_sampling(request, self.max_length) for request in requests]
+        for sampling in samplings[:1]:
+            remedy = "The `generation_kwargs` of each task decide."
+            for notice in check_generation(self.source.tokenizer.parent, sampling, remedy):
+                _LOG.warning(notice)
         decoder = Decoder(self.model, self.tokenizer, num_rows=self.batch_size, stops=self.source.stops)
         written: dict[int, str] = {}
         num_cut = 0

@@ -279,9 +279,9 @@ def _of_published(source: ModelSource, advance: Callable[[str], None]) -> tuple[
     dtype = DTYPES[found[next(iter(shapes))].dtype]
 
     def tensors() -> Iterator[Tensor]:
-        for name in shapes:
+        for name, (num_rows, *_) in shapes.items():
             advance(name)
-            yield read_whole(found[name]).to(dtype)
+            yield read_whole(found[name])[-num_rows:].to(dtype)  # RoBERTa's first positions belong to no token
 
     return dtype, tensors()
 

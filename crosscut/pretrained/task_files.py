@@ -19,7 +19,7 @@ from crosscut.config.published.folders import TOKENIZER_CONFIG_FILE, TOKENIZER_F
 from crosscut.config.system.files import read_json
 from crosscut.data.tokenization.decoder_rows import Special, surround
 from crosscut.data.tokenization.end_of_text import named_beside
-from crosscut.data.tokenization.inner import read_inner
+from crosscut.data.tokenization.inner import SPLIT_SPECIAL_TOKENS, read_inner
 from crosscut.data.tokenization.special_tokens import names_of_special_tokens
 from crosscut.pretrained.writing import json_bytes
 
@@ -70,7 +70,7 @@ def task_files(tokenizer: Path, model: ModelConfig, rows: Rows, *, model_type: s
         "tokenizer_class": "PreTrainedTokenizerFast",
         **({"eos_token": inner.id_to_token(rows.special.end)} if model.is_causal else names_of_special_tokens(inner)),
         "pad_token": None if padding is None else inner.id_to_token(padding),
-        "split_special_tokens": True,
+        SPLIT_SPECIAL_TOKENS: True,
         "model_input_names": ["input_ids", *(["token_type_ids"] if model.token_types > 1 else []), "attention_mask"],
         "model_max_length": rows.length or model.max_sequence_length,
         "padding_side": "right",

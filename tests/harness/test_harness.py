@@ -284,6 +284,14 @@ def writing_of(folder: str, num_tokens: int | None, contexts: Sequence[str]) -> 
         return ours_of(folder).generate_until(asked), told
 
 
+def test_suggestions_of_a_model_are_named(ranks: RankPool, model: Path, tmp_path: Path) -> None:
+    """lm-eval's `hf` models follow the penalty, so their texts differ."""
+    file = shutil.copytree(model, tmp_path / "model") / "generation_config.json"
+    file.write_text('{"repetition_penalty": 1.3, "max_new_tokens": 9}')
+    ((_, told),) = ranks.run(1, writing_of, str(file.parent), 5, ("the quick", "the"))
+    assert told == [f"`{file}` suggests repetition_penalty = 1.3. The `generation_kwargs` of each task decide."]
+
+
 def test_a_context_keeps_what_fits_beside_what_is_written(ranks: RankPool, model: Path) -> None:
     tokenizer = Tokenizer.load(model / "tokenizer.json")
     long = tokenizer.encode(LONG)

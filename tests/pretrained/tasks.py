@@ -4,11 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
+from tokenizers import normalizers, pre_tokenizers
 from torch import Tensor
 
 from crosscut.config import IGNORED
 from crosscut.model import Batch
+from crosscut.pretrained.task_files import QWEN2_SPLIT
 from tests.pretrained.encoders import MASK, PADDING, SEGMENTS, TOKENS
 from tests.pretrained.models import V, write_random
 
@@ -58,6 +61,16 @@ def make_model(folder: Path, architecture: str, **changes: Any) -> Path:
     torch.manual_seed(5)
     write_random(make(make.config_class(**{**sizes, **changes})), folder)
     return folder
+
+
+def as_qwen2(folder: Path) -> None:
+    """Make the tokenizer in a folder split texts as Qwen2 does."""
+    path = str(folder / "tokenizer.json")
+    inner = tokenizers.Tokenizer.from_file(path)
+    inner.normalizer = normalizers.NFC()
+    words = pre_tokenizers.Split(tokenizers.Regex(QWEN2_SPLIT), "isolated")
+    inner.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    inner.save(path)
 
 
 def batch_for(architecture: str) -> Batch:

@@ -94,7 +94,6 @@ STEPS = [
     ("bert", {"do_lower_case": False, "tokenizer_class": "PreTrainedTokenizerFast"}, ""),
     ("gpt2", {"add_prefix_space": True}, "`add_prefix_space` in `.*` must be false as in `tokenizer.json`, but is"),
     ("gpt2", {"add_prefix_space": False, "add_bos_token": True, "bos_token": "<|endoftext|>"}, ""),
-    ("gpt2", {"split_special_tokens": True}, "`split_special_tokens` in `.*` must be false, but is true"),
 ]
 
 

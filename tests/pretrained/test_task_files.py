@@ -22,7 +22,7 @@ from crosscut.pretrained import ModelSource, export_model, find_model
 from crosscut.pretrained.task_files import QWEN2_SPLIT
 from tests.pretrained import jobs
 from tests.pretrained.models import InFloat64
-from tests.pretrained.tasks import MODELS, make_model
+from tests.pretrained.tasks import MODELS, as_qwen2, make_model
 
 TEXTS: list[Pair] = [
     ("the quick brown fox", None),
@@ -45,7 +45,7 @@ def write_tokenizer(folder: Path, kind: str) -> None:
         inner = train_wordpiece(CORPUS, vocab_size=270)
         inner.enable_truncation(6)
         inner.save(str(path))
-        settings |= {"tokenizer_class": "BertTokenizer", "do_lower_case": False}
+        settings |= {"tokenizer_class": "BertTokenizer", "never_split": ["fox"]}
     else:
         Tokenizer.train(CORPUS, vocab_size=290).save(path)
         inner = tokenizers.Tokenizer.from_file(str(path))
@@ -53,7 +53,8 @@ def write_tokenizer(folder: Path, kind: str) -> None:
     if kind == "roberta":
         inner.add_special_tokens(["<s>", "</s>", "<pad>", "<mask>"])
         ends = [("</s>", inner.token_to_id("</s>")), ("<s>", inner.token_to_id("<s>"))]
-        inner.post_processor = processors.RobertaProcessing(*ends, trim_offsets=True, add_prefix_space=False)
+        inner.post_processor = processors.RobertaProcessing(*ends, trim_offsets=True, add_prefix_space=True)
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         settings |= {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": True}
     elif kind == "padding":
         inner.add_special_tokens(["<pad>"])
@@ -219,15 +220,7 @@ def test_a_tokenizer_of_a_qwen2_must_be_qwen2s(exported, ranks, tmp_path):
     ):
         ranks.run(1, export, find_model(folder), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    inner = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    inner.normalizer = normalizers.NFC()
-    inner.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(tokenizers.Regex(QWEN2_SPLIT), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    inner.save(str(folder / "tokenizer.json"))
+    as_qwen2(folder)
     source = find_model(folder)
     ranks.run(1, export, source, tmp_path / "out")
     for pairs in (TEXTS, PAIRS):

@@ -16,7 +16,10 @@ from torch import Tensor
 from benchmarks.fuzzing.metadata.folders import ADAPTER_FOLDER, HEADS
 from crosscut.config import CrosscutError
 from crosscut.config.published.generation import check_generation
+from crosscut.config.published.sentences import is_sentence_encoder
 from crosscut.data.tokenization.inner import read_inner
+from crosscut.evaluation.embeddings.texts import require_embeddings
+from crosscut.evaluation.embeddings.vectors import embeddings
 from crosscut.kernels.soft_cap import soft_cap
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.state.parameters import local
@@ -48,8 +51,10 @@ def compare(folder: Path, file: str, mesh: ParallelMesh) -> Verdict:
             notices = []
             if file == "generation_config.json" and source.model.head == "next_token":
                 notices = check_generation(folder, None, "")
-            if file == "tokenizer_config.json":
-                ours: Any = [read_inner(source.tokenizer).encode(text).ids for text in TEXTS]
+            if is_sentence_encoder(folder):
+                ours: Any = _our_embeddings(source, mesh, notices)
+            elif file == "tokenizer_config.json":
+                ours = [read_inner(source.tokenizer).encode(text).ids for text in TEXTS]
             else:
                 ours = _ours(source, mesh)
     except CrosscutError as error:
@@ -57,7 +62,12 @@ def compare(folder: Path, file: str, mesh: ParallelMesh) -> Verdict:
     said = told.getvalue() + "".join(notices)
     try:
         with silent():
-            theirs = _their_ids(folder) if file == "tokenizer_config.json" else _theirs(folder, source, is_adapted)
+            if is_sentence_encoder(folder):
+                theirs: Any = _their_embeddings(folder)
+            elif file == "tokenizer_config.json":
+                theirs = _their_ids(folder)
+            else:
+                theirs = _theirs(folder, source, is_adapted)
     except Exception as error:
         return Verdict("no reference", f"{type(error).__name__}: {error}"[:300])
     if theirs is None:
@@ -119,6 +129,21 @@ def _theirs(folder: Path, source: ModelSource, is_adapted: bool) -> Tensor | Non
         return torch.stack([out.start_logits, out.end_logits], -1)
     found: Tensor = out.last_hidden_state if kind is transformers.AutoModel else out.logits
     return found
+
+
+def _our_embeddings(source: ModelSource, mesh: ParallelMesh, notices: list[str]) -> Tensor:
+    encoder = require_embeddings(source, 1)
+    notices += encoder.steps.notices
+    inner = encoder.tokenizer.read(encoder.max_tokens)
+    ids = [inner.encode(encoder.prompt + text).ids for text in TEXTS]
+    return embeddings(source.load(mesh, precision="float64"), ids, pooling=encoder.pooling())
+
+
+def _their_embeddings(folder: Path) -> Tensor:
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(folder), device="cpu", local_files_only=True).double()
+    return torch.stack([model.encode(text, convert_to_tensor=True, show_progress_bar=False) for text in TEXTS])
 
 
 def _their_ids(folder: Path) -> list[list[int]]:

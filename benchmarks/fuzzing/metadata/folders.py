@@ -1,4 +1,6 @@
-"""Folders of tiny models of every family, written by `transformers`, and the edit of each case."""
+"""Folders of tiny models of every family, written by `transformers`, and of a sentence encoder, written by
+sentence-transformers, and the edit of each case.
+"""
 
 import json
 import random
@@ -8,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from crosscut.config.data import Objective
 from crosscut.config.published.families import FAMILIES
 from crosscut.config.published.keys import ADAPTER, GENERATION, ROTARY, TOKENIZER, Keys, keys_of_model
+from crosscut.config.published.keys.sentences import MODULES, SENTENCES
 from crosscut.data import Tokenizer
 
 VOCAB_SIZE = 300
@@ -29,6 +33,8 @@ _OWN: Mapping[str, dict[str, Any]] = {
 ADAPTED = "llama"
 """Family whose folder also holds an adapter."""
 ADAPTER_FOLDER = "adapter"
+SENTENCE = "bert sentence-transformers"
+"""Name of the folder of the sentence encoder."""
 
 HEADS = ("CausalLM", "LMHeadModel", "ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering")
 """Ends of the names of architectures whose logits are compared."""
@@ -41,6 +47,9 @@ VALUES: tuple[Any, ...] = (
     ["full_attention", "full_attention"], ["sliding_attention", "full_attention"], "pissa", "gaussian", "eva",
     "all-linear", ["q_proj"], {"q_proj": 4}, "<|endoftext|>", {"content": "<|endoftext|>"}, "PreTrainedTokenizerFast",
     "BertTokenizer", "GPT2Tokenizer", "regression", "multi_label_classification", "single_label_classification",
+    "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", ["cls", "mean"], "query", {"query": "jumps: "}, 8,
+    "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.GELU", "right", "left",
+    "sentence_transformers.sentence_transformer.modules.Normalize", "sentence_transformers.models.Pooling",
 )  # fmt: skip
 _UNKNOWN = ("depth", "my_key", "logit_scale", "residual_multiplier")
 
@@ -63,11 +72,12 @@ class Edit:
     def apply(self, folder: Path) -> None:
         """Change the file in `folder`. A file that is missing is created."""
         file = folder / self.file
+        file.parent.mkdir(exist_ok=True)
         table = json.loads(file.read_text()) if file.is_file() else {}
         *sections, key = self.path
         inner = table
         for section in sections:
-            inner = inner.setdefault(section, {})
+            inner = inner[int(section)] if isinstance(inner, list) else inner.setdefault(section, {})
         if self.value == REMOVED:
             inner.pop(key, None)
         else:
@@ -84,6 +94,7 @@ def make_models(folder: Path) -> None:
         for architecture in (family.architecture, *family.heads):
             if architecture.endswith(HEADS):
                 _make(folder / f"{family.model_type} {architecture}", family.model_type, architecture)
+    _make_sentence_encoder(folder / SENTENCE)
     _make_adapter(folder / f"{ADAPTED} {FAMILIES[ADAPTED].architecture}")
 
 
@@ -96,13 +107,40 @@ def _make(folder: Path, model_type: str, architecture: str) -> None:
     sizes = _OWN.get(model_type, {**_SMALL, "num_key_value_heads": 2})
     ids = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": sizes.get("pad_token_id")}
     model = make(make.config_class(**{**sizes, **ids}))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.2).add_(1.0 if parameter.dim() == 1 else 0.0)
+    _randomize(model)
     model.save_pretrained(folder)
     Tokenizer.train(["the quick brown fox jumps " * 50], vocab_size=VOCAB_SIZE).save(folder / "tokenizer.json")
     if model_type == "roberta":  # whose class adds a template to any tokenizer
         (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+
+
+def _randomize(model: Any) -> None:
+    import torch
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2).add_(1.0 if parameter.dim() == 1 else 0.0)
+
+
+def _make_sentence_encoder(folder: Path) -> None:
+    import transformers
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+
+    trunk = folder.with_name(".trunk")
+    model = transformers.BertModel(transformers.BertConfig(**_SMALL), add_pooling_layer=False)
+    _randomize(model)
+    model.save_pretrained(trunk)
+    tokenizer = Tokenizer.train(["the quick brown fox jumps " * 50], vocab_size=VOCAB_SIZE, objective=Objective.MASKED)
+    tokenizer.save(trunk / "tokenizer.json")
+    settings = {**tokenizer.settings(), "unk_token": "[UNK]", "model_max_length": 12}
+    (trunk / "tokenizer_config.json").write_text(json.dumps(settings))
+    size = int(_SMALL["hidden_size"])
+    modules = [Transformer(str(trunk)), Pooling(size, "mean"), Dense(size, size), Normalize()]
+    prompts = {"query": "the fox: ", "document": ""}
+    encoder = SentenceTransformer(modules=modules, device="cpu", prompts=prompts, default_prompt_name="query")
+    encoder.save_pretrained(str(folder), create_model_card=False)
+    shutil.rmtree(trunk)
 
 
 def _make_adapter(base: Path) -> None:
@@ -122,16 +160,20 @@ def _make_adapter(base: Path) -> None:
 def draw(models: Path, seed: int, number: int) -> Edit:
     """Draw the edit of a case."""
     chance = random.Random(f"{seed}/metadata/{number}")
-    name = chance.choice(sorted(path.name for path in models.iterdir()))
+    names = sorted(path.name for path in models.iterdir())
+    name = chance.choice([*names, *[SENTENCE] * (len(names) // 4)])
     files = dict(_files(name))
     if not (models / name / ADAPTER_FOLDER).is_dir():
         files.pop(f"{ADAPTER_FOLDER}/adapter_config.json")
-    file = chance.choice(["config.json"] * 4 + list(files))
+    file = chance.choice(["config.json"] * (1 if name == SENTENCE else 4) + list(files))
     sections: tuple[str, ...] = ()
     keys = files[file]
     if file == "config.json" and "rope_parameters" in keys.used and chance.random() < 0.2:
         sections, keys = (chance.choice(("rope_parameters", "rope_scaling")),), ROTARY
     present = json.loads((models / name / file).read_text()) if (models / name / file).is_file() else {}
+    if keys is MODULES:
+        sections = (str(chance.randrange(len(present))),)
+        present = present[int(sections[0])]
     known = [*present, *keys.used, *keys.only] if chance.random() < 0.8 else [*keys.without_effect, *_UNKNOWN]
     key = chance.choice([key for key in known if key not in ("model_type", "peft_type")] or list(_UNKNOWN))
     allowed = [*keys.only.get(key, ()), present.get(key)]
@@ -143,6 +185,8 @@ def draw(models: Path, seed: int, number: int) -> Edit:
 
 def _files(name: str) -> Iterator[tuple[str, Keys]]:
     yield "config.json", keys_of_model(name.split()[0])
+    if name == SENTENCE:
+        yield from SENTENCES.items()
     yield "generation_config.json", GENERATION
     yield "tokenizer_config.json", TOKENIZER
     yield f"{ADAPTER_FOLDER}/adapter_config.json", ADAPTER

@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crosscut.config.errors import DataError
-from crosscut.config.system.files import read_small
+from crosscut.config.checks import shown
+from crosscut.config.errors import ConfigError, DataError
+from crosscut.config.published.folders import TOKENIZER_CONFIG_FILE
+from crosscut.config.system.files import read_json, read_small
 from crosscut.data.tokenization.wordpiece import VOCABULARY_SUFFIX, read_vocabulary
 
 if TYPE_CHECKING:
     import tokenizers
 
 
+SPLIT_SPECIAL_TOKENS = "split_special_tokens"
 _SLOW_FILES = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model")
 """Files from which transformers can make a `tokenizer.json`."""
 
@@ -41,6 +44,17 @@ def read_inner(path: Path, *, setting: str = "") -> tokenizers.Tokenizer:
         reason = str(error)
     remedy = f"Check `{setting}`." if setting else "Copy the file again."
     raise DataError(f"`{path}` must be a {kind}, but is not: {reason}. {remedy}")
+
+
+def splits_special_tokens(path: Path) -> bool:
+    """Whether names of special tokens in every text are plain text, as `split_special_tokens` says in the
+    `tokenizer_config.json` beside the `tokenizer.json` at `path`. Raises `ConfigError` if the file is invalid.
+    """
+    file, key = path.with_name(TOKENIZER_CONFIG_FILE), SPLIT_SPECIAL_TOKENS
+    value = read_json(file).get(key) if file.is_file() else None
+    if value is not None and not isinstance(value, bool):
+        raise ConfigError(f"`{key}` in `{file}` must be true or false, but is {shown(value)}. Correct the file.")
+    return bool(value)
 
 
 def require_tokenizer(path: Path) -> None:

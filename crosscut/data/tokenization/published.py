@@ -17,7 +17,7 @@ from crosscut.config.checks import listed, shown
 from crosscut.config.errors import ConfigError
 from crosscut.config.published.folders import MODEL_FILE, TOKENIZER_CONFIG_FILE
 from crosscut.config.system.files import read_json
-from crosscut.data.tokenization.inner import read_inner
+from crosscut.data.tokenization.inner import read_inner, splits_special_tokens
 
 if TYPE_CHECKING:
     import tokenizers
@@ -82,6 +82,7 @@ class PublishedTokenizer:
         side = (inner.truncation or {}).get("direction", _SIDES[0])
         inner.no_padding()
         inner.no_truncation()
+        inner.encode_special_tokens = self.is_published and splits_special_tokens(self.path)
         self._remake(inner)
         if self.lower_case:
             _lower(inner)

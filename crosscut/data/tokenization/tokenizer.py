@@ -23,7 +23,7 @@ from crosscut.config.errors import DataError
 from crosscut.data.tokenization.bpe import train_bpe
 from crosscut.data.tokenization.document_encoder import DocumentEncoder
 from crosscut.data.tokenization.end_of_text import end_named_beside, end_named_in
-from crosscut.data.tokenization.inner import read_inner
+from crosscut.data.tokenization.inner import SPLIT_SPECIAL_TOKENS, read_inner, splits_special_tokens
 from crosscut.data.tokenization.long_texts import encode_one, pieces_for_training
 from crosscut.data.tokenization.special_tokens import SpecialTokens, names_of_special_tokens, special_tokens
 from crosscut.data.tokenization.token_bytes import TokenBytes
@@ -46,16 +46,21 @@ class Tokenizer:
 
     Names of special tokens in a document are encoded as plain text: a document that contains the characters
     `<|endoftext|>` is encoded as these characters, so the end-of-text id occurs only at the ends of documents. Names of
-    special tokens in a prompt are encoded as these tokens.
+    special tokens in a prompt are encoded as these tokens, unless `splits_special` is set.
     """
 
     def __init__(
-        self, inner: tokenizers.Tokenizer, *, name: str = "The tokenizer", end_of_text: int | None = None
+        self,
+        inner: tokenizers.Tokenizer,
+        *,
+        name: str = "The tokenizer",
+        end_of_text: int | None = None,
+        splits_special: bool = False,
     ) -> None:
         inner.no_truncation()
         inner.no_padding()
         inner.encode_special_tokens = True
-        self._inner, self._name = inner, name
+        self._inner, self._name, self._splits_special = inner, name, splits_special
         vocabulary = inner.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
         """Highest id + 1. Some lower ids may be unused."""
@@ -84,7 +89,8 @@ class Tokenizer:
         inner = read_inner(path, setting=setting)
         if end_of_text is None:
             end_of_text = end_named_beside(path, inner)
-        loaded = cls(inner, name=f"`{path}`", end_of_text=end_of_text)
+        splits_special = splits_special_tokens(path)
+        loaded = cls(inner, name=f"`{path}`", end_of_text=end_of_text, splits_special=splits_special)
         if objective is Objective.MASKED:
             loaded.special_tokens()
         return loaded
@@ -112,7 +118,8 @@ class Tokenizer:
         return encode_one(self._inner, text)
 
     def encode_prompt(self, text: str, *, begin: int | None = None) -> list[int]:
-        """Return the ids of a prompt. Names of special tokens in the prompt are encoded as these tokens.
+        """Return the ids of a prompt. Names of special tokens in the prompt are encoded as these tokens, unless
+        `split_special_tokens` in a `tokenizer_config.json` beside the tokenizer forbids it.
 
         `begin` is the id that the model expects at the start of every text, or None. If the ids do not already start
         with `begin`, it is put in front of them. No other id is added. Several threads may call this method at the same
@@ -129,6 +136,8 @@ class Tokenizer:
         Raises `DataError` if two tokens of the vocabulary have the same id. This fault is detected only when the copy
         is made.
         """
+        if self._splits_special:
+            return self._inner
         try:
             return type(self._inner).from_str(self._inner.to_str())
         except Exception as error:  # the library raises plain Exception
@@ -195,6 +204,7 @@ class Tokenizer:
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": end,
             **names_of_special_tokens(self._inner),
+            **({SPLIT_SPECIAL_TOKENS: True} if self._splits_special else {}),
             "clean_up_tokenization_spaces": False,
         }
 

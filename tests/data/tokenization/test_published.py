@@ -74,6 +74,7 @@ def ours(folder: Path, most: int = 0) -> list[list[int]]:
         {**BERT, "tokenizer_class": "BertTokenizerFast"},
         {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False, **NAMES},
         {"do_lower_case": False, **NAMES},
+        {**BERT, "split_special_tokens": True},
         None,
     ],
     ids=str,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crosscut.config import DataError
+from crosscut.config import ConfigError, DataError
 from crosscut.config.data import Objective
 from crosscut.data import Tokenizer
 from crosscut.data.tokenization import tokenizer
@@ -109,6 +109,20 @@ def test_a_prompt_is_read_as_transformers_reads_it(with_turns: Path, text: str) 
 
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(with_turns))
     assert Tokenizer.load(with_turns).encode_prompt(text) == theirs(text, add_special_tokens=False).input_ids
+
+
+def test_a_prompt_is_plain_text_if_the_settings_say_so(with_turns: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    path = with_turns.rename(with_turns.with_name("tokenizer.json"))
+    path.with_name("tokenizer_config.json").write_text('{"split_special_tokens": true, "eos_token": "<|endoftext|>"}')
+    theirs, loaded = PreTrainedTokenizerFast.from_pretrained(path.parent), Tokenizer.load(path)
+    for text in SPECIAL:
+        assert loaded.encode_prompt(text) == theirs(text, add_special_tokens=False).input_ids == loaded.encode(text)
+    assert loaded.settings()["split_special_tokens"] is True
+    path.with_name("tokenizer_config.json").write_text('{"split_special_tokens": 1}')
+    with pytest.raises(ConfigError, match=r"^`split_special_tokens` in `.*` must be true or false, but is 1\."):
+        Tokenizer.load(path)
 
 
 def test_what_begins_a_prompt_stands_there_once(with_turns: Path) -> None:

@@ -28,6 +28,7 @@ TOKENIZER = Keys(
         **because(
             {
                 "templates of conversations": "chat_template",
+                "names of special tokens in a prompt are then plain text": "split_special_tokens",
                 "this file then has precedence over `special_tokens_map.json`": "added_tokens_decoder",
                 "`embed` cuts longer texts": "model_max_length max_len",
                 "`embed` cuts a text on this side": "truncation_side",
@@ -35,10 +36,7 @@ TOKENIZER = Keys(
             }
         ),
     },
-    only={
-        "split_special_tokens": (False, None),
-        "gguf_file": (None,),
-    },
+    only={"gguf_file": (None,)},
     without_effect={
         **_NAMES,
         **because(
