@@ -26,7 +26,7 @@ from crosscut.config.checks import shown
 from crosscut.parallel import reshard
 from crosscut.parallel.state.parameters import local_offsets, local_part
 from crosscut.pretrained.adapter_settings import CONFIG_NAME, AdapterSettings, read_settings
-from crosscut.pretrained.families import Source, Weight, weights_of
+from crosscut.pretrained.families import Source, Weight, weights_of, with_prefix
 from crosscut.pretrained.tensors import DTYPES, StoredTensor, list_file, read_whole
 from crosscut.pretrained.writing import json_bytes
 
@@ -130,20 +130,28 @@ def read_adapter(folder: str | Path, model: ModelConfig) -> PublishedAdapter:
     found: dict[str, dict[str, StoredTensor]] = {}
     for name, tensor in list_file(path).items():
         match = re.fullmatch(rf"{re.escape(_PREFIX)}(.+)\.lora_([AB])\.weight", name)
-        if match is None or f"{match[1]}.weight" not in shapes:
-            raise CheckpointError(
-                f"`{path}` must hold only matrices A and B of the model's layers, but has `{name}`. Choose the model "
-                "that the adapter was trained with."
-            )
+        if match is None:
+            raise _other(path, name)
         found.setdefault(f"{match[1]}.weight", {})[match[2]] = tensor
-    for name in found:
+    names = {own: full for full, own in with_prefix(model, list(found)).items()}
+    for name, pair in found.items():
+        if names[name] not in shapes:
+            raise _other(path, next(iter(pair.values())).name)
         if key := settings.excluded_by(name.removesuffix(".weight")):
             raise CheckpointError(
                 f"`{key}` in `{settings.path}` must include all matrices in `{TENSORS_NAME}`, but leaves out `{name}`. "
                 "PEFT ignores this matrix. Download both files of the adapter again."
             )
-    changed = {name: _change(path, name, pair, shapes[name], settings) for name, pair in found.items()}
+    changed = {names[name]: _change(path, name, pair, shapes[names[name]], settings) for name, pair in found.items()}
     return PublishedAdapter(model, changed, settings.base, settings.notice)
+
+
+def _other(path: Path, name: str) -> CheckpointError:
+    """Error for the tensor `name` in an adapter's file."""
+    return CheckpointError(
+        f"`{path}` must hold only matrices A and B of the model's layers, but has `{name}`. Choose the model that the "
+        "adapter was trained with."
+    )
 
 
 def _change(

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosscut.data import Tokenizer
-from crosscut.data.tokenization.token_bytes import _byte_of_character
+from crosscut.data.tokenization.token_bytes import byte_of_character
 from crosscut.generation.streaming import TextStream, _Stops
 
 TEXT = "naïve — 日本語 🙂🙃 café\n" * 3
@@ -138,7 +138,7 @@ def test_a_long_stop_string_costs_no_more_per_character_than_a_short_one(stop, t
 @pytest.mark.parametrize("bytes_", [b"\x80", b"\xe2\x80", b"\xf0\x9f", b"\xff"], ids=repr)
 def test_bytes_that_never_are_a_character_are_shown_at_last_and_kept_no_longer(by_bytes, bytes_):
     """Otherwise each token would decode all tokens before it."""
-    characters = {value: character for character, value in _byte_of_character().items()}
+    characters = {value: character for character, value in byte_of_character().items()}
     ids = [by_bytes._inner.token_to_id(characters[bytes([byte])]) for byte in bytes_] * 3000
     stream = TextStream(by_bytes, by_bytes.encode("a"))
     shown = "".join(stream.push(token) for token in ids)

@@ -22,7 +22,9 @@ from tests.pretrained.tasks import as_qwen2
 B, S, NEW = 3, 10, 24
 TOKENS = torch.arange(B * S).view(B, S) * 37 % (V - 2) + 2
 LABELS = {"id2label": {0: "no", 1: "perhaps", 2: "yes"}, "label2id": {"no": 0, "perhaps": 1, "yes": 2}}
-OF_BERT = {name: LLAMA_SHAPE[name] for name in LLAMA_SHAPE if name not in ("num_key_value_heads", "tie_word_embeddings")}
+OF_BERT = {
+    name: LLAMA_SHAPE[name] for name in LLAMA_SHAPE if name not in ("num_key_value_heads", "tie_word_embeddings")
+}
 SIZES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_positions": 64},
     "gpt_bigcode": {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_positions": 64},
@@ -101,7 +103,7 @@ def ours(source: ModelSource, out: Path | None) -> list[Tensor]:
 
 
 @pytest.mark.one_in(12)
-@pytest.mark.parametrize(("model_type", "architecture", "num_labels"), cases())
+@pytest.mark.parametrize(("model_type", "architecture", "num_labels"), list(cases()))
 def test_a_model_computes_the_same_in_transformers_here_and_there_again(
     ranks, published, tmp_path, model_type, architecture, num_labels
 ):
@@ -111,11 +113,13 @@ def test_a_model_computes_the_same_in_transformers_here_and_there_again(
     (found,) = ranks.run(1, ours, source, out)
     again = find_model(out)
     assert (again.model, again.labels, again.stops) == (source.model, source.labels, source.stops)
-    ((*found_again,),) = ranks.run(1, ours, again, None)
+    (found_again,) = ranks.run(1, ours, again, None)
+    # NanoChat's norm of heads follows the rotation, whose sines `transformers` rounds to float32.
+    close = 1e-6 if model_type == "nanochat" else 1e-9
     for logits in (found, theirs(out), found_again):
         assert len(logits) == len(wanted)
         for one, other in zip(logits, wanted, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(one, other, rtol=close, atol=close)
             assert torch.equal(one.argmax(-1), other.argmax(-1))
     if num_labels == 3:
         assert their_model(out).config.id2label == LABELS["id2label"]
@@ -124,7 +128,7 @@ def test_a_model_computes_the_same_in_transformers_here_and_there_again(
 def decoded(source: ModelSource) -> list[list[int]]:
     """On a rank: the likeliest continuation of each sequence up to a stop."""
     model = jobs.load(source, Layout(), "float64")
-    decoder = Decoder(model, None, num_rows=B, stops=source.stops)
+    decoder = Decoder(model, None, num_rows=B, stops=(source.end_of_text, *source.stops))
     for row in TOKENS.tolist():
         decoder.add(row, Sampling(num_tokens=NEW, temperature=0.0))
     found: list[list[int]] = [[] for _ in range(B)]
