@@ -47,8 +47,8 @@ VALUES: tuple[Any, ...] = (
     ["full_attention", "full_attention"], ["sliding_attention", "full_attention"], "pissa", "gaussian", "eva",
     "all-linear", ["q_proj"], {"q_proj": 4}, "<|endoftext|>", {"content": "<|endoftext|>"}, "PreTrainedTokenizerFast",
     "BertTokenizer", "GPT2Tokenizer", "regression", "multi_label_classification", "single_label_classification",
-    "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", ["cls", "mean"], "query", {"query": "jumps: "}, 8,
-    "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.GELU", "right", "left",
+    "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", ["cls", "mean"], "query", {"query": "jumps: "},
+    8, "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.GELU", "right", "left",
     "sentence_transformers.sentence_transformer.modules.Normalize", "sentence_transformers.models.Pooling",
 )  # fmt: skip
 _UNKNOWN = ("depth", "my_key", "logit_scale", "residual_multiplier")
