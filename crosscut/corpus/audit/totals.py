@@ -26,9 +26,8 @@ def make_totals(flow: Sequence[FlowEntry], ingest: Counts) -> Counts:
 
     `words` holds phrases. `read` says how many records were found, and how many of them were unreadable or skipped.
     `replaced` says how many characters could not be decoded, if there are any. `kept` says how many documents were
-    dropped, and how many passages and pieces were cut. If the flow does not begin
-    with `ingest`, only the documents that the first stage received are known. If the flow is empty, the result is
-    empty.
+    dropped, and how many passages and pieces were cut. If the flow does not begin with `ingest`, only the documents
+    that the first stage received are known. If the flow is empty, the result is empty.
     """
     if not flow:
         return {}

@@ -118,7 +118,8 @@ def _remove_boilerplate(tree: HTMLTree, body: ElementNode) -> None:
                 _open(tree, inner, "div")
     anchors = [*known["title"][:1], *known["article"][:1]]
     page = len(body.text or "")
-    unread = READ_PER_PAGE * page - _open_dates(tree, known["time"][:MAX_LOWERED])
+    unread = READ_PER_PAGE * page
+    unread -= _open_dates(tree, known["time"][:MAX_LOWERED], unread)
     for element in known["frame"]:
         if unread > 0 and body.contains(element):
             unread -= _judge_frame(element, body, page, anchors)
@@ -135,9 +136,9 @@ def _remove_boilerplate(tree: HTMLTree, body: ElementNode) -> None:
             _lower(tree, high)
 
 
-def _open_dates(tree: HTMLTree, dates: list[ElementNode]) -> int:
-    """Keep the dates in lines of other text, which resiliparse leaves out. A line with only a date stays left out.
-    Return the number of characters that were read.
+def _open_dates(tree: HTMLTree, dates: list[ElementNode], unread: int) -> int:
+    """Keep the dates in lines of other text, which resiliparse leaves out. A line with only a date stays left out. At
+    most about `unread` characters are read. Return the number of characters that were read.
     """
     num_read = 0
     lines: defaultdict[ElementNode, list[ElementNode]] = defaultdict(list)
@@ -145,6 +146,8 @@ def _open_dates(tree: HTMLTree, dates: list[ElementNode]) -> int:
         if (line := date.closest(LINES)) is not None:
             lines[line].append(date)
     for line, own in lines.items():
+        if num_read >= unread:
+            break
         text = line.text or ""
         num_read += len(text)
         if not line.query_selector(BLOCKS) and len(_joined(text)) > sum(len(_joined(date.text or "")) for date in own):

@@ -101,10 +101,12 @@ def decode(data: bytes, *declared: str) -> Decoded | None:
             return _unless_broken(text, num_replaced, is_other=is_other)
         if num_replaced <= MAX_MISFITS * non_ascii:
             nearly = nearly or _unless_broken(text, num_replaced, is_other=is_other)
+    if nearly:
+        return nearly
     guessed = _guess(data) or _CP1252
     if guessed == _UTF8 and _UTF8.decode(data)[1] >= non_ascii / 2:  # the detector takes a few quotes for UTF-8
         guessed = _CP1252
-    return nearly or _unless_broken(*guessed.decode(data), is_other=bool(found) and guessed != found[0])
+    return _unless_broken(*guessed.decode(data), is_other=bool(found) and guessed != found[0])
 
 
 def marked_charset(data: bytes) -> Charset | None:
@@ -135,7 +137,9 @@ def _is_shown(charset: Charset, data: bytes) -> bool:
     """Whether bytes, which may all be ASCII, show that they are in this charset."""
     if charset.is_wide:
         return data.count(0) > _WIDE_NULS * len(data)
-    return (charset.codec.startswith("iso2022") and b"\x1b" in data) or (charset.codec == "hz" and b"~{" in data)
+    if charset.codec.startswith("iso2022"):
+        return _SHIFT in data or b"\x1b(" in data
+    return charset.codec == "hz" and b"~{" in data
 
 
 def _guess(data: bytes) -> Charset | None:

@@ -68,6 +68,7 @@ _HIGH = bytes(byte | 0x80 if 0x20 < byte < 0x7F else byte if byte < 0x80 else 0x
 _KATAKANA = "".join(
     chr(byte + 0xFF40 if 0x20 < byte < 0x60 else byte if byte <= 0x20 else 0xFFFD) for byte in range(256)
 )
+"""Characters of the bytes after ESC ( I."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,7 @@ class Charset:
         if self.codec == "iso2022_jp":
             return _decode_iso2022_jp(data)
         if self.codec == "euc_jp":
-            data = data.replace(
-                b"\x8f\xa2\xb7", b"\xa1\xc1"
-            )  # the wide tilde, for which Python's codec has the narrow one
+            data = data.replace(b"\x8f\xa2\xb7", b"\xa1\xc1")  # Python's codec has an ASCII tilde for the wide one
         codec = "utf-8-sig" if self.codec == "utf-8" else self.codec
         try:
             text, num_unused = data.decode(codec), 0
@@ -157,7 +156,7 @@ def _mend(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeDecodeError):
         raise error
     codec, start = error.encoding, error.start
-    lead, *rest = error.object[start : start + 3]
+    lead, trail, last = (*error.object[start : start + 3], 0, 0)[:3]
     if codec == "charmap":
         return chr(lead) if lead < 0xA0 else REPLACEMENT, start + 1
     if codec == "gb18030" and lead == 0x80:
@@ -165,9 +164,9 @@ def _mend(error: UnicodeError) -> tuple[str, int]:
     if codec.startswith(_MULTIBYTE) and not codec.startswith(("utf", "iso2022", "hz")):
         is_euc = codec == "euc_jp"
         is_lead = lead in (0x8E, 0x8F) or 0xA0 < lead < 0xFF if is_euc else 0x80 < lead < 0xFF
-        is_pair = is_lead and rest[:1] >= [0x80]
-        is_triple = is_euc and is_pair and lead == 0x8F and 0xA0 < rest[0] < 0xFF and rest[1:] >= [0x80]
-        mended = _vendor_character(lead, rest[0]) if is_euc and is_pair else ""
+        is_pair = is_lead and trail >= 0x80
+        is_triple = is_euc and lead == 0x8F and 0xA0 < trail < 0xFF and last >= 0x80
+        mended = _vendor_character(lead, trail) if is_euc and is_pair else ""
         return mended or REPLACEMENT, start + 1 + is_pair + is_triple
     return REPLACEMENT, error.end
 

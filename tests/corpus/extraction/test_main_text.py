@@ -225,6 +225,7 @@ def test_many_figures_take_no_more_time_than_the_page() -> None:
         "<figure>" * 900 + "words <b>x</b>" * 3000,
         "<figure><figcaption>a</figcaption></figure>" * 5000,
         "<time>a</time>b" * 10**4,
+        "<blockquote><time>a</time>" * 900 + "<b>x</b>" * 3000,
     ):
         main_text(f"{ARTICLE}<p>{body}")
     assert time.process_time() - began < 2
