@@ -27,7 +27,7 @@ from benchmarks.corpus.extraction.pages import HALVES, Expected, Page, read_expe
 from benchmarks.machine import print_machine
 from crosscut.config.corpora import Extraction
 from crosscut.config.errors import DataError
-from crosscut.corpus.readers.charsets import decode
+from crosscut.corpus.readers.charsets import charset_in_page, decode
 from crosscut.corpus.readers.html import extract, extract_page
 
 Extractor = Callable[[str], str]
@@ -74,7 +74,8 @@ def read_cases(pages: Sequence[Page], cache: Path) -> list[Case]:
     files = fetch(pages, cache)
     cases = []
     for page in pages:
-        decoded = decode(files[page.id].read_bytes())
+        data = files[page.id].read_bytes()
+        decoded = decode(data, charset_in_page(data))
         if decoded is None:
             raise DataError(f"`{page.id}` must be a page in a known charset, but no charset fits its bytes.")
         cases.append(Case(page, decoded[0], expected[page.id]))

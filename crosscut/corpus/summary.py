@@ -114,6 +114,8 @@ def _result(report: Report) -> Iterator[tuple[str | Text, str | Text]]:
         rest = f" and {len(damaged) - SHOWN_DAMAGED:,} more" if len(damaged) > SHOWN_DAMAGED else ""
         told = f"{number} read up to the damage (`ingest.max_damaged_files` allows this): {shown}{rest}"
         yield Text("damaged", style="red"), Text(told, style="red")
+    if replaced := totals["words"].get("replaced"):
+        yield "replaced", replaced
     yield "kept", _amount(totals, "kept", "; ")
     training = sum(shard["tokens"] for shard in written if shard["name"] != VALIDATION)
     validation = sum(shard["tokens"] for shard in written if shard["name"] == VALIDATION)

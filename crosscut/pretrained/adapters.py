@@ -67,11 +67,12 @@ class PublishedAdapter:
     """Line for the user about settings that Crosscut ignores. Empty if there are none."""
 
     def notice_of_base(self, folder: Path) -> str:
-        """Line for the user if the adapter was trained with a model whose name is not in the path of the model in
+        """Line for the user if the adapter was trained with a model whose name is no folder in the path of the model in
         `folder`. The tensors of another model may have the same shapes. Empty if the names agree.
         """
-        name = self.base.rstrip("/").rpartition("/")[2]
-        if name.casefold() in str(folder.resolve()).casefold():
+        name = self.base.rstrip("/").rpartition("/")[2].casefold()
+        folders = [part.casefold() for part in folder.resolve().parts]
+        if not name or name in folders or name in "--".join(folders).split("--"):  # as in models--org--name of the hub
             return ""
         return (
             f"The adapter was trained with the model `{shown(self.base[:200])[1:-1]}` (`base_model_name_or_path`), but "

@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from crosscut.cli.main import commands
-from crosscut.config import CheckpointError, ConfigError, Layout
+from crosscut.config import CheckpointError, ConfigError, Layout, ModelConfig
 from crosscut.pretrained import export_checkpoint, find_model
 from crosscut.pretrained.adapter_settings import read_settings
+from crosscut.pretrained.adapters import PublishedAdapter
 from crosscut.training import run_training
 from tests.pretrained import jobs
 from tests.pretrained.encoders import make_encoder
@@ -236,11 +237,30 @@ def test_modules_without_an_adapter_have_no_matrices(published, tmp_path, settin
 
 
 def test_the_name_of_the_model_is_compared(published, tmp_path, capsys):
-    for base, is_told in (("org/Some-Model", True), ("org/GPT2", False), ("/models/gpt2/", False), (None, False)):
+    for base, is_told in (("org/Some-Model", True), ("org/GPT2", False), (None, False)):
         folder = tmp_path / f"adapter-{len(list(tmp_path.iterdir()))}"
         write_peft(folder, published("gpt2"), LINEAR["gpt2"], base_model_name_or_path=base)
         find_model(published("gpt2"), adapter=folder)
         assert ("was trained with the model `org/Some-Model`" in capsys.readouterr().err) is is_told
+
+
+def test_the_name_of_the_model_is_a_whole_folder_of_its_path():
+    model = ModelConfig(num_layers=1, hidden_size=8, num_heads=1)
+    agreeing = [
+        ("org/GPT2", "models/gpt2"),
+        ("/models/gpt2/", "models/GPT2/final"),
+        ("org/gpt2", "hub/models--org--gpt2/snapshots/0f1e"),
+        ("org/my--model", "my--model"),
+        ("", "any"),
+    ]
+    differing = [
+        ("org/gpt2", "gpt2-medium"),
+        ("org/gpt2", "distilgpt2/final"),
+        ("org/gpt2", "models--org--gpt2-xl/0f1e"),
+    ]
+    for base, folder in (*agreeing, *differing):
+        notice = PublishedAdapter(model, {}, base).notice_of_base(Path("/data") / folder)
+        assert bool(notice) is ((base, folder) in differing), (base, folder)
 
 
 INITIAL = [True, False, "gaussian", "orthogonal", "mica", "eva"]

@@ -24,10 +24,10 @@ from crosscut.corpus.execution.stages import Counts
 def make_totals(flow: Sequence[FlowEntry], ingest: Counts) -> Counts:
     """Compute the totals from the flow of the stages and the counts of the stage `ingest`.
 
-    `words` holds two phrases. `read` says how many records were found, and how many of them were unreadable or skipped.
-    `kept` says how many documents were dropped, and how many passages and pieces were cut. If the flow does not begin
-    with `ingest`, only the documents that the first stage received are known. If the flow is empty, the result is
-    empty.
+    `words` holds phrases. `read` says how many records were found, and how many of them were unreadable or skipped.
+    `replaced` says how many characters could not be decoded, if there are any. `kept` says how many documents were
+    dropped, and how many passages and pieces were cut. If the flow does not begin with `ingest`, only the documents
+    that the first stage received are known. If the flow is empty, the result is empty.
     """
     if not flow:
         return {}
@@ -48,6 +48,11 @@ def make_totals(flow: Sequence[FlowEntry], ingest: Counts) -> Counts:
         }
         lost = _listed(unreadable and f"{unreadable:,} unreadable", skipped and f"{skipped:,} skipped")
         words["read"] = f"from {counted(found, 'record')} in {counted(files, 'file')}" + (lost and f"; {lost}")
+        notes = ingest.get("notes", {})
+        if "replaced characters" in notes:
+            replaced = counted(notes["replaced characters"], "character")
+            documents = counted(notes["with replaced characters"], "document")
+            words["replaced"] = f"{replaced} in {documents}, which the charsets of the documents cannot decode"
     return {**totals, "words": words}
 
 

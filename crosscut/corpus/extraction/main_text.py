@@ -27,7 +27,8 @@ PROSE_PER_LINK = 100
 """Minimum number of characters per link. A text with more links is not prose."""
 
 MAX_LOWERED = 3000
-"""Maximum number of lists of a page that are kept apart from menus. Each takes as much time as 10 other elements."""
+"""Maximum number of lists, of figures and of dates of a page that are kept, because each takes as much time as 10 other
+elements."""
 
 READ_PER_PAGE = 20
 """Maximum number of characters that are read to judge the elements of a page, as a multiple of the page's length.
@@ -49,14 +50,16 @@ HIGH_LISTS = "body > ul, body > * > ul, body > * > * > ul"
 FIGURES = "figure, figcaption"
 """Elements that resiliparse leaves out, with their captions, tables and listings."""
 EMBEDDED = "form"
-"""Elements of a figure that is a program embedded in the page, whose words are not about a picture."""
-KNOWN = f"h1, h2, h3, h4, h5, h6, nav, form, body > address, {FIGURES}, p time, {ARTICLE}, {HIGH_LISTS}"
+"""Element of a figure that shows that the figure is a program, such as a player, and its words are those of buttons."""
+KNOWN = f"h1, h2, h3, h4, h5, h6, nav, form, body > address, {FIGURES}, time, {ARTICLE}, {HIGH_LISTS}"
 """Elements that are known by their tag, role or place. One search finds all of them, because a search takes time."""
 MAX_LINKED = 0.5
-"""Maximum share of links in the text of a list or figure that has many links. With a larger share, it is a menu."""
+"""Maximum share of links in the text of a figure, or of a list with many links. With a larger share, it is a menu."""
 LABELLED_SHARE, LABELLED_PER_LINK = 0.3, 400
 """Maximum share of the page's text that a part with a label may have, and its maximum number of characters per link:
 each link may have a teaser."""
+LINES = "p, div, li, dd, dt, td, th, blockquote, figcaption, h1, h2, h3, h4, h5, h6"
+"""Elements that contain a line of text, unless they contain other elements of `BLOCKS`."""
 BLOCKS = "p, div, li, select, input, textarea"
 """Elements that no paragraph contains."""
 FORM_PARAGRAPHS, FORM_SHARE = 2, 0.5
@@ -113,12 +116,10 @@ def _remove_boilerplate(tree: HTMLTree, body: ElementNode) -> None:
         if body.contains(figure) and _is_caption(figure):
             for inner in [figure, *figure.query_selector_all(FIGURES)[:]]:
                 _open(tree, inner, "div")
-    for time in known["time"][:MAX_LOWERED]:
-        if (before := time.previous_sibling) is not None and (before.text or "").strip():  # not a line with the date
-            _open(tree, time, "span")
     anchors = [*known["title"][:1], *known["article"][:1]]
     page = len(body.text or "")
     unread = READ_PER_PAGE * page
+    unread -= _open_dates(tree, known["time"][:MAX_LOWERED], unread)
     for element in known["frame"]:
         if unread > 0 and body.contains(element):
             unread -= _judge_frame(element, body, page, anchors)
@@ -133,6 +134,30 @@ def _remove_boilerplate(tree: HTMLTree, body: ElementNode) -> None:
     for high in known["list"][:MAX_LOWERED]:
         if body.contains(high) and _is_text(high):
             _lower(tree, high)
+
+
+def _open_dates(tree: HTMLTree, dates: list[ElementNode], unread: int) -> int:
+    """Keep the dates in lines of other text, which resiliparse leaves out. A line with only a date stays left out. At
+    most about `unread` characters are read. Return the number of characters that were read.
+    """
+    num_read = 0
+    lines: defaultdict[ElementNode, list[ElementNode]] = defaultdict(list)
+    for date in dates:
+        if (line := date.closest(LINES)) is not None:
+            lines[line].append(date)
+    for line, own in lines.items():
+        if num_read >= unread:
+            break
+        text = line.text or ""
+        num_read += len(text)
+        if not line.query_selector(BLOCKS) and len(_joined(text)) > sum(len(_joined(date.text or "")) for date in own):
+            for date in own:
+                _open(tree, date, "span")
+    return num_read
+
+
+def _joined(text: str) -> str:
+    return "".join(text.split())
 
 
 def _judge_frame(element: ElementNode, body: ElementNode, page: int, anchors: list[ElementNode]) -> int:
@@ -196,11 +221,13 @@ def _num_paragraphs(element: ElementNode) -> int:
 
 
 def _is_text(block: ElementNode) -> bool:
-    """Whether a list or a figure is text, and not a menu."""
-    length, links = len(block.text or ""), block.get_elements_by_tag_name("a")[:]
-    if length >= PROSE_PER_LINK * len(links):
-        return True
-    return sum(len(link.text or "") for link in links) <= MAX_LINKED * length
+    """Whether a list is text, and not a menu."""
+    return len(block.text or "") >= PROSE_PER_LINK * _num_links(block) or not _is_linked(block)
+
+
+def _is_linked(block: ElementNode) -> bool:
+    links = block.get_elements_by_tag_name("a")[:]
+    return sum(len(link.text or "") for link in links) > MAX_LINKED * len(block.text or "")
 
 
 def _is_caption(figure: ElementNode) -> bool:
@@ -208,7 +235,7 @@ def _is_caption(figure: ElementNode) -> bool:
     parent = figure.parent
     if not isinstance(parent, ElementNode) or parent.closest(f"a, {FIGURES}") is not None:
         return False
-    return bool((figure.text or "").strip()) and _is_text(figure) and figure.query_selector(EMBEDDED) is None
+    return bool((figure.text or "").strip()) and not _is_linked(figure) and figure.query_selector(EMBEDDED) is None
 
 
 def _open(tree: HTMLTree, element: ElementNode, tag: str) -> None:

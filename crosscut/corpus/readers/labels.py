@@ -25,7 +25,7 @@ _LABELS = {
     "iso-2022-kr": "iso2022_kr",
     "x-mac-cyrillic": "mac-cyrillic",
     "x-mac-ukrainian": "mac-cyrillic",
-    "x-user-defined": "x-user-defined",
+    "x-user-defined": "cp1252",
 }
 """Codecs of the standard's labels that resiliparse lacks. Browsers refuse HZ and ISO-2022-KR, because they can hide a
 script. Scripts are not run here."""
@@ -63,7 +63,12 @@ their share among the non-ASCII bytes above which a longer text is in another ch
 _CONTROLS = re.compile("[\x80-\x9f]")
 _ESCAPE = re.compile(rb"\x1b(\$[@B]|\([BIJ])")
 """Sequences by which ISO-2022-JP switches between character sets."""
-_HIGH = bytes(byte | 0x80 if 0x20 < byte < 0x7F else byte for byte in range(256))
+_HIGH = bytes(byte | 0x80 if 0x20 < byte < 0x7F else byte if byte < 0x80 else 0xFF for byte in range(256))
+"""Bytes of ISO-2022-JP as bytes of EUC-JP. Bytes of eight bits are invalid."""
+_KATAKANA = "".join(
+    chr(byte + 0xFF40 if 0x20 < byte < 0x60 else byte if byte <= 0x20 else 0xFFFD) for byte in range(256)
+)
+"""Characters of the bytes after ESC ( I."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +89,12 @@ class Charset:
 
     def decode(self, data: bytes) -> tuple[str, int]:
         """Decode bytes. Returns the text, and the number of its undecodable places. U+FFFD stands in these places. An
-        unused byte of a single-byte charset becomes a control character, as in browsers, and is counted as well. So are
-        the bytes of `x-user-defined` that are not ASCII, because they stand for no characters.
+        unused byte of a single-byte charset becomes a control character, as in browsers, and is counted as well.
         """
-        if self.codec == "x-user-defined":
-            return "".join(chr(byte if byte < 0x80 else 0xF700 + byte) for byte in data), count_non_ascii(data)
         if self.codec == "iso2022_jp":
             return _decode_iso2022_jp(data)
+        if self.codec == "euc_jp":
+            data = data.replace(b"\x8f\xa2\xb7", b"\xa1\xc1")  # Python's codec has an ASCII tilde for the wide one
         codec = "utf-8-sig" if self.codec == "utf-8" else self.codec
         try:
             text, num_unused = data.decode(codec), 0
@@ -122,8 +126,7 @@ def find_charset(label: str) -> Charset | None:
             return None
         codec = codecs.lookup(name).name
         codec = map_encoding_to_html5(codec, fallback_utf8=False) or codec
-    if codec != "x-user-defined":
-        codec = codecs.lookup(codec).name
+    codec = codecs.lookup(codec).name
     return Charset(_WIDER.get(codec, codec))
 
 
@@ -140,7 +143,7 @@ def _decode_iso2022_jp(data: bytes) -> tuple[str, int]:
         if escape.startswith(b"$"):
             texts.append(Charset("euc_jp").decode(part.translate(_HIGH))[0])
         elif escape == b"(I":
-            texts.append(part.translate(_HIGH).decode("cp932", "replace"))
+            texts.append("".join(_KATAKANA[byte] for byte in part))
         else:
             text = part.decode("ascii", "replace")
             texts.append(text.replace("\\", "\xa5").replace("~", "\u203e") if escape == b"(J" else text)
@@ -153,16 +156,18 @@ def _mend(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeDecodeError):
         raise error
     codec, start = error.encoding, error.start
-    lead, pair = error.object[start], error.object[start : start + 2]
+    lead, trail, last = (*error.object[start : start + 3], 0, 0)[:3]
     if codec == "charmap":
         return chr(lead) if lead < 0xA0 else REPLACEMENT, start + 1
     if codec == "gb18030" and lead == 0x80:
         return "\u20ac", start + 1
     if codec.startswith(_MULTIBYTE) and not codec.startswith(("utf", "iso2022", "hz")):
         is_euc = codec == "euc_jp"
-        is_pair = len(pair) == 2 and (0xA0 if is_euc else 0x80) < lead < 0xFF and pair[1] >= 0x80
-        mended = _vendor_character(*pair) if is_euc and is_pair else ""
-        return mended or REPLACEMENT, start + 1 + is_pair
+        is_lead = lead in (0x8E, 0x8F) or 0xA0 < lead < 0xFF if is_euc else 0x80 < lead < 0xFF
+        is_pair = is_lead and trail >= 0x80
+        is_triple = is_euc and lead == 0x8F and 0xA0 < trail < 0xFF and last >= 0x80
+        mended = _vendor_character(lead, trail) if is_euc and is_pair else ""
+        return mended or REPLACEMENT, start + 1 + is_pair + is_triple
     return REPLACEMENT, error.end
 
 
@@ -172,7 +177,8 @@ def _vendor_character(lead: int, trail: int) -> str:
     if min(row, cell) < 0 or cell > 93:
         return ""
     place = cell + (0x9F if row % 2 else 0x40 if cell < 63 else 0x41)
-    return bytes([row // 2 + (0x81 if row < 62 else 0xC1), place]).decode("cp932", "ignore")
+    text = bytes([row // 2 + (0x81 if row < 62 else 0xC1), place]).decode("cp932", "replace")
+    return text if len(text) == 1 and text != REPLACEMENT else ""
 
 
 _HANDLER = "crosscut-charset"

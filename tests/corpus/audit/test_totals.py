@@ -44,6 +44,7 @@ def write_sources(folder: Path) -> None:
     (folder / "notes").mkdir()
     (folder / "notes" / "a.txt").write_text(texts()[60])
     (folder / "notes" / "blank.txt").write_text(" \n")
+    (folder / "book" / "cut.html").write_bytes(f"<meta charset=utf-8><p>“Quotes” {texts()[62]}".encode() + b"\xe2\x80")
     (folder / "notes" / "picture.txt").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)))
     (folder / "a.eml").write_text("Subject: nothing\n\n")
     (folder / "b.eml").write_text(f"Subject: something\n\n{texts()[61]}\n")
@@ -85,7 +86,7 @@ def test_totals_add_up_to_the_records_in_the_files(corpus):
     assert totals["unreadable"]["documents"] == report["rejects"] == 4  # null, broken, picture, damage
     assert totals["skipped"]["documents"] == 4  # page, row, note and mail without text
     lost = totals["unreadable"]["documents"] + totals["skipped"]["documents"]
-    assert totals["found"] == {"documents": totals["read"]["documents"] + lost, "files": 10}
+    assert totals["found"] == {"documents": totals["read"]["documents"] + lost, "files": 11}
     assert totals["read"]["documents"] == totals["kept"]["documents"] + totals["dropped"]["documents"]
     rules = report["flow"][0]["rules"].values()
     assert sum(rule["documents"] for rule in rules if rule["kind"] == "unreadable") == 4
@@ -105,6 +106,9 @@ def test_terminal_and_page_show_the_same_numbers_and_words(corpus, browser):
     assert cards["Read"].inner_text().endswith(f"documents {totals['words']['read']}")
     assert cards["Kept"].inner_text().endswith(f"{kept} of {read} documents; {totals['words']['kept']}")
     ingest = page.locator("#stage-ingest")
+    assert totals["words"]["replaced"] == "1 character in 1 document, which the charsets of the documents cannot decode"
+    assert totals["words"]["replaced"] in told
+    assert totals["words"]["replaced"] in ingest.inner_text()
     assert ingest.locator(".amounts").inner_text() == f"{totals['found']['documents']:,} found, {read} read"
     assert "1 file was read only up to the damage" in ingest.inner_text()
     assert page.locator(".flow a").first.get_attribute("aria-label").endswith(f", {read} read")

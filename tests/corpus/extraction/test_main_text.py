@@ -178,7 +178,24 @@ def test_list_of_links_near_the_root_is_a_menu() -> None:
         "<figure><blockquote>Words of it</blockquote><figcaption>Author</figcaption></figure>",
         "<figure><figure><figcaption>Words of it</figcaption></figure></figure>",
         "<div><figcaption>Words of it</figcaption></div>",
-        "<p>She was born on <time>Words of it</time>, they say.</p>",
+        *(
+            block.format(line)
+            for block in (
+                "<p>{}</p>",
+                "<div>{}</div>",
+                "<blockquote>{}</blockquote>",
+                "<ul><li>{}</li></ul>",
+                "<dl><dt>Born</dt><dd>{}</dd></dl>",
+                "<table><tr><td>{}</td></tr></table>",
+                "<figure><figcaption>{}</figcaption></figure>",
+            )
+            for line in (
+                "Her birthday, <time>Words of it</time>, was a Monday.",
+                "<time>Words of it</time> is a Monday.",
+            )
+        ),
+        "<h3>Events of <b><time>Words of it</time></b></h3>",
+        "<p>Signed by <b>Ann</b> <time>Words of it</time> in Rome.</p>",
     ],
 )
 def test_figures_and_dates_in_sentences_stay(root: str, figure: str) -> None:
@@ -191,8 +208,11 @@ def test_figures_and_dates_in_sentences_stay(root: str, figure: str) -> None:
     [
         "<a href=x><figure><img src=a><figcaption>Words of it</figcaption></figure></a>",
         "<figure><a href=x><img src=a>Words of it</a></figure>",
+        f"<figure><a href=x><img src=a><figcaption>Words of it{' and more' * 20}</figcaption></a></figure>",
         "<figure><form>Words of it <input></form>Words of it</figure>",
         "<p><time>Words of it</time></p>",
+        "<div> <b><time>Words of it</time></b> </div>",
+        "<div><time>Words of it</time><p>Another block.</p></div>",
     ],
 )
 def test_figures_of_links_and_forms_and_lines_with_a_date_are_left_out(figure: str) -> None:
@@ -201,6 +221,11 @@ def test_figures_of_links_and_forms_and_lines_with_a_date_are_left_out(figure: s
 
 def test_many_figures_take_no_more_time_than_the_page() -> None:
     began = time.process_time()
-    for body in ("<figure>" * 900 + "words <b>x</b>" * 3000, "<figure><figcaption>a</figcaption></figure>" * 5000):
-        main_text(ARTICLE + body)
+    for body in (
+        "<figure>" * 900 + "words <b>x</b>" * 3000,
+        "<figure><figcaption>a</figcaption></figure>" * 5000,
+        "<time>a</time>b" * 10**4,
+        "<blockquote><time>a</time>" * 900 + "<b>x</b>" * 3000,
+    ):
+        main_text(f"{ARTICLE}<p>{body}")
     assert time.process_time() - began < 2

@@ -71,7 +71,7 @@ function stageBlock(entry) {
     make("header", make("h3", titleOf(entry.stage)), amounts),
     STAGES[entry.stage] && make("p.note", STAGES[entry.stage][1]),
     rules.map(([name, amount]) => rule(entry, name, amount)),
-    entry.stage === "ingest" && [damagedBlock(), leftOutBlock()],
+    entry.stage === "ingest" && [damagedBlock(), leftOutBlock(), replacedBlock()],
     cutBlock(entry), mended(entry),
     !rules.length && !entry.cut && !Object.values(entry.changed ?? {}).some(Boolean) && make("p.note.soft", "This stage dropped nothing."),
   );
@@ -105,6 +105,12 @@ function damagedBlock() {
 function leftOutBlock() {
   return Object.entries(report.left_out ?? {}).map(([source, suffixes]) => make("div.rule", told("left out",
     `files of other formats in ${source}: ${Object.entries(suffixes).map(([suffix, count]) => `${whole.format(count)} ${suffix}`).join(", ")}`)));
+}
+
+/** Characters that the charsets of the documents cannot decode. */
+function replacedBlock() {
+  const { replaced } = report.summary.words;
+  return replaced ? make("div.rule", told("replaced", replaced)) : null;
 }
 
 const told = (label, text) => make("span.line", make("span.label", label), make("span.told.whole", text));
