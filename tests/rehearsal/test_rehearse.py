@@ -233,6 +233,11 @@ def test_a_step_that_is_too_large_is_refused(layout, training, message):
         rehearse(run)
 
 
+def test_the_largest_step_is_run(monkeypatch):
+    monkeypatch.setattr(sys.modules[rehearse.__module__], "_MOST_MICRO_BATCHES", SMALL[0].run.num_micro_batches)
+    rehearse(SMALL[0].run)
+
+
 @pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     "changes",

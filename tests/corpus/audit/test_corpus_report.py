@@ -85,6 +85,7 @@ def test_samples_show_what_a_rule_saw(report):
     (changed,) = entry(report, "cleaning")["changed_samples"]
     assert "It\u00e2\u20ac\u2122s" in changed["before"]
     assert "It's" in changed["text"]
+    assert "bytes" not in entry(report, "ingest")["rules"]["not JSON"], "bytes on disk are no bytes of text"
     rejected = entry(report, "ingest")["rules"]["not JSON"]["samples"]
     assert sorted(one["id"] for one in rejected) == ["speeches/some.jsonl#line 999", "web/some.jsonl#line 999"]
 

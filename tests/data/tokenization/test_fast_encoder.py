@@ -69,6 +69,12 @@ def test_any_texts_get_the_ids_of_the_library(tokenizer: Tokenizer, texts: list[
     assert lengths.tolist() == [len(tokenizer.encode(text)) + 1 for text in texts]
 
 
+TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": END_OF_TEXT, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [],
+    "special_tokens": {END_OF_TEXT: {"id": END_OF_TEXT, "ids": [0], "tokens": [END_OF_TEXT]}},
+}
 VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
     "Llama 3's expression": ({"pre_tokenizer": split(LLAMA_3)}, "gigatoken"),
     "an expression of its own": ({"pre_tokenizer": split(ODD)}, "tokenizers"),
@@ -77,6 +83,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
         "gigatoken",
     ),
     "a normalizer": ({"normalizer": {"type": "Lowercase"}}, "tokenizers"),
+    "a template around texts": ({"post_processor": TEMPLATE}, "gigatoken"),
     "words of text": ({"added_tokens": [token(END_OF_TEXT, 0, special=True), token("rank", 300)]}, "gigatoken"),
     "several special tokens": (
         {"added_tokens": [token(END_OF_TEXT, 0, special=True), token("<|user|>", 301, special=True)]},

@@ -277,6 +277,11 @@ def test_a_body_must_not_be_endless(whole):
     assert content["error"]["message"].startswith("A request must have at most 8 MiB")
 
 
+def test_the_largest_body_is_read(whole):
+    status, _ = whole.ask(TEXT, json.dumps(text()).encode().rjust(LARGEST_BODY))
+    assert status == 200
+
+
 @pytest.mark.parametrize("length", ["9" * 20, "10000000000000000000", str(LARGEST_BODY + 1), "8" * 12])
 def test_a_body_that_would_be_endless_is_refused_before_it_is_sent(whole, length):
     host, port = whole.url.removeprefix("http://").split(":")
