@@ -9,8 +9,7 @@ Shapes: S tokens of a window.
 """
 
 import unicodedata
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -148,11 +147,6 @@ def _narrowed(
     if 0 < len(inner) < len(tokens) and spelling.spells(ids[inner[0] : inner[-1] + 1], context[start:end]):
         tokens = inner
     return int(tokens[0]), int(tokens[-1])
-
-
-def count_fits(questions: Iterable[Question]) -> AnswerCounts:
-    """Count the answers by their fit."""
-    return AnswerCounts(**Counter(question.fit for question in questions if question.fit))
 
 
 def _stripped(example: SpanExample) -> tuple[int, int]:
