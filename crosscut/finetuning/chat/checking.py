@@ -67,7 +67,7 @@ class AnswerCheck:
         messages, unless they are allowed.
         """
         self._require_known()
-        known = (self.spoken.end_of_text, *self.spoken.stops)
+        known = self.spoken.ends
         end, *others = {answer.end for _, answer in self._answers()}
         new = () if others or end is None or end in known or end in self._beginnings else (end,)
         self._require_ends((*known, *new), allowed.endless, is_marked=is_marked)
