@@ -62,7 +62,7 @@ def keep_companions(published: Path, folder: Path) -> None:
 def keep_stop(folder: Path, stop: int) -> None:
     """Add a token id to the ids that end a text of the model in `folder`, in its `generation_config.json`."""
     spoken = speech(folder / TOKENIZER_FILE, [folder])
-    content = with_ends(folder / GENERATION_FILE, (spoken.end_of_text, *spoken.stops, stop))
+    content = with_ends(folder / GENERATION_FILE, (*spoken.ends, stop))
     write_json(folder / GENERATION_FILE, content)
 
 
@@ -134,6 +134,11 @@ class Speech(NamedTuple):
     """Token id that the tokenizer's template puts at the start of a text. None if the template starts a text with no
     special token, or with a token that also ends a text.
     """
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """All token ids that end a text."""
+        return self.end_of_text, *self.stops
 
     @property
     def special(self) -> Special:

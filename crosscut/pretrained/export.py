@@ -32,7 +32,6 @@ from crosscut.config.published.sentences import MODULES_FILE, module_files
 from crosscut.config.system.files import read_json
 from crosscut.config.system.terminal import echo
 from crosscut.data import Tokenizer
-from crosscut.data.tokenization.decoder_rows import Special
 from crosscut.data.tokenization.inner import read_inner
 from crosscut.model import GPT
 from crosscut.parallel import reshard
@@ -86,14 +85,19 @@ class _ExportFolder:
     rows: Rows | None = None
     """Rows of a model that was fine-tuned for a task. None if the tokenizer's files stay as they are."""
 
-    def __post_init__(self) -> None:
-        """Raise `ConfigError` for a model that no published family can express, for a sentence encoder with a step that
-        Crosscut does not compute, and for rows that `transformers` could not make.
+    def check(self) -> None:
+        """Make the files other than the tensors. Raises `ConfigError` for a model that no published family can express,
+        for a sentence encoder with a step that Crosscut does not compute, and for rows that `transformers` could not
+        make.
         """
-        self.table  # noqa: B018 - a property that checks
-        self.beside  # noqa: B018 - a property that checks
+        assert self.files
 
     @cached_property
+    def files(self) -> dict[str, bytes]:
+        """Contents of the files other than the tensors, by name. The last file makes the folder complete."""
+        return {**self.beside, MODEL_FILE: json_bytes(self.table)}
+
+    @property
     def table(self) -> dict[str, object]:
         """Content of `config.json`, with the id of the padding token of a model that reads the label from the last
         token of a text. `transformers` needs this id to find the last token.
@@ -124,7 +128,7 @@ class _ExportFolder:
         assert self.rows is not None
         return task_files(self.tokenizer, self.config, self.rows, model_type=str(self._shape["model_type"]))
 
-    @cached_property
+    @property
     def beside(self) -> dict[str, bytes]:
         """Contents of the tokenizer's file, of the files that `transformers` needs to load it, and of the files of a
         sentence encoder, by name.
@@ -143,9 +147,8 @@ class _ExportFolder:
         planned = plan_files(shapes, self.dtype, max_bytes=self.max_file_bytes)
         with _new_folder(self.folder, MODEL_FILE) as draft:
             write_tensors(draft, planned, self.dtype, tensors)
-            for name, content in self.beside.items():
+            for name, content in self.files.items():
                 draft.write(name, content)
-            draft.write(MODEL_FILE, json_bytes(self.table))
         num_bytes = sum(math.prod(shape) for shape in shapes.values()) * self.dtype.itemsize
         return Exported(str(self.folder), len(shapes), [file.name for file in planned], num_bytes)
 
@@ -204,12 +207,13 @@ def export_checkpoint(
         config=source.model,
         dtype=dtype,
         tokenizer=source.tokenizer,
-        ends=(source.end_of_text, *source.stops),
+        ends=source.ends,
         labels=source.labels,
         max_file_bytes=max_file_bytes,
         is_published=source.is_published,
-        rows=None if source.is_published else _rows(source.model, source.special, source.row_length),
+        rows=Rows(source.special, source.row_length) if source.model.solves_task and not source.is_published else None,
     )
+    target.check()
     require_new(target.folder)
     _tell_of_modules(source, target.folder)
     if source.adapter:
@@ -244,8 +248,7 @@ def export_adapter(source: ModelSource, out: str | Path | Folder, *, base: str =
     require_new(folder)
     _, read = _reader(source)
     with _new_folder(folder, CONFIG_NAME) as draft:
-        ends = (source.end_of_text, *source.stops)
-        draft.write(GENERATION_FILE, json_bytes(with_ends(source.tokenizer.with_name(GENERATION_FILE), ends)))
+        draft.write(GENERATION_FILE, json_bytes(with_ends(source.tokenizer.with_name(GENERATION_FILE), source.ends)))
         return write_adapter(draft, source.model, read, base=base)
 
 
@@ -333,8 +336,9 @@ def export_model(
         ends=(Tokenizer.load(tokenizer).end_of_text, *stops),
         labels=labels,
         max_file_bytes=max_file_bytes,
-        rows=_rows(model.config, speech(tokenizer, ()).special),
+        rows=Rows(speech(tokenizer, ()).special, 0) if model.config.solves_task else None,
     )
+    target.check()
     tensors = _published(model.config, with_adapters(model.config, lambda name: whole(parameters[name])))
     failure = _failure(lambda: require_new(target.folder)) if model.mesh.is_first_rank else None
     if failure := share_from_first(failure):
@@ -345,11 +349,6 @@ def export_model(
         pass
     if failure := share_from_first(failure):
         raise failure
-
-
-def _rows(model: ModelConfig, special: Special, length: int = 0) -> Rows | None:
-    """Rows on which a model was fine-tuned for a task. None for other models."""
-    return Rows(special, length) if model.solves_task else None
 
 
 def _failure(action: Callable[[], object]) -> CheckpointError | ConfigError | None:

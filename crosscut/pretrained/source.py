@@ -72,6 +72,11 @@ class ModelSource:
     """Maximum number of tokens of the rows on which a model for a task was fine-tuned. 0 if it is not known."""
 
     @property
+    def ends(self) -> tuple[int, ...]:
+        """All token ids that end a text."""
+        return self.end_of_text, *self.stops
+
+    @property
     def special(self) -> Special:
         """Token ids around a text of a task."""
         return Special(self.begin_of_text, self.end_of_text)

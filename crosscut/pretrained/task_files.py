@@ -20,7 +20,7 @@ from crosscut.config.system.files import read_json
 from crosscut.data.tokenization.decoder_rows import Special, surround
 from crosscut.data.tokenization.end_of_text import named_beside
 from crosscut.data.tokenization.inner import SPLIT_SPECIAL_TOKENS, read_inner
-from crosscut.data.tokenization.special_tokens import names_of_special_tokens
+from crosscut.data.tokenization.special_tokens import names_of_special_tokens, padding_token
 from crosscut.pretrained.writing import json_bytes
 
 if TYPE_CHECKING:
@@ -86,13 +86,13 @@ def _padding(inner: "tokenizers.Tokenizer", folder: Path, model: ModelConfig, sp
     other special token. In a decoder, a token that ends rows is none, because `transformers` takes the last token that
     is no padding for the end of a row.
     """
-    named = named_beside(folder, "pad_token")
+    _, named = named_beside(folder, "pad_token") or (folder, "")
+    taken = special if model.is_causal else ()
+    found = padding_token(inner, below=model.vocab_size, named=named, taken=taken)
+    if found is not None or not model.is_causal:
+        return found
     others = sorted(number for number, token in inner.get_added_tokens_decoder().items() if token.special)
-    found = [inner.token_to_id(name) for name in (named[1] if named else "", "[PAD]", "<pad>")]
-    taken = set(special) if model.is_causal else set()
-    if model.is_causal:
-        found += others
-    return next((one for one in found if one is not None and one < model.vocab_size and one not in taken), None)
+    return next((one for one in others if one < model.vocab_size and one not in taken), None)
 
 
 def _require_qwen2(inner: "tokenizers.Tokenizer", tokenizer: Path) -> None:

@@ -2,6 +2,7 @@
 loaded into a BERT for classes.
 """
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -34,8 +35,8 @@ def load_trunk(model: GPT, source: ModelSource, labels: Sequence[str] = ()) -> t
     """Fill a model, on any layout and sharding, with the weights of a source that may have another head. If both heads
     have a pooler, the pooler is loaded. If both heads have the same kind and size, the classifier is loaded, too.
 
-    `labels` are the names of the model's classes. If they are given, the classifier is loaded only if the source has
-    the same names (`rows_of_classes`), and its rows are put into the order of `labels`.
+    `labels` are the names of the model's classes. The classifier of a model with classes is loaded only if the source
+    has the same names (`rows_of_classes`), and its rows are put into the order of `labels`.
 
     Returns the names of the parameters that the source does not have. These parameters keep their values, so initialise
     the model first. Every rank must call this function. Raises `ConfigError` if the layers of the model and of the
@@ -54,19 +55,19 @@ def load_trunk(model: GPT, source: ModelSource, labels: Sequence[str] = ()) -> t
 
 def rows_of_classes(source: ModelSource, labels: Sequence[str]) -> tuple[int, ...] | None:
     """Return, for each of `labels`, the index of the source's class with this name. None if the source has no classes,
-    or if its names are not the same. Case does not matter, as in the examples of `transformers`.
+    or if its names are not the same. If they are not the same as they are, they are compared without case, as in the
+    examples of `transformers`.
     """
-    theirs = {name.casefold(): index for index, name in enumerate(source.labels)}
-    ours = [name.casefold() for name in labels]
-    is_clear = len(theirs) == len(source.labels) and len(set(ours)) == len(ours)
-    if source.model.head is not HeadKind.CLASSES or not is_clear or theirs.keys() != set(ours):
-        return None
-    return tuple(theirs[name] for name in ours)
+    for key in (str, str.casefold) if labels and source.model.head is HeadKind.CLASSES else ():
+        theirs, ours = {key(name): index for index, name in enumerate(source.labels)}, list(map(key, labels))
+        if theirs.keys() == set(ours) and len(theirs) == len(source.labels) == len(ours):
+            return tuple(theirs[name] for name in ours)
+    return None
 
 
-def notice_of_classes(source: ModelSource, labels: Sequence[str]) -> str:
+def notice_of_classes(source: ModelSource, labels: Sequence[str], *, may_name: bool = False) -> str:
     """Say what happens to the classifier of the source in a model with the classes `labels`. Empty if the source has no
-    classes, or the same classes in the same order.
+    classes, or the same classes in the same order. `may_name` says whether the user can name the classes with --labels.
     """
     rows = rows_of_classes(source, labels)
     if source.model.head is not HeadKind.CLASSES or rows == tuple(range(len(labels))):
@@ -75,8 +76,12 @@ def notice_of_classes(source: ModelSource, labels: Sequence[str]) -> str:
     if rows is not None:
         return f"The classifier of `{source.folder}` is kept, with its classes in another order: {ours:.300}."
     told = f"The classifier is new: the classes of `{source.folder}` are {theirs:.300}, but must be {ours:.300}."
-    lacks_some = {name.casefold() for name in labels} < {name.casefold() for name in source.labels}
-    return f"{told} To keep the classifier, pass --labels {','.join(source.labels)}." if lacks_some else told
+    spellings = {name.casefold(): name for name in labels}
+    named = [name if name in labels else spellings.get(name.casefold(), name) for name in source.labels]
+    is_remedy = may_name and set(labels) < set(named) and all(name and "," not in name for name in named)
+    if not is_remedy or rows_of_classes(source, named) is None:
+        return told
+    return f"{told} To keep the classifier, pass --labels {shlex.quote(','.join(named))}."
 
 
 def _rows(config: ModelConfig, source: ModelSource, labels: Sequence[str]) -> tuple[int, ...] | None:
@@ -85,7 +90,7 @@ def _rows(config: ModelConfig, source: ModelSource, labels: Sequence[str]) -> tu
     """
     if config.head is not source.model.head or config.num_classes != source.model.num_classes:
         return None
-    return rows_of_classes(source, labels) if labels and config.num_classes else ()
+    return rows_of_classes(source, labels) if config.num_classes else ()
 
 
 @torch.no_grad()

@@ -147,7 +147,7 @@ def _serve(options: ServerOptions, found: Mapping[str, object], device: torch.de
 def _write(source: ModelSource, mesh: ParallelMesh, options: ServerOptions, listener: socket.socket | None) -> None:
     """Run one rank of a server whose model predicts the next token. `listener` is None on all ranks but the first."""
     tokenizer = source.load_tokenizer()
-    stops = frozenset({source.end_of_text, *source.stops})
+    stops = frozenset(source.ends)
     model = source.load(mesh, precision=options.precision)
     pack_weights(model, mesh, num_texts=options.rows)
     decoder = Decoder(model, tokenizer, num_rows=options.rows, stops=stops, slide=options.slide)

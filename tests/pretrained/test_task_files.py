@@ -33,6 +33,7 @@ TEXTS: list[Pair] = [
 PAIRS: list[Pair] = [
     (text, other) for (text, _), other in zip(TEXTS, ("over the dog", "</s>", " fox ", "x"), strict=True)
 ]
+PAIRS.append(("a", ""))  # in a list, `transformers` takes it for a pair
 CORPUS = ["the quick brown fox jumps over the lazy dog 1066 " * 50]
 CLASSES = ["GPT2ForSequenceClassification", "LlamaForSequenceClassification", "BertForSequenceClassification"]
 SPANS = ["GPT2ForQuestionAnswering", "Qwen3ForQuestionAnswering", "BertForQuestionAnswering"]

@@ -174,7 +174,7 @@ def loaded(source: ModelSource, config: ModelConfig, layout: Layout) -> tuple[tu
         ("BertForPreTraining", {}, {"head": "spans"}, NEW),
         ("BertForMaskedLM", {}, {"head": "classes", "num_classes": 2}, (*NEW, *POOLER)),
         ("BertForSequenceClassification", {}, {"head": "classes", "num_classes": 2}, NEW),
-        ("BertForSequenceClassification", {}, {"head": "classes", "num_classes": 3}, ()),
+        ("BertForSequenceClassification", {}, {"head": "classes", "num_classes": 3}, NEW),  # no names are given
         ("RobertaForSequenceClassification", {}, {"head": "choice"}, NEW),
         ("BertForQuestionAnswering", {}, {"head": "classes", "num_classes": 2}, (*NEW, *POOLER)),
         ("LlamaForSequenceClassification", {}, {"head": "spans"}, NEW),
@@ -305,19 +305,27 @@ def test_rows_of_a_run_are_put_into_the_order_of_the_names(ranks, run_of_classes
         (("LABEL_0", "LABEL_1"), ("0", "1"), None, "are 'LABEL_0', 'LABEL_1', but must be '0', '1'."),
         (("a", "a"), ("a", "b"), None, "are 'a', 'a', but must be 'a', 'b'."),
         (("a", "A"), ("a", "b"), None, "are 'a', 'A', but must be 'a', 'b'."),
+        (("A", "a"), ("A", "a"), (0, 1), ""),
+        (("A", "a"), ("a", "A"), (1, 0), "is kept, with its classes in another order: 'a', 'A'."),
         ((), ("a", "b"), None, "are unknown, but must be 'a', 'b'."),
         (("b", "c", "a"), ("a", "b"), None, "but must be 'a', 'b'. To keep the classifier, pass --labels b,c,a."),
+        (("B", "C", "A"), ("a", "b"), None, "but must be 'a', 'b'. To keep the classifier, pass --labels b,C,a."),
+        (("b", "so so"), ("b",), None, "but must be 'b'. To keep the classifier, pass --labels 'b,so so'."),
+        (("b", "c,d", "a"), ("a", "b"), None, "are 'b', 'c,d', 'a', but must be 'a', 'b'."),
+        (("A", "a", "b"), ("a", "B"), None, "are 'A', 'a', 'b', but must be 'a', 'B'."),
         (("a", "b"), ("a", "b", "c"), None, "are 'a', 'b', but must be 'a', 'b', 'c'."),
     ],
 )
 def test_names_of_classes_decide_about_a_classifier(folder, theirs, ours, rows, told):
     source = replace(find_model(folder("BertForSequenceClassification")), labels=theirs)
     assert rows_of_classes(source, ours) == rows
-    notice = notice_of_classes(source, ours)
+    notice = notice_of_classes(source, ours, may_name=True)
     assert notice.endswith(told)
     assert bool(notice) == bool(told)
+    assert notice_of_classes(source, ours) == notice.partition(" To keep the classifier, pass")[0]
     other = find_model(folder("BertForQuestionAnswering"))
     assert (rows_of_classes(other, ours), notice_of_classes(other, ours)) == (None, "")
+    assert rows_of_classes(replace(source, labels=()), ()) is None
 
 
 @pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])

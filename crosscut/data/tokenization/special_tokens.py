@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import TYPE_CHECKING, NamedTuple
 
 from crosscut.config.checks import listed
@@ -57,6 +58,16 @@ def special_tokens(inner: tokenizers.Tokenizer, *, name: str) -> SpecialTokens:
             )
         ids[purpose] = found[0]
     return SpecialTokens(**ids)
+
+
+def padding_token(
+    inner: tokenizers.Tokenizer, *, below: int, named: str = "", taken: Container[int | None] = ()
+) -> int | None:
+    """Id of the token for padding: the one with the name `named` or, if there is none, with a usual name. The id is
+    below `below` and is not in `taken`. None if there is no such token.
+    """
+    found = map(inner.token_to_id, (named, *_NAMES["padding"]))
+    return next((one for one in found if one is not None and one < below and one not in taken), None)
 
 
 def names_of_special_tokens(inner: tokenizers.Tokenizer) -> dict[str, str]:

@@ -155,6 +155,11 @@ class Tokenizer:
         """Decode ids to text. Special tokens are omitted unless `with_special` is set."""
         return self._inner.decode(list(ids), skip_special_tokens=not with_special)
 
+    def normalized(self, text: str) -> str:
+        """Return a text as the tokenizer's normalizer changes it, for example in Unicode's form NFC."""
+        normalizer = self._inner.normalizer
+        return text if normalizer is None else normalizer.normalize_str(text)
+
     def num_bytes(self, ids: Sequence[int] | npt.NDArray[np.integer]) -> int:
         """Return the number of UTF-8 bytes of the text that `ids` decode to. `ids` must be the first tokens of a
         document, or all of its tokens.

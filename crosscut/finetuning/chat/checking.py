@@ -7,8 +7,10 @@ A chat template often ends a turn with a token that is no stop of the model, suc
 all answers end with the same special token, this token becomes a stop of the run.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
 
 import numpy as np
 
@@ -59,15 +61,15 @@ class AnswerCheck:
 
     def run(self, allowed: Allowed, *, is_marked: bool) -> int | None:
         """Return the id that becomes a stop of the run, or None if no id does. `is_marked` says whether the template
-        marks answers. Faults that are allowed, and changed spaces, are told in a line each.
+        marks answers. Faults that are allowed, changed spaces and normalized characters are told in a line each.
 
         Raises `DataError` for a token that the model does not have, for answers without a stop, and for changed
         messages, unless they are allowed.
         """
         self._require_known()
-        known = (self.spoken.end_of_text, *self.spoken.stops)
+        known = self.spoken.ends
         end, *others = {answer.end for _, answer in self._answers()}
-        new = () if others or end is None or end in (*known, self.spoken.begin_of_text) else (end,)
+        new = () if others or end is None or end in known or end in self._beginnings else (end,)
         self._require_ends((*known, *new), allowed.endless, is_marked=is_marked)
         self._require_texts((*known, *new), allowed.changed)
         if not new:
@@ -82,6 +84,22 @@ class AnswerCheck:
     def _number(self) -> int:
         """Number of answers."""
         return sum(len(answer.texts) for _, answer in self._answers())
+
+    @cached_property
+    def _beginnings(self) -> set[int]:
+        """Ids that precede the first visible character of every conversation, and the one that begins texts. An answer
+        must not end with them: the next message, or the next prompt, would then begin without them.
+        """
+        begin = [
+            set(takewhile(lambda token: not self.tokenizer.decode([token]).strip(), each.ids.tolist()))
+            for each in self.conversations
+        ]
+        own = self.spoken.begin_of_text
+        return set.intersection(*begin) | (set() if own is None else {own})
+
+    def _possible(self, tokens: Iterable[int | None]) -> list[int]:
+        """Tokens that may end an answer."""
+        return [token for token in dict.fromkeys(tokens) if token is not None and token not in self._beginnings]
 
     def _name(self, token: int) -> str:
         return f"`{self.tokenizer.decode([token], with_special=True)}`"
@@ -123,17 +141,19 @@ class AnswerCheck:
         self, endless: Sequence[tuple[EncodedConversation, EncodedAnswer]], stops: Sequence[int], *, is_marked: bool
     ) -> str:
         """Return the sentence that says how to give the answers an end."""
-        ends = list(dict.fromkeys(answer.end for _, answer in self._answers() if answer.end is not None))
-        if all(answer.end is not None for _, answer in endless):
+        ends = self._possible(answer.end for _, answer in self._answers())
+        if all(answer.end in ends for _, answer in endless):
             names = ", ".join(map(self._name, ends))
             return (
                 f"They end with special tokens that do not stop the model ({names}). Add the ids of those that end a "
                 "turn to `eos_token_id` in the model's `generation_config.json`."
             )
-        follower = endless[0][1].follower
-        if is_marked and follower is not None:
-            return f"In the chat template, move `{{% endgeneration %}}` behind {self._name(follower)}."
-        name = self._name(follower if follower is not None else [*ends, stops[0]][0])
+        followers = self._possible(answer.follower for _, answer in endless)
+        is_shared = len({answer.follower for _, answer in endless}) == len(followers) == 1
+        if is_marked and is_shared:
+            return f"In the chat template, move `{{% endgeneration %}}` behind {self._name(followers[0])}."
+        good = [each for each in followers if is_shared or each in stops]
+        name = self._name([*good, *ends, stops[0]][0])
         before = ", before `{% endgeneration %}`" if is_marked else ""
         return f"Let the chat template write {name} at the end of each answer{before}."
 
@@ -142,18 +162,25 @@ class AnswerCheck:
         unless this is allowed.
         """
         lost = [_Fault(each.place, *item, "") for each in self.conversations for item in each.lost.items()]
-        spaced, changed = 0, []
+        spaced, normalized, changed = 0, 0, []
         for each, answer in self._answers():
             found = self._written(each, answer, stops)
             bare = squeezed(found)
             for index, text in answer.texts.items():
-                if squeezed(text) not in bare:
-                    changed.append(_Fault(each.place, index, text, found))
-                elif text.strip() not in found:
+                if text.strip() in found:
+                    continue
+                if squeezed(text) in bare:
                     spaced += 1
+                elif squeezed(self.tokenizer.normalized(text)) in squeezed(self.tokenizer.normalized(found)):
+                    normalized += 1
+                else:
+                    changed.append(_Fault(each.place, index, text, found))
         if spaced:
             told = counted(spaced, "answer")
             echo(f"The chat template or the tokenizer changes spaces or line breaks of {told}.", err=True)
+        if normalized:
+            told = counted(normalized, "answer")
+            echo(f"The normalizer of the tokenizer changes characters of {told}.", err=True)
         if is_allowed:
             if lost or changed:
                 told = f"{counted(len(changed), 'answer')} and {counted(len(lost), 'other message')}"

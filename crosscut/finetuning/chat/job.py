@@ -216,11 +216,12 @@ def _packed(order: ChatOrder, run: RunConfig) -> tuple[tuple[PackedChats, Packed
         held_out = encoded[_HELD_OUT - 1 :: _HELD_OUT] or encoded[-1:]
         kept = {id(each) for each in held_out}
         encoded = [each for each in encoded if id(each) not in kept]
+    if order.drop_long:
+        encoded, held_out = (_short(part, length) for part in (encoded, held_out))
     spoken = speech(path, [path.parent])
     check = AnswerCheck((*encoded, *held_out), Tokenizer.load(path), spoken, run.model.vocab_size)
     end = check.run(Allowed(order.allow_endless, order.allow_changed), is_marked=masker.is_marked)
-    parts = (_short(part, length) if order.drop_long else part for part in (encoded, held_out))
-    training, validation = (pack(part, length=length, padding=spoken.end_of_text) for part in parts)
+    training, validation = (pack(part, length=length, padding=spoken.end_of_text) for part in (encoded, held_out))
     return (training, validation), end
 
 

@@ -33,8 +33,8 @@ def predict_file(place: str, file: Path, on: Machinery, *, batch_size: int = 32)
     that compute the predictions.
 
     `place` is the folder of a run of `crosscut finetune TASK`, or of one of its seeds. If the run has several seeds,
-    the model with the best development score is used. The file has the format of the task; labels are not needed.
-    Raises `ConfigError` if `place` is another kind of folder. Also raises the errors of the readers and of
+    the model with the best development score is used. The file has the format of the task; labels of texts are not
+    read. Raises `ConfigError` if `place` is another kind of folder. Also raises the errors of the readers and of
     `find_model`.
     """
     require_at_least("batch_size", batch_size, 1)

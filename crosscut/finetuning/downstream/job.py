@@ -41,7 +41,7 @@ from crosscut.finetuning.downstream.folder import (
 from crosscut.finetuning.downstream.predictions import predict, probabilities_of, scores_of
 from crosscut.finetuning.downstream.report import print_results, write_report
 from crosscut.finetuning.downstream.settings import TaskOrder, settings_of
-from crosscut.finetuning.downstream.task import DEV, PARTS, TRAIN, Example, TunedTask, files_of, of_kind
+from crosscut.finetuning.downstream.task import DEV, PARTS, TABLE, TEST, TRAIN, Example, TunedTask, files_of, of_kind
 from crosscut.finetuning.encoding.rows import EncodedRows
 from crosscut.finetuning.encoding.texts import Long
 from crosscut.finetuning.encoding.tokens import TextEncoder
@@ -114,7 +114,8 @@ def _prepare(
     if any(each.checkpoint is None for each in prepared):
         source = source or find_model(kept.model)
         prepared = [dataclasses.replace(each, source=source) for each in prepared]
-        if kept.run.model.num_classes and (notice := notice_of_classes(source, kept.task.labels)):
+        notice = notice_of_classes(source, kept.task.labels, may_name=kept.task.name == TABLE)
+        if notice and kept.run.model.num_classes:
             echo(notice, err=True)
         for each in prepared:
             if each.checkpoint is None:
@@ -204,7 +205,7 @@ def _read(task: TunedTask, files: Mapping[str, Path]) -> tuple[TunedTask, dict[s
     examples: dict[str, tuple[Example, ...]] = {}
     for part in PARTS:
         if part in files:
-            task, examples[part], skipped = task.read(files[part], has_labels=part in (TRAIN, DEV))
+            task, examples[part], skipped = task.read(files[part], has_labels=None if part == TEST else True)
             if skipped:
                 echo(f"{skipped:,} lines of `{files[part]}` have too few columns and are left out.", err=True)
         if part == TRAIN:

@@ -81,7 +81,7 @@ class TunedTask:
     @property
     def head(self) -> HeadKind:
         """Head that the model needs."""
-        if self.is_regression or (self.name in GLUE and not GLUE[self.name].labels):
+        if self.is_regression or (self.name in GLUE and GLUE[self.name].is_number):
             return HeadKind.NUMBER
         return {SQUAD: HeadKind.SPANS, RACE: HeadKind.CHOICE}.get(self.name, HeadKind.CLASSES)
 
@@ -104,11 +104,12 @@ class TunedTask:
             return ("accuracy", "f1", "matthews")
         return ("accuracy",)
 
-    def read(self, path: Path, *, has_labels: bool = True) -> tuple["TunedTask", tuple[Example, ...], int]:
+    def read(self, path: Path, *, has_labels: bool | None = True) -> tuple["TunedTask", tuple[Example, ...], int]:
         """Read the examples in a file, or in a RACE folder. Returns the task, the examples, and the number of lines
         that were left out. If the task has no labels yet, the returned task has the labels of the file.
 
-        Raises `DataError` if `has_labels` is true and an example has no label, and the errors of the readers.
+        If `has_labels` is false, the labels of texts are not read. None means that the file may lack them. Raises
+        `DataError` if `has_labels` is true and an example has no label, and the errors of the readers.
         """
         if self.name == SQUAD:
             questions = read_squad(path)
@@ -123,11 +124,11 @@ class TunedTask:
             raise DataError(f"`{path}` must have labels, but has none. Use a file with labels, such as `dev.tsv`.")
         return dataclasses.replace(self, labels=found.labels), found.examples, found.skipped
 
-    def _read_texts(self, path: Path, has_labels: bool) -> Examples:
+    def _read_texts(self, path: Path, has_labels: bool | None) -> Examples:
         if self.name in GLUE:
-            return read_glue(self.name, path)
-        columns, may_lack_labels = self.columns, bool(self.labels) or not has_labels
-        if may_lack_labels and columns.label not in column_names(path):  # such as a file whose labels are predicted
+            return read_glue(self.name, path, has_labels=has_labels is not False)
+        columns = self.columns
+        if has_labels is False or (has_labels is None and columns.label not in column_names(path)):
             columns = columns._replace(label="")
         return read_table(path, columns=columns, labels=self.labels, are_numbers=self.is_regression)
 

@@ -9,8 +9,7 @@ Shapes: S tokens of a window.
 """
 
 import unicodedata
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,7 +32,7 @@ class AnswerCounts(NamedTuple):
     exact: int = 0
     """The tokens are the answer, so a perfect model predicts it exactly."""
     inside: int = 0
-    """The answer begins or ends inside a token."""
+    """The answer begins or ends inside a token, or with a character that the normalizer removes."""
     long: int = 0
     """The answer has more than `LONGEST_ANSWER` tokens."""
     lost: int = 0
@@ -42,21 +41,24 @@ class AnswerCounts(NamedTuple):
     """The tokens spell another text than the one at their place."""
 
     def notice(self, name: str, *, is_trained: bool) -> str:
-        """Sentence about the answers in the file `name` that no prediction can equal. Empty if there are none.
-        `is_trained` says whether the file is for training.
+        """Sentence about the questions in the file `name` whose first answer no prediction can equal. Empty if there
+        are none. `is_trained` says whether the file is for training.
         """
         reasons = {
-            "begin or end inside a token": self.inside,
-            f"have more than {LONGEST_ANSWER} tokens": self.long,
-            "are in no row as a whole": self.lost,
+            "do not begin and end at borders of tokens": self.inside,
+            "are longer": self.long,
+            "have a beginning or an end that no token of their row holds": self.lost,
             "differ from the text of their tokens": self.garbled,
         }
         if not (wrong := sum(reasons.values())):
             return ""
         told = ", ".join(f"{number:,} {reason}" for reason, number in reasons.items() if number)
         left = self.lost + self.garbled if is_trained else 0
-        more = f" The questions of {left:,} of them are left out." if left else ""
-        return f"No prediction can equal {wrong:,} of {sum(self):,} answers of `{name}`: {told}.{more}"
+        more = f" {left:,} of these questions are left out." if left else ""
+        return (
+            f"The first answer of {wrong:,} of {sum(self):,} questions in `{name}` is not a span of at most "
+            f"{LONGEST_ANSWER} tokens: {told}.{more}"
+        )
 
 
 REFUSED = frozenset({"lost", "garbled"})
@@ -127,7 +129,8 @@ def find_answer(
 def _fit(spelling: Spelling, question: Question, start: int, end: int) -> str:
     found, context = question.labelled, question.example.context
     spans = {window.span for window in found}
-    if not all(first <= start < end <= last for first, last in spans) or not found:
+    kept = [place for place in range(start, end) if not spelling.is_removed(context[place])]
+    if not found or not kept or not all(first <= kept[0] and kept[-1] < last for first, last in spans):
         return "lost"
     if not all(spelling.agrees(context, each.tokens.ids, each.characters, each.label) for each in found):
         return "garbled"
@@ -148,11 +151,6 @@ def _narrowed(
     if 0 < len(inner) < len(tokens) and spelling.spells(ids[inner[0] : inner[-1] + 1], context[start:end]):
         tokens = inner
     return int(tokens[0]), int(tokens[-1])
-
-
-def count_fits(questions: Iterable[Question]) -> AnswerCounts:
-    """Count the answers by their fit."""
-    return AnswerCounts(**Counter(question.fit for question in questions if question.fit))
 
 
 def _stripped(example: SpanExample) -> tuple[int, int]:
@@ -200,8 +198,11 @@ def _mended(raw: Sequence[Numbers], context: str) -> list[Numbers]:
 
 
 def _is_mark(character: str) -> bool:
-    """Whether a character may be composed with the one before it: a mark, or a vowel or final consonant of Hangul."""
-    return unicodedata.category(character)[0] == "M" or "\u1160" <= character <= "\u11ff"
+    """Whether a normalizer may compose a character with the one before it: a mark, or a vowel or final consonant of
+    Hangul, also in a compatibility form such as half width.
+    """
+    first = unicodedata.normalize("NFKD", character)[0]
+    return unicodedata.category(first)[0] == "M" or "\u1160" <= first <= "\u11ff"
 
 
 def _trimmed(raw: Sequence[Numbers], context: str) -> list[Numbers]:

@@ -8,16 +8,16 @@ answer is not in the window, both are the position of the summary token. The rul
 2019) for SQuAD, except for the tokens of an answer (`answer_tokens`).
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from crosscut.config.conventions import IGNORED
 from crosscut.config.errors import ConfigError, DataError
-from crosscut.finetuning.encoding.answer_tokens import REFUSED, AnswerCounts, count_fits, find_answer
+from crosscut.finetuning.encoding.answer_tokens import REFUSED, AnswerCounts, find_answer
 from crosscut.finetuning.encoding.rows import EncodedRow, EncodedRows
 from crosscut.finetuning.encoding.tokens import TextEncoder
 from crosscut.finetuning.tasks.spans import SpanExample
@@ -49,32 +49,25 @@ def encode_questions(
     pairs = [(text, example.context) for text, example in zip(texts, examples, strict=True)]
     found = encoder.encode(pairs, cut="only_second", stride=stride)
     windows = ((first, *first.overflowing) for first in found)
-    spelling = encoder.spelling()
-    questions = [
-        find_answer(spelling, *each, is_causal=encoder.model.is_causal) for each in zip(examples, windows, strict=True)
-    ]
-    kept = [
-        (index, question, window)
-        for index, question in enumerate(questions)
-        for window in (() if is_trained and question.fit in REFUSED else question.windows)
-    ]
-    _require_answers(kept, len(examples), name, encoder.path)
-    rows = EncodedRows.of(
-        [EncodedRow.of(window.tokens) for _, _, window in kept],
-        [(IGNORED, IGNORED) if question.fit in REFUSED else window.label for _, question, window in kept],
-        [index for index, _, _ in kept],
-    )
-    rows = replace(rows, offsets=np.concatenate([window.places for _, _, window in kept]))
-    return EncodedQuestions(rows, count_fits(questions))
-
-
-def _require_answers(kept: Sequence[object], number: int, name: str, tokenizer: Path) -> None:
-    if not kept:
+    spelling, fits = encoder.spelling(), Counter[str]()
+    rows, labels, sources, places = [], [], [], []
+    for index, each in enumerate(zip(examples, windows, strict=True)):
+        question = find_answer(spelling, *each, is_causal=encoder.model.is_causal)
+        is_refused = question.fit in REFUSED
+        fits.update([question.fit] if question.fit else [])
+        for window in () if is_trained and is_refused else question.windows:
+            rows.append(EncodedRow.of(window.tokens))
+            labels.append((IGNORED, IGNORED) if is_refused else window.label)
+            sources.append(index)
+            places.append(window.places)
+    if not rows:
         raise DataError(
-            f"`{name}` must have a question whose answer is in the tokens of its text, but none of its {number:,} "
-            f"answers is. Check that `{tokenizer}` belongs to the model, and raise `training.sequence_length` if "
-            "answers are longer than a row."
+            f"`{name}` must have a question whose answer is in the tokens of its text, but none of its "
+            f"{len(examples):,} answers is. Check that `{encoder.path}` belongs to the model, and raise "
+            "`training.sequence_length` if answers are longer than a row."
         )
+    encoded = replace(EncodedRows.of(rows, labels, sources), offsets=np.concatenate(places))
+    return EncodedQuestions(encoded, AnswerCounts(**fits))
 
 
 def _require_room(encoder: TextEncoder, questions: Sequence[str], name: str, stride: int) -> None:

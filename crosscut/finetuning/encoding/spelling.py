@@ -51,9 +51,15 @@ class Spelling:
 
     def spells(self, ids: Sequence[int], text: str) -> bool:
         """Whether tokens spell a text, but for blanks."""
+        return self._plain(b"".join(map(self._of_token, ids))) == self._plain(self._normalized(text).encode())
+
+    def is_removed(self, character: str) -> bool:
+        """Whether the normalizer removes a character, or makes it a blank."""
+        return not self._normalized(character).strip()
+
+    def _normalized(self, text: str) -> str:
         normalizer = self._inner.normalizer
-        normalized = text if normalizer is None else normalizer.normalize_str(text)
-        return self._plain(b"".join(map(self._of_token, ids))) == self._plain(normalized.encode())
+        return text if normalizer is None else normalizer.normalize_str(text)
 
     def _of_token(self, token: int) -> bytes:
         spelled = (self._inner.id_to_token(token) or "").removeprefix(self._prefix).removesuffix(self._suffix)

@@ -27,7 +27,7 @@ class EncodedTask(NamedTuple):
     num_long: int
     """Number of examples that were cut or dropped."""
     notice: str = ""
-    """Sentence about labels that no prediction can equal. Empty if there are none."""
+    """Sentence about answers that no prediction can equal. Empty if there are none."""
 
 
 def encode_texts(encoder: TextEncoder, examples: Sequence[TextExample], *, name: str, long: Long) -> EncodedTask:

@@ -16,6 +16,7 @@ from crosscut.config.model import ModelConfig
 from crosscut.data.tokenization.decoder_rows import Special, surround
 from crosscut.data.tokenization.inner import read_inner
 from crosscut.data.tokenization.long_texts import batches
+from crosscut.data.tokenization.special_tokens import padding_token
 from crosscut.finetuning.encoding.spelling import Spelling
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class TextEncoder:
                 "`post_processor` is missing. Download the model again."
             )
         _keep_offsets(self._inner)
-        self.padding = self._padding(special)
+        padding = padding_token(self._inner, below=model.vocab_size)
+        self.padding = special.end if padding is None else padding
         """Id that fills up short rows. No token attends to padding."""
 
     def num_special(self, *, is_pair: bool) -> int:
@@ -85,10 +87,6 @@ class TextEncoder:
                         f"but has the id {highest:,}. Restore the tokenizer of the model."
                     )
                 yield found
-
-    def _padding(self, special: Special) -> int:
-        found = (self._inner.token_to_id(name) for name in ("[PAD]", "<pad>"))
-        return next((number for number in found if number is not None and number < self.model.vocab_size), special.end)
 
 
 def _keep_offsets(inner: tokenizers.Tokenizer) -> None:

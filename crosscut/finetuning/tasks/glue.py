@@ -32,6 +32,11 @@ class GlueTask:
     drops_short_lines: bool = False
     """Whether to leave out lines with too few columns. The published training file of some tasks has such lines."""
 
+    @property
+    def is_number(self) -> bool:
+        """Whether the task is to predict a number."""
+        return not self.labels
+
 
 GLUE = {
     "mnli": GlueTask(
@@ -61,9 +66,9 @@ GLUE = {
 """GLUE tasks, keyed by name."""
 
 
-def read_glue(task: str, path: Path) -> Examples:
+def read_glue(task: str, path: Path, *, has_labels: bool = True) -> Examples:
     """Read a file of a GLUE task, such as `train.tsv`, `dev_matched.tsv` or `test.tsv`. Examples of a file without the
-    label's column, such as `test.tsv`, have no labels.
+    label's column, such as `test.tsv`, have no labels. With `has_labels=False`, labels are not read.
 
     Raises `ConfigError` for an unknown task, and `DataError` for a file that cannot be read, missing columns, an
     unknown label or a label that must be a number but is not.
@@ -76,7 +81,8 @@ def read_glue(task: str, path: Path) -> Examples:
     first = 1
     if wanted.header and wanted.columns.text not in header:  # the training and development files of CoLA
         header, first = list(wanted.header), 0
-    columns = wanted.columns if wanted.columns.label in header else wanted.columns._replace(label="")
+    has_labels = has_labels and wanted.columns.label in header
+    columns = wanted.columns if has_labels else wanted.columns._replace(label="")
     require_columns(path, 1, columns, header)
     rows, skipped = [], 0
     for number, line in enumerate(lines[first:], start=first + 1):
@@ -90,7 +96,7 @@ def read_glue(task: str, path: Path) -> Examples:
                 f"Line {number} of `{path}` must have {len(header)} columns ({', '.join(header)}), but has "
                 f"{len(fields)}. Check that this is a file of the task {task!r}."
             )
-    return replace(to_examples(path, rows, columns, wanted.labels, are_numbers=not wanted.labels), skipped=skipped)
+    return replace(to_examples(path, rows, columns, wanted.labels, are_numbers=wanted.is_number), skipped=skipped)
 
 
 def score_glue(task: str, predicted: Sequence[float], examples: Examples) -> dict[str, float]:
@@ -100,7 +106,7 @@ def score_glue(task: str, predicted: Sequence[float], examples: Examples) -> dic
     found = examples.examples
     if not all(example.is_labelled for example in found):
         raise DataError("A score needs labels, but the file has none. Use a file with labels, such as `dev.tsv`.")
-    if not GLUE[task].labels:
+    if GLUE[task].is_number:
         numbers = [example.number or 0.0 for example in found]
         return {name: CORRELATIONS[name](predicted, numbers) for name in GLUE[task].scores}
     labels = [example.label or 0 for example in found]

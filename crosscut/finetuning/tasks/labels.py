@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from math import isfinite
 from pathlib import Path
 
@@ -12,7 +13,7 @@ Row = Mapping[str, object]
 Rows = Sequence[tuple[int, Row]]
 """Pairs of a line number and a row."""
 
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,9})?")
 _MISSING = frozenset({"", "na", "n/a", "nan", "none", "null"})
 """Spellings of a missing value, in lower case. A column of numbers stays one if some of its values are missing."""
 
@@ -21,8 +22,8 @@ def class_labels(path: Path, rows: Rows, column: str, labels: Sequence[str]) -> 
     """Return the names of all classes, and the index of each row's class. The names are `labels` or, if there are none,
     the values of the column: integers and other numbers in numeric order, then texts in alphabetical order.
 
-    Raises `DataError` for a row without a label, for an unknown label and, if there are no `labels`, for a column of
-    numbers with fractions and for a number with two spellings.
+    Raises `DataError` for a row without a label, for an unknown label and, if there are no `labels` and all values are
+    numbers, for a number with a fraction and for a number with two spellings.
     """
     names = [(line, _named(path, line, column, row[column])) for line, row in rows]
     known = tuple(labels) or _found(path, column, names)
@@ -53,9 +54,9 @@ def _found(path: Path, column: str, names: Sequence[tuple[int, str]]) -> tuple[s
     lines: dict[str, int] = {}
     for line, name in names:
         lines.setdefault(name, line)
-    values = {name: float(name) for name in lines if _NUMBER.fullmatch(name)}
+    values = {name: Decimal(name) for name in lines if _NUMBER.fullmatch(name)}
     only_numbers = all(name in values or name.strip().casefold() in _MISSING for name in lines)
-    if only_numbers and (broken := [name for name in values if not values[name].is_integer()]):
+    if only_numbers and (broken := [name for name, value in values.items() if value != value.to_integral_value()]):
         raise DataError(
             f"`{column}` in `{path}` must hold labels, but holds numbers with fractions, such as {broken[0]!r:.60} in "
             f"line {lines[broken[0]]}. Pass --regression to predict the number, or name the classes with --labels."
@@ -66,14 +67,14 @@ def _found(path: Path, column: str, names: Sequence[tuple[int, str]]) -> tuple[s
             f"`{column}` in `{path}` must hold a label in every line, but is {missing[0]!r} in line "
             f"{lines[missing[0]]}. Correct the file, or name all labels with --labels."
         )
-    spellings: dict[float, str] = {}
+    spellings: dict[Decimal, str] = {}
     for name, value in values.items():
-        if (other := spellings.setdefault(value, name)) != name:
+        if only_numbers and (other := spellings.setdefault(value, name)) != name:
             raise DataError(
                 f"`{column}` in `{path}` must write a number in one way, but has {other!r:.60} and {name!r:.60}. "
                 "Correct the file, or name all labels with --labels."
             )
-    return tuple(sorted(lines, key=lambda name: (name not in values, values.get(name, 0.0), name)))
+    return tuple(sorted(lines, key=lambda name: (name not in values, values.get(name, Decimal()), name)))
 
 
 def _named(path: Path, line: int, column: str, label: object) -> str:

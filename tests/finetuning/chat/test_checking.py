@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from crosscut.config import DataError
 from crosscut.data import Tokenizer
@@ -30,9 +32,18 @@ def check(model: Path, tmp_path: Path) -> Check:
     """
 
     def run(
-        template: str, *chats: list[tuple[str, str]], vocab_size: int = 400, begin: int | None = None, **allowed: bool
+        template: str,
+        *chats: list[tuple[str, str]],
+        vocab_size: int = 400,
+        begin: int | None = None,
+        normalizer: normalizers.Normalizer | None = None,
+        **allowed: bool,
     ) -> str | None:
         path = templates.write_speaker(tmp_path / "speaker", model / "tokenizer.json", template)
+        if normalizer is not None:
+            inner = tokenizers.Tokenizer.from_file(str(path))
+            inner.normalizer = normalizer
+            inner.save(str(path))
         masker, tokenizer = Masker(path), Tokenizer.load(path)
         encoded = []
         for number, chat in enumerate(chats):
@@ -81,6 +92,8 @@ def test_a_template_may_mark_several_passages_of_an_answer(check):
     assert "but 2 of 3 answers do not" in refusal(DataError, check, unended, ONE, TWO)
 
 
+UNENDED = templates.CHATML.replace("<|im_end|>", "")
+ASKED = "{% if not add_generation_prompt %}<|im_start|>user{% endif %}"
 ENDLESS = {
     "nothing ends an answer": (
         PLAIN,
@@ -95,9 +108,25 @@ ENDLESS = {
         PLAIN.replace("{{ message.role }}", "{% if not loop.first %}<|im_end|>{% endif %}{{ message.role }}").replace(
             "}assistant: ", "}<|im_end|>assistant: "
         ),
-        "Let the chat template write `<|im_end|>` at the end of each answer.",
+        "Let the chat template write `<|endoftext|>` at the end of each answer.",
     ),
-    "an end that no token has": (PLAIN.replace("\n{% endfor", "<|stop|>{% endfor"), "the loss ends with"),
+    "an end that no token has": (
+        PLAIN.replace("\n{% endfor", "<|stop|>{% endfor"),
+        r"the loss ends with '<|stop|>'. Let the chat template write `<|endoftext|>` at the end of each answer.",
+    ),
+    "ChatML without ends": (UNENDED, "Let the chat template write `<|endoftext|>` at the end of each answer."),
+    "marks, and a question after each answer": (
+        MARKED.replace("{{ message.role }}", "<|im_start|>{{ message.role }}") + ASKED,
+        "Let the chat template write `<|endoftext|>` at the end of each answer, before `{% endgeneration %}`.",
+    ),
+    "a beginning as the end": (
+        UNENDED.replace("{{ m.content }}\n", "{{ m.content }}\n{{ '<|im_start|>' if m.role == 'assistant' }}"),
+        "Let the chat template write `<|endoftext|>` at the end of each answer.",
+    ),
+    "Llama 2 without ends": (
+        templates.LLAMA_2.replace(" + eos_token", ""),
+        "Let the chat template write `<|endoftext|>` at the end of each answer.",
+    ),
     "an end after the last answer only": (
         MARKED.replace(
             "{{ message.content }}\n{% endg", "{{ message.content + ('<|im_end|>' if loop.last else '') }}{% endg"
@@ -166,11 +195,24 @@ def test_changed_spaces_are_counted(check, capsys):
     assert "tokenizer changes spaces or line breaks of 1 answer" in capsys.readouterr().err
 
 
+NORMALIZED = [
+    pytest.param(normalizers.NFC(), "\u09df \u212b cafe\u0301 \uf900 \u0958", id="NFC"),
+    pytest.param(normalizers.NFKC(), "x\u00b2 \ufb01ne \uff76\uff9e\u00a0a", id="NFKC"),
+]
+
+
+@pytest.mark.parametrize(("normalizer", "answer"), NORMALIZED)
+def test_an_answer_that_only_the_normalizer_changes_is_counted(check, normalizer, answer, capsys):
+    """Tokenizers of Qwen compose characters, so these answers can be learned in their composed form only."""
+    chat = [("user", "the fox?"), ("assistant", f" {answer}\n")]
+    assert check(templates.CHATML, chat, ONE, normalizer=normalizer) == "<|im_end|>"
+    assert "The normalizer of the tokenizer changes characters of 1 answer.\n" in capsys.readouterr().err
+    told = refusal(DataError, check, CUT.replace("m.content if", "m.content[:-2] if"), chat, normalizer=normalizer)
+    assert "but 1 of 1 answer do not come back" in told
+
+
 def test_a_tokenizer_that_loses_characters_is_refused(check, model, tmp_path):
     """A vocabulary without the bytes of other characters, as some sentencepiece models have."""
-    import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
     inner = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
     inner.pre_tokenizer, inner.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     trainer = trainers.BpeTrainer(special_tokens=["<|endoftext|>", "<unk>"], show_progress=False)

@@ -1,5 +1,6 @@
 """`crosscut finetune chat` from files to a tuned model, on any layout."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from crosscut.config import ConfigError, CrosscutError, DataError, Layout, RunHung, RunStopped, load_run
-from crosscut.finetuning.chat.job import ChatOrder, _run_of
+from crosscut.finetuning.chat.job import ChatOrder, _packed, _run_of
 from crosscut.launch import door
 from crosscut.pretrained import export_checkpoint, find_model
 from crosscut.training import run_training
@@ -177,6 +178,21 @@ def test_conversations_that_are_too_long_may_be_left_out(model, tmp_path, forked
     )  # fmt: skip
     assert "done" in result.output
     assert (tmp_path / "run" / "chat" / "training.npz").is_file()
+
+
+def test_conversations_that_are_left_out_are_not_checked(model, tmp_path):
+    """The template cuts the long answer, but no one learns it."""
+    shutil.copytree(model, tmp_path / "model")
+    template = ENDED.replace("message.content }}", "message.content[:300] }}")
+    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+    records = chats(4)
+    records[2]["messages"][1]["content"] = "fox " * 200
+    path = write_chats(tmp_path / "chats.jsonl", records)
+    order = ChatOrder(files=(str(path),), model=str(tmp_path / "model"), output="out", overrides=SETTINGS)
+    with pytest.raises(DataError, match="1 of 6 answers do not come back"):
+        _packed(order, _run_of(order))
+    (training, _), _ = _packed(dataclasses.replace(order, drop_long=True), _run_of(order))
+    assert training.num_targets
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ ASKED = ("{tables}", "--model", "{bert}")
         ((*ASKED, "--labels", "cat,dog"), DataError, r"`kind` in `.*` must be 'cat' or 'dog', but is 'fox' in line 2"),
         ((*ASKED, "--dev", "{folder}/other.tsv"), DataError, "`kind` in `.*` must be 'dog' or 'fox', but is 'bird'"),
         ((*ASKED, "--dev", "{folder}/none.tsv"), DataError, "`.*none.tsv` must be a readable file, but is not"),
-        ((*ASKED, "--dev", "{folder}/unlabelled.tsv"), DataError, "`.*` must have labels, but has none"),
+        ((*ASKED, "--dev", "{folder}/unlabelled.tsv"), DataError, "Line 1 of `.*` must have the columns `kind`"),
         ((*ASKED, "--train", "{folder}/one.tsv"), DataError, "`.*` must have at least 2 different labels, but has 1"),
         (
             ("--text", "a", "--label", "b", "--model", "{bert}"),

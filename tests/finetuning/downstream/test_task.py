@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crosscut.config import ConfigError
+from crosscut.config import ConfigError, DataError
 from crosscut.config.system.records import from_json, to_json
 from crosscut.data.tokenization.decoder_rows import Special
 from crosscut.finetuning.downstream.constant import constant_prediction
 from crosscut.finetuning.downstream.predictions import Prediction, predict, probabilities_of, scores_of
-from crosscut.finetuning.downstream.task import TASKS, Example, TunedTask, files_of
+from crosscut.finetuning.downstream.task import TASKS, Example, TunedTask, files_of, of_kind
 from crosscut.finetuning.encoding.answers import best_answers
 from crosscut.finetuning.encoding.questions import encode_questions
 from crosscut.finetuning.tasks import ChoiceExample, SpanExample, TableColumns, TextExample
@@ -112,8 +112,26 @@ def test_numbers_are_predicted_as_they_are(tmp_path: Path) -> None:
     assert [(one.text, one.number) for one in found] == [("0.25", 0.25), ("3", 3.0)]
     assert scores_of(task, found, examples) == {"pearson": pytest.approx(-1), "spearman": pytest.approx(-1)}
     path.write_text("t\nx\n")
-    _, examples, _ = task.read(path, has_labels=False)
+    _, examples, _ = task.read(path, has_labels=None)
     assert scores_of(task, found[:1], examples) == {}
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        TunedTask(name="table", columns=TableColumns("sentence", label="label"), is_regression=True),
+        TunedTask(name="table", columns=TableColumns("sentence", label="label"), labels=("a", "b")),
+        TunedTask(name="sst-2"),
+    ],
+)
+def test_predictions_need_no_labels(tmp_path: Path, task: TunedTask) -> None:
+    path = tmp_path / "a.tsv"
+    for content in ("sentence\tlabel\nx\t\ny\t?\n", "sentence\nx\ny\n"):
+        path.write_text(content)
+        _, examples, _ = task.read(path, has_labels=False)
+        assert [(one.text, one.is_labelled) for one in of_kind(TextExample, examples)] == [("x", False), ("y", False)]
+        with pytest.raises(DataError, match=r"must be|must have the columns `label`|must have labels, but has none"):
+            task.read(path)
 
 
 @pytest.mark.parametrize("may_be_empty", [False, True])

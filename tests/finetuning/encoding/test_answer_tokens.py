@@ -12,7 +12,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 from crosscut.config import IGNORED, DataError
 from crosscut.data.tokenization.decoder_rows import Special
 from crosscut.finetuning.encoding.answer_tokens import AnswerCounts
-from crosscut.finetuning.encoding.answers import LONGEST_ANSWER, best_answers
+from crosscut.finetuning.encoding.answers import best_answers
 from crosscut.finetuning.encoding.questions import EncodedQuestions, encode_questions
 from crosscut.finetuning.encoding.tokens import TextEncoder
 from crosscut.finetuning.tasks import SpanExample
@@ -83,7 +83,7 @@ def words() -> list[SpanExample]:
     ]
 
 
-def train(path: Path, pre_tokenizer: Any, normalizer: Any, model: str) -> TextEncoder:
+def train(path: Path, pre_tokenizer: Any, normalizer: Any, model: str, *, text: str = TEXT) -> TextEncoder:
     """Train a tokenizer whose post-processor trims offsets."""
     made, trainer = MODELS[model]()
     inner = tokenizers.Tokenizer(made)
@@ -94,7 +94,7 @@ def train(path: Path, pre_tokenizer: Any, normalizer: Any, model: str) -> TextEn
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     more = {"BpeTrainer": {"initial_alphabet": alphabet}, "UnigramTrainer": {"unk_token": UNKNOWN}}
     inner.train_from_iterator(
-        [f"{TEXT} {QUESTION}"] * 3,
+        [f"{text} {QUESTION}"] * 3,
         trainer(vocab_size=320, special_tokens=[UNKNOWN], show_progress=False, **more.get(trainer.__name__, {})),
     )
     inner.add_special_tokens(["<s>", "</s>"])
@@ -208,11 +208,12 @@ def test_a_notice_names_the_numbers() -> None:
     assert AnswerCounts(exact=5).notice("dev.json", is_trained=True) == ""
     counts = AnswerCounts(exact=1990, inside=4, long=3, lost=2, garbled=1)
     told = (
-        f"No prediction can equal 10 of 2,000 answers of `dev.json`: 4 begin or end inside a token, 3 have more than "
-        f"{LONGEST_ANSWER} tokens, 2 are in no row as a whole, 1 differ from the text of their tokens."
+        "The first answer of 10 of 2,000 questions in `dev.json` is not a span of at most 30 tokens: 4 do not begin "
+        "and end at borders of tokens, 3 are longer, 2 have a beginning or an end that no token of their row holds, 1 "
+        "differ from the text of their tokens."
     )
     assert counts.notice("dev.json", is_trained=False) == told
-    assert counts.notice("dev.json", is_trained=True) == f"{told} The questions of 3 of them are left out."
+    assert counts.notice("dev.json", is_trained=True) == f"{told} 3 of these questions are left out."
 
 
 def test_training_needs_an_answer_in_the_tokens(dropping: TextEncoder) -> None:
@@ -236,6 +237,23 @@ def test_blanks_that_a_normalizer_puts_around_characters_are_not_the_answer(tmp_
     found = encode_questions(encoder, examples, name="dev.json", stride=24)
     assert found.counts == AnswerCounts(exact=2)
     assert predicted(found, encoder, examples) == ["日本語", "日"]
+
+
+def test_characters_that_the_normalizer_removes_or_composes_do_not_lose_an_answer(tmp_path: Path) -> None:
+    """BERT's normalizer removes the mark of a byte order, and NFKC composes marks of half width."""
+    context = "one \ufeffjumps ｶﾞ ﾊﾟｽ \uffbe\uffc2 \u314e\u314f two"
+    expected = {"BertNormalizer": AnswerCounts(exact=4, inside=1), "NFKC, Lowercase": AnswerCounts(exact=5)}
+    for name, counts in expected.items():
+        encoder = train(
+            tmp_path / name, pre_tokenizers.WhitespaceSplit(), NORMALIZERS[name], "BPE of bytes", text=context
+        )
+        examples = [of(answer, context=context) for answer in context.split()[1:-1]]
+        found = encode_questions(encoder, examples, name="train.json", stride=10, is_trained=True)
+        assert found.counts == counts, name
+        texts = [each.answers[0] for each in examples]
+        if counts.inside:
+            texts[0] = texts[0].strip("\ufeff")
+        assert predicted(found, encoder, examples) == texts, name
 
 
 def test_the_parts_of_a_character_belong_to_its_answer(tmp_path: Path) -> None:

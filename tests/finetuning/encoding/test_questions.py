@@ -1,11 +1,15 @@
 """Questions about a text, in windows, and answers from the scores of spans."""
 
+import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from crosscut.config import ConfigError, DataError
+from crosscut.finetuning.encoding import questions
+from crosscut.finetuning.encoding.answer_tokens import Question, find_answer
 from crosscut.finetuning.encoding.answers import LONGEST_ANSWER, AnswerSpan, best_answers
 from crosscut.finetuning.encoding.questions import encode_questions
 from crosscut.finetuning.encoding.rows import EncodedRows
@@ -134,6 +138,21 @@ def test_labels_as_scores_answer_the_questions_of_xquad(shared: Path, wordpiece:
     found = exact_match_and_f1(predicted, examples)
     assert found.exact > 0.8, "this tiny vocabulary splits long answers into more than 30 tokens"
     assert found.f1 > 0.9
+
+
+def test_a_question_is_dropped_when_its_rows_are_made(wordpiece: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's tokens of a question take ten times the memory of its rows."""
+    made: list[weakref.ref[Question]] = []
+
+    def find(*arguments: Any, **options: Any) -> Question:
+        assert sum(each() is not None for each in made) <= 1
+        question = find_answer(*arguments, **options)
+        made.append(weakref.ref(question))
+        return question
+
+    monkeypatch.setattr(questions, "find_answer", find)
+    encode(wordpiece, [question()] * 5)
+    assert len(made) == 5
 
 
 def test_questions_must_leave_room_for_the_text(wordpiece: Path) -> None:

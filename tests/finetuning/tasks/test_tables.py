@@ -105,6 +105,10 @@ def test_numbers_are_classes_in_numeric_order(tmp_path: Path) -> None:
     assert labels_of(path, "10.0", "2.0", "1.5e2") == ("2.0", "10.0", "1.5e2")
     assert labels_of(path, "b", "10", "9", "a") == ("9", "10", "a", "b")
     assert labels_of(path, "3.5", "10", "other") == ("3.5", "10", "other"), "names, of which some are numbers"
+    assert labels_of(path, "other", "3.10", "3.1", "03.1") == ("03.1", "3.1", "3.10", "other"), "names of versions"
+    assert labels_of(path, "9007199254740993", "9007199254740992") == ("9007199254740992", "9007199254740993")
+    assert labels_of(path, "1e400", "-1e400", "3") == ("-1e400", "3", "1e400")
+    assert labels_of(path, "1e1000000000", "2") == ("2", "1e1000000000"), "a text"
     assert labels_of(path, "3,5", "1.2.3", "1_0", "0x1") == ("0x1", "1.2.3", "1_0", "3,5")
     named = read_table(table(path, ["3.11", "3.9"]), columns=TableColumns("t", label="l"), labels=("3.9", "3.11"))
     assert [one.label for one in named.examples] == [1, 0]
