@@ -50,7 +50,7 @@ def compare(folder: Path, file: str, mesh: ParallelMesh) -> Verdict:
             source = find_model(folder, adapter=folder / ADAPTER_FOLDER if is_adapted else "")
             notices = []
             if file == "generation_config.json" and source.model.head == "next_token":
-                notices = check_generation(folder, None, "")
+                notices = check_generation(source.settings_folders, None, "")
             if is_sentence_encoder(folder):
                 ours: Any = _our_embeddings(source, mesh, notices)
             elif file == "tokenizer_config.json":

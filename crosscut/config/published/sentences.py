@@ -27,7 +27,6 @@ TRANSFORMER_FILES = tuple(
 MODULE_FILE = "config.json"
 """Name of a module's own file, in the module's folder."""
 
-_ADAPTER_FILE = "adapter_config.json"
 _LIBRARY = "sentence_transformers."
 _FIRST, _SECOND = "Transformer", "Pooling"
 _REMEDY = "Choose another model, or compute the embeddings with sentence-transformers."
@@ -127,11 +126,6 @@ def read_steps(folder: Path) -> SentenceSteps:
     if not is_sentence_encoder(folder):
         _require_none(folder)
         return SentenceSteps()
-    if (folder / _ADAPTER_FILE).is_file():
-        raise ConfigError(
-            f"`{folder / _ADAPTER_FILE}` must not be beside `{MODULES_FILE}`, but is: the library then loads the "
-            "adapter's base model instead of the folder's weights. Merge the adapter, or move it to another folder."
-        )
     modules = _modules(folder)
     notices = [MODULES.notice({key: None for module in modules for key in module}, folder / MODULES_FILE)]
     kinds = [_kind(module, folder) for module in modules]

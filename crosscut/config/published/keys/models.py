@@ -83,7 +83,7 @@ _WITHOUT_EFFECT = because(
             "attention_dropout classifier_dropout hidden_dropout"
         ),
         "only in training, where the run decides": "gradient_checkpointing",
-        "transformers ignores it, too; `generation_config.json` has such settings": (
+        "applies to generated text, as in `generation_config.json`, if that file is missing": (
             "do_sample temperature top_k top_p repetition_penalty max_length min_length num_beams no_repeat_ngram_size "
             "bad_words_ids forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens "
             "length_penalty early_stopping num_return_sequences num_beam_groups diversity_penalty typical_p "
