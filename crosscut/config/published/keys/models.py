@@ -27,6 +27,7 @@ _WINDOW = because({"the longest sequence is the sliding window": "sliding_window
 _WINDOW_WITHOUT_EFFECT = because(
     {"names the layers of the sliding window, and no sequence is longer than the window": "max_window_layers"}
 )
+_NO_WINDOW = because({"the family has no sliding window": "sliding_window use_sliding_window max_window_layers"})
 
 _ONLY: dict[str, tuple[object, ...]] = {
     "is_encoder_decoder": (False, None),
@@ -40,7 +41,7 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "norm_type": ("layer_norm", "rms_norm", None),
     **dict.fromkeys(
         (
-            "attention_chunk_size", "layer_types", "sliding_window", "kv_sharing_modes", "fusion_config",
+            "attention_chunk_size", "layer_types", "kv_sharing_modes", "fusion_config",
             "quantization_config", "compression_config", "transformers_weights",
         ),
         (None,),
@@ -108,7 +109,7 @@ def keys_of_model(model_type: str) -> Keys:
     causal = _ONLY_CAUSAL if family.fixed["attention"] == "causal" else {}
     only = {key: allowed for key, allowed in {**_ONLY, **causal, **family.required}.items() if key not in used}
     dropouts = dict.fromkeys(family.dropouts, _WITHOUT_EFFECT["attention_dropout"])
-    rest = {**_WITHOUT_EFFECT, **dropouts, **(_WINDOW_WITHOUT_EFFECT if family.has_window else {})}
+    rest = {**_WITHOUT_EFFECT, **dropouts, **(_WINDOW_WITHOUT_EFFECT if family.has_window else _NO_WINDOW)}
     return Keys(
         title=f"`config.json` of `{family.model_type}`",
         used=used,
