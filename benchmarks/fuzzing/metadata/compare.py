@@ -47,7 +47,9 @@ class Verdict:
 
 
 def compare(folder: Path, edit: Edit, mesh: ParallelMesh) -> Verdict:
-    """Compare what Crosscut computes from a folder with what the reference computes, after `edit`. Exceptions other than Crosscut's own reach the caller."""
+    """Compare what Crosscut computes from a folder with what the reference computes, after `edit`. Exceptions other
+    than Crosscut's own reach the caller.
+    """
     told = io.StringIO()
     file = edit.file
     is_tokenizer = file in (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE)

@@ -165,8 +165,8 @@ def _require_none(folder: Path) -> None:
     for name in (SENTENCE_FILE, *TRANSFORMER_FILES, f"1_Pooling/{MODULE_FILE}"):
         if (folder / name).is_file():
             raise ConfigError(
-                f"`{folder / MODULES_FILE}` must exist beside `{name}`, because it lists the steps of the embedding, "
-                f"but is missing. Copy it from the place where the folder comes from, or remove `{name}` for the "
+                f"`{folder / MODULES_FILE}` must exist beside `{name}`, but is missing. It lists the steps of the "
+                f"embedding. Copy it from the place where the folder comes from, or remove `{name}` for the "
                 "normalised mean of the tokens."
             )
 
@@ -293,9 +293,7 @@ def _sentence(path: Path) -> _Read:
 def _required(folder: Path) -> tuple[Path, dict[str, Any]]:
     path = folder / MODULE_FILE
     if not path.is_file():
-        raise ConfigError(
-            f"`{path}` must exist, because `{MODULES_FILE}` lists its module, but is missing. Restore it."
-        )
+        raise ConfigError(f"`{path}` must exist, but is missing. `{MODULES_FILE}` lists its module. Restore the file.")
     return path, read_json(path)
 
 

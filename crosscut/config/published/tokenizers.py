@@ -38,6 +38,8 @@ _KEYS = {
 """Keys of `tokenizer_config.json` by the value of a step that they change."""
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 """Flags of a token that decide where it is found in a text."""
+_FIX, _MOST_UNFIXED = "fix_mistral_regex", 100_000
+"""Key for the words of Mistral's tokenizers, and the size of a vocabulary up to which it has no effect."""
 _MOST_NAMED = 5
 _MOST_LETTERS = 80
 
@@ -58,6 +60,7 @@ def check_tokenizer(folder: Path) -> list[str]:
         kind = TokenizerClass.of(tables[config], tables[model], inner)
         notices += [
             _about_class(kind, tables[config], inner, folder),
+            _about_mistral(tables[config], inner, config),
             _about_missing(kind, tables[config], inner, folder),
             _about_flags(tables[config], inner, config),
         ]
@@ -82,6 +85,14 @@ def _about_class(kind: TokenizerClass, settings: Mapping[str, Any], inner: Mappi
     elif found and (kind.tokens or _is_said(found, settings)):
         raise _contradiction(kind, found, settings, folder)
     return kind.notice(settings, inner, path)
+
+
+def _about_mistral(settings: Mapping[str, Any], inner: Mapping[str, Any], config: Path) -> str:
+    """Line about a key with which `transformers` splits the words of a large tokenizer in another way."""
+    model = inner.get("model")
+    if settings.get(_FIX) is not True or not isinstance(model, dict) or len(model.get("vocab") or ()) <= _MOST_UNFIXED:
+        return ""
+    return f"`{_FIX}` in `{config}` is true, so `transformers` may give texts other tokens than `{TOKENIZER_FILE}`."
 
 
 def _unfit(kind: TokenizerClass, found: Difference | None, inner: Mapping[str, Any], folder: Path) -> str:

@@ -139,7 +139,7 @@ def test_harmless_values_are_read(folder):
 def test_files_without_the_list_are_refused(folder):
     (folder / "modules.json").unlink()
     with pytest.raises(
-        ConfigError, match=r"modules\.json` must exist beside `1_Pooling/config\.json`, .* is missing\."
+        ConfigError, match=r"modules\.json` must exist beside `1_Pooling/config\.json`, but is missing\."
     ):
         read_steps(folder)
     assert list(module_files(folder)) == []
@@ -151,5 +151,7 @@ def test_file_of_a_module_must_exist(folder):
     (folder / "3_Normalize" / "config.json").unlink()  # which older versions do not write
     assert read_steps(folder).is_normalized
     (folder / "1_Pooling" / "config.json").unlink()
-    with pytest.raises(ConfigError, match=r"1_Pooling/config\.json` must exist, .* but is missing\. Restore it\."):
+    with pytest.raises(
+        ConfigError, match=r"1_Pooling/config\.json` must exist, but is missing\. .* Restore the file\."
+    ):
         read_steps(folder)

@@ -9,10 +9,11 @@ _USED = because(
     {
         "the family": "model_type",
         "the head of the model": "architectures",
-        "the names of the classes": "id2label num_labels",
+        "the names of the classes": "id2label",
+        "the number of classes": "num_labels",
         "whether a text has one class or a number; other heads are left out": "problem_type",
         "a text ends with these ids": "eos_token_id",
-        "a text begins with this id": "bos_token_id",
+        "an export of the model has the same id": "bos_token_id",
         "whether the output projection is the embedding": "tie_word_embeddings",
     }
 )
@@ -75,7 +76,6 @@ _WITHOUT_EFFECT = because(
             "pooler_num_fc_layers pooler_size_per_head pooler_type summary_activation summary_first_dropout "
             "summary_proj_to_labels summary_type summary_use_proj num_mtp_layers"
         ),
-        "`multi_query` gives the number": "num_key_value_heads",
         "other programs read it": (
             "auto_map custom_pipelines is_llama_config transformers.js_config task_specific_params finetuning_task "
             "tokenizer_class sentence_transformers"
@@ -109,7 +109,13 @@ def keys_of_model(model_type: str) -> Keys:
     causal = _ONLY_CAUSAL if family.fixed["attention"] == "causal" else {}
     only = {key: allowed for key, allowed in {**_ONLY, **causal, **family.required}.items() if key not in used}
     dropouts = dict.fromkeys(family.dropouts, _WITHOUT_EFFECT["attention_dropout"])
-    rest = {**_WITHOUT_EFFECT, **dropouts, **(_WINDOW_WITHOUT_EFFECT if family.has_window else _NO_WINDOW)}
+    heads = "`multi_query` gives the number" if "multi_query" in family.required else "the family has no such key"
+    rest = {
+        "num_key_value_heads": heads,
+        **_WITHOUT_EFFECT,
+        **dropouts,
+        **(_WINDOW_WITHOUT_EFFECT if family.has_window else _NO_WINDOW),
+    }
     return Keys(
         title=f"`config.json` of `{family.model_type}`",
         used=used,
