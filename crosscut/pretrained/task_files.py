@@ -97,17 +97,19 @@ def _padding(inner: "tokenizers.Tokenizer", folder: Path, model: ModelConfig, sp
 
 def with_class(files: dict[str, bytes], tokenizer: Path, model_type: str) -> tuple[dict[str, bytes], str]:
     """Let `transformers` read the tokenizer's files of a model, beside a `config.json` of the family `model_type`, with
-    the class with which it read them beside `tokenizer`. Returns the files, and a line for the user if `transformers`
-    may give texts other tokens. The line is empty otherwise.
+    the class with which it read them beside `tokenizer`, unless the settings name a class or this class would give
+    other tokens. Returns the files, and a line for the user if `transformers` may give texts other tokens. The line is
+    empty otherwise.
     """
     settings, inner = json.loads(files[TOKENIZER_CONFIG_FILE]), json.loads(files[TOKENIZER_FILE])
-    if not settings.get("tokenizer_class"):
-        before, after = TokenizerClass.beside(tokenizer), TokenizerClass.of({}, {"model_type": model_type}, inner)
-        if before.name != after.name:
-            settings["tokenizer_class"] = before.name
-            files = {**files, TOKENIZER_CONFIG_FILE: json_bytes(settings)}
-    kind = TokenizerClass.of(settings, {"model_type": model_type}, inner)
-    return files, kind.notice(settings, inner, tokenizer)
+    before, model = TokenizerClass.beside(tokenizer), {"model_type": model_type}
+    name = PLAIN if before.difference(settings, inner) else before.name
+    is_made = not tokenizer.with_name(TOKENIZER_CONFIG_FILE).is_file()
+    is_open = bool(before.tokens) if is_made else not settings.get("tokenizer_class")
+    if is_open and name != TokenizerClass.of(settings, model, inner).name:
+        settings["tokenizer_class"] = name
+        files = {**files, TOKENIZER_CONFIG_FILE: json_bytes(settings)}
+    return files, TokenizerClass.of(settings, model, inner).notice(settings, inner, tokenizer)
 
 
 def _state(component: Any) -> Any:
