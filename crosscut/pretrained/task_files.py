@@ -17,6 +17,7 @@ from crosscut.config import ConfigError, ModelConfig
 from crosscut.config.published.folders import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from crosscut.config.published.special_names import special_names
 from crosscut.config.published.tokenizer_classes import PLAIN, TokenizerClass
+from crosscut.config.published.tokenizers import unfit
 from crosscut.config.system.files import read_json
 from crosscut.data.tokenization.decoder_rows import Special, surround
 from crosscut.data.tokenization.inner import SPLIT_SPECIAL_TOKENS, read_inner
@@ -103,7 +104,9 @@ def with_class(files: dict[str, bytes], tokenizer: Path, model_type: str) -> tup
     """
     settings, inner = json.loads(files[TOKENIZER_CONFIG_FILE]), json.loads(files[TOKENIZER_FILE])
     before, model = TokenizerClass.beside(tokenizer), {"model_type": model_type}
-    name = PLAIN if before.difference(settings, inner) else before.name
+    difference = before.difference(settings, inner)
+    is_unfit = difference or (before.tokens and unfit(before, None, inner, tokenizer.parent))
+    name = PLAIN if is_unfit else before.name
     is_made = not tokenizer.with_name(TOKENIZER_CONFIG_FILE).is_file()
     is_open = bool(before.tokens) if is_made else not settings.get("tokenizer_class")
     if is_open and name != TokenizerClass.of(settings, model, inner).name:

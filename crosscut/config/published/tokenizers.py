@@ -76,7 +76,7 @@ def _about_class(kind: TokenizerClass, settings: Mapping[str, Any], inner: Mappi
             "says. `transformers` may give texts other tokens."
         )
     found = kind.difference(settings, inner)
-    if kind.tokens and (lacking := _unfit(kind, found, inner, folder)):
+    if kind.tokens and (lacking := unfit(kind, found, inner, folder)):
         if kind.is_given:
             raise ConfigError(
                 f"`tokenizer_class` in `{config}` must fit `{path.name}`, which has no {lacking}, but is "
@@ -95,7 +95,7 @@ def _about_mistral(settings: Mapping[str, Any], inner: Mapping[str, Any], config
     return f"`{_FIX}` in `{config}` is true, so `transformers` may give texts other tokens than `{TOKENIZER_FILE}`."
 
 
-def _unfit(kind: TokenizerClass, found: Difference | None, inner: Mapping[str, Any], folder: Path) -> str:
+def unfit(kind: TokenizerClass, found: Difference | None, inner: Mapping[str, Any], folder: Path) -> str:
     """Name what `tokenizer.json` lacks of an encoder's class: the kind of vocabulary, or a token around texts."""
     if found and found.part == "model" and not found.name:
         return f"vocabulary of the kind {found.wanted}"
