@@ -20,8 +20,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from crosscut.config import ConfigError, DataError
 from crosscut.config.system.terminal import echo
-from crosscut.data.tokenization.inner import read_inner
+from crosscut.data.tokenization.inner import SPLIT_SPECIAL_TOKENS, splits_special_tokens
 from crosscut.data.tokenization.long_texts import require_short
+from crosscut.data.tokenization.published import PublishedTokenizer
 from crosscut.data.tokenization.special_tokens import special_tokens
 from crosscut.generation.sampling import not_finite
 from crosscut.model import GPT
@@ -73,9 +74,13 @@ class Filler:
 
     def __init__(self, source: ModelSource, *, num_words: int = USUAL_WORDS) -> None:
         self._config, self._num_words = source.model, min(num_words, source.model.vocab_size)
-        self._tokenizer: Tokenizer = read_inner(source.tokenizer)
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
+        if splits_special_tokens(source.tokenizer):
+            raise ConfigError(
+                f"`{SPLIT_SPECIAL_TOKENS}` beside `{source.tokenizer}` must be false to fill in masked words, but is "
+                "true. The mask in a prompt is then plain text. Correct the file."
+            )
+        published = PublishedTokenizer(path=source.tokenizer, is_published=source.is_published)
+        self._tokenizer: Tokenizer = published.read()
         self._path = source.tokenizer
         self.mask = special_tokens(self._tokenizer, name=f"`{source.tokenizer}`").mask
         """Id of the mask token."""

@@ -93,8 +93,8 @@ def _checked(place: str, order: Order) -> ModelSource:
         _check_masked(place, source, order)
         return source
     remedy = "The options of the command decide: `--temperature`, `--top-k`, `--top-p` and so on."
-    for notice in check_generation(source.tokenizer.parent, order.sampling, remedy):
-        echo(notice, err=True)
+    for notice in check_generation(source.settings_folders, order.sampling, remedy):
+        echo(f"crosscut: {notice}", err=True)
     tokenizer = source.load_tokenizer()
     for prompt in order.prompts:
         _request(prompt, tokenizer, source, order)

@@ -55,6 +55,7 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         end, begin = named.get("eos_token"), named.get("bos_token", source.begin_of_text)
         self._end = source.end_of_text if end is None else end
         self._prefix = self._end if begin is None else begin
+        check_generation(source.settings_folders, None, "")  # raises before the first task; `generate_until` tells
 
     @classmethod
     def create_from_arg_obj(
@@ -167,7 +168,7 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         samplings = [_sampling(request, self.max_length) for request in requests]
         for sampling in samplings[:1]:
             remedy = "The `generation_kwargs` of each task decide."
-            for notice in check_generation(self.source.tokenizer.parent, sampling, remedy):
+            for notice in check_generation(self.source.settings_folders, sampling, remedy):
                 _LOG.warning(notice)
         decoder = Decoder(self.model, self.tokenizer, num_rows=self.batch_size, stops=self.source.stops)
         written: dict[int, str] = {}

@@ -73,7 +73,7 @@ class AdapterSettings:
             return any(f".{module}".endswith(f".{end}") for end in named)
         try:
             if key not in self._patterns:
-                self._patterns[key] = ModulePatterns([str(named)])
+                self._patterns[key] = ModulePatterns([str(named)], whole=True)
             return self._patterns[key].first(module) is not None
         except ValueError:
             return key == "target_modules"

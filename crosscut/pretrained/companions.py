@@ -5,6 +5,7 @@ and be exported even if the model's folder is moved.
 """
 
 from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
@@ -16,6 +17,7 @@ from crosscut.config.published.folders import (
     SPECIAL_TOKENS_FILE,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
+    Published,
     begin_id,
     end_ids,
     read_published,
@@ -30,6 +32,7 @@ from crosscut.data.manifest import MANIFEST_NAME
 from crosscut.data.tokenization.decoder_rows import Special
 from crosscut.data.tokenization.end_of_text import end_named_by_settings
 from crosscut.data.tokenization.inner import read_inner
+from crosscut.pretrained.adapter_settings import CONFIG_NAME
 
 TEMPLATE_FILE = "chat_template.jinja"
 COMPANIONS = (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, TEMPLATE_FILE, GENERATION_FILE)
@@ -39,11 +42,28 @@ KEPT = (*COMPANIONS, MODULES_FILE)
 the files that it names are not kept."""
 
 
+def read_checked(folder: Path, adapter: str | Path = "") -> Published:
+    """Read the configuration of a published model, and check the files beside its weights. The lines for the user are
+    in `notices`. `adapter` is the folder of the adapter that is merged into the model.
+
+    Raises `ConfigError` for a value that Crosscut does not support, and for an adapter in the model's folder that is
+    not `adapter`.
+    """
+    beside = folder / CONFIG_NAME
+    if beside.is_file() and not (adapter and Path(adapter).resolve() == folder.resolve()):
+        raise ConfigError(
+            f"`{beside}` must not be beside `{MODEL_FILE}`, but is. `transformers` merges such an adapter into the "
+            f"model. Give `--adapter {folder}` to merge it, or move it to another folder to leave it out."
+        )
+    published = read_published(folder)
+    return replace(published, notices=(*published.notices, *check_tokenizer(folder)))
+
+
 def notices_of(folder: Path) -> tuple[str, ...]:
     """Lines for the user about the files beside a published model's weights, such as a line that names unknown keys.
-    Raises `ConfigError` for a key with a value that Crosscut does not support.
+    Raises the errors of `read_checked`.
     """
-    return (*read_published(folder).notices, *check_tokenizer(folder))
+    return read_checked(folder).notices
 
 
 def keep_companions(published: Path, folder: Path) -> None:
@@ -158,7 +178,7 @@ def speech(tokenizer: Path, models: Iterable[Path]) -> Speech:
     kept = tokenizer if model is None else model / TOKENIZER_FILE
     tokens_say = tokenizer.with_name(MANIFEST_NAME).is_file()
     told = dict.fromkeys((tokenizer if tokens_say else kept, kept))
-    stops = () if model is None else read_published(model).stops
+    stops = () if model is None else tuple(end for ends in end_ids(model).values() for end in ends)
     end, *others = dict.fromkeys((*(Tokenizer.load(file).end_of_text for file in told), *stops))
     return Speech(kept, end, tuple(others), _begin(kept, {end, *others}))
 

@@ -44,7 +44,7 @@ from crosscut.pretrained.families import Weight, published_shapes, weights_of
 from crosscut.pretrained.finite import count_not_finite, not_finite
 from crosscut.pretrained.loading import require_weights
 from crosscut.pretrained.source import ModelSource
-from crosscut.pretrained.task_files import Rows, TaskFiles, task_files
+from crosscut.pretrained.task_files import Rows, TaskFiles, task_files, with_class
 from crosscut.pretrained.tensors import DTYPES, read_whole
 from crosscut.pretrained.writing import json_bytes, plan_files, write_tensors
 
@@ -137,12 +137,20 @@ class _ExportFolder:
             return self.for_task.files
         folder = self.tokenizer.parent
         modules = (folder / name for name in module_files(folder)) if self.is_published else ()
-        return _beside(self.tokenizer, self.ends) | {
+        return self._own[0] | {
             path.relative_to(folder).as_posix(): path.read_bytes() for path in modules if path.is_file()
         }
 
+    @cached_property
+    def _own(self) -> tuple[dict[str, bytes], str]:
+        """Files of the tokenizer, and a line for the user about tokens that `transformers` may read differently."""
+        files = _beside(self.tokenizer, self.ends)
+        return with_class(files, self.tokenizer, str(self._shape["model_type"]))
+
     def write(self, tensors: Iterator[Tensor]) -> Exported:
         """Write the whole folder atomically."""
+        if self.rows is None and self._own[1]:
+            echo(f"crosscut: {self._own[1]}", err=True)
         shapes = published_shapes(self.config)
         planned = plan_files(shapes, self.dtype, max_bytes=self.max_file_bytes)
         with _new_folder(self.folder, MODEL_FILE) as draft:

@@ -329,6 +329,14 @@ def count_layers(config: ModelConfig, names: Iterable[str]) -> int:
     return 1 + max((int(match[1]) for match in found if match), default=-1)
 
 
+def tied_names(config: ModelConfig) -> tuple[str, str]:
+    """Names of the embedding and of the output projection if they are the same tensor. Empty names otherwise."""
+    if not (config.tied and config.is_causal):
+        return "", ""
+    embedding = next(weight for weight in weights_of(config) if weight.name == "tokens.weight")
+    return embedding.sources[0].name, f"{_OUTPUT.name}.weight"
+
+
 def is_harmless(config: ModelConfig, name: str) -> bool:
     """Whether a file may contain this tensor although the tensor is not a parameter of the model: a copy of tied
     weights, or a buffer that newer versions of `transformers` compute.

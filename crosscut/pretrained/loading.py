@@ -17,6 +17,7 @@ from crosscut.pretrained.families import (
     is_harmless,
     is_head,
     published_shapes,
+    tied_names,
     weights_of,
     with_prefix,
 )
@@ -85,7 +86,11 @@ def require_weights(config: ModelConfig, folder: Path) -> dict[str, StoredTensor
 def tensors_of(config: ModelConfig, folder: Path) -> dict[str, StoredTensor]:
     """List the tensors of a folder, keyed by their full names in the model's family."""
     found = list_tensors(folder)
-    return {full: found[name] for full, name in with_prefix(config, list(found)).items()}
+    tensors = {full: found[name] for full, name in with_prefix(config, list(found)).items()}
+    embedding, output = tied_names(config)
+    if embedding not in tensors and output in tensors:  # the files may hold either of two equal tensors
+        tensors[embedding] = tensors[output]
+    return tensors
 
 
 def heads_left_out(config: ModelConfig, names: Iterable[str]) -> tuple[str, ...]:

@@ -35,11 +35,12 @@ _Part = Callable[[str, Places], Places]
 
 class ModulePatterns:
     """Keys of one of PEFT's tables. Creating and matching them raises `ValueError` with the reason if a key is no
-    supported pattern, or if all keys together take too many steps.
+    supported pattern, or if all keys together take too many steps. With `whole`, a key must match the whole name, as in
+    PEFT's `target_modules`.
     """
 
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._keys = tuple(keys)
+    def __init__(self, keys: Iterable[str], *, whole: bool = False) -> None:
+        self._keys, self._whole = tuple(keys), whole
         self._steps = 0
         self._matchers = tuple(self._matcher(key) for key in self._keys)
 
@@ -52,7 +53,7 @@ class ModulePatterns:
             raise ValueError(f"a key has {len(key):,} characters")
         self._count(_STEPS_TO_PARSE * len(key))
         if _PLAIN.fullmatch(key):
-            plain = re.compile(rf"(?:.*\.)?(?:{key})")
+            plain = re.compile(key if self._whole else rf"(?:.*\.)?(?:{key})")
 
             def fits_plain(name: str) -> bool:
                 self._count(1)
@@ -62,8 +63,8 @@ class ModulePatterns:
         part = _Parser(key, self._count).whole()
 
         def fits(name: str) -> bool:
-            begins = frozenset([0, *(place + 1 for place, character in enumerate(name) if character == ".")])
-            return len(name) in part(name, begins)
+            later = () if self._whole else (place + 1 for place, character in enumerate(name) if character == ".")
+            return len(name) in part(name, frozenset([0, *later]))
 
         return fits
 

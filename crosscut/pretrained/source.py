@@ -24,16 +24,15 @@ from crosscut.config import CheckpointError, ConfigError, ModelConfig, RunConfig
 from crosscut.config.checks import require_one_of
 from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
 from crosscut.config.precision import OF_MODELS, PRECISIONS
-from crosscut.config.published.folders import MODEL_FILE, TOKENIZER_FILE, read_published
+from crosscut.config.published.folders import MODEL_FILE, TOKENIZER_FILE
 from crosscut.config.published.sentences import is_sentence_encoder
-from crosscut.config.published.tokenizers import check_tokenizer
 from crosscut.config.system.terminal import echo
 from crosscut.data import Tokenizer
 from crosscut.data.tokenization.decoder_rows import Special
 from crosscut.model import GPT
 from crosscut.parallel import ParallelMesh, RandomStreams, shard_model
 from crosscut.pretrained.adapters import read_adapter
-from crosscut.pretrained.companions import labels_of, special_of, speech, stops_of_adapter
+from crosscut.pretrained.companions import labels_of, read_checked, special_of, speech, stops_of_adapter
 from crosscut.pretrained.finite import require_finite
 from crosscut.pretrained.loading import heads_left_out, load_weights, require_weights
 
@@ -80,6 +79,11 @@ class ModelSource:
     def special(self) -> Special:
         """Token ids around a text of a task."""
         return Special(self.begin_of_text, self.end_of_text)
+
+    @property
+    def settings_folders(self) -> tuple[Path, ...]:
+        """Folders whose `generation_config.json` belongs to the model: that of the tokenizer, and the adapter's."""
+        return tuple(dict.fromkeys((self.tokenizer.parent, *([Path(self.adapter)] if self.adapter else []))))
 
     @property
     def was_sentence_encoder(self) -> bool:
@@ -169,17 +173,17 @@ def find_model(place: str | Path, *, last_weights: bool = False, adapter: str | 
     weights, and `DataError` for a tokenizer that cannot be read. Lines on the error stream name keys of the
     model's and the adapter's files that Crosscut does not know.
     """
-    source = _find(place, last_weights)
+    source = _find(place, last_weights, adapter)
     if not adapter:
         return source
     read = read_adapter(adapter, source.model)
     for notice in filter(None, (read.notice, read.notice_of_base(Path(str(source.folder))))):
-        echo(notice, err=True)
+        echo(f"crosscut: {notice}", err=True)
     ends = dict.fromkeys((*source.stops, *stops_of_adapter(Path(adapter), source.tokenizer)))
     return replace(source, adapter=str(adapter), stops=tuple(end for end in ends if end != source.end_of_text))
 
 
-def _find(place: str | Path, last_weights: bool) -> ModelSource:
+def _find(place: str | Path, last_weights: bool, adapter: str | Path) -> ModelSource:
     folder = folder_at(place)
     names = folder.files()
     if step_of(folder.name) is not None or MANIFEST_FILE in names:
@@ -188,17 +192,17 @@ def _find(place: str | Path, last_weights: bool) -> ModelSource:
         good = latest_good_checkpoint(root_of(str(place)))
         return _in_checkpoint(good.folder, good.manifest, place, last_weights)
     if MODEL_FILE in names and isinstance(folder, LocalFolder):
-        return _published(folder.path)
+        return _published(folder.path, adapter)
     raise ConfigError(
         f"`{place}` must be a run's folder, a checkpoint or a Hugging Face folder, but has no `{CONFIG_FILE}`, "
         f"`{MANIFEST_FILE}` or `{MODEL_FILE}`. Name a folder such as `runs/demo`."
     )
 
 
-def _published(folder: Path) -> ModelSource:
-    published = read_published(folder)
-    for notice in (*published.notices, *check_tokenizer(folder)):
-        echo(notice, err=True)
+def _published(folder: Path, adapter: str | Path) -> ModelSource:
+    published = read_checked(folder, adapter)
+    for notice in published.notices:
+        echo(f"crosscut: {notice}", err=True)
     tensors = require_weights(published.model, folder)
     spoken = speech(folder / TOKENIZER_FILE, [folder])
     return ModelSource(

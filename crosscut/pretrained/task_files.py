@@ -14,22 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crosscut.config import ConfigError, ModelConfig
-from crosscut.config.published.families import QWEN2
 from crosscut.config.published.folders import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from crosscut.config.published.special_names import special_names
+from crosscut.config.published.tokenizer_classes import PLAIN, TokenizerClass
+from crosscut.config.published.tokenizers import unfit
 from crosscut.config.system.files import read_json
 from crosscut.data.tokenization.decoder_rows import Special, surround
-from crosscut.data.tokenization.end_of_text import named_beside
 from crosscut.data.tokenization.inner import SPLIT_SPECIAL_TOKENS, read_inner
 from crosscut.data.tokenization.special_tokens import names_of_special_tokens, padding_token
 from crosscut.pretrained.writing import json_bytes
 
 if TYPE_CHECKING:
     import tokenizers
-
-QWEN2_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-"""Pattern of the words of Qwen2, with which `transformers` reads any tokenizer in a folder of this family."""
 
 
 class Rows(NamedTuple):
@@ -59,8 +55,14 @@ def task_files(tokenizer: Path, model: ModelConfig, rows: Rows, *, model_type: s
     that cannot be read.
     """
     inner = read_inner(tokenizer)
-    if model_type == QWEN2.model_type:
-        _require_qwen2(inner, tokenizer)
+    if TokenizerClass.of({"tokenizer_class": PLAIN}, {"model_type": model_type}, {}).difference(
+        {}, read_json(tokenizer)
+    ):
+        raise ConfigError(
+            f"`{tokenizer}` must split texts as Qwen2 does (NFC, Qwen2's pattern of words, bytes), but splits them in "
+            f"another way. `transformers` reads every tokenizer of a model of the family {model_type!r} in this way. "
+            "The scores in `transformers` would be wrong. Use the run with `crosscut finetune predict`."
+        )
     table = {**read_json(tokenizer), "truncation": None, "padding": None}
     if model.is_causal:
         surround(inner, rows.special)
@@ -86,7 +88,7 @@ def _padding(inner: "tokenizers.Tokenizer", folder: Path, model: ModelConfig, sp
     other special token. In a decoder, a token that ends rows is none, because `transformers` takes the last token that
     is no padding for the end of a row.
     """
-    _, named = named_beside(folder, "pad_token") or (folder, "")
+    named = special_names(folder).get("pad_token", "")
     taken = special if model.is_causal else ()
     found = padding_token(inner, below=model.vocab_size, named=named, taken=taken)
     if found is not None or not model.is_causal:
@@ -95,21 +97,23 @@ def _padding(inner: "tokenizers.Tokenizer", folder: Path, model: ModelConfig, sp
     return next((one for one in others if one < model.vocab_size and one not in taken), None)
 
 
-def _require_qwen2(inner: "tokenizers.Tokenizer", tokenizer: Path) -> None:
-    """Raise `ConfigError` unless a tokenizer has the parts of Qwen2's tokenizer."""
-    model: Any = inner.model
-    words = {"type": "Split", "pattern": {"Regex": QWEN2_SPLIT}, "behavior": "Isolated", "invert": False}
-    parts = (_state(inner.pre_tokenizer) or {}).get("pretokenizers", [{}])
-    is_plain = type(model).__name__ == "BPE" and not (
-        model.byte_fallback or model.continuing_subword_prefix or model.end_of_word_suffix
-    )
-    is_bytes = parts[-1].get("type") == "ByteLevel" and not (parts[-1]["add_prefix_space"] or parts[-1]["use_regex"])
-    if not is_plain or not is_bytes or parts[:-1] != [words] or _state(inner.normalizer) != {"type": "NFC"}:
-        raise ConfigError(
-            f"`{tokenizer}` must split texts as Qwen2 does (NFC, Qwen2's pattern of words, bytes), because "
-            "`transformers` reads every tokenizer of a model of the family 'qwen2' in this way, but splits them in "
-            "another way. The scores in `transformers` would be wrong. Use the run with `crosscut finetune predict`."
-        )
+def with_class(files: dict[str, bytes], tokenizer: Path, model_type: str) -> tuple[dict[str, bytes], str]:
+    """Let `transformers` read the tokenizer's files of a model, beside a `config.json` of the family `model_type`, with
+    the class with which it read them beside `tokenizer`, unless the settings name a class or this class would give
+    other tokens. Returns the files, and a line for the user if `transformers` may give texts other tokens. The line is
+    empty otherwise.
+    """
+    settings, inner = json.loads(files[TOKENIZER_CONFIG_FILE]), json.loads(files[TOKENIZER_FILE])
+    before, model = TokenizerClass.beside(tokenizer), {"model_type": model_type}
+    difference = before.difference(settings, inner)
+    is_unfit = difference or (before.tokens and unfit(before, None, inner, tokenizer.parent))
+    name = PLAIN if is_unfit else before.name
+    is_made = not tokenizer.with_name(TOKENIZER_CONFIG_FILE).is_file()
+    is_open = bool(before.tokens) if is_made else not settings.get("tokenizer_class")
+    if is_open and name != TokenizerClass.of(settings, model, inner).name:
+        settings["tokenizer_class"] = name
+        files = {**files, TOKENIZER_CONFIG_FILE: json_bytes(settings)}
+    return files, TokenizerClass.of(settings, model, inner).notice(settings, inner, tokenizer)
 
 
 def _state(component: Any) -> Any:

@@ -122,8 +122,8 @@ def _checked(place: str, options: ServerOptions) -> ModelSource:
     if source.model.is_causal:
         source.require_decoder(place)
         remedy = "The fields of each request decide: `temperature`, `top_k`, `top_p` and so on."
-        for notice in check_generation(source.tokenizer.parent, None, remedy):
-            echo(notice, err=True)
+        for notice in check_generation(source.settings_folders, None, remedy):
+            echo(f"crosscut: {notice}", err=True)
         ChatTemplate.find(source.tokenizer)  # raises before any process starts, if the template is invalid
     elif options.slide:
         raise ConfigError(

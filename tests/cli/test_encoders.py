@@ -14,7 +14,7 @@ from tests.pretrained.encoders import V, make_encoder
 def bert(tmp_path_factory):
     """The folder of a tiny BERT."""
     folder = tmp_path_factory.mktemp("bert") / "bert"
-    make_encoder(folder, "bert")
+    make_encoder(folder, "bert", wordpiece=True)
     return folder
 
 

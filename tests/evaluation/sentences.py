@@ -21,8 +21,8 @@ SPECIAL = {name: f"[{name.removesuffix('_token').upper()}]" for name in
 def make_trunk(folder: Path, **settings: Any) -> Path:
     """Write a BERT for at most 16 tokens, with a WordPiece whose `tokenizer_config.json` has these settings."""
     make_encoder(folder, "bert", wordpiece=True)
-    plain = {"tokenizer_class": "PreTrainedTokenizerFast", **SPECIAL}
-    (folder / "tokenizer_config.json").write_text(json.dumps(plain | settings))
+    usual = {"tokenizer_class": "BertTokenizer", **SPECIAL}
+    (folder / "tokenizer_config.json").write_text(json.dumps(usual | settings))
     return folder
 
 

@@ -198,6 +198,7 @@ def test_prompt_leaves_room_for_a_text(written, tmp_path):
     folder = shutil.copytree(written, tmp_path / "model")
     change(folder, "1_Pooling/config.json", with_keys(include_prompt=False))
     change(folder, "tokenizer.json", with_keys(post_processor=None))
+    change(folder, "tokenizer_config.json", with_keys(tokenizer_class="PreTrainedTokenizerFast"))
     with pytest.raises(ConfigError, match=r"^`max_tokens` must be more than 1, .* prompt 'dog ', but is 1\. "):
         embed(str(folder), lambda: TEXTS, ON, options=TextOptions(prompt_name="passage", max_tokens=1))
     with pytest.raises(DataError, match=r"^Text 4 must have at least one token after the prompt, but has none\."):

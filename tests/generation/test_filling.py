@@ -1,6 +1,7 @@
 """Words in place of masks, beside `transformers`' logits and its fill-mask pipeline."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,13 @@ def test_prompt_that_cannot_be_filled_is_refused(folder, prompt, message):
     with pytest.raises(ConfigError) as caught:
         Filler(find_model(folder)).encode(prompt)
     assert message in str(caught.value)
+
+
+def test_a_mask_that_is_plain_text_is_refused(folder, tmp_path):
+    changed = shutil.copytree(folder, tmp_path / "model")
+    (changed / "tokenizer_config.json").write_text('{"split_special_tokens": true}')
+    with pytest.raises(ConfigError, match=r"`split_special_tokens` beside `.*` must be false to fill in masked words"):
+        Filler(find_model(changed))
 
 
 def test_tokenizer_of_another_model_is_refused(folder, tmp_path):

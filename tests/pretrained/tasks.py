@@ -10,8 +10,8 @@ from tokenizers import normalizers, pre_tokenizers
 from torch import Tensor
 
 from crosscut.config import IGNORED
+from crosscut.config.published.tokenizer_classes import QWEN2_SPLIT
 from crosscut.model import Batch
-from crosscut.pretrained.task_files import QWEN2_SPLIT
 from tests.pretrained.encoders import MASK, PADDING, SEGMENTS, TOKENS
 from tests.pretrained.models import V, write_random
 

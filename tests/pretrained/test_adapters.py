@@ -1,6 +1,7 @@
 """Adapters in PEFT's format: read beside a model on any layout, and written by runs that have adapters."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from crosscut.cli.main import commands
 from crosscut.config import CheckpointError, ConfigError, Layout, ModelConfig
-from crosscut.pretrained import export_checkpoint, find_model
+from crosscut.config.published.generation import check_generation
+from crosscut.pretrained import export_checkpoint, find_model, notices_of
 from crosscut.pretrained.adapter_settings import read_settings
 from crosscut.pretrained.adapters import PublishedAdapter
 from crosscut.training import run_training
@@ -220,6 +222,9 @@ MODULES = [
     ({"exclude_modules": ["layers.1.mlp.down_proj"]}, "exclude_modules"),
     ({"target_modules": ["q_proj", "v_proj", "gate_proj", "down_proj"], "layers_to_transform": [0]}, "layers_to_tr"),
     ({"target_modules": "all-linear"}, ""),
+    ({"target_modules": "q_proj|v_proj"}, "target_modules"),  # a regular expression for whole names
+    ({"exclude_modules": "q_proj"}, ""),
+    ({"exclude_modules": r".*\.q_proj"}, "exclude_modules"),
     ({"target_modules": r"model\.layers\.\d+\..*_proj", "layers_to_transform": [0]}, ""),
 ]
 
@@ -234,6 +239,24 @@ def test_modules_without_an_adapter_have_no_matrices(published, tmp_path, settin
         return
     with pytest.raises(CheckpointError, match=f"`{key}.* must include all matrices in `adapter_model.safetensors`"):
         find_model(published(name), adapter=tmp_path / "adapter")
+
+
+def test_an_adapter_in_the_folder_of_its_model_must_be_given(published, tmp_path, capsys):
+    """`transformers` merges it without a word."""
+    folder = shutil.copytree(published("gpt2"), tmp_path / "gpt2")
+    write_peft(tmp_path / "adapter", folder, LINEAR["gpt2"], base_model_name_or_path="gpt2")
+    for file in (tmp_path / "adapter").iterdir():
+        shutil.copy(file, folder)
+    for read in (find_model, notices_of):
+        with pytest.raises(
+            ConfigError, match=r"`.*adapter_config\.json` must not be beside `config.json`, .*--adapter"
+        ):
+            read(folder)
+    assert find_model(folder, adapter=folder).settings_folders == (folder,)
+    (tmp_path / "adapter" / "generation_config.json").write_text('{"min_p": 0.1, "suppress_tokens": [3]}')
+    source = find_model(published("gpt2"), adapter=tmp_path / "adapter")
+    with pytest.raises(ConfigError, match=r"`suppress_tokens` in `.*adapter/generation_config\.json` must be"):
+        check_generation(source.settings_folders, None, "")
 
 
 def test_the_name_of_the_model_is_compared(published, tmp_path, capsys):

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file
 
@@ -12,8 +13,10 @@ from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import ConfigError, Layout
 from crosscut.pretrained import export_checkpoint, find_model
 from crosscut.pretrained.families import published_shapes
+from crosscut.pretrained.task_files import with_class
 from crosscut.pretrained.writing import plan_files, write_tensors
 from tests.pretrained import jobs
+from tests.pretrained.encoders import make_encoder
 from tests.pretrained.models import FAMILIES, their_logits
 
 LAYOUTS = [
@@ -77,6 +80,25 @@ def test_transformers_loads_many_files_and_the_tokenizer(ranks, published, tmp_p
     text = "the quick fox, 世界"
     assert tokenizer.decode(tokenizer(text).input_ids) == text
     assert tokenizer.eos_token == "<|endoftext|>"
+
+
+def test_transformers_reads_an_exported_tokenizer_with_the_same_class(ranks, published, tmp_path):
+    """A RoBERTa becomes a `bert`. No class but Qwen2's reads the tokenizer of a Qwen2, so that is named."""
+    from transformers import AutoTokenizer
+
+    texts = ["the quick fox", "jumps over 2024"]
+    folder = make_encoder(tmp_path / "roberta", "roberta with a head")
+    inner = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    inner.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    inner.save(str(folder / "tokenizer.json"))
+    for place, line in ((folder, ""), (published("qwen2"), "its Qwen2Tokenizer has another `normalizer`")):
+        out = tmp_path / f"out-{place.name}"
+        ranks.run(1, jobs.export, find_model(place), Layout(), out, 10**9)
+        theirs, again = (AutoTokenizer.from_pretrained(one) for one in (place, out))
+        assert theirs(texts)["input_ids"] == again(texts)["input_ids"]
+        files = {name: (out / name).read_bytes() for name in ("tokenizer.json", "tokenizer_config.json")}
+        model_type = json.loads((out / "config.json").read_text())["model_type"]
+        assert line in (told := with_class(files, out / "tokenizer.json", model_type)[1]) and bool(line) is bool(told)
 
 
 def test_what_lies_beside_the_tokenizer_comes_along(ranks, published, tmp_path):

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+import re
 import shutil
 
 import pytest
@@ -11,6 +12,7 @@ from crosscut.config import ConfigError
 from crosscut.config.published.families import FAMILIES
 from crosscut.config.published.folders import read_published
 from crosscut.config.published.keys import ADAPTER, GENERATION, SPECIAL_TOKENS, TOKENIZER, keys_of_model
+from crosscut.config.published.tokenizer_classes import PLAIN, REGISTERED, TokenizerClass
 from crosscut.config.published.tokenizers import check_tokenizer
 from crosscut.data import Tokenizer
 from crosscut.data.tokenization.inner import read_inner
@@ -90,7 +92,7 @@ def test_each_key_of_a_tokenizer_config_is_in_the_table(tmp_path):
 STEPS = [
     ("bert", {"do_lower_case": False}, "`do_lower_case` in `.*` must be true as in `tokenizer.json`, but is false"),
     ("bert", {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}, ""),
-    ("bert", {"strip_accents": False}, "`strip_accents` in `.*` must be null as in `tokenizer.json`, but is false"),
+    ("bert", {"strip_accents": False}, "`strip_accents` in `.*` must be true as in `tokenizer.json`, but is false"),
     ("bert", {"do_lower_case": False, "tokenizer_class": "PreTrainedTokenizerFast"}, ""),
     ("gpt2", {"add_prefix_space": True}, "`add_prefix_space` in `.*` must be false as in `tokenizer.json`, but is"),
     ("gpt2", {"add_prefix_space": False, "add_bos_token": True, "bos_token": "<|endoftext|>"}, ""),
@@ -125,5 +127,92 @@ def test_special_tokens_that_a_tokenizer_lacks_are_named(published, tmp_path, ca
     (tmp_path / "model" / "special_tokens_map.json").write_text('{"unk_token": "<unk>", "new": 1}')
     find_model(tmp_path / "model")
     told = capsys.readouterr().err
-    assert "lacks 3 of the special tokens that the files beside it name ('<pad>', '<a>', '<unk>'). Crosscut" in told
+    assert "lacks 3 of the special tokens that the files beside it name ('<pad>', '<unk>', '<a>'). Crosscut" in told
     assert "does not know these keys in" in told and "`new`" in told
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"added_tokens_decoder": {"298": {"content": "<|im_end|>", "special": True}}}, "lacks 1 of .* .'<.im_end.>'."),
+        ({"model_specific_special_tokens": {"image": "<image>"}}, "lacks 1 of .* .'<image>'."),
+        (
+            {"added_tokens_decoder": {"0": {"content": "<|endoftext|>", "lstrip": True, "special": True}}},
+            "describes 1 of the tokens .* in another way .'<.endoftext.>'.",
+        ),
+        ({"added_tokens_decoder": {"0": {"content": "<|endoftext|>", "special": True}}}, ""),
+    ],
+    ids=str,
+)
+def test_tokens_that_only_the_settings_find_in_a_text_are_named(published, tmp_path, settings, line):
+    """Exactly where `transformers` gives a text other tokens."""
+    from transformers import AutoTokenizer
+
+    folder = shutil.copytree(published("gpt2"), tmp_path / "model")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    text = "the<|im_end|> fox <image> <|endoftext|>"
+    ours = read_inner(folder / "tokenizer.json").encode(text).ids
+    assert (ours != AutoTokenizer.from_pretrained(folder)(text)["input_ids"]) is bool(line)
+    told = check_tokenizer(folder)
+    assert len(told) == bool(line) and re.search(line, "".join(told))
+
+
+def test_the_class_of_a_tokenizer_without_a_name_is_that_of_transformers():
+    from transformers.models.auto import tokenization_auto as auto
+
+    for model_type in FAMILIES:
+        name = auto.TOKENIZER_MAPPING_NAMES.get(model_type) or "TokenizersBackend"
+        assert REGISTERED.get(model_type, PLAIN) == name.replace("TokenizersBackend", PLAIN)
+        is_fixed = model_type in auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS
+        is_fixed |= auto.TOKENIZER_MAPPING_NAMES.get(model_type) == "TokenizersBackend"
+        told = TokenizerClass.of({"tokenizer_class": "T5TokenizerFast"}, {"model_type": model_type}, {}).name
+        assert told == (REGISTERED[model_type] if is_fixed else "T5Tokenizer")
+
+
+_SPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": False}
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+_DIGITS = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, _BYTES]}
+_LLAMA = {"tokenizer_class": "LlamaTokenizer"}
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "settings", "line"),
+    [
+        ("llama", _SPACE, _LLAMA, ""),
+        ("llama", _SPACE, {**_LLAMA, "legacy": True}, "its LlamaTokenizer has another `pre_tokenizer`"),
+        ("llama", _SPACE, {**_LLAMA, "add_prefix_space": False}, "must be true as in `tokenizer.json`, but is false"),
+        ("llama", _BYTES, _LLAMA, ""),  # transformers then reads what the file says
+        ("llama", _DIGITS, {"tokenizer_class": "GPT2Tokenizer"}, "its GPT2Tokenizer has another `pre_tokenizer`"),
+        ("starcoder2", _DIGITS, {}, "its GPT2Tokenizer has another `pre_tokenizer`"),
+        ("gpt_bigcode", _DIGITS, {"tokenizer_class": "GPT2Tokenizer"}, ""),
+        ("qwen2", _BYTES, {"tokenizer_class": "PreTrainedTokenizerFast"}, "its Qwen2Tokenizer has another"),
+        ("qwen3", _BYTES, {"tokenizer_class": "PreTrainedTokenizerFast"}, ""),
+        ("qwen3", _BYTES, {}, "its Qwen2Tokenizer has another `normalizer`"),
+    ],
+    ids=str,
+)
+def test_a_class_that_makes_other_steps_is_named(tmp_path, name, step, settings, line):
+    """Exactly where `transformers` gives a text other tokens."""
+    from tokenizers import Tokenizer as Inner
+    from tokenizers import models, pre_tokenizers, trainers
+    from transformers import AutoTokenizer
+
+    inner = Inner(models.BPE(byte_fallback=step is _SPACE, fuse_unk=step is _SPACE))
+    inner.pre_tokenizer = getattr(pre_tokenizers, "Metaspace" if step is _SPACE else "ByteLevel")()
+    names = ["<unk>", "<s>", "</s>", "<|endoftext|>"]
+    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=names, show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())  # fmt: skip
+    inner.train_from_iterator(["the 2024 fox 2024 2024 " * 50], trainer)
+    table = json.loads(inner.to_str())
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**table, "pre_tokenizer": step}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": "</s>"}))
+    texts = ["the 2024 fox", "fox</s>2024"]
+    ours = [read_inner(tmp_path / "tokenizer.json").encode(text).ids for text in texts]
+    assert (ours != AutoTokenizer.from_pretrained(tmp_path)(texts)["input_ids"]) is bool(line)
+    if line.startswith("must"):
+        with pytest.raises(ConfigError, match=line):
+            check_tokenizer(tmp_path)
+    else:
+        told = check_tokenizer(tmp_path)
+        assert len(told) == bool(line) and re.search(line, "".join(told))

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from crosscut.config import CheckpointError, ConfigError, Layout
 from crosscut.config.published.folders import read_published
-from crosscut.pretrained import find_model, require_weights
+from crosscut.config.published.weights import differing
+from crosscut.pretrained import find_model, notices_of, require_weights
 from crosscut.pretrained.families import weights_of
 from tests.pretrained import jobs
 from tests.pretrained.models import FAMILIES, IN_THREES, edit, make, parameters_in_session, their_logits
@@ -146,7 +147,7 @@ def copied(published, tmp_path):
 
     def copy(name, change=lambda tensors: None):
         folder = tmp_path / "copy"
-        shutil.copytree(published(name), folder)
+        shutil.copytree(published(name), folder, dirs_exist_ok=True)
         tensors = load_file(folder / "model.safetensors")
         change(tensors)
         save_file(tensors, folder / "model.safetensors")
@@ -214,6 +215,31 @@ def test_an_output_beside_tied_weights_is_kept_if_it_differs(ranks, copied, caps
     assert (told in capsys.readouterr().err) is differs
     ((ours,),) = ranks.run(1, jobs.logits, source, Layout(), ["float64"])
     assert worst(ours, their_logits(folder, torch.float64)) <= 1e-9
+
+
+def test_either_of_two_tied_tensors_is_enough(ranks, copied):
+    folder = copied("llama tied", lambda tensors: tensors.update({"lm_head.weight": tensors.pop(_EMBEDDING)}))
+    ((ours,),) = ranks.run(1, jobs.logits, find_model(folder), Layout(), ["float64"])
+    assert worst(ours, their_logits(folder, torch.float64)) <= 1e-9
+
+
+def test_tied_tensors_are_compared_once_and_by_their_values(copied, monkeypatch):
+    read: list[int] = []
+    blocks = differing.__globals__["_blocks"]
+    monkeypatch.setitem(differing.__globals__, "_blocks", lambda *given: read.append(1) or blocks(*given))
+    for dtype, change in ((torch.float32, 0.0), (torch.float64, 0.0), (torch.float64, 1e-9), (torch.bfloat16, 0.0)):
+
+        def add(tensors, dtype=dtype, change=change):
+            if dtype is torch.bfloat16:
+                tensors[_EMBEDDING] = tensors[_EMBEDDING].bfloat16().float()
+            tensors["lm_head.weight"] = tensors[_EMBEDDING].to(dtype, copy=True)
+            tensors["lm_head.weight"][7, 3] += change
+
+        folder = copied("llama tied", add)
+        assert find_model(folder).model.tied is not bool(change)
+        notices_of(folder)
+        assert len(read) == 2
+        read.clear()
 
 
 def test_a_whole_file_has_precedence_over_an_index(ranks, published, tmp_path, capsys):

@@ -44,6 +44,8 @@ def test_random_keys_match_as_in_python():
             key = f"({key}){draw.choice(times)}|{draw.choice(atoms)}"
         name = "".join(draw.choice("ab.1c") for _ in range(draw.randint(0, 8)))
         assert ModulePatterns([key]).first(name) == key_of_peft([key], name), (key, name)
+        is_whole = ModulePatterns([key], whole=True).first(name) is not None
+        assert is_whole is (re.fullmatch(key, name) is not None), (key, name)
 
 
 @pytest.mark.parametrize("key", ["(a+)+b", "(a|aa)*" * 10 + "c", "(.*a){12}c", "((((a*)*)*)*)*b", "(a?){90}a{90}"])

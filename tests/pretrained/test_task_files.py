@@ -13,13 +13,13 @@ from tokenizers import normalizers, pre_tokenizers, processors
 from torch import Tensor
 
 from crosscut.config import ConfigError, Layout
+from crosscut.config.published.tokenizer_classes import QWEN2_SPLIT
 from crosscut.data import Tokenizer
 from crosscut.data.tokenization.wordpiece import train_wordpiece
 from crosscut.finetuning.downstream.batches import to_batch
 from crosscut.finetuning.encoding.rows import EncodedRow, EncodedRows
 from crosscut.finetuning.encoding.tokens import Pair, TextEncoder
 from crosscut.pretrained import ModelSource, export_model, find_model
-from crosscut.pretrained.task_files import QWEN2_SPLIT
 from tests.pretrained import jobs
 from tests.pretrained.models import InFloat64
 from tests.pretrained.tasks import MODELS, as_qwen2, make_model

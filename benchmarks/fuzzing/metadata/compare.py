@@ -13,11 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.fuzzing.metadata.folders import ADAPTER_FOLDER, HEADS
+from benchmarks.fuzzing.metadata.folders import ADAPTER_FOLDER, HEADS, REMOVED, Edit
 from crosscut.config import CrosscutError
+from crosscut.config.published.folders import (
+    GENERATION_FILE,
+    MODEL_FILE,
+    SPECIAL_TOKENS_FILE,
+    TOKENIZER_CONFIG_FILE,
+)
 from crosscut.config.published.generation import check_generation
+from crosscut.config.published.keys.generation import GENERATION, SAMPLING_WITHOUT_OPTION
 from crosscut.config.published.sentences import is_sentence_encoder
-from crosscut.data.tokenization.inner import read_inner
+from crosscut.data.tokenization.published import PublishedTokenizer
 from crosscut.evaluation.embeddings.texts import require_embeddings
 from crosscut.evaluation.embeddings.vectors import embeddings
 from crosscut.kernels.soft_cap import soft_cap
@@ -27,7 +34,7 @@ from crosscut.pretrained import ModelSource, find_model
 
 TOLERANCE = 1e-5
 """Largest difference, relative to the largest value. The norms of `transformers` compute in float32."""
-TEXTS = ("The Quick fox", " jumps over<|endoftext|>")
+TEXTS = ("The Quick fox", " jumps over<|endoftext|>", "Caf\u00e9 2024 [MASK] </s><s>")
 TOKENS = torch.arange(12)[None] * 37 % 290 + 2
 
 
@@ -39,22 +46,25 @@ class Verdict:
     detail: str = ""
 
 
-def compare(folder: Path, file: str, mesh: ParallelMesh) -> Verdict:
-    """Compare what Crosscut computes from a folder with what the reference computes. `file` is the file that was
-    edited. Exceptions other than Crosscut's own reach the caller.
+def compare(folder: Path, edit: Edit, mesh: ParallelMesh) -> Verdict:
+    """Compare what Crosscut computes from a folder with what the reference computes, after `edit`. Exceptions other
+    than Crosscut's own reach the caller.
     """
     told = io.StringIO()
+    file = edit.file
+    is_tokenizer = file in (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE)
     is_adapted = file.startswith(ADAPTER_FOLDER)
     try:
         with contextlib.redirect_stderr(told):
             source = find_model(folder, adapter=folder / ADAPTER_FOLDER if is_adapted else "")
             notices = []
-            if file == "generation_config.json" and source.model.head == "next_token":
-                notices = check_generation(folder, None, "")
+            if source.model.head == "next_token" and source.model.is_causal:
+                notices = check_generation(source.settings_folders, None, "")
             if is_sentence_encoder(folder):
                 ours: Any = _our_embeddings(source, mesh, notices)
-            elif file == "tokenizer_config.json":
-                ours = [read_inner(source.tokenizer).encode(text).ids for text in TEXTS]
+            elif is_tokenizer:
+                inner = PublishedTokenizer(path=source.tokenizer).read()
+                ours = [inner.encode(text).ids for text in TEXTS]
             else:
                 ours = _ours(source, mesh)
     except CrosscutError as error:
@@ -64,7 +74,7 @@ def compare(folder: Path, file: str, mesh: ParallelMesh) -> Verdict:
         with silent():
             if is_sentence_encoder(folder):
                 theirs: Any = _their_embeddings(folder)
-            elif file == "tokenizer_config.json":
+            elif is_tokenizer:
                 theirs = _their_ids(folder)
             else:
                 theirs = _theirs(folder, source, is_adapted)
@@ -76,9 +86,46 @@ def compare(folder: Path, file: str, mesh: ParallelMesh) -> Verdict:
         difference = "" if ours == theirs else f"{ours} and {theirs}"
     else:
         difference = _difference(ours, theirs)
+    difference = difference or _differing_generation(folder, source, said)
     if not difference:
         return Verdict("the same")
-    return Verdict("told" if said else "different", f"{difference}; {said}")
+    is_told = any(str(one) in said for one in (edit.path[-1], *_texts(edit.value)))
+    return Verdict("told" if is_told else "different", f"{difference}; {said}")
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield the texts in a value of a JSON file."""
+    if isinstance(value, str) and value and value != REMOVED:
+        yield value
+    for each in (*value, *value.values()) if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _texts(each)
+
+
+def _differing_generation(folder: Path, source: ModelSource, said: str) -> str:
+    """Describe the first setting of generation that `transformers` follows, and that Crosscut neither follows nor
+    names. Empty if there is none.
+    """
+    from transformers import GenerationConfig
+
+    if source.model.head != "next_token" or not source.model.is_causal:
+        return ""
+    name = GENERATION_FILE if (folder / GENERATION_FILE).is_file() else MODEL_FILE
+    try:
+        with silent():
+            theirs = GenerationConfig.from_pretrained(folder, config_file_name=name, _from_model_config=True)
+    except Exception:
+        return ""
+    ends = theirs.eos_token_id if isinstance(theirs.eos_token_id, list) else [theirs.eos_token_id]
+    if unknown := {*ends} - {None, source.end_of_text, *source.stops}:
+        return f"stops {sorted(unknown)} of transformers"
+    nothing = {key: (*values, None) for key, values in GENERATION.only.items()}
+    nothing |= {key: (value, None) for key, value in SAMPLING_WITHOUT_OPTION.items()}
+    nothing |= {"temperature": (1.0, None), "top_k": (0, None), "top_p": (1.0, None), "repetition_penalty": (1.0, None)}
+    names = {"stop_strings": "stop", "do_sample": "temperature"}
+    for key, values in {**nothing, "stop_strings": (None, [], "")}.items():
+        if (value := getattr(theirs, key, None)) not in values and f"{names.get(key, key)} = " not in said:
+            return f"{key} = {value} of transformers"
+    return ""
 
 
 def _difference(ours: Tensor, theirs: Tensor) -> str:
@@ -95,6 +142,8 @@ def _ours(source: ModelSource, mesh: ParallelMesh) -> Tensor | None:
     if source.model.solves_task:
         return model.task_logits(tokens)
     hidden = model.hidden_states(tokens)
+    if source.model.head == "masked_tokens":
+        return model.logits_of(hidden)[..., : source.model.vocab_size]
     if source.model.head != "next_token" or not source.model.is_causal:
         return hidden
     logits = hidden @ local(model.output_weight, hidden.dtype).t()
@@ -108,9 +157,9 @@ def _theirs(folder: Path, source: ModelSource, is_adapted: bool) -> Tensor | Non
     table = json.loads((folder / "config.json").read_text())
     names = table.get("architectures")
     name = names[0] if isinstance(names, list) and len(names) == 1 else ""
-    if not source.model.solves_task and not source.model.is_causal:
+    if source.model.head == "next_token" and not source.model.is_causal:
         kind = transformers.AutoModel
-    elif source.model.solves_task:
+    elif source.model.head != "next_token":
         kind = getattr(transformers, name)
     else:
         kind = transformers.AutoModelForCausalLM

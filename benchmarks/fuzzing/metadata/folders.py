@@ -12,8 +12,9 @@ from typing import Any
 
 from crosscut.config.data import Objective
 from crosscut.config.published.families import FAMILIES
-from crosscut.config.published.keys import ADAPTER, GENERATION, ROTARY, TOKENIZER, Keys, keys_of_model
+from crosscut.config.published.keys import ADAPTER, GENERATION, ROTARY, SPECIAL_TOKENS, TOKENIZER, Keys, keys_of_model
 from crosscut.config.published.keys.sentences import MODULES, SENTENCES
+from crosscut.config.published.tokenizer_classes import PLAIN, QWEN2_SPLIT
 from crosscut.data import Tokenizer
 
 VOCAB_SIZE = 300
@@ -46,11 +47,25 @@ VALUES: tuple[Any, ...] = (
     {"rope_type": "yarn", "factor": 4.0}, {"type": "linear", "factor": 2.0, "rope_theta": 100.0},
     ["full_attention", "full_attention"], ["sliding_attention", "full_attention"], "pissa", "gaussian", "eva",
     "all-linear", ["q_proj"], {"q_proj": 4}, "<|endoftext|>", {"content": "<|endoftext|>"}, "PreTrainedTokenizerFast",
-    "BertTokenizer", "GPT2Tokenizer", "regression", "multi_label_classification", "single_label_classification",
+    "BertTokenizer", "GPT2Tokenizer", "LlamaTokenizer", "[MASK]", "fox",
+    "regression", "multi_label_classification", "single_label_classification",
     "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", ["cls", "mean"], "query", 8,
     {"query": "jumps: "}, "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.GELU", "right", "left",
     "sentence_transformers.sentence_transformer.modules.Normalize", "sentence_transformers.models.Pooling",
 )  # fmt: skip
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+_DIGITS = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, _BYTES]}
+_SPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": False}
+_CASED = {
+    "type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None,
+    "lowercase": False,
+}  # fmt: skip
+VARIANTS = (
+    ("llama LlamaForCausalLM metaspace", "pre_tokenizer", _SPACE),
+    ("bert BertForMaskedLM cased", "normalizer", _CASED),
+    ("gpt_bigcode GPTBigCodeForCausalLM digits", "pre_tokenizer", _DIGITS),
+)
+"""Folders with other tokenizers: name, changed part, and its content. The name begins with family and architecture."""
 _UNKNOWN = ("depth", "my_key", "logit_scale", "residual_multiplier")
 
 
@@ -94,6 +109,10 @@ def make_models(folder: Path) -> None:
         for architecture in (family.architecture, *family.heads):
             if architecture.endswith(HEADS):
                 _make(folder / f"{family.model_type} {architecture}", family.model_type, architecture)
+    for name, part, step in VARIANTS:
+        model_type, architecture, _ = name.split()
+        _make(folder / name, model_type, architecture)
+        _change_tokenizer(folder / name, part, step)
     _make_sentence_encoder(folder / SENTENCE)
     _make_adapter(folder / f"{ADAPTED} {FAMILIES[ADAPTED].architecture}")
 
@@ -109,9 +128,33 @@ def _make(folder: Path, model_type: str, architecture: str) -> None:
     model = make(make.config_class(**{**sizes, **ids}))
     _randomize(model)
     model.save_pretrained(folder)
-    Tokenizer.train(["the quick brown fox jumps " * 50], vocab_size=VOCAB_SIZE).save(folder / "tokenizer.json")
-    if model_type == "roberta":  # whose class adds a template to any tokenizer
-        (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    objective = Objective.MASKED if model_type == "bert" else Objective.CAUSAL
+    tokenizer = Tokenizer.train(["the quick brown fox jumps " * 50], vocab_size=VOCAB_SIZE, objective=objective)
+    tokenizer.save(folder / "tokenizer.json")
+    settings = {"tokenizer_class": PLAIN} if model_type in ("roberta", "qwen3") else {}
+    if settings:  # whose own classes add a template, or make other steps
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    if model_type == "qwen2":
+        words = {"type": "Split", "pattern": {"Regex": QWEN2_SPLIT}, "behavior": "Isolated", "invert": False}
+        steps = [words, {**_BYTES, "use_regex": False}]
+        _change_tokenizer(folder, "normalizer", {"type": "NFC"})
+        _change_tokenizer(folder, "pre_tokenizer", {"type": "Sequence", "pretokenizers": steps})
+
+
+def _change_tokenizer(folder: Path, part: str, step: dict[str, Any]) -> None:
+    """Replace a part of a tokenizer, and let its settings agree where they can."""
+    path = folder / "tokenizer.json"
+    table = json.loads(path.read_text())
+    table[part] = step
+    settings: dict[str, Any] = {}
+    if step is _SPACE:
+        table["model"] |= {"byte_fallback": True, "fuse_unk": True}
+        settings = {"tokenizer_class": "LlamaTokenizer"}
+    elif step is _CASED:
+        settings = {"do_lower_case": False}
+    path.write_text(json.dumps(table))
+    if settings:
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def _randomize(model: Any) -> None:
@@ -189,6 +232,7 @@ def _files(name: str) -> Iterator[tuple[str, Keys]]:
         yield from SENTENCES.items()
     yield "generation_config.json", GENERATION
     yield "tokenizer_config.json", TOKENIZER
+    yield "special_tokens_map.json", SPECIAL_TOKENS
     yield f"{ADAPTER_FOLDER}/adapter_config.json", ADAPTER
 
 

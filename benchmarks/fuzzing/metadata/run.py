@@ -44,7 +44,7 @@ def run_one(case: Case, seed: int, scratch: Path) -> tuple[list[Finding], Outcom
         built = copied(models, edit, Path(folder) / "model")
         try:
             with process_group(cpu):
-                verdict = compare(built, edit.file, make_mesh(Layout(), cpu))
+                verdict = compare(built, edit, make_mesh(Layout(), cpu))
         except Exception as error:
             failure, detail = "traceback", f"{type(error).__name__}: {error}"[:300]
             outcome.trace = traceback.format_exc()

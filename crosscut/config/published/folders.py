@@ -257,9 +257,12 @@ def _heads(table: PublishedTable, family: Family) -> Mapping[str, object]:
     if fields["head"] != HeadKind.CLASSES:
         return fields
     number, kind = len(_labels(table)), table.get("problem_type")
-    if number == 1:
-        return {**fields, "head": HeadKind.NUMBER} if kind in (None, _NUMBERS) else {}
-    return {**fields, "num_classes": number} if number > 1 and kind in (None, _ONE_CLASS) else {}
+    only = _NUMBERS if number == 1 else _ONE_CLASS
+    if number and kind in (None, only):
+        return fields | ({"head": HeadKind.NUMBER} if number == 1 else {"num_classes": number})
+    if family.fixed["attention"] == "causal":  # a head that is left out is an encoder's
+        raise table.refusal("problem_type", f"{only!r} or null for {number} labels", kind)
+    return {}
 
 
 _ONE_CLASS, _NUMBERS = "single_label_classification", "regression"

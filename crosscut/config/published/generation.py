@@ -1,44 +1,56 @@
 """Check of a published `generation_config.json` before text is generated.
 
-Crosscut stops where the file says. All other choices of tokens belong to the options of a command or of a request, so
-the file's values for these options are suggestions: they are named, and not followed. Values that Crosscut has no
-option for are refused.
+Crosscut stops where the file says. How tokens are sampled belongs to the options of a command or of a request, so the
+file's values for sampling are suggestions: they are named, and not followed. Constraints on the text, such as
+suppressed or forced tokens, are refused.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from crosscut.config.checks import shown
 from crosscut.config.errors import ConfigError
 from crosscut.config.generation.sampling import Sampling
-from crosscut.config.published.folders import GENERATION_FILE
-from crosscut.config.published.keys import GENERATION
+from crosscut.config.published.folders import GENERATION_FILE, MODEL_FILE
+from crosscut.config.published.keys.generation import GENERATION, SAMPLING_WITHOUT_OPTION
 from crosscut.config.system.files import read_json
 
 _SUGGESTED = ("temperature", "top_k", "top_p", "repetition_penalty", "stop")
 """Fields of `Sampling` for which a file may suggest a value."""
 
 
-def check_generation(folder: Path, sampling: Sampling | None, remedy: str) -> list[str]:
-    """Check the `generation_config.json` in `folder`, if there is one, before text is generated.
+def check_generation(folders: Iterable[Path], sampling: Sampling | None, remedy: str) -> list[str]:
+    """Check the `generation_config.json` in each of `folders`, before text is generated. As in `transformers`, the keys
+    of a `config.json` apply in a folder without this file.
 
     Raises `ConfigError` for a value that Crosscut does not support. Returns lines for the user: about keys that
     Crosscut does not know, and about suggestions that differ from `sampling`, with `remedy` at the end. Without
     `sampling`, all suggestions are named.
     """
+    return [notice for folder in folders for notice in _check(folder, sampling, remedy) if notice]
+
+
+def _check(folder: Path, sampling: Sampling | None, remedy: str) -> Iterator[str]:
     path = folder / GENERATION_FILE
-    if not path.is_file():
-        return []
-    table = read_json(path)
-    notices = [GENERATION.check(table, path)]
+    if path.is_file():
+        table = read_json(path)
+    elif (path := folder / MODEL_FILE).is_file():
+        known = {*GENERATION.known()}
+        table = {key: value for key, value in read_json(path).items() if key in known and value is not None}
+    else:
+        return
+    yield GENERATION.check(table, path)
     usual = {name: getattr(sampling, name) for name in _SUGGESTED} if sampling else {}
     found = suggestions(table, path)
-    if differing := {name: value for name, value in found.items() if name not in usual or usual[name] != value}:
+    differing = {name: value for name, value in found.items() if name not in usual or usual[name] != value}
+    for key, nothing in SAMPLING_WITHOUT_OPTION.items():
+        if table.get(key) not in (nothing, None):
+            differing[key] = table[key]
+    if differing:
         named = ", ".join(f"{name} = {shown(list(v) if name == 'stop' else v)}" for name, v in differing.items())
-        notices.append(f"`{path}` suggests {named}. {remedy}")
-    return [notice for notice in notices if notice]
+        yield f"`{path}` suggests {named}. {remedy}"
 
 
 def suggestions(table: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def rotary_fields(table: PublishedTable, longest: int) -> Settings:
     Raises `ConfigError` for a value that is missing or that Crosscut does not support.
     """
     rope = _section(table)
-    ROTARY.check(rope, table.path)
+    ROTARY.require(rope, table.path)
     kind = _type_of(rope)
     base = rope.get("rope_theta", table.get("rope_theta", 10_000.0))
     fields: Settings = {"rotary_base": table.number("rope_theta", base, float)}

@@ -27,7 +27,6 @@ TRANSFORMER_FILES = tuple(
 MODULE_FILE = "config.json"
 """Name of a module's own file, in the module's folder."""
 
-_ADAPTER_FILE = "adapter_config.json"
 _LIBRARY = "sentence_transformers."
 _FIRST, _SECOND = "Transformer", "Pooling"
 _REMEDY = "Choose another model, or compute the embeddings with sentence-transformers."
@@ -127,11 +126,6 @@ def read_steps(folder: Path) -> SentenceSteps:
     if not is_sentence_encoder(folder):
         _require_none(folder)
         return SentenceSteps()
-    if (folder / _ADAPTER_FILE).is_file():
-        raise ConfigError(
-            f"`{folder / _ADAPTER_FILE}` must not be beside `{MODULES_FILE}`, but is: the library then loads the "
-            "adapter's base model instead of the folder's weights. Merge the adapter, or move it to another folder."
-        )
     modules = _modules(folder)
     notices = [MODULES.notice({key: None for module in modules for key in module}, folder / MODULES_FILE)]
     kinds = [_kind(module, folder) for module in modules]
@@ -171,8 +165,8 @@ def _require_none(folder: Path) -> None:
     for name in (SENTENCE_FILE, *TRANSFORMER_FILES, f"1_Pooling/{MODULE_FILE}"):
         if (folder / name).is_file():
             raise ConfigError(
-                f"`{folder / MODULES_FILE}` must exist beside `{name}`, because it lists the steps of the embedding, "
-                f"but is missing. Copy it from the place where the folder comes from, or remove `{name}` for the "
+                f"`{folder / MODULES_FILE}` must exist beside `{name}`, but is missing. It lists the steps of the "
+                f"embedding. Copy it from the place where the folder comes from, or remove `{name}` for the "
                 "normalised mean of the tokens."
             )
 
@@ -299,9 +293,7 @@ def _sentence(path: Path) -> _Read:
 def _required(folder: Path) -> tuple[Path, dict[str, Any]]:
     path = folder / MODULE_FILE
     if not path.is_file():
-        raise ConfigError(
-            f"`{path}` must exist, because `{MODULES_FILE}` lists its module, but is missing. Restore it."
-        )
+        raise ConfigError(f"`{path}` must exist, but is missing. `{MODULES_FILE}` lists its module. Restore the file.")
     return path, read_json(path)
 
 

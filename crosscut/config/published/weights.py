@@ -1,11 +1,13 @@
 """Files that hold a published model's weights, and comparison of two tensors in them.
 
 A config may say that two tensors are the same although the files hold two tensors that differ. The comparison needs
-neither torch nor the type of the values: it compares the bytes.
+no torch: it compares the bytes, or the values of two different types.
 """
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from crosscut.config.errors import DamagedCheckpointError
@@ -16,7 +18,10 @@ INDEX_FILE = "model.safetensors.index.json"
 
 _MOST_HEADER = 100_000_000
 """Maximum size of the header of a safetensors file, in bytes, as in the library that reads these files."""
-_BLOCK = 1 << 22
+_BLOCK = 1 << 19
+"""Number of elements that are compared at once."""
+_CODES = {"F64": ("d", 8), "F32": ("f", 4), "F16": ("e", 2), "BF16": ("f", 2)}
+"""Code of a type in the module `struct`, and the number of bytes of an element."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +31,10 @@ class _Place:
     path: Path
     start: int
     stop: int
-    form: tuple[object, ...]
-    """Type and shape."""
+    dtype: str
+    shape: tuple[int, ...]
+    changed: int
+    """Time of the file's last change, in nanoseconds."""
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -76,28 +83,46 @@ def differing(folder: Path, pairs: Sequence[tuple[str, str]]) -> tuple[str, str]
 def _places(path: Path) -> dict[str, _Place]:
     """Read the places of all tensors of a safetensors file from its header."""
     require_regular(path)
+    changed = path.stat().st_mtime_ns
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = parse_json(file.read(size)) if size <= _MOST_HEADER else {}
     places = {}
     for name in header.keys() - {"__metadata__"}:
         start, stop = header[name]["data_offsets"]
-        form = (header[name]["dtype"], *header[name]["shape"])
-        places[name] = _Place(path, 8 + size + start, 8 + size + stop, form)
+        dtype, shape = header[name]["dtype"], tuple(header[name]["shape"])
+        places[name] = _Place(path, 8 + size + start, 8 + size + stop, dtype, shape, changed)
     return places
 
 
+@lru_cache(maxsize=16)
 def _are_equal(one: _Place, other: _Place) -> bool:
-    """Whether two tensors have equal types, shapes and values."""
-    if one.form != other.form or one.stop - one.start != other.stop - other.start:
+    """Whether two tensors have equal shapes and values. Several commands compare the same tensors once more."""
+    if one.shape != other.shape:
         return False
-    with one.path.open("rb") as first, other.path.open("rb") as second:
-        first.seek(one.start)
-        second.seek(other.start)
-        left = one.stop - one.start
-        while left > 0:
-            values, others = first.read(min(left, _BLOCK)), second.read(min(left, _BLOCK))
-            if values != others or not values:
-                return values == others
-            left -= len(values)
-    return True
+    if one.dtype == other.dtype:
+        return all(first == second for first, second in zip(_blocks(one, 8), _blocks(other, 8), strict=True))
+    if not {one.dtype, other.dtype} <= _CODES.keys():
+        return False
+    return all(
+        _values(first, one.dtype) == _values(second, other.dtype)
+        for first, second in zip(*(_blocks(place, _CODES[place.dtype][1]) for place in (one, other)), strict=True)
+    )
+
+
+def _blocks(place: _Place, size: int) -> Iterator[bytes]:
+    """Yield the bytes of a tensor. Each block has the same number of elements of `size` bytes."""
+    with place.path.open("rb") as file:
+        file.seek(place.start)
+        for start in range(place.start, place.stop, _BLOCK * size):
+            yield file.read(min(_BLOCK * size, place.stop - start))
+
+
+def _values(block: bytes, dtype: str) -> tuple[float, ...]:
+    """Values of elements. A bfloat16 is the upper half of a float32."""
+    code, size = _CODES[dtype]
+    if dtype == "BF16":
+        whole = bytearray(2 * len(block))
+        whole[2::4], whole[3::4] = block[::2], block[1::2]
+        block, size = bytes(whole), 4
+    return struct.unpack(f"<{len(block) // size}{code}", block)

@@ -15,10 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crosscut.config.checks import listed, shown
-from crosscut.config.errors import ConfigError, DataError
-from crosscut.config.published.folders import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, end_ids
-from crosscut.config.system.files import json_or_none, read_json
+from crosscut.config.checks import listed
+from crosscut.config.errors import DataError
+from crosscut.config.published.folders import end_ids
+from crosscut.config.published.special_names import special_names
+from crosscut.config.system.files import json_or_none
 from crosscut.data.manifest import FORMAT, MANIFEST_NAME, TokenManifest
 from crosscut.data.tokenization.wordpiece import SEPARATOR
 
@@ -57,11 +58,11 @@ def end_named_by_settings(folder: Path, path: Path, inner: tokenizers.Tokenizer)
     """Return the id of the token that the settings of a tokenizer in `folder` name as `eos_token`. None if they name
     none. `inner` is the tokenizer from the `tokenizer.json` at `path`. Raises the errors of `end_named_beside`.
     """
-    if (named := named_beside(folder, _KEY)) is None:
+    named = special_names(folder).named.get(_KEY)
+    if named is None or not named.content:
         return None
-    file, name = named
-    if (end := inner.token_to_id(name)) is None:
-        raise _unknown(f"`{_KEY}` in `{file}`", "a token", path, repr(name))
+    if (end := inner.token_to_id(named.content)) is None:
+        raise _unknown(f"`{_KEY}` in `{named.file}`", "a token", path, repr(named.content))
     return end
 
 
@@ -69,38 +70,6 @@ def _holds_tokens(folder: Path) -> bool:
     """Whether the manifest in the folder belongs to a token folder. Other programs also write files with this name."""
     table = json_or_none(folder / MANIFEST_NAME)
     return isinstance(table, dict) and table.get("format") == FORMAT
-
-
-def named_beside(folder: Path, key: str) -> tuple[Path, str] | None:
-    """File in a tokenizer's folder that names a special token, such as the `key` "eos_token", and the token's name.
-    None if no file names a token.
-
-    As in `transformers`, `special_tokens_map.json` takes precedence over a `tokenizer_config.json` of an older version,
-    which has no `added_tokens_decoder`.
-    """
-    settings, special = folder / TOKENIZER_CONFIG_FILE, folder / SPECIAL_TOKENS_FILE
-    for file in (settings,) if "added_tokens_decoder" in _table(settings) else (special, settings):
-        if name := token_in(_table(file), key, file):
-            return file, name
-    return None
-
-
-def _table(path: Path) -> Mapping[str, object]:
-    return read_json(path) if path.is_file() else {}
-
-
-def token_in(table: Mapping[str, object], key: str, file: Path) -> str:
-    """Name of a special token in a tokenizer's settings. Empty if the settings name no token. Raises `ConfigError` for
-    a value that is neither a string nor an object with the string `content`.
-    """
-    token = table.get(key)
-    name = token.get("content") if isinstance(token, dict) else token
-    if name is not None and not isinstance(name, str):
-        raise ConfigError(
-            f"`{key}` in `{file}` must be a string, or an object with a string `content`, but is {shown(token)}. "
-            "Correct the file."
-        )
-    return name or ""
 
 
 def _unknown(what: str, kind: str, path: Path, value: object) -> DataError:

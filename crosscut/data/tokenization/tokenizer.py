@@ -175,6 +175,11 @@ class Tokenizer:
         """Bytes of each token, and what else is known of single tokens."""
         return TokenBytes(self._inner)
 
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token. None if the vocabulary lacks it."""
+        found: int | None = self._inner.token_to_id(token)
+        return found
+
     def special_tokens(self) -> SpecialTokens:
         """Return the special tokens of masked language modelling. Raises `DataError` if the tokenizer lacks one of
         them.

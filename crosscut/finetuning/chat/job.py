@@ -183,7 +183,7 @@ def _prepare(order: ChatOrder, resolved: ResolvedRun, resume: Resume, memory: In
     else:
         require_weights(resolved.config.model, Path(order.model))
         for notice in notices_of(Path(order.model)):
-            echo(notice, err=True)
+            echo(f"crosscut: {notice}", err=True)
         packed, end = _packed(order, resolved.config)
         run = _run_of(order, packed[0].num_sequences)
     identity = {**identity_of_settings(run), "data.chat": [part.fingerprint for part in packed]}

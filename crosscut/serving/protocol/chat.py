@@ -13,8 +13,9 @@ from pathlib import Path
 
 from crosscut.config import ConfigError
 from crosscut.config.checks import MOST
+from crosscut.config.published.special_names import special_names
 from crosscut.config.system.files import read_small
-from crosscut.data.tokenization.inner import read_inner
+from crosscut.data.tokenization.inner import read_inner, splits_special_tokens
 from crosscut.data.tokenization.long_texts import LongText, encode_long
 from crosscut.data.tokenization.token_bytes import TokenBytes
 from crosscut.serving.protocol.fields import is_text, shown
@@ -24,8 +25,6 @@ from crosscut.serving.templates.rendering import Renderer, RenderingError
 
 TEMPLATE = "chat_template.jinja"
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
-
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 _LONGEST_TOKEN = 1000
 """Maximum number of characters of a special token that has a name, such as `bos_token`. The length is limited because a
@@ -61,6 +60,7 @@ class ChatTemplate:
         self._tokenizer = read_inner(tokenizer)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = splits_special_tokens(tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         self.special = {number: token.content for number, token in added.items() if token.special}
         """Special tokens, keyed by id."""
@@ -75,7 +75,7 @@ class ChatTemplate:
         tables = _tables(tokenizer.parent)
         if (found := _find(tokenizer.parent, tables)) is None:
             return None
-        return cls(found[1], tokenizer, _names(tables), place=str(found[0]))
+        return cls(found[1], tokenizer, _names(tokenizer.parent), place=str(found[0]))
 
     @staticmethod
     def is_beside(tokenizer: Path) -> bool:
@@ -140,25 +140,16 @@ def _tables(folder: Path) -> dict[Path, dict[str, object]]:
     return {folder / file: _read(folder / file) for file in SETTINGS}
 
 
-def _names(tables: Mapping[Path, Mapping[str, object]]) -> dict[str, str]:
-    """Names that a template may use for special tokens, as in `transformers`: the usual names, every other key that
-    ends in `_token`, and the names in `extra_special_tokens`. The second file replaces names of the first one only if
-    the first one is of an older version, without `added_tokens_decoder`.
-    """
-    (settings, table), *others = tables.items()
-    named = {name: (settings, value) for name, value in table.items()}
-    if "added_tokens_decoder" not in table:
-        named |= {name: (file, value) for file, other in others for name, value in other.items()}
-    found = {name: one for name, one in named.items() if name in _NAMED_TOKENS or _is_token(name, one[1])}
-    for group in ("extra_special_tokens", "model_specific_special_tokens"):
-        file, extra = named.get(group, (settings, None))
-        if isinstance(extra, Mapping):
-            found |= {str(name): (file, value) for name, value in extra.items()}
-    return {name: _content(value, name, file) for name, (file, value) in found.items() if value}
-
-
-def _is_token(name: str, value: object) -> bool:
-    return name.endswith("_token") and isinstance(value, str | Mapping)
+def _names(folder: Path) -> dict[str, str]:
+    """Names that a template may use for special tokens, with the tokens."""
+    found = {name: token for name, token in special_names(folder).named.items() if token.content}
+    for name, (content, file) in found.items():
+        if len(content) > _LONGEST_TOKEN:
+            raise ConfigError(
+                f"`{name}` in `{file}` must have at most {_LONGEST_TOKEN:,} characters, but has {len(content):,}. "
+                f"Correct or remove `{name}`."
+            )
+    return {name: token.content for name, token in found.items()}
 
 
 def _find(folder: Path, tables: Mapping[Path, Mapping[str, object]]) -> tuple[Path, str] | None:
@@ -181,22 +172,6 @@ def _source(value: object, file: Path) -> str | None:
             f"{shown(value)}. Correct `chat_template`, or remove it to serve completions only."
         )
     return value
-
-
-def _content(token: object, name: str, file: Path) -> str:
-    """Return the text of a special token, which the file gives as a string or as an object with a `content`."""
-    text = token.get("content") if isinstance(token, Mapping) else token
-    if not is_text(text):
-        raise ConfigError(
-            f"`{name}` in `{file}` must be a string, or an object whose `content` is a string, but is {shown(token)}. "
-            f"Correct or remove `{name}`."
-        )
-    if len(text) > _LONGEST_TOKEN:
-        raise ConfigError(
-            f"`{name}` in `{file}` must have at most {_LONGEST_TOKEN:,} characters, but has {len(text):,}. Correct "
-            f"or remove `{name}`."
-        )
-    return text
 
 
 def _read(file: Path) -> dict[str, object]:

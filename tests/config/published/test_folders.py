@@ -114,6 +114,7 @@ def test_scaled_rotations_are_read(read, rope, ours):
 def test_a_window_limits_the_sequence(read):
     assert read(LLAMA, model_type="mistral", sliding_window=16).model.max_sequence_length == 16
     assert read(LLAMA, model_type="mistral", sliding_window=None).model.max_sequence_length == 64
+    assert read(LLAMA, sliding_window=16).model.max_sequence_length == 64  # as in `transformers`
     assert read(LLAMA, model_type="qwen2", sliding_window=16, use_sliding_window=False).model.max_sequence_length == 64
     assert read(LLAMA, model_type="qwen2", sliding_window=16, use_sliding_window=True).model.max_sequence_length == 16
 
@@ -209,7 +210,15 @@ def test_a_second_name_of_a_key_has_precedence(read):
             "`layer_types` in `.*` must be a list of 'full",
         ),
         ({"layer_types": "full"}, "`layer_types` in `.*` must be a list of 'full_attention', but is 'full'"),
-        ({"sliding_window": 8}, "`sliding_window` in `.*` must be null, but is 8"),
+        ({"attention_chunk_size": 8}, "`attention_chunk_size` in `.*` must be null, but is 8"),
+        (
+            {"architectures": ["LlamaForSequenceClassification"], "num_labels": 3, "problem_type": "regression"},
+            "`problem_type` in `.*` must be 'single_label_classification' or null for 3 labels, but is 'regression'",
+        ),
+        (
+            {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1, "problem_type": "multi_label"},
+            "`problem_type` in `.*` must be 'regression' or null for 1 labels, but is 'multi_label'",
+        ),
         ({"is_causal": None}, "`is_causal` in `.*` must be true, but is null"),
         ({"per_layer_config": {"0": {}}}, "`per_layer_config` in `.*` must be null, but is"),
         ({"rope_scaling": {"mrope_section": [1]}}, "`mrope_section` in `.*` must be null, but is"),

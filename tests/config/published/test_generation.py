@@ -13,7 +13,7 @@ from crosscut.config.published.generation import check_generation
 def check(tmp_path):
     def checked(sampling=None, **table):
         (tmp_path / "generation_config.json").write_text(json.dumps(table))
-        return check_generation(tmp_path, sampling, "Give --temperature.")
+        return check_generation([tmp_path], sampling, "Give --temperature.")
 
     return checked
 
@@ -32,6 +32,42 @@ def test_a_suggestion_is_named_unless_it_is_followed(check, tmp_path):
     assert check(Sampling(stop=("###",)), stop_strings=["###"]) == []
 
 
+def test_sampling_without_an_option_is_named(check, tmp_path):
+    path = tmp_path / "generation_config.json"
+    asked = {
+        "min_p": 0.1,
+        "typical_p": 0.9,
+        "eta_cutoff": 1e-3,
+        "epsilon_cutoff": None,
+        "encoder_repetition_penalty": 1,
+    }
+    assert check(Sampling(), **asked) == [
+        f"`{path}` suggests min_p = 0.1, typical_p = 0.9, eta_cutoff = 0.001. Give --temperature."
+    ]
+
+
+def test_the_keys_of_a_config_apply_without_a_generation_config(tmp_path):
+    """`transformers` reads them from there."""
+    from transformers import GenerationConfig
+
+    def told(**keys):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({"model_type": "gpt2", "vocab_size": 300, "unknown": 1, **keys}))
+        theirs = GenerationConfig.from_pretrained(tmp_path, config_file_name=path.name, _from_model_config=True)
+        assert all(getattr(theirs, key) == value for key, value in keys.items())
+        return check_generation([tmp_path], Sampling(), "")
+
+    assert told(repetition_penalty=1.7, top_k=None, no_repeat_ngram_size=0) == [
+        f"`{tmp_path / 'config.json'}` suggests repetition_penalty = 1.7. "
+    ]
+    assert told() == []
+    for key, value in (("no_repeat_ngram_size", 2), ("suppress_tokens", [5])):
+        with pytest.raises(ConfigError, match=f"`{key}` in `.*/config.json` must be"):
+            told(**{key: value})
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 0}')
+    assert check_generation([tmp_path], None, "") == []
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [
@@ -45,7 +81,6 @@ def test_a_suggestion_is_named_unless_it_is_followed(check, tmp_path):
         ({"no_repeat_ngram_size": 3}, "`no_repeat_ngram_size` in `.*` must be 0, but is 3"),
         ({"min_new_tokens": 3}, "`min_new_tokens` in `.*` must be 0, but is 3"),
         ({"sequence_bias": {"1": 3}}, "`sequence_bias` in `.*` must be null"),
-        ({"min_p": 0.1}, "`min_p` in `.*` must be 0, but is 0.1"),
         ({"temperature": "hot"}, "`temperature` in `.*` must be a number, but is 'hot'"),
         ({"top_p": 3}, "`top_p` must be above 0 and at most 1, but is 3. The value is in `.*`"),
         ({"top_k": 1.5}, "`top_k` in `.*` must be a whole number, but is 1.5"),
@@ -64,4 +99,4 @@ def test_values_that_change_nothing_are_accepted_and_unknown_keys_named(check, t
     assert check(chat_format="chatml") == [
         f"Crosscut does not know these keys in `{tmp_path / 'generation_config.json'}` and ignores them: `chat_format`."
     ]
-    assert check_generation(tmp_path / "elsewhere", None, "") == []
+    assert check_generation([tmp_path / "elsewhere"], None, "") == []

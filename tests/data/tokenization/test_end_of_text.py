@@ -147,6 +147,6 @@ def test_tokens_of_another_end_of_text_are_refused(folder, tmp_path):
 def test_token_that_is_not_a_string_is_told(folder, file, token):
     say(folder, **{file: {"eos_token": token}})
     assert refusal(ConfigError, end_of, folder) == (
-        f"`eos_token` in `{folder}/{file}.json` must be a string, or an object with a string `content`, but is "
-        f"{'true' if token is True else repr(token)}. Correct the file."
+        f"`eos_token` in `{folder}/{file}.json` must be a string, or an object whose `content` is a string, but is "
+        f"{'true' if token is True else repr(token)}. Correct or remove `eos_token`."
     )

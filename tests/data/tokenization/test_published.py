@@ -9,6 +9,7 @@ import pytest
 
 from crosscut.config import ConfigError
 from crosscut.config.data import Objective
+from crosscut.config.published.tokenizers import check_tokenizer
 from crosscut.data import Tokenizer
 from crosscut.data.tokenization.published import PublishedTokenizer
 
@@ -64,50 +65,87 @@ def ours(folder: Path, most: int = 0) -> list[list[int]]:
     return [one.ids for one in inner.encode_batch(TEXTS)]
 
 
+CASED = {"lowercase": False}
+REFUSED = "must be .* as in `tokenizer.json`, but is"
+
+
+def require_parity(folder: Path, message: str) -> None:
+    """The files are refused exactly where `transformers` gives the texts other tokens."""
+    assert (ours(folder) == theirs(folder)) is not bool(message)
+    if message:
+        with pytest.raises(ConfigError, match=message):
+            check_tokenizer(folder)
+        return
+    check_tokenizer(folder)
+    assert ours(folder, 7) == theirs(folder, truncation=True, max_length=7)
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("normalizer", "settings", "message"),
     [
-        BERT,
-        {**BERT, "do_lower_case": False},
-        {**BERT, "do_lower_case": False, "strip_accents": True},
-        {**BERT, "do_lower_case": True, "strip_accents": False, "tokenize_chinese_chars": False},
-        {**BERT, "tokenizer_class": "BertTokenizerFast"},
-        {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False, **NAMES},
-        {"do_lower_case": False, **NAMES},
-        {**BERT, "split_special_tokens": True},
-        None,
+        ({}, BERT, ""),
+        ({}, {**BERT, "do_lower_case": False}, REFUSED),
+        (CASED, {**BERT, "do_lower_case": False}, ""),
+        (CASED, BERT, '`do_lower_case` in .* must be false as .* missing, which means .*`"do_lower_case": false` into'),
+        (CASED, None, "`do_lower_case` in .* must be false as in `tokenizer.json`, but is missing"),
+        (CASED, {**BERT, "do_lower_case": False, "strip_accents": False}, ""),  # null there means the same
+        (CASED, {**BERT, "do_lower_case": False, "strip_accents": True}, "`strip_accents` in .* must be false"),
+        ({"strip_accents": True}, {**BERT, "strip_accents": None}, ""),
+        ({"strip_accents": False, "handle_chinese_chars": False}, BERT, REFUSED),
+        (
+            {"strip_accents": False, "handle_chinese_chars": False},
+            {**BERT, "do_lower_case": True, "strip_accents": False, "tokenize_chinese_chars": False},
+            "",
+        ),
+        (CASED, {**BERT, "tokenizer_class": "BertTokenizerFast"}, REFUSED),
+        (CASED, {**BERT, "tokenizer_class": "PreTrainedTokenizerFast"}, ""),
+        ({}, {"do_lower_case": False, **NAMES}, REFUSED),
+        ({}, {**BERT, "split_special_tokens": True}, ""),
+        ({}, None, ""),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("part", [None, "post_processor", "truncation"])
-def test_bert_has_the_steps_of_its_class(bert, tmp_path, settings, part):
-    """With and without a part of `tokenizer.json` that contradicts the class."""
+def test_bert_has_the_steps_of_its_class(bert, tmp_path, normalizer, settings, message, part):
+    """With and without a part of `tokenizer.json` that the class does not read."""
     folder = shutil.copytree(bert, tmp_path / "model")
     if settings is not None:
         put(folder / "tokenizer_config.json", settings)
+    table = json.loads((folder / "tokenizer.json").read_text())
+    table["normalizer"] |= normalizer
     if part:
-        table = json.loads((folder / "tokenizer.json").read_text())
         cut = {"max_length": 4, "strategy": "LongestFirst", "stride": 0, "direction": "Left"}
-        put(folder / "tokenizer.json", {**table, part: cut if part == "truncation" else None})
-    assert ours(folder) == theirs(folder)
-    assert ours(folder, 7) == theirs(folder, truncation=True, max_length=7)
+        table[part] = cut if part == "truncation" else None
+    put(folder / "tokenizer.json", table)
+    require_parity(folder, message)
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("has_space", "settings", "message"),
     [
-        ROBERTA,
-        {**ROBERTA, "add_prefix_space": True},
-        {**ROBERTA, "truncation_side": "left"},
-        {"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": True},
+        (False, ROBERTA, ""),
+        (False, {**ROBERTA, "tokenizer_class": None}, ""),
+        (False, None, ""),
+        (False, {**ROBERTA, "add_prefix_space": True}, "`add_prefix_space` in .* must be false as in"),
+        (True, {**ROBERTA, "add_prefix_space": True}, ""),
+        (
+            True,
+            {**ROBERTA, "tokenizer_class": None},
+            "must be true as in `tokenizer.json`, but is missing, which means",
+        ),
+        (False, {**ROBERTA, "truncation_side": "left"}, ""),
+        (False, {"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": True}, ""),
     ],
     ids=str,
 )
-def test_roberta_has_the_steps_of_its_class(roberta, tmp_path, settings):
+def test_roberta_has_the_steps_of_its_class(roberta, tmp_path, has_space, settings, message):
     folder = shutil.copytree(roberta, tmp_path / "model")
-    put(folder / "tokenizer_config.json", settings)
-    assert ours(folder) == theirs(folder)
-    assert ours(folder, 7) == theirs(folder, truncation=True, max_length=7)
+    if settings is not None:
+        put(folder / "tokenizer_config.json", settings)
+    table = json.loads((folder / "tokenizer.json").read_text())
+    table["pre_tokenizer"]["add_prefix_space"] = has_space
+    put(folder / "tokenizer.json", table)
+    require_parity(folder, message)
 
 
 @pytest.mark.parametrize(
@@ -134,13 +172,10 @@ def test_length_is_that_of_the_settings(bert, tmp_path, settings, most):
     [
         ({"model_max_length": "x"}, r"^`model_max_length` in `.*` must be a number of at least 1, but is 'x'\."),
         ({"max_len": 0}, r"^`max_len` in `.*` must be a number of at least 1, but is 0\."),
-        ({"do_lower_case": None}, r"^`do_lower_case` in `.*` must be true or false, but is None\."),
-        ({"strip_accents": "no"}, r"^`strip_accents` in `.*` must be true or false, but is 'no'\."),
-        (
-            {"tokenizer_class": "RobertaTokenizer"},
-            r"must fit `tokenizer\.json`, .* no BPE with .*but is 'RobertaTokeni",
-        ),
-        ({"cls_token": "[X]"}, r"no WordPiece with the tokens \[X\] and \[SEP\], but is 'BertTokenizer'\. Save"),
+        ({"do_lower_case": None}, r"^`do_lower_case` in `.*` must be true as .*, but is null\."),
+        ({"strip_accents": "no"}, r"^`strip_accents` in `.*` must be true as .*, but is 'no'\."),
+        ({"tokenizer_class": "RobertaTokenizer"}, r"must fit `tokenizer\.json`, .* kind BPE, but is 'RobertaTokeni"),
+        ({"cls_token": "[X]"}, r"has no token '\[X\]', but is 'BertTokenizer'\. Save"),
         ({"truncation_side": "top"}, r"^`truncation_side` in `.*` must be right or left, but is 'top'\."),
     ],
 )
@@ -149,6 +184,7 @@ def test_damaged_settings_are_refused(bert, tmp_path, settings, message):
     put(folder / "tokenizer_config.json", {**BERT, **settings})
     tokenizer = PublishedTokenizer(path=folder / "tokenizer.json")
     with pytest.raises(ConfigError, match=message):
+        check_tokenizer(folder)
         tokenizer.read(tokenizer.max_tokens or 5)
 
 
@@ -159,6 +195,9 @@ def test_prompt_is_counted_without_the_token_at_its_end(bert, roberta, tmp_path)
     plain = shutil.copytree(roberta, tmp_path / "model")
     put(plain / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"})
     assert PublishedTokenizer(path=plain / "tokenizer.json").num_prompt_tokens("the fox", 9) == 2
+    assert PublishedTokenizer(path=plain / "tokenizer.json").num_prompt_tokens("the fox</s>", 9) == 2
+    put(plain / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    put(plain / "special_tokens_map.json", {"eos_token": "</s>"})
     assert PublishedTokenizer(path=plain / "tokenizer.json").num_prompt_tokens("the fox</s>", 9) == 2
 
 

@@ -12,6 +12,8 @@ import pytest
 import tokenizers
 
 from crosscut.config import ConfigError
+from crosscut.data import Tokenizer
+from crosscut.harness.special_tokens import named_ids
 from crosscut.serving.protocol.chat import ChatTemplate
 from crosscut.serving.protocol.refusals import Refusal
 from crosscut.serving.templates.program import JinjaLimits
@@ -103,6 +105,16 @@ def test_special_tokens_have_the_names_that_transformers_gives_them(folder, sett
         (folder / "special_tokens_map.json").write_text(json.dumps(special))
     theirs = AutoTokenizer.from_pretrained(folder).apply_chat_template(CHAT, tokenize=False)
     assert rendered(folder) == theirs
+
+
+def test_names_of_special_tokens_are_plain_text_if_the_settings_say_so(folder):
+    from transformers import AutoTokenizer
+
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "split_special_tokens": True}
+    write_settings(folder, chat_template="{{ messages[1].content }}<|im_end|>", **settings)
+    assert find(folder).tokens(CHAT) == AutoTokenizer.from_pretrained(folder).apply_chat_template(CHAT)["input_ids"]
+    named = named_ids(folder / "tokenizer.json", Tokenizer.load(folder / "tokenizer.json"))
+    assert named == {"eos_token": AutoTokenizer.from_pretrained(folder).eos_token_id}
 
 
 def test_of_several_templates_the_default_is_taken(folder):

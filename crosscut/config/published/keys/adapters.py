@@ -31,7 +31,8 @@ ADAPTER = Keys(
     without_effect=because(
         {
             "the tensors' own names and shapes say it": "layers_pattern fan_in_fan_out",
-            "names the model or the program": "auto_mapping peft_version revision task_type runtime_config",
+            "names the model or the program": "auto_mapping peft_version revision task_type",
+            "says where PEFT keeps its matrices while it runs": "runtime_config",
             "belongs to the training of the adapter": (
                 "inference_mode ensure_weight_tying lora_dropout megatron_config megatron_core merge_weights "
                 "qalora_group_size corda_config eva_config loftq_config lora_ga_config velora_config"

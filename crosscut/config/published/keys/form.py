@@ -41,16 +41,18 @@ class Keys:
         yield from self.without_effect
 
     def check(self, table: Mapping[str, Any], path: Path) -> str:
-        """Check the keys of the file at `path`, whose content is `table`.
-
-        Raises `ConfigError` for the first key with a value that Crosscut does not support. Returns a line for the user
-        about the keys that the table does not list (`notice`).
+        """Check the keys of the file at `path`, whose content is `table`. Raises the error of `require`. Returns a line
+        for the user about the keys that the table does not list (`notice`).
         """
+        self.require(table, path)
+        return self.notice(table, path)
+
+    def require(self, table: Mapping[str, Any], path: Path) -> None:
+        """Raise `ConfigError` for the first key with a value that Crosscut does not support."""
         for key, allowed in self.only.items():
             if key in table and not is_one_of(table[key], allowed):
                 told = [one for one in allowed if one not in (None, [], {})] or [None]
                 raise refusal(path, key, listed(map(json_shown, told)), table[key], self.remedy)
-        return self.notice(table, path)
 
     def notice(self, table: Mapping[str, Any], path: Path) -> str:
         """Line for the user about the keys of a file that Crosscut does not know and ignores. Empty if there are none.

@@ -6,24 +6,29 @@ from crosscut.config.published.keys.form import Keys, because
 
 _ONLY: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(("num_beams", "num_beam_groups"), (1,)),
-    **dict.fromkeys(("encoder_repetition_penalty", "typical_p", "guidance_scale"), (1,)),
+    "guidance_scale": (1,),
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "force_words_ids"), ([],)),
     **dict.fromkeys(
         (
-            "min_length", "min_new_tokens", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_p",
-            "epsilon_cutoff", "eta_cutoff", "diversity_penalty", "penalty_alpha",
+            "min_length", "min_new_tokens", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
+            "diversity_penalty", "penalty_alpha",
         ),
         (0,),
     ),
     **dict.fromkeys(
         (
-            "top_h", "forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty", "sequence_bias",
+            "forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty", "sequence_bias",
             "watermarking_config", "constraints", "dola_layers", "assistant_ensemble_weight", "max_time",
         ),
         (),
     ),
     "token_healing": (False,),
 }  # fmt: skip
+
+SAMPLING_WITHOUT_OPTION: Mapping[str, object] = {
+    "min_p": 0, "typical_p": 1, "top_h": None, "epsilon_cutoff": 0, "eta_cutoff": 0, "encoder_repetition_penalty": 1,
+}  # fmt: skip
+"""Keys that say how a token is sampled, and for which Crosscut has no option, with the value that changes nothing."""
 
 GENERATION = Keys(
     title="`generation_config.json`",
@@ -33,6 +38,7 @@ GENERATION = Keys(
             "a suggestion that is named; the option or the request decides": (
                 "do_sample temperature top_k top_p repetition_penalty stop_strings"
             ),
+            "a suggestion that is named; Crosscut has no such option": " ".join(SAMPLING_WITHOUT_OPTION),
         }
     ),
     only={key: (*values, None) for key, values in _ONLY.items()},

@@ -9,10 +9,11 @@ _USED = because(
     {
         "the family": "model_type",
         "the head of the model": "architectures",
-        "the names of the classes": "id2label num_labels",
+        "the names of the classes": "id2label",
+        "the number of classes": "num_labels",
         "whether a text has one class or a number; other heads are left out": "problem_type",
         "a text ends with these ids": "eos_token_id",
-        "a text begins with this id": "bos_token_id",
+        "an export of the model has the same id": "bos_token_id",
         "whether the output projection is the embedding": "tie_word_embeddings",
     }
 )
@@ -27,6 +28,7 @@ _WINDOW = because({"the longest sequence is the sliding window": "sliding_window
 _WINDOW_WITHOUT_EFFECT = because(
     {"names the layers of the sliding window, and no sequence is longer than the window": "max_window_layers"}
 )
+_NO_WINDOW = because({"the family has no sliding window": "sliding_window use_sliding_window max_window_layers"})
 
 _ONLY: dict[str, tuple[object, ...]] = {
     "is_encoder_decoder": (False, None),
@@ -40,7 +42,7 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "norm_type": ("layer_norm", "rms_norm", None),
     **dict.fromkeys(
         (
-            "attention_chunk_size", "layer_types", "sliding_window", "kv_sharing_modes", "fusion_config",
+            "attention_chunk_size", "layer_types", "kv_sharing_modes", "fusion_config",
             "quantization_config", "compression_config", "transformers_weights",
         ),
         (None,),
@@ -74,7 +76,6 @@ _WITHOUT_EFFECT = because(
             "pooler_num_fc_layers pooler_size_per_head pooler_type summary_activation summary_first_dropout "
             "summary_proj_to_labels summary_type summary_use_proj num_mtp_layers"
         ),
-        "`multi_query` gives the number": "num_key_value_heads",
         "other programs read it": (
             "auto_map custom_pipelines is_llama_config transformers.js_config task_specific_params finetuning_task "
             "tokenizer_class sentence_transformers"
@@ -83,7 +84,7 @@ _WITHOUT_EFFECT = because(
             "attention_dropout classifier_dropout hidden_dropout"
         ),
         "only in training, where the run decides": "gradient_checkpointing",
-        "transformers ignores it, too; `generation_config.json` has such settings": (
+        "applies to generated text, as in `generation_config.json`, if that file is missing": (
             "do_sample temperature top_k top_p repetition_penalty max_length min_length num_beams no_repeat_ngram_size "
             "bad_words_ids forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens "
             "length_penalty early_stopping num_return_sequences num_beam_groups diversity_penalty typical_p "
@@ -108,7 +109,13 @@ def keys_of_model(model_type: str) -> Keys:
     causal = _ONLY_CAUSAL if family.fixed["attention"] == "causal" else {}
     only = {key: allowed for key, allowed in {**_ONLY, **causal, **family.required}.items() if key not in used}
     dropouts = dict.fromkeys(family.dropouts, _WITHOUT_EFFECT["attention_dropout"])
-    rest = {**_WITHOUT_EFFECT, **dropouts, **(_WINDOW_WITHOUT_EFFECT if family.has_window else {})}
+    heads = "`multi_query` gives the number" if "multi_query" in family.required else "the family has no such key"
+    rest = {
+        "num_key_value_heads": heads,
+        **_WITHOUT_EFFECT,
+        **dropouts,
+        **(_WINDOW_WITHOUT_EFFECT if family.has_window else _NO_WINDOW),
+    }
     return Keys(
         title=f"`config.json` of `{family.model_type}`",
         used=used,

@@ -11,8 +11,11 @@ ROTARY = Keys(
             "`model.rotary_factor`": "factor",
             "`model.rotary_original_length`": "original_max_position_embeddings",
             "`model.rotary_attention_factor`": "attention_factor mscale mscale_all_dim",
-            "YaRN, with the values 32, 1 and true only": "beta_fast beta_slow truncate",
-            "Llama 3, with the values 1 and 4 only": "low_freq_factor high_freq_factor",
+            "must be 32 for YaRN": "beta_fast",
+            "must be 1 for YaRN": "beta_slow",
+            "must be true for YaRN": "truncate",
+            "must be 1 for Llama 3": "low_freq_factor",
+            "must be 4 for Llama 3": "high_freq_factor",
             "every number of a head is rotated, so the value must be 1": "partial_rotary_factor",
         }
     ),

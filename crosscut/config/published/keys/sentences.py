@@ -10,10 +10,14 @@ _FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
 
 MODULES = Keys(
     title="`modules.json`, for each module",
-    used=because({"the kind of the module": "type", "the folder of the module's own files": "path"}),
-    without_effect=because(
-        {"names and numbers the module": "idx name", "arguments of the library's `encode`": "kwargs"}
+    used=because(
+        {
+            "the kind of the module": "type",
+            "the folder of the module's own files": "path",
+            "each module must have a name of its own": "name",
+        }
     ),
+    without_effect=because({"numbers the module": "idx", "arguments of the library's `encode`": "kwargs"}),
     remedy=_REMEDY,
 )
 TRANSFORMER = Keys(

@@ -29,10 +29,12 @@ TOKENIZER = Keys(
             {
                 "templates of conversations": "chat_template",
                 "names of special tokens in a prompt are then plain text": "split_special_tokens",
-                "this file then has precedence over `special_tokens_map.json`": "added_tokens_decoder",
+                "tokens that `tokenizer.json` lacks or describes in another way are named; `special_tokens_map.json` "
+                "is then ignored": "added_tokens_decoder",
                 "`embed` cuts longer texts": "model_max_length max_len",
                 "`embed` cuts a text on this side": "truncation_side",
-                "`embed` takes the steps of BERT's and RoBERTa's classes": "tokenizer_class",
+                "the steps of this class are compared with `tokenizer.json`": "tokenizer_class",
+                "true is named, since `transformers` then changes the words of large tokenizers": "fix_mistral_regex",
             }
         ),
     },
@@ -43,7 +45,7 @@ TOKENIZER = Keys(
             {
                 "the template in `tokenizer.json` adds the tokens": "add_bos_token add_eos_token",
                 "`tokenizer.json` decides": (
-                    "backend fix_mistral_regex vocab merges vocab_file merges_file vocab_size legacy "
+                    "backend vocab merges vocab_file merges_file vocab_size legacy "
                     "use_fast sp_model_kwargs from_slow do_basic_tokenize never_split wordpieces_prefix trim_offsets "
                     "unk_id tokenizer_file special_tokens_map_file add_special_tokens errors remove_space keep_accents "
                     "add_dummy_prefix_space tokenizer_object"
@@ -56,7 +58,7 @@ TOKENIZER = Keys(
                     "clean_up_tokenization_spaces spaces_between_special_tokens "
                     "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
                 ),
-                "the names of inputs in Python": "model_input_names",
+                "Crosscut gives token types to each model that has them": "model_input_names",
                 "other programs read it": (
                     "auto_map processor_class response_template response_schema chat_control_tokens verbose "
                     "use_default_system_prompt"
