@@ -88,7 +88,7 @@ def _padding(inner: "tokenizers.Tokenizer", folder: Path, model: ModelConfig, sp
     other special token. In a decoder, a token that ends rows is none, because `transformers` takes the last token that
     is no padding for the end of a row.
     """
-    named = special_names(folder).get("pad_token") or ""
+    named = special_names(folder).get("pad_token")
     taken = special if model.is_causal else ()
     found = padding_token(inner, below=model.vocab_size, named=named, taken=taken)
     if found is not None or not model.is_causal:

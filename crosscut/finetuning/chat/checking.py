@@ -175,12 +175,16 @@ class AnswerCheck:
                     normalized += 1
                 else:
                     changed.append(_Fault(each.place, index, text, found))
-        if spaced:
-            told = counted(spaced, "answer")
-            echo(f"The chat template or the tokenizer changes spaces or line breaks of {told}.", err=True)
-        if normalized:
-            told = counted(normalized, "answer")
-            echo(f"The normalizer of the tokenizer changes characters of {told}.", err=True)
+        for number, what in (
+            (spaced, "The chat template or the tokenizer changes spaces or line breaks"),
+            (normalized, "The normalizer of the tokenizer changes characters"),
+        ):
+            if number:
+                echo(f"{what} of {counted(number, 'answer')}.", err=True)
+        self._require_unchanged(changed, lost, is_allowed)
+
+    def _require_unchanged(self, changed: Sequence[_Fault], lost: Sequence[_Fault], is_allowed: bool) -> None:
+        """Raise `DataError` for changed answers and lost messages, unless they are allowed."""
         if is_allowed:
             if lost or changed:
                 told = f"{counted(len(changed), 'answer')} and {counted(len(lost), 'other message')}"
