@@ -28,10 +28,20 @@ MOST_LINES = 40
 MOST_FILES = 15
 """Python files that a folder may hold."""
 
-FIELDS_OF_KINDS = {"biases", "family", "mlp", "norm", "positions", "qk_norm"}
+FIELDS_OF_KINDS = {"biases", "family", "layers", "mlp", "norm", "positions", "qk_norm"}
 """Fields of the model's config that choose a kind of sublayer."""
+FACTS_OF_KINDS = FIELDS_OF_KINDS | {
+    "attention", "has_pooler", "head", "head_size", "is_causal", "key_value_size", "layers", "mlp_of", "mlp_pattern",
+    "mlp_size", "norm_place", "num_classes", "num_heads", "num_kv_heads", "predicts_masked", "qk_norm_kind",
+    "query_size", "sentence_order", "solves_task", "token_types",
+}  # fmt: skip
+"""Attributes of the model's config that say something about a kind of layer, or about the head."""
 HOMES_OF_KINDS = {"architecture", "config", "model", "pretrained"}
 """Packages that may branch on a kind of sublayer."""
+AXES = {"context", "data", "expert", "pipeline", "replica", "shard", "tensor"}
+"""Names of the axes."""
+HOMES_OF_AXES = {"config", "parallel"}
+"""Packages that may name a single axis."""
 NUMERIC = {"architecture", "kernels", "launch", "model", "parallel", "planner", "rehearsal", "training", "verification"}
 """Packages in which names belong to parameters, operators or messages, and not to files."""
 FILE_SUFFIXES = (".bin", ".idx", ".json", ".toml")
@@ -102,6 +112,8 @@ def measure(checkout: Path) -> list[Row]:
         counted("methods replaced from outside", sources, replaced_methods),
         counted("decisions by the end of a name", sources, decisions_by_ending),
         counted("branches on a kind of sublayer elsewhere", sources, branches_on_kinds),
+        counted("facts about a kind of layer or head read elsewhere", sources, facts_of_kinds),
+        counted("single axes named elsewhere", sources, single_axes),
         counted("ways into the ranks", sources, ways_into_ranks),
         counted("calls of `settled`", sources, calls_of_settled),
         counted("`type: ignore`", sources, type_ignores),
@@ -192,6 +204,36 @@ def branches_on_kinds(source: Source) -> Iterator[int]:
                 yield node.lineno
             continue
         if any(isinstance(side, ast.Attribute) and side.attr in FIELDS_OF_KINDS - {"qk_norm"} for side in sides):
+            yield node.lineno
+
+
+def facts_of_kinds(source: Source) -> Iterator[int]:
+    """Uses of an attribute of a model's config that says something about a kind of layer, or about the head.
+
+    Files of `config/`, `architecture/`, `model/` and `pretrained/` do not count, and neither do those of
+    `finetuning/`, whose subject is heads.
+    """
+    if source.package not in HOMES_OF_KINDS | {"finetuning"}:
+        yield from _attributes(source, FACTS_OF_KINDS, r"(^|\.)(model|config|shape)$")
+
+
+def single_axes(source: Source) -> Iterator[int]:
+    """Uses of one axis of a layout, a mesh or a target, and layouts that are made with the size of one axis.
+
+    Files of `config/` and `parallel/` do not count.
+    """
+    if source.package in HOMES_OF_AXES:
+        return
+    yield from _attributes(source, AXES, r"(^|[._])(layout|mesh|target|ranks)$")
+    for call in source.calls():
+        if called_name(call) in ("Layout", "Target", "replace"):
+            yield from (keyword.value.lineno for keyword in call.keywords if keyword.arg in AXES)
+
+
+def _attributes(source: Source, names: set[str], owner: str) -> Iterator[int]:
+    """Lines that use one of these attributes of an expression whose text matches `owner`."""
+    for node in source.nodes:
+        if isinstance(node, ast.Attribute) and node.attr in names and re.search(owner, ast.unparse(node.value)):
             yield node.lineno
 
 

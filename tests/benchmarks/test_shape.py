@@ -40,6 +40,10 @@ def compile_block(block, mlp):
     block.count = 3
     setattr(block, mlp.name, forward)
     return 1 if block.mlp == "swiglu" else block.qk_norm
+
+
+def count(run):
+    return run.model.is_causal, run.layout.tensor, Layout(data=2), run.task.is_causal, run.world.tensor
 ''',
     "model/gpt.py": '''class GPT:
     """Of all models, this."""
@@ -71,6 +75,8 @@ EXPECTED = {
     "methods replaced from outside": "3",
     "decisions by the end of a name": "1",
     "branches on a kind of sublayer elsewhere": "2",
+    "facts about a kind of layer or head read elsewhere": "1",
+    "single axes named elsewhere": "2",
     "ways into the ranks": "1",
     "calls of `settled`": "2",
     "`type: ignore`": "1",
