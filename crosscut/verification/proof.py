@@ -3,11 +3,11 @@ then compare the two steps.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -99,11 +99,10 @@ def prove(claim: Claim, mesh: ParallelMesh) -> LayoutReport:
     """
     start = time.perf_counter()
     step = claim.make_step(mesh)
-    drops = claim.drops and not compiled_modules(step.model)  # a compiled layer cannot be told to drop by value
-    uncut = _uncut(claim.make_uncut or claim.make_step, mesh, drops=drops)
+    compiled = compiled_modules(step.model)
+    drops = claim.drops and not compiled  # a compiled layer cannot be told to drop by value
+    uncut = _uncut(claim.make_uncut or claim.make_step, mesh, drops=drops, compiled=compiled)
     drawn, cut = _take(step, drops=drops)
-    if uncut is not None:
-        uncut = uncut._replace(recording=_in_form(uncut.recording.with_wholes(compiled_modules(step.model)), mesh))
     cut = _in_form(cut, mesh, has_loss=mesh.pipeline is None or mesh.pipeline.rank == mesh.pipeline.size - 1)
     dtype = claim.compute_dtype or next(step.model.parameters()).dtype
     differences = Differences(_shared_bounds(claim, step.model, mesh, uncut), claim.amplification)
@@ -120,23 +119,31 @@ def prove(claim: Claim, mesh: ParallelMesh) -> LayoutReport:
         checks = (*judgement.checks(cut.norm), judged, *further, *judgement.rounding(exact))
         return _report(claim, judgement, dtype, checks=checks, draw=draw, seconds=time.perf_counter() - start)
 
-    shared = share_from_first(outcome if uncut is None or outcome is not None else _attempt(report))
-    if isinstance(shared, Exception):
-        raise shared
-    assert isinstance(shared, LayoutReport)
-    return shared
+    told: LayoutReport = _shared(outcome if uncut is None or outcome is not None else _attempt(report))
+    return told
 
 
 def _shared_bounds(claim: Claim, model: nn.Module, mesh: ParallelMesh, uncut: "_Uncut | None") -> Bounds:
     """Return the bounds of rounding on every rank. `model` is the cut model, and `uncut` is None on all ranks except
     the first. Every rank must call this function.
     """
-    bounds = None
-    if uncut is not None:
+
+    def bounds() -> Bounds | None:
+        if uncut is None:
+            return None
         dtype = claim.compute_dtype or next(model.parameters()).dtype
         whole = model if mesh.pipeline is None else uncut.model
-        bounds = _bounds(whole, uncut.recording, dtype, claim.product_dtype or dtype)
-    shared: Bounds = share_from_first(bounds)
+        return _bounds(whole, uncut.recording, dtype, claim.product_dtype or dtype)
+
+    shared: Bounds = _shared(_attempt(bounds))
+    return shared
+
+
+def _shared(value: object) -> Any:
+    """Return the first rank's `value` on every rank. If the value is an error, raise it on every rank."""
+    shared = share_from_first(value)
+    if isinstance(shared, Exception):
+        raise shared
     return shared
 
 
@@ -179,16 +186,27 @@ class _Uncut(NamedTuple):
     model: nn.Module
 
 
-def _uncut(make_step: MakeStep, mesh: ParallelMesh, *, drops: bool) -> _Uncut | None:
-    """Run the uncut step on the first rank, as the reference. Returns None on the other ranks."""
-    step = _on_first_rank(make_step, mesh)
-    return None if step is None else _Uncut(*_take(step, drops=drops), step.model)
+def _uncut(make_step: MakeStep, mesh: ParallelMesh, *, drops: bool, compiled: Sequence[str]) -> _Uncut | None:
+    """Run the uncut step on the first rank, as the reference. Returns None on the other ranks. `compiled` are the names
+    of the cut model's compiled modules.
+    """
+
+    def run(step: RecordedStep) -> _Uncut:
+        drawn, recording = _take(step, drops=drops)
+        return _Uncut(drawn, _in_form(recording.with_wholes(compiled), mesh), step.model)
+
+    return _on_first_rank(make_step, run, mesh)
 
 
-def _on_first_rank(make_step: MakeStep, mesh: ParallelMesh) -> RecordedStep | None:
-    """Build the step of the uncut model on the first rank. Returns None on the other ranks."""
+def _on_first_rank(make_step: MakeStep, run: Callable[[RecordedStep], _T], mesh: ParallelMesh) -> _T | None:
+    """Build and run the step of the uncut model on the first rank. Returns None on the other ranks, and raises an error
+    of the first rank on all ranks, before they wait for the first rank in the step of the cut model.
+    """
     alone = make_lone_mesh(mesh.device)
-    return make_step(alone) if mesh.is_first_rank else None
+    found = _attempt(lambda: run(make_step(alone))) if mesh.is_first_rank else None
+    _shared(found if isinstance(found, Exception) else None)
+    assert not isinstance(found, Exception)
+    return found
 
 
 def _in_form(recording: Recording, mesh: ParallelMesh, *, has_loss: bool = True) -> Recording:
@@ -200,11 +218,12 @@ def _in_form(recording: Recording, mesh: ParallelMesh, *, has_loss: bool = True)
 
 def _exact(make_exact: MakeStep, mesh: ParallelMesh) -> Recording | None:
     """Record the uncut step in the parameters' own type, on the first rank. Returns None on the other ranks."""
-    step = _on_first_rank(make_exact, mesh)
-    if step is None:
-        return None
-    step.model.eval()
-    return _in_form(record(step), mesh)
+
+    def run(step: RecordedStep) -> Recording:
+        step.model.eval()
+        return _in_form(record(step), mesh)
+
+    return _on_first_rank(make_exact, run, mesh)
 
 
 def _take(step: RecordedStep, *, drops: bool) -> tuple[Drawn, Recording]:

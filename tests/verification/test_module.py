@@ -209,3 +209,21 @@ def _no_parameters() -> str:
 
 def test_model_without_parameters_is_refused(ranks: RankPool) -> None:
     assert ranks.run(1, _no_parameters) == ["A model to verify must have parameters, but this model has none."]
+
+
+def _uncut_loss_fails(layout: Layout) -> str:
+    def failing(model: nn.Module, mesh: ParallelMesh) -> Tensor:
+        if mesh.tensor.size == 1:
+            raise ValueError("the uncut model has no loss")
+        return loss(model, mesh)
+
+    try:
+        verify_module(SharedEntry, failing, make_mesh(layout, CPU))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_an_error_of_the_uncut_step_reaches_all_ranks(ranks: RankPool) -> None:
+    """The other ranks would wait for the first rank in the step of the cut model."""
+    assert ranks.run(2, _uncut_loss_fails, Layout(tensor=2)) == ["the uncut model has no loss"] * 2
