@@ -67,10 +67,10 @@ def batch_of(shape: Shape, tokens: Any, targets: Any) -> Any:
     return batch.with_predicted(MASKED) if shape.family == "BERT" else batch
 
 
-LLAMA = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none"}
+LLAMA = {"positions": "rotary", "norm": "rms", "layers": ("attention swiglu",), "biases": "none"}
 """Settings that make Crosscut's model a Llama."""
 
-BERT = {"attention": "bidirectional", "norm_place": "after", "token_types": 2, "mlp": "gelu_exact"}
+BERT = {"attention": "bidirectional", "norm_place": "after", "token_types": 2, "layers": ("attention gelu_exact",)}
 """Settings that make Crosscut's model a BERT, without a head."""
 
 

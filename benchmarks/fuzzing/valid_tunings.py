@@ -13,7 +13,8 @@ ENCODER = "bert"
 
 MASKED = {
     "model": {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "max_sequence_length": 64,
-              "attention": "bidirectional", "norm_place": "after", "token_types": 2, "mlp": "gelu_exact",
+              "attention": "bidirectional", "norm_place": "after", "token_types": 2,
+              "layers": ("attention gelu_exact",),
               "head": "masked_tokens", "sentence_order": True},
     "data": {"text": ["speech.txt"], "tokenizer": "vocab.txt", "objective": "masked", "num_shards": 1,
              "mask_fraction": 0.2, "mask_words": 2},

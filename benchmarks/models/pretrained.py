@@ -37,7 +37,14 @@ from crosscut.pretrained import load_weights
 from crosscut.pretrained.families import published_shapes
 from crosscut.pretrained.writing import plan_files, write_tensors
 
-LLAMA = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "tied": False, "dropout": 0.0}
+LLAMA = {
+    "positions": "rotary",
+    "norm": "rms",
+    "layers": ("attention swiglu",),
+    "biases": "none",
+    "tied": False,
+    "dropout": 0.0,
+}
 FULL = ModelConfig(
     num_layers=8, hidden_size=1024, num_heads=16, num_kv_heads=8, mlp_size=2816, vocab_size=32_000,
     max_sequence_length=2048, **LLAMA,

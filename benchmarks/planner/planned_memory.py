@@ -44,7 +44,14 @@ SMALL = Shape(layers=2, hidden=128, vocabulary=4096, sequences=4, length=128)
 MIDDLE = Shape(layers=6, hidden=384, vocabulary=8192, sequences=4, length=256)
 LARGE = Shape(layers=8, hidden=768, vocabulary=8192, sequences=4, length=256)
 LARGEST = Shape(layers=12, hidden=1152, vocabulary=8192, sequences=2, length=256)
-LLAMA = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "num_kv_heads": 2, "dropout": 0.0}
+LLAMA = {
+    "positions": "rotary",
+    "norm": "rms",
+    "layers": ("attention swiglu",),
+    "biases": "none",
+    "num_kv_heads": 2,
+    "dropout": 0.0,
+}
 RUNS: tuple[tuple[Shape, dict[str, Any], dict[str, Any], dict[str, Any]], ...] = (
     (SMALL, {}, {}, {}),
     (SMALL, {}, {}, {"precision": "bfloat16", "recompute": "full"}),

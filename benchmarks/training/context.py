@@ -34,7 +34,7 @@ from crosscut.rehearsal import rehearse
 WAYS = ("gather", "all_to_all", "ring")
 SHAPE = {
     "num_layers": 4, "hidden_size": 256, "num_heads": 8, "num_kv_heads": 4, "mlp_size": 704, "vocab_size": 512,
-    "dropout": 0.0, "positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none",
+    "dropout": 0.0, "positions": "rotary", "norm": "rms", "layers": ("attention swiglu",), "biases": "none",
 }  # fmt: skip
 PARTS = {
     "attention": ("blocks.*.attention",),

@@ -27,7 +27,7 @@ from crosscut.verification.report import ROUNDING
 
 PRECISIONS = ("float16", "bfloat16", "float8")
 
-LLAMA = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none"}
+LLAMA = {"positions": "rotary", "norm": "rms", "layers": ("attention swiglu",), "biases": "none"}
 QWEN3 = {**LLAMA, "qk_norm": True}
 
 

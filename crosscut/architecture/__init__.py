@@ -1,7 +1,8 @@
 """Description of a model in plain Python: the parameters and the computation steps of every sublayer.
 
 Each of the `sublayers` (attention, MLP, gated MLP, norm, embedding, head) lists its steps and the tensors that the
-steps read and compute (`steps`). A `Decoder` is a list of layers between an embedding and a head. `lower` turns a layer
+steps read and compute (`steps`). A `Decoder` is a list of layers between an embedding and a head,
+and a layer is a tuple of `parts`. `lower` turns a layer
 into the steps that one rank runs on a `Target` (tensor ranks, micro-batch, device, data types). Parameters, matrix
 products, messages and the activations saved for the backward pass are all derived from these steps.
 
@@ -9,9 +10,10 @@ The planner sums these quantities over the layers. `crosscut.model` builds its m
 dry run compares the quantities with the running program. This package imports neither torch nor numpy.
 """
 
-from crosscut.architecture.decoder import Decoder, Layer, Sublayer, describe
+from crosscut.architecture.decoder import Decoder, describe
 from crosscut.architecture.lowering import flat, lower, lower_root, run_again
 from crosscut.architecture.parameters import Cut, LocalParameter, Matrix, Parameter, Role
+from crosscut.architecture.parts import Layer, Part, Sublayer
 from crosscut.architecture.readings import Kept, kept, layer_parameters, root_parameters
 from crosscut.architecture.steps import Message, Operation, Overlap, Passes, Product, Step, Value
 from crosscut.architecture.sublayers.gated_mlp import GatedMLP
@@ -32,6 +34,7 @@ __all__ = [
     "Operation",
     "Overlap",
     "Parameter",
+    "Part",
     "Passes",
     "Product",
     "Role",

@@ -45,10 +45,10 @@ def _with_adapter(matrix: Matrix, rank: int, alpha: float) -> Matrix:
     weight, name = matrix.weight, matrix.adapter_name
     is_by_rows = weight.cut is Cut.ROWS
     down = Parameter(
-        f"{name}.down",
-        (rank * weight.num_matrices, matrix.in_features),
-        Role.DOWN,
-        Cut.ROWS if is_by_rows else Cut.WHOLE,
+        name=f"{name}.down",
+        shape=(rank * weight.num_matrices, matrix.in_features),
+        role=Role.DOWN,
+        cut=Cut.ROWS if is_by_rows else Cut.WHOLE,
         inside=not is_by_rows,
     )
     up = replace(

@@ -1,89 +1,39 @@
-"""A model: a list of layers between an embedding and a head.
+"""A model: a list of layers between an embedding and a head. A layer is a tuple of parts (`parts`).
 
-A layer is a mixer (attention) and a feed-forward part (an MLP). Each of these two parts has a residual sum around it,
-and a norm before it (`model.norm_place = "before"`) or after the residual sum ("after", as in the original BERT):
-
-    before    x = x + dropout(mixer(norm(x)));     x = x + dropout(feed_forward(norm(x)))
-    after     x = norm(x + dropout(mixer(x)));     x = norm(x + dropout(feed_forward(x)))
-
-Layers may differ from each other (`model.mlp_pattern`). Equal layers are the same object. To sum a quantity over all
+Layers may differ from each other (`model.layers`). Equal layers are the same object. To sum a quantity over all
 layers, the planner computes the quantity once per kind of layer and multiplies it by the number of layers of the kind.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from typing import Any, Protocol
+from typing import Any
 
 from crosscut.architecture.adapters import adapted
+from crosscut.architecture.needs import Share
 from crosscut.architecture.parameters import Parameter
+from crosscut.architecture.parts import Layer, Part, Sublayer
 from crosscut.architecture.pipeline.cut import Stage
-from crosscut.architecture.steps import Rows, Step, Value
+from crosscut.architecture.steps import Step
 from crosscut.architecture.sublayers import gated_mlp, mlp
 from crosscut.architecture.sublayers.attention import Attention
 from crosscut.architecture.sublayers.embedding import Embedding
 from crosscut.architecture.sublayers.gated_mlp import GatedMLP
 from crosscut.architecture.sublayers.head import Head, Loss
 from crosscut.architecture.sublayers.mlp import MLP
-from crosscut.architecture.sublayers.norm import Norm, stream_norm
-from crosscut.architecture.sublayers.residual import add_residual
+from crosscut.architecture.sublayers.norm import stream_norm
 from crosscut.architecture.sublayers.task_head import TaskLoss
 from crosscut.config import ModelConfig
-from crosscut.config.model import FeedForward, NormPosition
+from crosscut.config.layers import Mixer, PartKind, parts_of
 
-_FEED_FORWARDS: dict[FeedForward, type[MLP] | type[GatedMLP]] = {
-    **dict.fromkeys(mlp.KINDS, MLP),
-    **dict.fromkeys(gated_mlp.KINDS, GatedMLP),
+_SUBLAYERS: dict[PartKind, Callable[..., Sublayer]] = {
+    Mixer.ATTENTION: Attention.of,
+    **{kind: partial(MLP.of, kind=kind) for kind in mlp.KINDS},
+    **{kind: partial(GatedMLP.of, kind=kind) for kind in gated_mlp.KINDS},
 }
-"""Classes that describe feed-forward parts, keyed by the kind of the part."""
-
-
-class Sublayer(Protocol):
-    """A mixer (attention) or a feed-forward part (an MLP)."""
-
-    def steps(self, x: Value) -> tuple[Value, list[Step]]:
-        """Return the sublayer's output, and the steps that compute the output from the input `x`."""
-
-
-@dataclass(frozen=True, eq=False)
-class Layer:
-    """A mixer and a feed-forward part, with their norms and residual sums."""
-
-    mixer_norm: Norm
-    mixer: Attention
-    feed_forward_norm: Norm
-    feed_forward: Sublayer
-    hidden_size: int
-    dropout: float
-    norm_place: NormPosition
-
-    @cached_property
-    def sublayers(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-        """Steps of the mixer, and steps of the feed-forward part.
-
-        If the norms come before the sublayers, both groups of steps start with a norm and end with a residual sum. If
-        the norms come after the residual sums, both groups start with the sublayer and end with a norm.
-        """
-        x = Value("input", self.hidden_size, Rows.STREAM)
-        half, mixing = self._around("attention", x, self.mixer_norm, self.mixer)
-        _, feeding = self._around("mlp", half, self.feed_forward_norm, self.feed_forward)
-        return mixing, feeding
-
-    def _around(self, name: str, x: Value, norm: Norm, inner: Sublayer) -> tuple[Value, tuple[Step, ...]]:
-        if self.norm_place is NormPosition.AFTER:
-            y, steps = inner.steps(x)
-            out, adding = add_residual(name, y, around=x, dropout=self.dropout)
-            normed, normalise = norm.step(f"{name}_norm", out)
-            return normed, (*steps, *adding, normalise)
-        normed, normalise = norm.step(f"{name}_norm", x)
-        y, steps = inner.steps(normed)
-        out, adding = add_residual(name, y, around=x, dropout=self.dropout)
-        return out, (normalise, *steps, *adding)
-
-    def parameters(self) -> Iterator[Parameter]:
-        """Parameters of the layer in the order of their use. The names leave out the layer's prefix `blocks.i.`."""
-        return (parameter for steps in self.sublayers for step in steps for parameter in step.parameters)
+"""Functions that describe a sublayer of a model, keyed by its kind. Their arguments are the model and the part's name.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +57,16 @@ class Decoder:
     def part(self, stages: Sequence[Stage]) -> "Decoder":
         """Return a description of only these stages of the model."""
         return _part(self, tuple(stages))
+
+    @cached_property
+    def num_residual_sums(self) -> int:
+        """Number of residual sums of all layers."""
+        return sum(len(layer.parts) for layer in self.layers)
+
+    @cached_property
+    def shares(self) -> frozenset[Share]:
+        """Shared tensors that the layers read."""
+        return frozenset(share for layer in self.layers for part in layer.parts for share in part.inner.shares)
 
     @cached_property
     def kinds(self) -> Counter[Layer]:
@@ -168,9 +128,9 @@ def describe(model: ModelConfig) -> Decoder:
     then wrong.
     """
     adapt = partial(adapted, rank=model.lora_rank, alpha=model.lora_alpha) if model.lora_rank else _unchanged
-    kinds = {kind: adapt(_layer(model, kind)) for kind in dict.fromkeys(map(model.mlp_of, range(model.num_layers)))}
+    kinds = {layer: adapt(_layer(model, layer)) for layer in model.different_layers}
     embedding = Embedding.of(model)
-    layers = tuple(kinds[model.mlp_of(i)] for i in range(model.num_layers))
+    layers = tuple(kinds[model.layer(i)] for i in range(model.num_layers))
     return Decoder(adapt(embedding), layers, adapt(Head.of(model, embedding.tokens)), tuple(range(model.num_layers)))
 
 
@@ -190,17 +150,10 @@ def _unchanged(part: Any) -> Any:
     return part
 
 
-def _layer(model: ModelConfig, kind: FeedForward) -> Layer:
-    return Layer(
-        mixer_norm=stream_norm(model, "attention_norm"),
-        mixer=Attention.of(model),
-        feed_forward_norm=stream_norm(model, "mlp_norm"),
-        feed_forward=_feed_forward(model, kind),
-        hidden_size=model.hidden_size,
-        dropout=model.dropout,
-        norm_place=model.norm_place,
-    )
+def _layer(model: ModelConfig, layer: str) -> Layer:
+    return Layer(tuple(_part_of(model, *part) for part in parts_of(layer)), model.hidden_size)
 
 
-def _feed_forward(model: ModelConfig, kind: FeedForward) -> Sublayer:
-    return _FEED_FORWARDS[kind].of(model, kind)
+def _part_of(model: ModelConfig, name: str, kind: PartKind) -> Part:
+    norm = stream_norm(model, f"{name}_norm")
+    return Part(name, norm, _SUBLAYERS[kind](model, name), model.norm_place, model.dropout)

@@ -3,21 +3,22 @@
 from collections.abc import Iterator
 from functools import lru_cache
 
-from crosscut.architecture.decoder import Decoder, Layer
+from crosscut.architecture.decoder import Decoder
+from crosscut.architecture.parts import Layer
 from crosscut.architecture.steps import Step
 from crosscut.architecture.target import Target
 
 Lowered = tuple[tuple[Step, ...], ...]
-"""Steps that one rank runs: one tuple of steps for each sublayer."""
+"""Steps that one rank runs: one tuple of steps for each part."""
 
 
 @lru_cache(maxsize=16384)
 def lower(layer: Layer, target: Target) -> Lowered:
-    """Return the steps that one rank runs for a layer, with one tuple for each sublayer.
+    """Return the steps that one rank runs for a layer, with one tuple for each part.
 
     `target` gives the shapes, the data types and the device of the rank.
     """
-    return tuple(tuple(step.on(target) for step in steps) for steps in layer.sublayers)
+    return tuple(tuple(step.on(target) for step in steps) for steps in layer.steps)
 
 
 @lru_cache(maxsize=4096)
@@ -30,7 +31,7 @@ def lower_root(model: Decoder, target: Target) -> Lowered:
 
 
 def flat(lowered: Lowered) -> Iterator[Step]:
-    """Yield all steps of all sublayers, in order."""
+    """Yield all steps of all parts, in order."""
     return (step for steps in lowered for step in steps)
 
 

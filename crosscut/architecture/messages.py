@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
-from crosscut.architecture.decoder import Layer
 from crosscut.architecture.lowering import flat, lower, run_again
+from crosscut.architecture.parts import Layer
 from crosscut.architecture.steps import Enter, Leave, Message, Multiply, Overlap, Product, Step
 from crosscut.architecture.target import Target
 

@@ -71,7 +71,7 @@ class Cut(Enum):
     VOCABULARY = "dimension 0, padded to a multiple of 128 times the number of ranks"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Parameter:
     """A parameter of the whole model."""
 
@@ -95,13 +95,14 @@ class Parameter:
     is_frozen: bool = False
     """Whether the parameter is left out of training. A frozen parameter has no gradient and no optimizer state."""
 
-    def initial_spread(self, num_layers: int, spread: InitialSpread = InitialSpread.PAPER) -> float:
+    def initial_spread(self, num_residual_sums: int, spread: InitialSpread = InitialSpread.PAPER) -> float:
         """Standard deviation of the normal distribution from which a new parameter is drawn.
 
         `spread` selects the deviation of weights: 0.02 (paper, section 4.1.1) or 1 / sqrt(fan-in). For a matrix before
-        a residual sum, the deviation is divided by the square root of the number of residual sums, 2 `num_layers`
-        (paper, section 4.1.1). For norms and biases, the result is 0: these parameters keep the initial values that
-        their modules set. The result does not depend on the layout, because it uses the fan-in of the whole weight.
+        a residual sum, the deviation is divided by the square root of the number of residual sums, which is twice the
+        number of layers in GPT-2 (paper, section 4.1.1). For norms and biases, the result is 0: these parameters keep
+        the initial values that their modules set. The result does not depend on the layout, because it uses the fan-in
+        of the whole weight.
 
         The first matrix of an adapter has the deviation that PEFT uses, 1 / sqrt(3 x number of inputs). The second
         matrix starts at zero, so its deviation is 0.
@@ -112,7 +113,7 @@ class Parameter:
             return float((3 * self.shape[1]) ** -0.5)
         by_inputs = spread is InitialSpread.FAN_IN
         deviation = (self.num_inputs or self.shape[1]) ** -0.5 if by_inputs else INITIAL_SPREAD
-        return deviation / (2 * num_layers) ** 0.5 if self.role is Role.BEFORE_RESIDUAL else deviation
+        return deviation / num_residual_sums**0.5 if self.role is Role.BEFORE_RESIDUAL else deviation
 
     def named(self, prefix: str) -> "Parameter":
         """Return the parameter with `prefix` added before its name."""
@@ -238,7 +239,7 @@ class Matrix:
 
 def columns(name: str, inputs: int, outputs: int, *, bias: bool) -> Matrix:
     """Describe a column-parallel matrix. The tensor ranks divide its columns and its bias."""
-    weight = Parameter(f"{name}.weight", (outputs, inputs), Role.MATRIX, Cut.COLUMNS)
+    weight = Parameter(name=f"{name}.weight", shape=(outputs, inputs), role=Role.MATRIX, cut=Cut.COLUMNS)
     return Matrix(weight, _bias(name, weight) if bias else None)
 
 
@@ -247,7 +248,14 @@ def columns_by_heads(name: str, inputs: int, outputs: int, *, heads: int, bias: 
 
     If `num_matrices` is above 1, each head has columns of `num_matrices` matrices, such as keys and values.
     """
-    weight = Parameter(f"{name}.weight", (outputs, inputs), Role.MATRIX, Cut.HEADS, heads, num_matrices)
+    weight = Parameter(
+        name=f"{name}.weight",
+        shape=(outputs, inputs),
+        role=Role.MATRIX,
+        cut=Cut.HEADS,
+        heads=heads,
+        num_matrices=num_matrices,
+    )
     return Matrix(weight, _bias(name, weight) if bias else None)
 
 
@@ -256,8 +264,8 @@ def rows(name: str, inputs: int, outputs: int, *, bias: bool) -> Matrix:
 
     Every rank holds the whole bias. The bias is added once, after the products of all ranks have been summed.
     """
-    weight = Parameter(f"{name}.weight", (outputs, inputs), Role.BEFORE_RESIDUAL, Cut.ROWS)
-    return Matrix(weight, Parameter(f"{name}.bias", (outputs,), Role.BIAS) if bias else None)
+    weight = Parameter(name=f"{name}.weight", shape=(outputs, inputs), role=Role.BEFORE_RESIDUAL, cut=Cut.ROWS)
+    return Matrix(weight, Parameter(name=f"{name}.bias", shape=(outputs,), role=Role.BIAS) if bias else None)
 
 
 def _bias(name: str, weight: Parameter) -> Parameter:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from crosscut.architecture.decoder import Decoder, Layer
+from crosscut.architecture.decoder import Decoder
 from crosscut.architecture.lowering import flat, lower, run_again
 from crosscut.architecture.parameters import LocalParameter, Role
+from crosscut.architecture.parts import Layer
 from crosscut.architecture.steps import Multiply, Passes, Product, Rows, Step, Value, weight_gradients
 from crosscut.architecture.target import Kind, Target
 from crosscut.config.training import Recompute
@@ -37,14 +38,12 @@ class Kept:
     norms: int = 0
     """Results of the norms, with their statistics."""
 
-    mixer: int = 0
-    """Values inside the mixer's parallel region, such as queries, keys, values and the result of attention."""
+    inside: int = 0
+    """Values inside the parallel regions, such as queries, keys and values, or the input and the result of an
+    activation, without those of `core`."""
 
     core: int = 0
     """Values that only the attention kernel needs: the log-sum-exp of each query and head, or the scores."""
-
-    feed_forward: int = 0
-    """Values inside the parallel region of the feed-forward part, before and after its activation."""
 
     masks: int = 0
     """Masks of dropout on the residual stream."""
@@ -58,21 +57,15 @@ class Kept:
     @property
     def total(self) -> int:
         """Bytes of all fields except `weights`. These bytes grow with the batch."""
-        return self.inputs + self.norms + self.mixer + self.core + self.feed_forward + self.masks
-
-    @property
-    def inside(self) -> int:
-        """Bytes saved inside the parallel regions, excluding the bytes that only the attention kernel needs."""
-        return self.mixer + self.feed_forward
+        return self.inputs + self.norms + self.inside + self.core + self.masks
 
     def __add__(self, other: "Kept") -> "Kept":
         """Add the bytes of two results, purpose by purpose."""
         return Kept(
             inputs=self.inputs + other.inputs,
             norms=self.norms + other.norms,
-            mixer=self.mixer + other.mixer,
+            inside=self.inside + other.inside,
             core=self.core + other.core,
-            feed_forward=self.feed_forward + other.feed_forward,
             masks=self.masks + other.masks,
             weights=self.weights + other.weights,
         )
@@ -80,38 +73,33 @@ class Kept:
 
 @lru_cache(maxsize=16384)
 def kept(layer: Layer, target: Target, mode: str) -> tuple[Kept, ...]:
-    """Bytes that each sublayer of a layer saves for the backward pass of one micro-batch.
+    """Bytes that each part of a layer saves for the backward pass of one micro-batch.
 
     `mode` is a value of `training.recompute`. With "full", only the layer's input is saved. A value that several steps
     save counts once.
     """
     lowered = lower(layer, target)
     if mode == Recompute.FULL:
-        return Kept(inputs=lowered[0][0].reads[0].bytes(target)), Kept()
+        return Kept(inputs=lowered[0][0].reads[0].bytes(target)), *(Kept() for _ in lowered[1:])
     seen: set[str] = set()
-    return tuple(
-        _kept(steps, target, mode, inside=inside, seen=seen)
-        for steps, inside in zip(lowered, ("mixer", "feed_forward"), strict=True)
-    )
+    return tuple(_kept(steps, target, mode, seen=seen) for steps in lowered)
 
 
-def _kept(steps: Iterable[Step], target: Target, mode: str, *, inside: str, seen: set[str]) -> Kept:
-    """Bytes that one sublayer saves. A compiled layer saves the same values with `mode` "selective" as with "none"."""
+def _kept(steps: Iterable[Step], target: Target, mode: str, *, seen: set[str]) -> Kept:
+    """Bytes that one part saves. A compiled layer saves the same values with `mode` "selective" as with "none"."""
     counted: dict[str, int] = {}
     for step in steps:
         forgets_core = mode == Recompute.SELECTIVE and not target.compiled
         for value in step.reads if step.is_core and forgets_core else step.keeps:
             if value.name not in seen and not (mode == Recompute.OPERATORS and value.is_cheap):
                 seen.add(value.name)
-                purpose = _purpose(value, inside)
+                purpose = _purpose(value)
                 counted[purpose] = counted.get(purpose, 0) + value.bytes(target)
     return Kept(**counted)
 
 
-def _purpose(value: Value, inside: str) -> str:
-    """Name of the field of `Kept` to which a value is added. `inside` is the field for values inside the parallel
-    region.
-    """
+def _purpose(value: Value) -> str:
+    """Name of the field of `Kept` to which a value is added."""
     if value.kind is Kind.MASK:
         return "masks"
     if value.kind in (Kind.DEVIATION, Kind.ROOT):
@@ -119,7 +107,7 @@ def _purpose(value: Value, inside: str) -> str:
     if value.kind in (Kind.WIDE, Kind.WIDENING):
         return "core"
     if value.rows is Rows.TOKENS:
-        return inside
+        return "inside"
     return "norms" if value.is_cheap else "inputs"
 
 
@@ -182,7 +170,7 @@ def last_matrix(layer: Layer, tensor: int) -> int:
 
     The backward pass of the layer starts with this gradient.
     """
-    *_, last = (step for steps in layer.sublayers for step in steps if isinstance(step, Multiply))
+    *_, last = (step for steps in layer.steps for step in steps if isinstance(step, Multiply))
     return 0 if last.matrix.weight.is_frozen else last.matrix.weight.on(tensor).size
 
 

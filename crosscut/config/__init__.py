@@ -25,10 +25,10 @@ from crosscut.config.errors import (
 from crosscut.config.evaluation import EvaluationConfig
 from crosscut.config.layout import Layout, ZeroStage
 from crosscut.config.loading import dump_toml, is_corpus, load_corpus, load_layout, load_run, write_toml
+from crosscut.config.loading.resolved import ResolvedRun, resolve
 from crosscut.config.model import ModelConfig
 from crosscut.config.optimizer import OptimizerConfig
 from crosscut.config.published.presets import PRESETS
-from crosscut.config.resolved import ResolvedRun, resolve
 from crosscut.config.run import CheckpointConfig, OutputConfig, RunConfig
 from crosscut.config.system.files import write_json, write_whole
 from crosscut.config.training import TrainingConfig

@@ -70,9 +70,12 @@ def require_text(name: str, text: str) -> None:
 
 
 def shown(value: object) -> str:
-    """Describe a value of any type for a message, in at most 300 characters. A boolean is written as in TOML."""
+    """Describe a value of any type for a message, in at most 300 characters. Booleans and tuples are written
+    as in TOML.
+    """
     try:
-        text = repr(value).lower() if isinstance(value, bool) else repr(value)
+        written = [*value] if type(value) is tuple else value
+        text = repr(written).lower() if isinstance(value, bool) else repr(written)
     except (ValueError, RecursionError):  # Python prints no number of over 4,300 digits and no deeply nested list
         return "too large to be shown"
     return text if len(text) <= 300 else f"{text[:270]}...{text[-20:]}"

@@ -15,7 +15,8 @@ from crosscut.config.checks import (
     resolve_choices,
     shown,
 )
-from crosscut.config.errors import ConfigError, LayoutError
+from crosscut.config.errors import ConfigError
+from crosscut.config.layers import PartKind, checked_layers, parts_of
 
 _MOST = MappingProxyType(
     {
@@ -81,16 +82,6 @@ class NormKind(Choice):
     RMS = "rms"
 
 
-class FeedForward(Choice):
-    """Kind of MLP of a layer."""
-
-    GELU = "gelu"
-    GELU_EXACT = "gelu_exact"
-    RELU2 = "relu2"
-    SWIGLU = "swiglu"
-    GEGLU = "geglu"
-
-
 class Biases(Choice):
     """The matrices of a layer that have a bias."""
 
@@ -110,11 +101,11 @@ class ModelConfig:
     The defaults are the GPT-2 of the paper's section 2.2: layer norm, GeLU, learned positions, biases, tied embeddings.
     Other families differ in these options:
 
-    - Llama: `positions = "rotary"`, `norm = "rms"`, `mlp = "swiglu"`, `biases = "none"`
+    - Llama: `positions = "rotary"`, `norm = "rms"`, `layers = ["attention swiglu"]`, `biases = "none"`
     - Qwen2: as Llama, with `biases = "qkv"`
     - Qwen3: as Llama, with `qk_norm = true`
-    - BERT: `attention = "bidirectional"`, `norm_place = "after"`, `token_types = 2`, `mlp = "gelu_exact"`,
-      `head = "masked_tokens"`
+    - BERT: `attention = "bidirectional"`, `norm_place = "after"`, `token_types = 2`,
+      `layers = ["attention gelu_exact"]`, `head = "masked_tokens"`
 
     If a size may be 0, its description names the default that 0 stands for.
     """
@@ -207,16 +198,15 @@ class ModelConfig:
     "after"`, embeddings always pass through a norm.
     """
 
-    mlp: FeedForward = FeedForward.GELU
-    """Kind of MLP: `gelu`, `gelu_exact` and `relu2` have two matrices, with GeLU or squared ReLU between the matrices.
-    `gelu` is GPT-2's tanh approximation of GeLU, and `gelu_exact` is GeLU itself, as in BERT. `swiglu` and `geglu` have
-    a third matrix as a gate: its output passes through SiLU (`swiglu`) or GeLU (`geglu`) and is multiplied by the
-    output of the first matrix.
-    """
+    layers: tuple[str, ...] = ("attention gelu",)
+    """Parts of the layers, by the names of their kinds: each entry is a layer, and its parts, which are separated by
+    spaces, run in this order. The list is repeated until every layer has an entry; the last repetition may be
+    incomplete. A layer may have one part, or several.
 
-    mlp_pattern: tuple[FeedForward, ...] = ()
-    """List of kinds of MLP, from the values of `mlp`, for successive layers. The list is repeated until every layer has
-    a kind. An empty list means the kind `mlp` for every layer.
+    `attention` is self-attention. The other kinds are MLPs: `gelu`, `gelu_exact` and `relu2` have two matrices, with
+    GeLU or squared ReLU between the matrices. `gelu` is GPT-2's tanh approximation of GeLU, and `gelu_exact` is GeLU
+    itself, as in BERT. `swiglu` and `geglu` have a third matrix as a gate: its output passes through SiLU (`swiglu`) or
+    GeLU (`geglu`) and is multiplied by the output of the first matrix.
     """
 
     biases: Biases = Biases.ALL
@@ -267,6 +257,7 @@ class ModelConfig:
             require_at_least(f"model.{name}", getattr(self, name), 0, maximum=_MOST.get(name, MOST))
         require_fraction("model.dropout", self.dropout)
         resolve_choices(self, "model")
+        object.__setattr__(self, "layers", checked_layers(self.layers))
         for name, least in (("rotary_factor", 1), ("rotary_attention_factor", 0)):
             require_at_least(f"model.{name}", getattr(self, name), least)
         require_at_least("model.logit_softcap", self.logit_softcap, 0)
@@ -388,9 +379,18 @@ class ModelConfig:
         """Width of the keys and values of all heads together."""
         return 2 * self.num_kv_heads * self.head_size
 
-    def mlp_of(self, layer: int) -> FeedForward:
-        """Kind of MLP of the layer with index `layer`."""
-        return self.mlp_pattern[layer % len(self.mlp_pattern)] if self.mlp_pattern else self.mlp
+    def layer(self, index: int) -> str:
+        """Return the entry of `layers` for the layer with this index."""
+        return self.layers[index % len(self.layers)]
+
+    def parts_of(self, index: int) -> tuple[tuple[str, PartKind], ...]:
+        """Return the name and the kind of each part of the layer with this index."""
+        return parts_of(self.layer(index))
+
+    @property
+    def different_layers(self) -> tuple[str, ...]:
+        """Different entries of `layers` that the model uses, in the order of their first use."""
+        return tuple(dict.fromkeys(self.layers[: self.num_layers]))
 
     @property
     def is_causal(self) -> bool:
@@ -453,27 +453,3 @@ class ModelConfig:
             head_size=0 if fits else self.head_size,
             mlp_size=0 if self.mlp_size == 4 * self.hidden_size else max(mlp_size, self.num_heads),
         )
-
-
-def require_tensor_axis(model: ModelConfig, tensor: int) -> None:
-    """Raise `LayoutError` if the model cannot be cut evenly over `tensor` ranks. The message lists the possible numbers
-    of ranks.
-    """
-    heads, kv_heads, mlp = model.num_heads, model.num_kv_heads, model.mlp_size
-    pooled = model.hidden_size if model.has_pooler else 0
-    allowed = [t for t in divisors(heads) if _cuts(kv_heads, t) and mlp % t == 0 and pooled % t == 0]
-    if tensor in allowed:
-        return
-    if heads % tensor:
-        what = f"divide `model.num_heads` ({heads})"
-    elif pooled % tensor:
-        what = f"divide `model.hidden_size` ({pooled}) for a model with a pooler"
-    elif mlp % tensor:
-        what = f"divide `model.mlp_size` ({mlp})"
-    else:
-        what = f"divide `model.num_kv_heads` ({kv_heads}) or be a multiple of it"
-    raise LayoutError(f"`layout.tensor` must {what}, but is {tensor}. Try {listed(allowed)}.")
-
-
-def _cuts(kv_heads: int, tensor: int) -> bool:
-    return kv_heads % tensor == 0 or tensor % kv_heads == 0

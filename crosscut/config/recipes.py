@@ -4,9 +4,12 @@
 values, so the recipe "paper" is empty. A setting of the run always replaces the recipe's.
 """
 
+from collections import Counter
+
 from crosscut.config.checks import Settings
 from crosscut.config.data import DataConfig
-from crosscut.config.model import FeedForward, ModelConfig, Positions
+from crosscut.config.layers import FeedForward, Mixer
+from crosscut.config.model import ModelConfig, Positions
 from crosscut.config.published.presets import DEMO_PRESET, MODERN
 from crosscut.config.run import RunConfig
 
@@ -84,11 +87,12 @@ def num_parameters(model: ModelConfig) -> int:
     """Number of parameters in the matrices of a model, without biases and norms. If the vocabulary is the tokenizer's,
     the default of `data.vocab_size` is used. The planner counts all parameters exactly.
     """
+    kinds = Counter(kind for i in range(model.num_layers) for _, kind in model.parts_of(i))
     attention = model.hidden_size * (2 * model.query_size + model.key_value_size)
-    num_matrices = sum(3 if model.mlp_of(layer) in _GATED else 2 for layer in range(model.num_layers))
+    num_matrices = sum(number * (3 if kind in _GATED else 2) for kind, number in kinds.items() if kind in FeedForward)
     rows = (model.vocab_size or DataConfig.vocab_size) * (1 if model.tied else 2)
     rows += model.max_sequence_length if model.positions is Positions.LEARNED else 0
-    return model.num_layers * attention + model.hidden_size * (num_matrices * model.mlp_size + rows)
+    return kinds[Mixer.ATTENTION] * attention + model.hidden_size * (num_matrices * model.mlp_size + rows)
 
 
 def describe_recipe(run: RunConfig) -> str:

@@ -15,8 +15,9 @@ from crosscut.config.layout import Layout
 from crosscut.config.layouts.compilation import require_compilable
 from crosscut.config.layouts.context import require_context
 from crosscut.config.layouts.divisibility import require_batch, require_float8, require_sequence, require_stages
+from crosscut.config.layouts.limits import require_tensor_axis
 from crosscut.config.layouts.step import StepShape
-from crosscut.config.model import Biases, ModelConfig, RotaryScaling, require_tensor_axis
+from crosscut.config.model import Biases, ModelConfig, RotaryScaling
 from crosscut.config.optimizer import OptimizerConfig
 from crosscut.config.training import TrainingConfig
 

@@ -9,7 +9,8 @@ from typing import TypeVar
 import torch
 
 from crosscut.config import Layout
-from crosscut.config.model import HeadKind, require_tensor_axis
+from crosscut.config.layouts.limits import require_tensor_axis
+from crosscut.config.model import HeadKind
 from crosscut.launch import Ranks, in_ranks
 from crosscut.launch.door import stay_in_ranks
 from crosscut.model import GPT

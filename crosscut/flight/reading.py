@@ -27,7 +27,6 @@ from crosscut.flight.record import (
     STARTING,
     TABLE,
     MessageKind,
-    ModelPart,
     RecordTable,
     RecordWord,
     RunPhase,
@@ -237,20 +236,6 @@ def _ranks(ranks: list[int], world_size: int) -> range | frozenset[int]:
     if any(not 0 <= end < world_size for end in ends):
         raise ValueError("no ranks of the world")
     return found
-
-
-def place_name(place: int) -> str:
-    """Name of a place in the model, such as "layer 3, attention". Empty if the place is outside the model."""
-    layer = f"layer {place >> 8}"
-    names = {
-        ModelPart.EMBEDDING: "embedding",
-        ModelPart.LAYER: layer,
-        ModelPart.ATTENTION: f"{layer}, attention",
-        ModelPart.MLP: f"{layer}, MLP",
-        ModelPart.HEAD: "output layer and loss",
-        ModelPart.ROOT: "embedding and output layer",
-    }
-    return names.get(ModelPart(place & 255), "")
 
 
 def is_here(record: RankRecord) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from crosscut.flight.analysis import Disagreement, Finding, Missing, find_causes
+from crosscut.flight.places import place_name
 from crosscut.flight.reading import (
     Process,
     RankMessage,
@@ -13,7 +14,6 @@ from crosscut.flight.reading import (
     RankStatus,
     is_here,
     outside_stack,
-    place_name,
     process_of,
 )
 from crosscut.flight.record import MessageKind, RecordWord, RunPhase

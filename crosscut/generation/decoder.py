@@ -38,7 +38,7 @@ from crosscut.data import Tokenizer
 from crosscut.generation.running import Piece, Text
 from crosscut.generation.sampling import Likelihood, likelihoods_of, not_finite, rows_not_finite
 from crosscut.generation.streaming import TextStream
-from crosscut.model import GPT, KeyValueCache
+from crosscut.model import GPT, GenerationCache
 from crosscut.parallel import ParallelMesh, reshard
 from crosscut.parallel.collectives import all_reduce
 
@@ -82,7 +82,7 @@ class Decoder:
         self.window = model.config.generation_length
         """Maximum number of tokens that the model can see."""
         self.stops = frozenset(stops) | (set() if tokenizer is None else {tokenizer.end_of_text})
-        self._cache = KeyValueCache(
+        self._cache = GenerationCache(
             model.config,
             mesh=model.mesh,
             dtype=model.compute_dtype,
@@ -235,17 +235,12 @@ class Decoder:
     def _pass(self, counts: dict[int, int]) -> list[Piece]:
         """Do the forward pass of `_advance`. The cache must already have room for the tokens."""
         rows = range(min(counts), max(counts) + 1)
-        before = [self._cache.lengths[row] for row in rows]
         try:
             hidden, logits = self._read(rows, counts)
         except Exception as error:
             if not self._is_alone:
                 raise
             return [self._fail(row, error) for row in counts]
-        finally:
-            for row, num_read in zip(rows, before, strict=True):
-                if row not in counts:
-                    self._cache.set_length(row, num_read)
         states = {row: hidden[row - rows.start, :count] for row, count in counts.items()}
         told = [piece for row in counts for piece in self._tell_prompt(row, states[row])]
         going_on = {row: count for row, count in counts.items() if self._rows[row] is not None}
@@ -256,14 +251,11 @@ class Decoder:
         scores [B, V] after each row's last token.
         """
         length = max(counts.values())
-        ids, ends = [], []
-        for row in rows:
-            unread = self._unread(row, counts.get(row, 0))
-            ids.append(unread + [0] * (length - len(unread)))
-            ends.append(max(1, len(unread)))  # a row that does not take part reads one token, which is discarded
-        tokens = torch.tensor(ids, device=self.model.mesh.device)
-        hidden = self.model.read(tokens, self._cache, counts=ends, first_row=rows.start)
-        return hidden, self.model.logits_of(hidden[torch.arange(len(ends)), torch.tensor(ends) - 1])
+        unread = [self._unread(row, counts.get(row, 0)) for row in rows]
+        tokens = torch.tensor([ids + [0] * (length - len(ids)) for ids in unread], device=self.model.mesh.device)
+        read = [len(ids) for ids in unread]
+        hidden = self.model.read(tokens, self._cache, counts=read, first_row=rows.start)
+        return hidden, self.model.logits_of(hidden[torch.arange(len(read)), torch.tensor(read).clamp(min=1) - 1])
 
     def _unread(self, row: int, count: int) -> list[int]:
         text = self._rows[row]
@@ -289,7 +281,7 @@ class Decoder:
         if not self._on_any_rank(failure is not None):
             return []
         self._cache.shrink(before)
-        too_long = [row for row in rows if self._cache.lengths[row] + counts.get(row, 1) > before]
+        too_long = [row for row in rows if self._cache.lengths[row] + counts.get(row, 0) > before]
         return [self._fail(row, _no_room(before, failure)) for row in too_long if self._rows[row] is not None]
 
     def _on_any_rank(self, event: bool) -> bool:

@@ -12,7 +12,8 @@ import torch
 from crosscut.config import ConfigError, Layout
 from crosscut.config.checks import require_at_least
 from crosscut.config.generation.sampling import Sampling
-from crosscut.config.model import HeadKind, require_tensor_axis
+from crosscut.config.layouts.limits import require_tensor_axis
+from crosscut.config.model import HeadKind
 from crosscut.config.published.generation import check_generation
 from crosscut.config.system.terminal import echo
 from crosscut.data import Tokenizer

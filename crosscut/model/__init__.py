@@ -3,8 +3,8 @@
 """
 
 from crosscut.model.batch import Batch
-from crosscut.model.cache import KeyValueCache
+from crosscut.model.cache import GenerationCache
 from crosscut.model.gpt import GPT
 from crosscut.model.initialization import initialize
 
-__all__ = ["GPT", "Batch", "KeyValueCache", "initialize"]
+__all__ = ["GPT", "Batch", "GenerationCache", "initialize"]

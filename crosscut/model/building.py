@@ -16,7 +16,6 @@ from crosscut.parallel import (
     ColumnParallelLinear,
     Dropout,
     LayerNorm,
-    Multiplication,
     NormPlace,
     ParallelMesh,
     RandomStreams,
@@ -54,18 +53,15 @@ class Builder:
             layer.add_adapter(adapter.rank, scale=adapter.scale, num_matrices=weight.num_matrices)
         return layer
 
-    def rows(self, matrix: Matrix, *, is_last: bool = False) -> RowParallelLinear:
-        """Build a row-parallel layer. `is_last` marks the last product of a transformer layer, whose result is used
-        only in the residual sum.
-        """
-        how: Multiplication = self.runner.last_linear if is_last else self.runner.linear
+    def rows(self, matrix: Matrix) -> RowParallelLinear:
+        """Build the row-parallel layer at the end of a sublayer or a head."""
         layer = RowParallelLinear(
             matrix.in_features,
             matrix.out_features,
             mesh=self.mesh,
             bias=matrix.bias is not None,
             dtype=self.dtype,
-            how=how,
+            how=self.runner.last_linear,
         )
         if (adapter := matrix.adapter) is not None:
             layer.add_adapter(adapter.rank, scale=adapter.scale)

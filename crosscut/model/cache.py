@@ -1,27 +1,31 @@
-"""Cache of keys and values. With the cache, a model continues a text without processing the earlier tokens again.
+"""Cache of what the parts of a model remember of earlier tokens. With the cache, a model continues a text without
+processing the earlier tokens again.
 
-Each rank keeps keys and values of its own heads. Every row is a text with its own length. The next tokens are read as
-[B, S]; rows with fewer tokens are padded at the end. Keys of padding are stored after a row's last token. No query of
-that row attends to the keys of padding, and the row's next tokens overwrite these keys.
+The cache is built from the description of the parts (`Sublayer.memory`): attention remembers the keys and values of a
+rank's heads, and an MLP nothing. Every row is a text with its own length. The next tokens are read as [B, S]; rows with
+fewer tokens, or with none, are padded at the end. Keys of padding are stored after a row's last token. No query of that
+row attends to the keys of padding, and the row's next tokens overwrite these keys.
 
 Shapes: B rows, S tokens of each row that are read at once, C capacity in tokens, A query heads, K heads of keys and
 values, D elements of a head, T tensor ranks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from crosscut.architecture import describe
 from crosscut.config import ConfigError, ModelConfig
 from crosscut.launch.heap import return_freed_memory
 from crosscut.parallel import ParallelMesh
 
 
-class KeyValueCache:
+class GenerationCache:
     """Cache for `num_rows` texts of up to `capacity` tokens each, in the element type of the activations. `GPT.read`
     fills the cache.
     """
@@ -32,11 +36,24 @@ class KeyValueCache:
         self.num_rows, self.capacity = num_rows, capacity
         self.lengths = [0] * num_rows
         """Number of tokens that each row has read."""
+        self.device = mesh.device
         self._last_place = config.generation_length
-        own_heads = max(config.num_kv_heads // mesh.tensor.size, 1)
         # One index more than the capacity: padding that lies beyond the capacity is written there.
-        shape = (2, num_rows, own_heads, capacity + 1, config.head_size)
-        self._layers = [torch.zeros(shape, dtype=dtype, device=mesh.device) for _ in range(config.num_layers)]
+        self._layers = [
+            {
+                part.name: {
+                    each.name: torch.zeros(
+                        (num_rows, each.before, capacity + 1, each.width), dtype=dtype, device=mesh.device
+                    )
+                    for each in part.inner.memory(mesh.tensor.size)
+                }
+                for part in layer.parts
+            }
+            for layer in describe(config).layers
+        ]
+
+    def _parts(self) -> Iterator[dict[str, Tensor]]:
+        return (kept for layer in self._layers for kept in layer.values())
 
     def shrink(self, capacity: int) -> None:
         """Reduce the capacity of every row to `capacity` tokens, if the current capacity is larger. No row may hold
@@ -49,31 +66,33 @@ class KeyValueCache:
         self.lengths[row] = min(length, self.lengths[row])
 
     def clear(self, row: int) -> None:
-        """Forget all tokens of a row and overwrite its keys and values with zeros.
+        """Forget all tokens of a row and overwrite all that is kept of them with zeros.
 
         Attention gives hidden keys the weight 0, but 0 times NaN is NaN. If a row may hold NaN, setting its length to 0
         is therefore not enough.
         """
         self.set_length(row, 0)
-        for layer in self._layers:
-            layer[:, row] = 0.0
+        for kept in self._parts():
+            for each in kept.values():
+                each[row] = 0.0
 
     def grow(self, capacity: int) -> None:
         """Increase the capacity of every row to `capacity` tokens, if the current capacity is smaller. If memory runs
         out, PyTorch's error is raised, and the cache still works with the old capacity.
         """
         if capacity > self.capacity:
-            for i, layer in enumerate(self._layers):  # one by one, so that only one layer exists twice
-                more = capacity + 1 - layer.shape[3]
-                if more > 0:  # an earlier attempt that failed may have enlarged this layer
-                    self._layers[i] = F.pad(layer, (0, 0, 0, more))
+            for kept in self._parts():
+                for name, each in kept.items():  # one by one, so that only one tensor exists twice
+                    more = capacity + 1 - each.shape[2]
+                    if more > 0:  # an earlier attempt that failed may have enlarged this tensor
+                        kept[name] = F.pad(each, (0, 0, 0, more))
             self.capacity = capacity
-            if self._layers[0].device.type == "cpu":  # the larger layers do not fit into the freed blocks
+            if self.device.type == "cpu":  # the larger tensors do not fit into the freed blocks
                 return_freed_memory()
 
     def begin(self, counts: Sequence[int], *, length: int, first_row: int) -> "Reading":
         """Prepare to read `length` tokens in each of the rows from `first_row` on. `counts` gives the number of real
-        tokens per row; the other tokens are padding.
+        tokens per row, which may be 0; the other tokens are padding.
 
         Raises `ConfigError` if the real tokens exceed the cache's capacity or the model's positions.
         """
@@ -95,9 +114,9 @@ class KeyValueCache:
         for row, count in enumerate(counts, start=first_row):
             self.lengths[row] += count
 
-    def layer(self, index: int) -> Tensor:
-        """Return keys and values of one layer: [2, B, K/T, C + 1 or more, D]. Index C of the fourth dimension is only
-        for padding.
+    def layer(self, index: int) -> Mapping[str, Mapping[str, Tensor]]:
+        """Return what the parts of one layer remember, by the name of the part and the name of the tensor: [B, K/T, C +
+        1 or more, D]. Index C of the third dimension is only for padding.
         """
         return self._layers[index]
 
@@ -116,9 +135,9 @@ def reading_kernels(device: torch.device) -> AbstractContextManager[object]:
 class Reading:
     """Positions of the next tokens, and the keys that each of their queries may see, for one forward pass."""
 
-    def __init__(self, cache: KeyValueCache, rows: slice, before: Sequence[int], length: int) -> None:
+    def __init__(self, cache: GenerationCache, rows: slice, before: Sequence[int], length: int) -> None:
         self._cache, self._rows, self._is_every_row = cache, rows, len(before) == cache.num_rows
-        device = cache.layer(0).device
+        device = cache.device
         first = torch.tensor(before, device=device)
         self.places = first.unsqueeze(1) + torch.arange(length, device=device)
         """Positions of the tokens in their texts: [B, S]."""
@@ -134,27 +153,28 @@ class Reading:
             keys = torch.arange(self.end, device=device)
             self.sees = (keys <= self.places.unsqueeze(-1)).unsqueeze(1)
 
-    def layer(self, index: int) -> "LayerCache":
-        """Return the cache of the layer at `index`. The layer's attention reads and extends this cache during the
-        forward pass.
-        """
-        kept = self._cache.layer(index)
-        return LayerCache(self, kept if self._is_every_row else kept[:, self._rows])
+    def layer(self, index: int) -> "LayerMemory":
+        """Return what the parts of the layer at `index` remember. They read and extend it during the forward pass."""
+        rows = slice(None) if self._is_every_row else self._rows
+        return {
+            part: PartMemory(self, {name: each[rows] for name, each in kept.items()})
+            for part, kept in self._cache.layer(index).items()
+        }
 
 
-class LayerCache:
-    """Keys and values of one layer during a forward pass."""
+class PartMemory(NamedTuple):
+    """Memory of one part of a layer during a forward pass."""
 
-    def __init__(self, reading: Reading, kept: Tensor) -> None:
-        self._reading, self._kept = reading, kept
+    reading: Reading
+    kept: Mapping[str, Tensor]
+    """Tensors by their names."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store the keys `k` and values `v`, each [B, K/T, S, D]. Let each query of `q` [B, A/T, S, D] attend to all
         keys that this query may see.
         """
-        reading = self._reading
-        self._keep(k, v)
-        keys, values = self._kept.narrow(3, 0, reading.end).unbind()
+        reading = self.reading
+        keys, values = self.extended("keys", k), self.extended("values", v)
         num_groups = q.shape[1] // k.shape[1]
         if q.shape[2] == 1:  # treat the queries of a group, which see the same keys, like several positions
             grouped = q.reshape(*k.shape[:2], num_groups, -1)
@@ -163,11 +183,18 @@ class LayerCache:
             q, keys, values, attn_mask=reading.sees, is_causal=reading.sees is None, enable_gqa=num_groups > 1
         )
 
-    def _keep(self, k: Tensor, v: Tensor) -> None:
-        reading = self._reading
+    def extended(self, name: str, new: Tensor) -> Tensor:
+        """Store `new` [B, K/T, S, D] after each row's last token, and return the values of all tokens [B, K/T, tokens,
+        D].
+        """
+        kept, reading = self.kept[name], self.reading
         if reading.start is not None:
-            torch.stack((k, v), out=self._kept.narrow(3, reading.start, reading.end - reading.start))
-            return
-        rows = torch.arange(k.shape[0], device=k.device).unsqueeze(1)
-        self._kept[0][rows, :, reading.slots] = k.transpose(1, 2)
-        self._kept[1][rows, :, reading.slots] = v.transpose(1, 2)
+            kept.narrow(2, reading.start, reading.end - reading.start).copy_(new)
+        else:
+            rows = torch.arange(new.shape[0], device=new.device).unsqueeze(1)
+            kept[rows, :, reading.slots] = new.transpose(1, 2)
+        return kept.narrow(2, 0, reading.end)
+
+
+LayerMemory = Mapping[str, PartMemory]
+"""Memory of the parts of one layer, by the name of the part."""

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crosscut.architecture import Cut, describe
+from crosscut.architecture.needs import Share
 from crosscut.architecture.pipeline import Stage
 from crosscut.architecture.sublayers.embedding import Embedding
 from crosscut.architecture.sublayers.head import Head
@@ -29,13 +30,14 @@ from crosscut.kernels.products import ORDINARY
 from crosscut.kernels.soft_cap import soft_cap
 from crosscut.model.block import Block
 from crosscut.model.building import Builder
-from crosscut.model.cache import KeyValueCache, Reading, reading_kernels
+from crosscut.model.cache import GenerationCache, Reading, reading_kernels
 from crosscut.model.documents import NO_CONTEXT, AttentionMask, Context, attention_mask, shared_mask
 from crosscut.model.heads.masked_head import MaskedPrediction, order_loss
 from crosscut.model.heads.pooled_head import PooledHead
 from crosscut.model.heads.task_head import build_task_head, last_places, task_logits, task_loss
-from crosscut.model.rotary import Rotation, rotations
 from crosscut.model.running import PLAIN_RUNNERS, Runners
+from crosscut.model.shared import Shared
+from crosscut.model.sublayers.rotary import rotations
 from crosscut.parallel import (
     LossSettings,
     ParallelMesh,
@@ -88,6 +90,7 @@ class GPT(nn.Module):
         self.compute_dtype = compute_dtype or dtype
         self.stages = runners.stages or (Stage(range(config.num_layers)),)
         parts = describe(config)
+        self.shares = parts.shares
         is_first, is_last = (any(getattr(stage, end) for stage in self.stages) for end in ("is_first", "is_last"))
         self.has_copy = is_last and not is_first and parts.head.output is None and parts.head.task is None
         """Whether this rank's token embedding is a copy of the first stage's token embedding."""
@@ -107,7 +110,6 @@ class GPT(nn.Module):
         (`is_first`), and the dropout.
         """
         place: Any = {"mesh": self.mesh, "dtype": build.dtype, "output_dtype": self.compute_dtype}
-        self.rotates = embedding.positions is None
         has_tokens = is_first or self.has_copy
         self.tokens = VocabParallelEmbedding(*embedding.tokens.shape, **place) if has_tokens else None
         positions = embedding.positions if is_first else None
@@ -204,14 +206,13 @@ class GPT(nn.Module):
             hidden, tied = self._embed(tokens, context, places, num_filled=num_filled, with_weight=with_weight)
         x, places = hidden, context.places if places is None else places
         length = 0 if reading is not None else self._length(tokens, context) - num_filled
-        rotation = self._rotation(tokens, places, x.dtype, length) if self.rotates else None
-        mask = self._mask(context, x.dtype)
+        shared = self._shared(tokens, context, places, length=length, dtype=x.dtype)
         draws = self.training and self.config.dropout > 0
         for place, (i, block) in enumerate(zip(stage.layers, self._blocks_of(stage), strict=True)):
             if draws:
                 self.streams.enter_layer(i)
             enter(ModelPart.LAYER, i)
-            x = leave(block(x, rotation, None if reading is None else reading.layer(place), mask), ModelPart.LAYER, i)
+            x = leave(block(x, shared, None if reading is None else reading.layer(place)), ModelPart.LAYER, i)
         y: Tensor = self.final_norm(x) if stage.is_last and self.final_norm is not None else x
         return y if tied is None else (y, tied)
 
@@ -259,13 +260,20 @@ class GPT(nn.Module):
         """Return the number of tokens in each whole sequence, which several context ranks may share."""
         return tokens.shape[1] * (1 if context.places is None else self.mesh.context.size)
 
-    def _rotation(self, tokens: Tensor, places: Tensor | None, dtype: torch.dtype, length: int) -> Rotation:
-        """Compute the rotation of queries and keys, which all layers share."""
-        places = torch.arange(tokens.shape[1], device=tokens.device) if places is None else places
-        return rotations(places, self.config, dtype, length=length)
+    def _shared(
+        self, tokens: Tensor, context: Context, places: Tensor | None, *, length: int, dtype: torch.dtype
+    ) -> Shared:
+        """Compute the tensors that the layers share. `length` is the length of the whole sequences."""
+        rotation = mask = None
+        if Share.ROTATION in self.shares:
+            places = torch.arange(tokens.shape[1], device=tokens.device) if places is None else places
+            rotation = rotations(places, self.config, dtype, length=length)
+        if Share.MASK in self.shares:
+            mask = self._mask(context, dtype)
+        return Shared(rotation, mask)
 
     def _mask(self, context: Context, dtype: torch.dtype) -> AttentionMask | None:
-        """Make the attention mask, which all layers share."""
+        """Make the attention mask."""
         is_causal = self.config.is_causal
         if context.places is None:
             return attention_mask(context, dtype, is_causal=is_causal)
@@ -443,12 +451,12 @@ class GPT(nn.Module):
         return self.logits_of(self.hidden_states(tokens)[:, -1])
 
     @torch.no_grad()
-    def read(self, tokens: Tensor, cache: KeyValueCache, *, counts: Sequence[int], first_row: int = 0) -> Tensor:
+    def read(self, tokens: Tensor, cache: GenerationCache, *, counts: Sequence[int], first_row: int = 0) -> Tensor:
         """Run the model on `tokens` [B, S], which continue the texts in the cache. Return the last hidden states [B,
         S', H], where S' is S plus the padding that sequence parallelism needs.
 
         The tokens of the B texts belong to the cache's rows from `first_row` on. In row b, the first `counts[b]` tokens
-        are real (at least one), and the other tokens are padding. All tensor ranks get the same result; `logits_of`
+        are real (possibly none), and the other tokens are padding. All tensor ranks get the same result; `logits_of`
         turns hidden states into scores. Raises `ConfigError` if a text would exceed the cache or the model's positions.
         """
         num_filled = self._num_filled(tokens.shape[1])

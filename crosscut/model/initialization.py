@@ -15,16 +15,17 @@ def initialize(
     model: GPT, seed: int, *, spread: InitialSpread = InitialSpread.PAPER, zero_outputs: bool = False
 ) -> None:
     """Draw the weights of matrices and embeddings from a normal distribution. Its standard deviation is 0.02, unless
-    `spread` selects another rule. For matrices directly before a residual sum, the deviation is divided by sqrt(2 *
-    number of layers). With `zero_outputs`, these matrices stay zero.
+    `spread` selects another rule. For matrices directly before a residual sum, the deviation is divided by the
+    square root of the number of residual sums. With `zero_outputs`, these matrices stay zero.
 
     Biases stay zero and norms stay the identity. Padding rows of the vocabulary are set to zero, so that they are the
     same on every layout. Call this after `parallel.shard_model`, when the parameters have their final placement.
     """
-    described = {parameter.name: parameter for parameter in describe(model.config).parameters()}
+    decoder = describe(model.config)
+    described = {parameter.name: parameter for parameter in decoder.parameters()}
     for name, parameter in model.named_parameters():
         is_zero = zero_outputs and described[name].role is Role.BEFORE_RESIDUAL
-        deviation = described[name].initial_spread(model.config.num_layers, spread)
+        deviation = described[name].initial_spread(decoder.num_residual_sums, spread)
         if deviation and not is_zero:
             normal_(parameter, std=deviation, seed=seed, name=name)
     zero_padding(model)

@@ -40,7 +40,8 @@ class Runner:
     products: Products = ORDINARY
     """Matrix products of the linear layers."""
     skips_last_product: bool = False
-    """Whether recomputation skips the product and the collective of the last linear layer."""
+    """Whether recomputation skips the product and the collective of the linear layer at the end of a sublayer. True
+    only for the last part of a layer."""
     compiler: Pausable | None = None
     """Compiler of the layer; None if the layer is not compiled. The modules inside a compiled layer are not called one
     by one.
@@ -48,12 +49,12 @@ class Runner:
 
     @property
     def linear(self) -> Multiplication:
-        """Function that computes the matrix product of every linear layer except the last one."""
+        """Function that computes the matrix product of every linear layer that does not end a sublayer."""
         return Multiplication(self.products)
 
     @property
     def last_linear(self) -> Multiplication:
-        """Function that computes the matrix product of the last linear layer, whose result goes to the residual sum."""
+        """Function that computes the matrix product of the linear layer at the end of a sublayer."""
         return Multiplication(self.products, skips_repetition=self.skips_last_product)
 
 

@@ -47,14 +47,14 @@ def layer_activations(
 
 
 def activations_of(layer: Layer, run: Planned, target: Target, mode: str) -> tuple[Kept, ...]:
-    """Bytes of activations that each sublayer of `layer` saves on one rank for the backward pass. `target` has the
+    """Bytes of activations that each part of `layer` saves on one rank for the backward pass. `target` has the
     shapes, the data types and the device of the rank, and `mode` is a value of `training.recompute`.
 
-    The entry of the first sublayer also counts the cast weights of the layer. Activations that are offloaded from the
+    The entry of the first part also counts the cast weights of the layer. Activations that are offloaded from the
     GPU count as 0 bytes.
     """
     if mode == Recompute.FULL and "activations" in run.training.offload and target.device == "cuda":
-        return Kept(), Kept()
+        return tuple(Kept() for _ in layer.parts)
     first, *others = kept(layer, target, mode)
     return replace(first, weights=0 if mode == Recompute.FULL else _cast_weights(layer, run)), *others
 

@@ -243,7 +243,7 @@ def _family_names(config: ModelConfig) -> _TensorNames:
     if config.embedding_norm:
         return _NANOCHAT
     if config.positions == "rotary":
-        return {"swiglu": _LLAMA, "relu2": _ARCEE}.get(config.mlp, _STARCODER2)
+        return {"attention swiglu": _LLAMA, "attention relu2": _ARCEE}.get(config.layers[0], _STARCODER2)
     return _GPT2 if config.num_kv_heads == config.num_heads else _BIGCODE
 
 

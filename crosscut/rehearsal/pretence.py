@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 
 from crosscut.config.conventions import AMPERE
 from crosscut.kernels import gelu, onednn
-from crosscut.model import attention
+from crosscut.model.sublayers import attention
 from crosscut.parallel.pretended import is_wait
 from crosscut.parallel.state import gradient_norm
 from crosscut.training.watching.storages import replaced

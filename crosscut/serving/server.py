@@ -22,7 +22,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from crosscut.config import ConfigError, Layout
-from crosscut.config.model import require_tensor_axis
+from crosscut.config.layouts.limits import require_tensor_axis
 from crosscut.config.published.generation import check_generation
 from crosscut.config.system.terminal import echo
 from crosscut.config.system.wording import counted

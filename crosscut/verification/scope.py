@@ -73,9 +73,8 @@ def _left_out(asked: RunConfig, verified: RunConfig, compiled: bool) -> Iterator
         yield f"the growth of the batch from {theirs.initial_batch_size:,} to {theirs.batch_size:,} sequences"
     if asked.model.num_layers != verified.model.num_layers:
         yield f"{asked.model.num_layers} layers ({verified.model.num_layers} verified)"
-    kinds = [{model.mlp_of(i) for i in range(model.num_layers)} for model in (asked.model, verified.model)]
-    if lacking := sorted(kinds[0] - kinds[1]):
-        yield f"layers with another type of MLP ({listed(lacking)}; take more layers with --layers)"
+    if lacking := sorted({*asked.model.different_layers} - {*verified.model.different_layers}):
+        yield f"layers with other parts ({listed(lacking)}; take more layers with --layers)"
     if asked.model.hidden_size != verified.model.hidden_size:
         yield f"hidden size {asked.model.hidden_size:,} ({verified.model.hidden_size:,} verified)"
     if theirs.zero_initial_outputs:

@@ -11,7 +11,12 @@ from crosscut.config import PRESETS, ModelConfig
 from crosscut.config.training import InitialSpread
 
 MIXED = ModelConfig(
-    num_layers=5, hidden_size=64, num_heads=4, vocab_size=300, mlp_pattern=("swiglu", "swiglu", "gelu"), biases="none"
+    num_layers=5,
+    hidden_size=64,
+    num_heads=4,
+    vocab_size=300,
+    layers=("attention swiglu", "attention swiglu", "attention gelu"),
+    biases="none",
 )
 
 
@@ -20,7 +25,7 @@ def names(model: ModelConfig) -> list[str]:
 
 
 def test_a_pattern_repeats_until_every_layer_has_a_kind() -> None:
-    assert [MIXED.mlp_of(i) for i in range(5)] == ["swiglu", "swiglu", "gelu", "swiglu", "swiglu"]
+    assert [MIXED.parts_of(i)[1][1] for i in range(5)] == ["swiglu", "swiglu", "gelu", "swiglu", "swiglu"]
     assert list(describe(MIXED).kinds.values()) == [4, 1]
     gated = {name.split(".")[1] for name in names(MIXED) if "gate" in name}
     assert gated == {"0", "1", "3", "4"}
@@ -54,7 +59,7 @@ def test_the_role_of_a_parameter_decides_the_group_whose_learning_rate_it_has() 
 
 
 def test_matrices_before_a_residual_sum_start_smaller_by_the_root_of_the_sums() -> None:
-    spreads = {role: Parameter("", (6, 4), role).initial_spread(18) for role in Role}
+    spreads = {role: Parameter(name="", shape=(6, 4), role=role).initial_spread(36) for role in Role}
     assert spreads.pop(Role.BEFORE_RESIDUAL) == 0.02 / 6
     assert spreads.pop(Role.NORM) == spreads.pop(Role.BIAS) == spreads.pop(Role.UP) == 0
     assert spreads.pop(Role.DOWN) == 12**-0.5
@@ -64,7 +69,7 @@ def test_matrices_before_a_residual_sum_start_smaller_by_the_root_of_the_sums() 
 def test_spread_by_fan_in_is_of_the_inputs_of_all_ranks() -> None:
     for tied, of_embedding in ((True, 0.25), (False, 1.0)):
         model = replace(MIXED, hidden_size=16, head_size=0, num_heads=2, num_kv_heads=2, mlp_size=64, tied=tied)
-        found = {p.name: p.initial_spread(2, InitialSpread.FAN_IN) for p in describe(model).parameters()}
+        found = {p.name: p.initial_spread(4, InitialSpread.FAN_IN) for p in describe(model).parameters()}
         assert found["tokens.weight"] == found["positions.weight"] == of_embedding
         assert found.get("output.weight", 0.25) == 0.25
         assert found["blocks.0.attention.qkv.key_value.weight"] == 0.25
@@ -95,7 +100,7 @@ def test_the_vocabulary_is_padded_for_the_ranks() -> None:
 @pytest.mark.parametrize("kind", ["gelu", "swiglu"])
 @pytest.mark.parametrize("split", [False, True])
 def test_a_layer_meets_at_two_points_each_way(kind: str, split: bool) -> None:
-    model = ModelConfig(num_layers=1, hidden_size=64, num_heads=4, vocab_size=300, mlp=kind)
+    model = ModelConfig(num_layers=1, hidden_size=64, num_heads=4, vocab_size=300, layers=(f"attention {kind}",))
     target = Target(tensor=2, split=split, sequences=1, length=8)
     steps = list(flat(lower(describe(model).layers[0], target)))
     forward = Counter(sent.message.operation.value for sent in forward_messages(steps))
@@ -113,7 +118,7 @@ def test_recomputation_repeats_all_but_what_nothing_kept_depends_on() -> None:
     steps = list(flat(lower(layer, target)))
     eager = run_again(layer, target, everything=False)
     left_out = [step.gives[0].name for step in steps if step not in eager]
-    assert left_out == ["contract", "contract, left", "contract, left, dropped", "after mlp"]
+    assert left_out == ["mlp contract", "mlp contract, left", "mlp contract, left, dropped", "after mlp"]
     assert run_again(layer, target, everything=True) == tuple(steps)
 
 
@@ -141,13 +146,15 @@ def test_norms_after_the_sums_keep_the_sums() -> None:
 
 
 def test_a_value_that_several_products_keep_counts_once() -> None:
-    gated = ModelConfig(num_layers=1, hidden_size=64, num_heads=4, vocab_size=300, mlp="swiglu", dropout=0.0)
+    gated = ModelConfig(
+        num_layers=1, hidden_size=64, num_heads=4, vocab_size=300, layers=("attention swiglu",), dropout=0.0
+    )
     target = Target(sequences=1, length=8, compute_bytes=2)
     _, mlp = kept(describe(gated).layers[0], target, "none")
     tokens, of_norm = 8, 2 * 4  # mean and deviation in two bytes each on the CPU
     assert mlp.inputs == tokens * 64 * 2
     assert mlp.norms == tokens * (64 * 2 + of_norm // 2)
-    assert mlp.feed_forward == 3 * tokens * 256 * 2
+    assert mlp.inside == 3 * tokens * 256 * 2
 
 
 def test_products_stand_at_their_end_of_the_region() -> None:

@@ -98,7 +98,7 @@ def forward_of_mixed_heads(self, x, *_):
 def faulty_rank(function, arguments):
     """In place of a rank's work: the same with a fault in the model."""
     from crosscut.launch import processes
-    from crosscut.model.attention import SelfAttention
+    from crosscut.model.sublayers.attention import SelfAttention
 
     SelfAttention.forward = forward_of_mixed_heads  # in a process of its own
     return processes._run_rank(function, arguments)

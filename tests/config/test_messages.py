@@ -134,7 +134,10 @@ MESSAGES = {
     "model.num_heads=5": "`model.num_heads` must divide `model.hidden_size` (48), but is 5. Try 1, 2, 3, 4, 6 or 8.",
     "model.num_kv_heads=4": "`model.num_kv_heads` must divide `model.num_heads` (6), but is 4. Try 1, 2, 3 or 6.",
     "model.norm_epsilon=0.0": "`model.norm_epsilon` must be above 0 and finite, but is 0.0.",
-    "model.mlp=relu": "`model.mlp` must be 'gelu', 'gelu_exact', 'relu2', 'swiglu' or 'geglu', but is 'relu'.",
+    "model.layers=relu": "`model.layers` must list layers of 1 to 8 parts each (attention, gelu, gelu_exact, relu2, "
+    "swiglu or geglu), but has the layer 'relu'. Write for example layers = [\"attention swiglu\"].",
+    "model.mlp=swiglu": '`model.mlp` must be a key of `model`, but there is no such key. Write layers = ["attention '
+    'swiglu"] in its place.',
     "optimizer.learning_rate=0 optimizer.min_learning_rate=0 optimizer.head_learning_rate=0.1 model.tied=false": (
         "`optimizer.learning_rate` must be above 0 if `optimizer.head_learning_rate` is set, but is 0.0. Set the rate "
         "that the other parameters use, or remove `optimizer.head_learning_rate`."
@@ -176,7 +179,7 @@ MESSAGES = {
     "data.mixture=[{folder='books',weight=1},{folder='books',weight=2}]": "`data.mixture` must name each folder once, "
     "but names `books` 2 times. Name the folder once, with the sum of its weights.",
     "data.mixture=[{folder='books',weight=1}] data.text=book.txt": "`data.text` must be empty with `data.mixture`, but "
-    "is ('book.txt',). Set data.text=[], or remove `data.mixture`.",
+    "is ['book.txt']. Set data.text=[], or remove `data.mixture`.",
     "data.mixture=[{folder='books',weight=1}] data.tokens=all": "`data.tokens` must be empty with `data.mixture`, but "
     "is 'all'. Set data.tokens=\"\", or remove `data.mixture`.",
     "data.objective=masked training.sequence_length=4": "`training.sequence_length` must be at least 5 for pairs of "
@@ -242,8 +245,8 @@ MESSAGES = {
         '`model.rotary_base` must be above 1 with `model.rotary_scaling` = "yarn", but is 1.0. Set '
         "model.rotary_base=10000, or the base of the published model."
     ),
-    "model.mlp_pattern=gelu,relu": "`model.mlp_pattern` must be 'gelu', 'gelu_exact', 'relu2', 'swiglu' or 'geglu', "
-    "but is 'relu'.",
+    "model.mlp_pattern=gelu,relu2": "`model.mlp_pattern` must be a key of `model`, but there is no such key. Write "
+    'layers = ["attention gelu", "attention relu2"] in its place.',
     "model.norm_affine=false model.biases=none optimizer.scalar_learning_rate=0.1": "`optimizer.scalar_learning_rate` "
     "must be 0 for a model whose matrices have no biases and whose norms have no parameters, but is 0.1. Remove "
     "`optimizer.scalar_learning_rate`, or set model.norm_affine=true.",

@@ -1,12 +1,14 @@
 """The shape of a decoder, and what it leaves to others."""
 
+from dataclasses import replace
+
 import pytest
 
 from crosscut.config import ConfigError, LayoutError, ModelConfig
-from crosscut.config.model import require_tensor_axis
+from crosscut.config.layouts.limits import require_tensor_axis
 from tests.refusals import refusal
 
-LLAMA = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "tied": False}
+LLAMA = {"positions": "rotary", "norm": "rms", "layers": ("attention swiglu",), "biases": "none", "tied": False}
 
 
 def test_sizes_of_zero_are_those_of_gpt2() -> None:
@@ -71,9 +73,33 @@ def test_a_cache_is_as_long_as_rotations_stay() -> None:
     assert ModelConfig(**ROTARY, **longer, rotary_scaling="dynamic").generation_length == 1024
 
 
-def test_a_pattern_of_mlps_is_a_list() -> None:
-    shape = {"num_layers": 3, "hidden_size": 64, "num_heads": 4}
-    model = ModelConfig(**shape, mlp_pattern=["swiglu", "gelu"])
-    assert [model.mlp_of(i) for i in range(3)] == ["swiglu", "gelu", "swiglu"]
-    with pytest.raises(ConfigError, match=r"^`model.mlp_pattern` must be a list of strings, but is 'gelu'\.$"):
-        ModelConfig(**shape, mlp_pattern="gelu")
+SHAPE = {"num_layers": 3, "hidden_size": 64, "num_heads": 4}
+
+
+def test_layers_are_repeated() -> None:
+    model = ModelConfig(**SHAPE, layers=["attention swiglu", " attention  gelu attention", "gelu"])
+    assert [model.parts_of(i) for i in range(3)] == [
+        (("attention", "attention"), ("mlp", "swiglu")),
+        (("attention", "attention"), ("mlp", "gelu"), ("attention_2", "attention")),
+        (("mlp", "gelu"),),
+    ]
+    assert replace(model, num_layers=7).layer(4) == "attention gelu attention"
+    assert replace(model, num_layers=1).different_layers == ("attention swiglu",)
+    assert ModelConfig(**SHAPE, layers=["gelu", "relu2"] * 2) == ModelConfig(**SHAPE, layers=("gelu", "relu2"))
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ("gelu", r"^`model\.layers` must be a list of strings, but is 'gelu'\."),
+        ([1], r"^`model\.layers` must be a list of strings, but is \[1\]\."),
+        ([], r"^`model\.layers` must list at least one layer, but is empty\. Write for example layers ="),
+        (["attention", ""], r"must list layers of 1 to 8 parts each \(.*geglu\), but has the layer ''\."),
+        (["attention relu"], r"^`model\.layers` must list layers .*, but has the layer 'attention relu'\. Write for"),
+        (["gelu " * 9], "must list layers of 1 to 8 parts each"),
+    ],
+    ids=str,
+)
+def test_layers_of_other_parts_are_refused(layers: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig(**SHAPE, layers=layers)

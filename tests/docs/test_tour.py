@@ -129,8 +129,8 @@ def test_the_front_pages_link_to_the_tour(page: Path) -> None:
             ],
         ),
         (
-            "[`Block`](../crosscut/model/mlp.py)",
-            ["Block is not in crosscut/model/mlp.py, but in crosscut/model/block.py"],
+            "[`Block`](../crosscut/model/sublayers/mlp.py)",
+            ["Block is not in crosscut/model/sublayers/mlp.py, but in crosscut/model/block.py"],
         ),
         (
             "[`Block.backward`](../crosscut/model/block.py)",

@@ -24,7 +24,8 @@ LAYOUTS = [
 
 
 OF_NO_FAMILY = replace(
-    CONFIG, num_kv_heads=2, norm="rms", mlp="geglu", mlp_size=88, biases="qkv", tied=False, embedding_norm=True,
+    CONFIG, num_kv_heads=2, norm="rms", layers=("attention geglu",), mlp_size=88, biases="qkv", tied=False,
+    embedding_norm=True,
     logit_softcap=0.5,
 )  # fmt: skip
 """A model that only Crosscut can load."""

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from crosscut.flight.places import enter, leave
+from crosscut.flight.places import enter, leave, place_name
 from crosscut.flight.reading import (
     Process,
     parse_record,
-    place_name,
     process_of,
     read_records,
     read_statuses,

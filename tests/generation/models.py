@@ -10,18 +10,20 @@ SIZES = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "max_sequence_lengt
 FAMILIES = {
     "gpt2": {},
     "llama": {
-        "num_kv_heads": 2, "positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "tied": False,
+        "num_kv_heads": 2, "positions": "rotary", "norm": "rms", "layers": ("attention swiglu",), "biases": "none",
+        "tied": False,
     },
     "modern": {
-        "positions": "rotary", "norm": "rms", "mlp": "relu2", "biases": "none", "tied": False, "qk_norm": True,
-        "norm_affine": False, "embedding_norm": True, "logit_softcap": 2.0,
+        "positions": "rotary", "norm": "rms", "layers": ("attention relu2",), "biases": "none", "tied": False,
+        "qk_norm": True, "norm_affine": False, "embedding_norm": True, "logit_softcap": 2.0,
     },
     "of no family": {
-        "num_kv_heads": 2, "norm": "rms", "mlp": "geglu", "biases": "qkv", "tied": False, "embedding_norm": True,
-        "logit_softcap": 2.0,
+        "num_kv_heads": 2, "norm": "rms", "layers": ("attention geglu attention", "gelu"), "biases": "qkv",
+        "tied": False, "embedding_norm": True, "logit_softcap": 2.0,
     },
 }  # fmt: skip
-"""Settings by family. No program but Crosscut has a model like the last: gated, with learned positions."""
+"""Settings by family. No program but Crosscut has a model like the last: gated, with learned positions, with layers
+of one part and of three."""
 
 ALONE = Layout()
 

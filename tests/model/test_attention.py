@@ -9,9 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
-from crosscut.model import Batch, attention
-from crosscut.model.attention import capability_of
-from crosscut.model.rotary import rotations
+from crosscut.model import Batch
+from crosscut.model.shared import Shared
+from crosscut.model.sublayers import attention
+from crosscut.model.sublayers.attention import capability_of
+from crosscut.model.sublayers.rotary import rotations
 from crosscut.parallel import make_mesh
 from crosscut.planner import layer_activations
 from crosscut.training.precision import resolve_on
@@ -20,7 +22,14 @@ from crosscut.training.step import Trainer
 from tests.ranks import RankPool
 
 SIZES = {"num_layers": 1, "hidden_size": 64, "num_heads": 8, "vocab_size": 128, "num_kv_heads": 2}
-LLAMA = {**SIZES, "positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "dropout": 0.0}
+LLAMA = {
+    **SIZES,
+    "positions": "rotary",
+    "norm": "rms",
+    "layers": ("attention swiglu",),
+    "biases": "none",
+    "dropout": 0.0,
+}
 HOPPER = (9, 0)
 
 
@@ -97,7 +106,7 @@ def bytes_kept(run: RunConfig, backend: str = "aot_eager") -> int:
 
     x = torch.randn(2, 16, 64, dtype=dtype, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
-        model.blocks[0](x, rotation).sum().item()
+        model.blocks[0](x, Shared(rotation)).sum().item()
     return sum(size for storage, size in kept.items() if storage not in own)
 
 
@@ -109,8 +118,8 @@ def bytes_kept(run: RunConfig, backend: str = "aot_eager") -> int:
         {**LLAMA, "qk_norm": True},
         {**SIZES, "dropout": 0.0},
         {**LLAMA, "qk_norm": True, "qk_norm_kind": "layer"},
-        {**LLAMA, "mlp": "relu2"},
-        {**LLAMA, "mlp": "geglu"},
+        {**LLAMA, "layers": ("attention relu2",)},
+        {**LLAMA, "layers": ("attention geglu",)},
     ],
     ids=["Llama", "Qwen3", "GPT-2", "QK layer norm", "squared ReLU", "GeGLU"],
 )

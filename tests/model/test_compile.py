@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, fx
 
 from crosscut.config import Layout
-from crosscut.model.rotary import rotations
+from crosscut.model.shared import Shared
+from crosscut.model.sublayers.rotary import rotations
 from tests.model.twins import FAMILIES, B, S, build
 from tests.ranks import RankPool
 
@@ -47,7 +48,7 @@ def _layer_and_what_a_compiler_is_given(layout: Layout, family: str) -> tuple[li
     def gradients(forward: Any) -> list[Tensor]:
         x.grad = None
         block.zero_grad()
-        forward(x, rotation).square().sum().backward()
+        forward(x, Shared(rotation)).square().sum().backward()
         return [x.grad, *(p.grad.full_tensor() for p in block.parameters())]
 
     expected = [gradient.clone() for gradient in gradients(block)]

@@ -12,10 +12,12 @@ from tests.ranks import RankPool
 
 SMALL = {"num_layers": 3, "hidden_size": 32, "num_heads": 8, "vocab_size": 300, "max_sequence_length": 16}
 MODELS = (
-    ModelConfig(**SMALL, num_kv_heads=2, qk_norm=True, tied=False, mlp_pattern=("swiglu", "gelu")),
-    ModelConfig(**SMALL, attention="bidirectional", norm_place="after", token_types=2, mlp="gelu_exact"),
+    ModelConfig(**SMALL, num_kv_heads=2, qk_norm=True, tied=False, layers=("attention swiglu", "attention gelu")),
+    ModelConfig(
+        **SMALL, attention="bidirectional", norm_place="after", token_types=2, layers=("attention gelu_exact",)
+    ),
     ModelConfig(**SMALL, attention="bidirectional", head="masked_tokens", sentence_order=True, tied=False),
-    ModelConfig(**SMALL, positions="rotary", norm="rms", mlp="swiglu", biases="qkv"),
+    ModelConfig(**SMALL, positions="rotary", norm="rms", layers=("attention swiglu",), biases="qkv"),
     ModelConfig(**SMALL, num_kv_heads=2, lora_rank=3),
     ModelConfig(**SMALL, attention="bidirectional", head="classes", num_classes=3),
     ModelConfig(**SMALL, head="choice"),

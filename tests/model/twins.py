@@ -32,8 +32,14 @@ CONFIG = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=300, 
 """The 300 vocabulary entries are padded to 384, 512 and 512 on one, two and four ranks. The last of four ranks has only
 padding.
 """
-LLAMA: dict[str, Any] = {"positions": "rotary", "norm": "rms", "norm_epsilon": 1e-6, "mlp": "swiglu", "biases": "none"}
-BERT: dict[str, Any] = {"attention": "bidirectional", "token_types": 3, "mlp": "gelu_exact"}
+LLAMA: dict[str, Any] = {
+    "positions": "rotary",
+    "norm": "rms",
+    "norm_epsilon": 1e-6,
+    "layers": ("attention swiglu",),
+    "biases": "none",
+}
+BERT: dict[str, Any] = {"attention": "bidirectional", "token_types": 3, "layers": ("attention gelu_exact",)}
 MASKED: dict[str, Any] = {"head": "masked_tokens", "sentence_order": True}
 FAMILIES = {
     "GPT-2": CONFIG,
@@ -44,8 +50,8 @@ FAMILIES = {
     "Qwen2": dataclasses.replace(CONFIG, num_kv_heads=2, mlp_size=88, **{**LLAMA, "biases": "qkv"}),
     "Qwen3": dataclasses.replace(CONFIG, num_kv_heads=2, head_size=12, mlp_size=88, qk_norm=True, **LLAMA),
     "QK layer norm": dataclasses.replace(CONFIG, num_kv_heads=2, qk_norm=True, qk_norm_kind="layer"),
-    "squared ReLU": dataclasses.replace(CONFIG, mlp="relu2", biases="none"),
-    "GeGLU": dataclasses.replace(CONFIG, mlp="geglu", mlp_size=88),
+    "squared ReLU": dataclasses.replace(CONFIG, layers=("attention relu2",), biases="none"),
+    "GeGLU": dataclasses.replace(CONFIG, layers=("attention geglu",), mlp_size=88),
     "norms without parameters": dataclasses.replace(
         CONFIG,
         num_kv_heads=2,
@@ -53,14 +59,14 @@ FAMILIES = {
         norm_affine=False,
         qk_norm=True,
         tied=False,
-        **{**LLAMA, "mlp": "relu2"},
+        **{**LLAMA, "layers": ("attention relu2",)},
     ),
     "layer norm of the embedding": dataclasses.replace(CONFIG, embedding_norm=True),
     "layer norms without parameters": dataclasses.replace(
         CONFIG, embedding_norm=True, norm_affine=False, qk_norm=True, qk_norm_kind="layer"
     ),
     "soft cap": dataclasses.replace(CONFIG, logit_softcap=0.5),
-    "unequal layers": dataclasses.replace(CONFIG, mlp_pattern=("swiglu", "gelu")),
+    "unequal layers": dataclasses.replace(CONFIG, layers=("attention swiglu", "gelu attention gelu attention")),
     "GPT": dataclasses.replace(CONFIG, norm_place="after"),
     "BERT": dataclasses.replace(CONFIG, norm_place="after", **BERT),
     "BERT with norms before": dataclasses.replace(CONFIG, **BERT),
@@ -151,16 +157,16 @@ class PlainNorm(nn.Module):
 
 
 class PlainMLP(nn.Module):
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, kind: str) -> None:
         super().__init__()
         sizes, bias = (config.hidden_size, config.mlp_size), config.biases == "all"
         self.expand: nn.Module = nn.Linear(*sizes, bias=bias)
-        self.kind = config.mlp_of(layer)
+        self.kind = kind
         if self.kind in ("swiglu", "geglu"):
             self.expand = nn.ModuleDict({name: nn.Linear(*sizes, bias=bias) for name in ("gate", "up")})
         self.contract = nn.Linear(*reversed(sizes), bias=bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, _mask: Tensor) -> Tensor:
         if isinstance(self.expand, nn.ModuleDict):
             gate = self.expand["gate"](x)
             opened = gelu(gate) if self.kind == "geglu" else gate / (1 + torch.exp(-gate))
@@ -181,15 +187,16 @@ class PlainBlock(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.is_after = config.norm_place == "after"
-        self.attention_norm, self.attention = PlainNorm(config), PlainAttention(config)
-        self.mlp_norm, self.mlp = PlainNorm(config), PlainMLP(config, layer)
+        self.names = [name for name, _ in config.parts_of(layer)]
+        for name, kind in config.parts_of(layer):
+            self.add_module(f"{name}_norm", PlainNorm(config))
+            self.add_module(name, PlainAttention(config) if kind == "attention" else PlainMLP(config, kind))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        if self.is_after:
-            x = self.attention_norm(x + self.attention(x, mask))
-            return self.mlp_norm(x + self.mlp(x))
-        x = x + self.attention(self.attention_norm(x), mask)
-        return x + self.mlp(self.mlp_norm(x))
+        for name in self.names:
+            norm, part = getattr(self, f"{name}_norm"), getattr(self, name)
+            x = norm(x + part(x, mask)) if self.is_after else x + part(norm(x), mask)
+        return x
 
 
 class PlainPrediction(nn.Module):

@@ -51,8 +51,7 @@ def test_without_dropout_there_are_no_masks() -> None:
 
 def test_float32_takes_twice_the_bytes_of_bfloat16_and_keeps_no_second_weights() -> None:
     wide, narrow = (layer_activations(make_run(precision=p)) for p in ("float32", "bfloat16"))
-    assert wide.mixer == 2 * narrow.mixer
-    assert wide.feed_forward == 2 * narrow.feed_forward
+    assert wide.inside == 2 * narrow.inside
     assert narrow.weights == 2 * (12 * h * h + 4 * h)
     assert wide.weights == 0
 
@@ -79,13 +78,14 @@ def test_keys_and_values_are_counted_for_each_head_of_queries_where_the_kernel_a
 ) -> None:
     run = make_run(precision=precision, dropout=0.0)
     run = replace(run, model=replace(run.model, num_kv_heads=4))
-    tokens = s * b * run.training.numbers.compute_bytes
-    assert layer_activations(run, capability=capability).mixer == tokens * (2 * h + 2 * h * heads // a)
-    assert layer_activations(run, device="cpu").mixer == tokens * (2 * h + 2 * h * 4 // a)
+    tokens, of_mlp = s * b * run.training.numbers.compute_bytes, 8 * h  # before and after the activation
+    assert layer_activations(run, capability=capability).inside == tokens * (2 * h + 2 * h * heads // a + of_mlp)
+    assert layer_activations(run, device="cpu").inside == tokens * (2 * h + 2 * h * 4 // a + of_mlp)
 
 
 @pytest.mark.parametrize(("compiled", "heads"), [("auto", 16), ("off", 4)])
 def test_repeated_keys_that_attention_makes_again_are_kept_by_compiled_layers_alone(compiled: str, heads: int) -> None:
     run = make_run(precision="float32", dropout=0.0, recompute="selective", compile=compiled)
     run = replace(run, model=replace(run.model, num_kv_heads=4))
-    assert layer_activations(run).mixer == s * b * 4 * (2 * h + 2 * h * heads // a)
+    of_mlp = 8 * h  # before and after the activation
+    assert layer_activations(run).inside == s * b * 4 * (2 * h + 2 * h * heads // a + of_mlp)

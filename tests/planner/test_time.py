@@ -211,7 +211,7 @@ def test_ranks_on_one_processor_share_the_rate_of_gelu() -> None:
 
 def test_kinds_of_equal_cost_take_the_time_of_equal_layers() -> None:
     sharded = run_of(Layout(data=8, sharding="zero3"))
-    models = [replace(sharded.model, mlp=kind) for kind in ("swiglu", "geglu")]
-    mixed = replace(sharded.model, mlp_pattern=("swiglu", "geglu"))
+    models = [replace(sharded.model, layers=(f"attention {kind}",)) for kind in ("swiglu", "geglu")]
+    mixed = replace(sharded.model, layers=("attention swiglu", "attention geglu"))
     times = [step_time(replace(sharded, model=model), H100).exposed for model in (*models, mixed)]
     assert times[1:] == pytest.approx([times[0]] * 2)

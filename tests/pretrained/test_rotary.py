@@ -10,7 +10,7 @@ import torch
 
 from crosscut.config import Layout, ModelConfig
 from crosscut.config.published.folders import published_table, read_published, reason_against_export
-from crosscut.model.rotary import attention_factor, frequencies, rotations
+from crosscut.model.sublayers.rotary import attention_factor, frequencies, rotations
 from crosscut.pretrained import find_model
 from tests.pretrained import jobs
 from tests.pretrained.models import LLAMA3_ROPE, LLAMA_SHAPE, V, their_logits, write_model
@@ -125,7 +125,7 @@ def test_transformers_computes_the_same_with_a_written_file(tmp_path: Path, name
 
 OURS = {
     "num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 300, "max_sequence_length": 64, "dropout": 0.0,
-    "positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "tied": False,
+    "positions": "rotary", "norm": "rms", "layers": ("attention swiglu",), "biases": "none", "tied": False,
 }  # fmt: skip
 
 

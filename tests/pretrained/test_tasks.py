@@ -206,7 +206,8 @@ def run_of_bert(tmp_path_factory) -> Path:
     table = {
         "model": {
             "num_layers": 1, "hidden_size": 32, "num_heads": 4, "max_sequence_length": 16, "token_types": 2,
-            "attention": "bidirectional", "norm_place": "after", "mlp": "gelu_exact", "head": "masked_tokens",
+            "attention": "bidirectional", "norm_place": "after", "layers": ("attention gelu_exact",),
+            "head": "masked_tokens",
             "sentence_order": True,
         },
         "data": {"text": [str(text)], "objective": "masked", "num_shards": 1, "vocab_size": 300},

@@ -12,14 +12,14 @@ from crosscut.rehearsal import ComparedFigure, Device, Rehearsal, compare
 LLAMA = {
     "positions": "rotary",
     "norm": "rms",
-    "mlp": "swiglu",
+    "layers": ("attention swiglu",),
     "biases": "none",
     "num_kv_heads": 2,
     "mlp_size": 352,
     "dropout": 0.0,
     "tied": False,
 }
-BERT = {"attention": "bidirectional", "norm_place": "after", "token_types": 2, "mlp": "gelu_exact"}
+BERT = {"attention": "bidirectional", "norm_place": "after", "token_types": 2, "layers": ("attention gelu_exact",)}
 MASKED = {"head": "masked_tokens", "sentence_order": True}
 SIX_LAYERS = {"num_layers": 6}
 NORMS_AFTER = {"norm_place": "after", **SIX_LAYERS}
@@ -116,9 +116,22 @@ SMALL = (
         "offloaded", "cuda", {}, {"precision": "float16", **LAYERS, "offload": ("activations", "optimizer")}, SIX_LAYERS
     ),
     small("long", "cpu", {}, {"sequence_length": 512, "batch_size": 2}, {"max_sequence_length": 512}),
-    small("unequal layers", "cuda", CUT_ZERO3, EVERY_SECOND | HALF, {"mlp_pattern": ("swiglu", "swiglu", "gelu")}),
-    small("squared ReLU", "cuda", {"tensor": 2}, OPERATORS, {"mlp": "relu2", **UNDROPPED}),
-    small("GeGLU", "cpu", {}, EVERY_SECOND, {"mlp": "geglu", **UNDROPPED}),
+    small(
+        "unequal layers",
+        "cuda",
+        CUT_ZERO3,
+        EVERY_SECOND | HALF,
+        {"layers": ("attention swiglu", "attention swiglu", "attention gelu")},
+    ),
+    small(
+        "layers of one part and of four",
+        "cpu",
+        {"tensor": 2, "sequence_parallel": True},
+        CORE,
+        {"layers": ("attention", "gelu attention swiglu attention", "gelu")},
+    ),
+    small("squared ReLU", "cuda", {"tensor": 2}, OPERATORS, {"layers": ("attention relu2",), **UNDROPPED}),
+    small("GeGLU", "cpu", {}, EVERY_SECOND, {"layers": ("attention geglu",), **UNDROPPED}),
     small("QK layer norm", "cuda", {"tensor": 2}, OPERATORS, {"qk_norm": True, "qk_norm_kind": "layer"}),
     small("documents", "cpu", {"tensor": 2}, DOCUMENTS, UNDROPPED),
     small("documents, split", "cuda", SPLIT, DOCUMENTS | HALF),

@@ -22,7 +22,7 @@ DONE = 3
 """Steps before the resume."""
 
 ALL = (
-    "model.positions=rotary", "model.norm=rms", "model.mlp=relu2", "model.biases=none", "model.tied=false",
+    "model.positions=rotary", "model.norm=rms", "model.layers=attention relu2", "model.biases=none", "model.tied=false",
     "model.qk_norm=true", "model.embedding_norm=true", "model.logit_softcap=5.0",
     "training.z_loss=1e-3", "training.initial_spread=fan_in", "training.zero_initial_outputs=true",
     "training.batch_size=8", "training.initial_batch_size=4", "training.ramp_steps=4",

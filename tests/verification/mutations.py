@@ -20,13 +20,15 @@ from torch.distributed.fsdp import FSDPModule
 from crosscut.architecture import GatedMLP, Layer
 from crosscut.config import IGNORED, Layout, RunConfig
 from crosscut.config.axes import AxisRole, role_of
-from crosscut.config.model import FeedForward, NormPosition
+from crosscut.config.layers import FeedForward
+from crosscut.config.model import NormPosition
 from crosscut.data import mixture
 from crosscut.kernels import deferral
-from crosscut.model import attention, batch, block, gated_mlp, gpt, initialization, mlp, stages
+from crosscut.model import batch, block, gpt, initialization, stages
 from crosscut.model.building import Builder
 from crosscut.model.documents import Context
 from crosscut.model.heads import pooled_head, task_head
+from crosscut.model.sublayers import attention, gated_mlp, mlp
 from crosscut.parallel import (
     GradientNorm,
     GradientReducer,
@@ -283,7 +285,7 @@ def _axis_of(parameter: Tensor) -> Any:
 
 @fault("heads interleaved wrongly in the fused keys and values", "blocks.0.attention")
 @instead_of(attention.SelfAttention, "forward")
-def heads_interleaved_wrongly(_plain: Any, self: attention.SelfAttention, x: Tensor, *_: None) -> Tensor:
+def heads_interleaved_wrongly(_plain: Any, self: attention.SelfAttention, x: Tensor, *_: Any) -> Tensor:
     query, key_value = self.qkv(x)
     k, v = key_value.unflatten(-1, (2, -1, self.head_size)).unbind(-3)
     q = query.unflatten(-1, (-1, self.head_size))
@@ -481,7 +483,8 @@ def padding_of_other_parts(forward: Any, self: gpt.GPT, tokens: Tensor, context:
 @instead_of(block.Block, "__init__")
 def norms_in_the_other_place(make: Any, self: block.Block, part: Layer, build: Builder) -> None:
     is_cut = build.mesh.tensor.size > 1
-    make(self, replace(part, norm_place=NormPosition.BEFORE) if is_cut else part, build)
+    parts = tuple(replace(each, norm_place=NormPosition.BEFORE) for each in part.parts)
+    make(self, replace(part, parts=parts) if is_cut else part, build)
 
 
 # --- heads for masked tokens and the order of segments ---------------------------------------------------------------
@@ -841,7 +844,26 @@ def recomputed_otherwise(patch: Patch) -> None:
 # --- layers that differ, and parts of their own ----------------------------------------------------------------------
 
 
-@fault("a gate has another layer's activation", "blocks.1.mlp", mlp_pattern=["swiglu", "geglu"])
+@fault("a layer runs its first MLP twice", "blocks.0.mlp", layers=["attention gelu gelu"])
+@instead_of(block.Block, "_run")
+def first_mlp_twice(run: Any, self: block.Block, name: str, *tensors: Any) -> Tensor:
+    is_cut = self.attention.streams.mesh.tensor.size > 1
+    return run(self, "mlp" if is_cut and name == "mlp_2" else name, *tensors)
+
+
+@fault("the parts of a layer change places", "blocks.0.attention_norm", layers=["attention gelu"])
+def parts_change_places(patch: Patch) -> None:
+    make = block.Block.__init__
+
+    def turned(self: block.Block, layer: Layer, build: Builder) -> None:
+        make(self, layer, build)
+        if build.mesh.tensor.size > 1:
+            self.parts.reverse()
+
+    patch.setattr(block.Block, "__init__", turned)
+
+
+@fault("a gate has another layer's activation", "blocks.1.mlp", layers=("attention swiglu", "attention geglu"))
 def gate_of_another_layer(patch: Patch) -> None:
     def of_first_layer(part: GatedMLP, build: Builder) -> nn.Module:
         is_cut = build.mesh.tensor.size > 1

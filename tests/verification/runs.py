@@ -15,13 +15,25 @@ from tests.parallel.stand_ins import products_in_pieces
 from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
-LLAMA: dict[str, Any] = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "mlp_size": 88}
+LLAMA: dict[str, Any] = {
+    "positions": "rotary",
+    "norm": "rms",
+    "layers": ("attention swiglu",),
+    "biases": "none",
+    "mlp_size": 88,
+}
 MODERN: dict[str, Any] = {
-    **LLAMA, "mlp": "relu2", "norm_affine": False, "embedding_norm": True, "qk_norm": True, "tied": False,
+    **LLAMA, "layers": ("attention relu2",), "norm_affine": False, "embedding_norm": True, "qk_norm": True,
+    "tied": False,
     "logit_softcap": 0.5,
 }  # fmt: skip
 """A model with all the options of the modern recipe (docs/recipe.md)."""
-BERT: dict[str, Any] = {"attention": "bidirectional", "norm_place": "after", "token_types": 3, "mlp": "gelu_exact"}
+BERT: dict[str, Any] = {
+    "attention": "bidirectional",
+    "norm_place": "after",
+    "token_types": 3,
+    "layers": ("attention gelu_exact",),
+}
 MASKED: dict[str, Any] = {"head": "masked_tokens", "sentence_order": True}
 CLASSES: dict[str, Any] = {"head": "classes", "num_classes": 3}
 NUMBER: dict[str, Any] = {"head": "number"}

@@ -13,6 +13,7 @@ Legend: A query heads, K heads of keys and values, D elements of a head, S token
 
 from dataclasses import dataclass, replace
 
+from crosscut.architecture.needs import PerToken, Share
 from crosscut.architecture.parameters import Matrix, columns, columns_by_heads, rows
 from crosscut.architecture.steps import (
     Message,
@@ -39,6 +40,8 @@ from crosscut.config.layout import ContextAttention
 class Attention:
     """Self-attention."""
 
+    name: str
+    """Name of the part, which is the prefix of all names."""
     num_heads: int
     num_kv_heads: int
     head_size: int
@@ -55,43 +58,55 @@ class Attention:
     key_norm: Norm | None
 
     @classmethod
-    def of(cls, model: ModelConfig) -> "Attention":
-        """Describe the attention of a model."""
+    def of(cls, model: ModelConfig, name: str) -> "Attention":
+        """Describe the attention of a model in the part `name`."""
         hidden, bias = model.hidden_size, model.biases != "none"
         return cls(
+            name=name,
             num_heads=model.num_heads,
             num_kv_heads=model.num_kv_heads,
             head_size=model.head_size,
             dropout=model.dropout,
             is_causal=model.is_causal,
             is_rotary=model.positions == "rotary",
-            query=columns("attention.qkv.query", hidden, model.query_size, bias=bias),
+            query=columns(f"{name}.qkv.query", hidden, model.query_size, bias=bias),
             key_value=columns_by_heads(
-                "attention.qkv.key_value",
+                f"{name}.qkv.key_value",
                 hidden,
                 model.key_value_size,
                 heads=model.num_kv_heads,
                 bias=bias,
                 num_matrices=2,
             ),
-            output=rows("attention.output", model.query_size, hidden, bias=model.biases == "all"),
-            query_norm=head_norm(model, "attention.query_norm"),
-            key_norm=head_norm(model, "attention.key_norm"),
+            output=rows(f"{name}.output", model.query_size, hidden, bias=model.biases == "all"),
+            query_norm=head_norm(model, f"{name}.query_norm"),
+            key_norm=head_norm(model, f"{name}.key_norm"),
         )
 
     def steps(self, x: Value) -> tuple[Value, list[Step]]:
         """Return the sublayer's output, and the steps that compute the output from the input `x`."""
-        entered, entering = enter(x, "attention input")
-        query, multiply_query = multiply_columns(entered, self.query, name="query", keeps=x)
+        name = self.name
+        entered, entering = enter(x, f"{name} input")
+        query, multiply_query = multiply_columns(entered, self.query, name=f"{name} query", keeps=x)
         key_value, multiply_key_value = multiply_columns(
-            entered, self.key_value, name="key_value", keeps=x, heads=self.num_kv_heads
+            entered, self.key_value, name=f"{name} key_value", keeps=x, heads=self.num_kv_heads
         )
         operands, placing = self._placed(query, key_value)
-        attended = Value("attended", self.num_heads * self.head_size, cut=True)
-        attend = Attend(reads=operands, gives=(attended,), name="attention over context", attention=self)
-        projected, project = multiply_rows(attended, self.output, name="projected")
-        left, leaving = leave(projected, "attention output", bias=self.output.bias)
+        attended = Value(f"{name} attended", self.num_heads * self.head_size, cut=True)
+        attend = Attend(reads=operands, gives=(attended,), name=f"{name} over context", attention=self)
+        projected, project = multiply_rows(attended, self.output, name=f"{name} projected")
+        left, leaving = leave(projected, f"{name} output", bias=self.output.bias)
         return left, [entering, multiply_query, multiply_key_value, *placing, attend, project, leaving]
+
+    @property
+    def shares(self) -> frozenset[Share]:
+        """The mask and, for queries and keys that are rotated, the rotation."""
+        return frozenset({Share.MASK, Share.ROTATION} if self.is_rotary else {Share.MASK})
+
+    def memory(self, tensor: int) -> tuple[PerToken, ...]:
+        """Return the keys and the values of the heads of one of `tensor` ranks."""
+        own_heads = max(self.num_kv_heads // tensor, 1)
+        return tuple(PerToken(name, own_heads, self.head_size) for name in ("keys", "values"))
 
     def has_mask(self, target: Target) -> bool:
         """Whether the kernel reads a mask from memory: the mask of documents, or, in bidirectional attention, the mask
@@ -107,8 +122,8 @@ class Attention:
         """
         if self.query_norm is None and not self.is_rotary:
             return (query, key_value), []
-        q = replace(query, name="placed query")
-        k = replace(key_value, name="placed key", width=key_value.width // 2)
+        q = replace(query, name=f"{self.name} placed query")
+        k = replace(key_value, name=f"{self.name} placed key", width=key_value.width // 2)
         norms = [norm for norm in (self.query_norm, self.key_norm) if norm is not None]
         parameters = tuple(parameter for norm in norms for parameter in norm.parameters)
         placing = Place(reads=(query, key_value), gives=(q, k), parameters=parameters, attention=self)
@@ -133,7 +148,9 @@ class Place(Pointwise):
             return self
         width, kind = self.attention.query_norm.statistics
         own = self.attention.num_heads // target.tensor + max(self.attention.num_kv_heads // target.tensor, 1)
-        return replace(self, keeps=(*self.reads, Value("head statistics", own * width, kind=kind)))
+        return replace(
+            self, keeps=(*self.reads, Value(f"{self.attention.name} head statistics", own * width, kind=kind))
+        )
 
     def passes(self, target: Target) -> Passes:
         """Bytes that the norm and the rotation read and write.
@@ -172,11 +189,13 @@ class Attend(Step):
             return replace(self, keeps=self._kept_with_context(target), forward=forward, backward=backward)
         if not self.is_fused(target):
             return replace(self, keeps=(*self.reads, *self.gives, *self._unfused(target)))
-        sums = Value("log-sum-exp", self.attention.num_heads, cut=True, kind=Kind.WIDE)
+        sums = Value(f"{self.attention.name} log-sum-exp", self.attention.num_heads, cut=True, kind=Kind.WIDE)
         operands = self.reads
         if self._repeats_heads(target):
             repeated = Value(
-                "repeated keys and values", 2 * self.attention.num_heads * self.attention.head_size, cut=True
+                f"{self.attention.name} repeated keys and values",
+                2 * self.attention.num_heads * self.attention.head_size,
+                cut=True,
             )
             operands = (self.reads[0], repeated)
         return replace(self, keeps=(*operands, *self.gives, sums))
@@ -184,7 +203,7 @@ class Attend(Step):
     def _kept_with_context(self, target: Target) -> tuple[Value, ...]:
         """Values that attention over shared sequences saves for the backward pass."""
         attention, way = self.attention, target.context_attention
-        sums = Value("log-sum-exp", attention.num_heads, cut=True, kind=Kind.WIDE)
+        sums = Value(f"{attention.name} log-sum-exp", attention.num_heads, cut=True, kind=Kind.WIDE)
         inner = () if self.is_fused(target) else self._unfused(target)
         if way is ContextAttention.RING:
             return (*self.reads, *self.gives, sums)
@@ -192,12 +211,12 @@ class Attend(Step):
             heads = sum(exchanged_heads(attention, target))
             if self._repeats_heads(target):
                 heads = 3 * attention.num_heads // target.tensor
-            exchanged = Value("exchanged heads", heads * attention.head_size)
-            before = replace(self.gives[0], name="attended heads")
+            exchanged = Value(f"{attention.name} exchanged heads", heads * attention.head_size)
+            before = replace(self.gives[0], name=f"{attention.name} attended heads")
             return (exchanged, before, *self.gives, sums, *inner)
         kv_heads = attention.num_heads if self._repeats_heads(target) else attention.num_kv_heads
         width = 2 * kv_heads * attention.head_size
-        gathered = Value("gathered keys and values", width, Rows.SHARED, cut=True, heads=kv_heads)
+        gathered = Value(f"{attention.name} gathered keys and values", width, Rows.SHARED, cut=True, heads=kv_heads)
         return (self.reads[0], gathered, *self.gives, sums, *inner)
 
     @property
@@ -284,8 +303,15 @@ class Attend(Step):
 
     def _unfused(self, target: Target) -> tuple[Value, ...]:
         attention = self.attention
-        scores = Value("scores, softmax and mask", 3 * attention.num_heads * target.length, cut=True, kind=Kind.WIDE)
+        scores = Value(
+            f"{attention.name} scores, softmax and mask",
+            3 * attention.num_heads * target.length,
+            cut=True,
+            kind=Kind.WIDE,
+        )
         queries = attention.num_heads // target.tensor
         keys = max(attention.num_kv_heads // target.tensor, 1)
-        widened = Value("wide operands", (queries + 2 * keys) * attention.head_size, kind=Kind.WIDENING)
+        widened = Value(
+            f"{attention.name} wide operands", (queries + 2 * keys) * attention.head_size, kind=Kind.WIDENING
+        )
         return scores, widened

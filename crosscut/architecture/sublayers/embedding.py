@@ -40,10 +40,10 @@ class Embedding:
         """Describe the embedding of a model."""
         hidden = model.hidden_size
         tokens = Parameter(
-            "tokens.weight",
-            (model.vocab_size, hidden),
-            Role.EMBEDDING,
-            Cut.VOCABULARY,
+            name="tokens.weight",
+            shape=(model.vocab_size, hidden),
+            role=Role.EMBEDDING,
+            cut=Cut.VOCABULARY,
             num_inputs=hidden if model.tied else 1,
         )
         learns, num_inputs = model.positions == "learned", tokens.num_inputs
@@ -91,7 +91,7 @@ _INDEX = Value("token types", 1, Rows.STREAM, kind=Kind.POSITION)
 
 def _whole(name: str, shape: tuple[int, int], num_inputs: int) -> Parameter:
     """Describe an embedding that every rank holds whole."""
-    return Parameter(f"{name}.weight", shape, Role.EMBEDDING, num_inputs=num_inputs)
+    return Parameter(name=f"{name}.weight", shape=shape, role=Role.EMBEDDING, num_inputs=num_inputs)
 
 
 @dataclass(frozen=True, kw_only=True)

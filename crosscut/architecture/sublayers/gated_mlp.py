@@ -10,6 +10,7 @@ ranks. Source: Shazeer 2020 (arXiv 2002.05202).
 
 from dataclasses import dataclass
 
+from crosscut.architecture.needs import Share
 from crosscut.architecture.parameters import Matrix, columns, rows
 from crosscut.architecture.steps import (
     Passes,
@@ -23,16 +24,18 @@ from crosscut.architecture.steps import (
 )
 from crosscut.architecture.target import Target
 from crosscut.config import ModelConfig
-from crosscut.config.model import FeedForward
+from crosscut.config.layers import FeedForward
 
 KINDS = (FeedForward.SWIGLU, FeedForward.GEGLU)
-"""Values of `model.mlp` that the class `GatedMLP` describes."""
+"""Kinds of parts that the class `GatedMLP` describes."""
 
 
 @dataclass(frozen=True)
 class GatedMLP:
     """Gated MLP: Y = (act(X G) * X U) B."""
 
+    name: str
+    """Name of the part, which is the prefix of all names."""
     kind: FeedForward
     """Name of the gate's activation."""
     gate: Matrix
@@ -43,26 +46,37 @@ class GatedMLP:
     """Matrix B, which returns to the hidden size."""
 
     @classmethod
-    def of(cls, model: ModelConfig, kind: FeedForward) -> "GatedMLP":
-        """Describe the gated MLP of a model. `kind` is the activation of the gate."""
+    def of(cls, model: ModelConfig, name: str, kind: FeedForward) -> "GatedMLP":
+        """Describe the gated MLP of a model in the part `name`. `kind` is the activation of the gate."""
         hidden, inner, bias = model.hidden_size, model.mlp_size, model.biases == "all"
         return cls(
+            name,
             kind,
-            gate=columns("mlp.expand.gate", hidden, inner, bias=bias),
-            up=columns("mlp.expand.up", hidden, inner, bias=bias),
-            contract=rows("mlp.contract", inner, hidden, bias=bias),
+            gate=columns(f"{name}.expand.gate", hidden, inner, bias=bias),
+            up=columns(f"{name}.expand.up", hidden, inner, bias=bias),
+            contract=rows(f"{name}.contract", inner, hidden, bias=bias),
         )
 
     def steps(self, x: Value) -> tuple[Value, list[Step]]:
         """Return the sublayer's output, and the steps that compute the output from the input `x`."""
-        entered, entering = enter(x, "mlp input")
-        gate, multiply_gate = multiply_columns(entered, self.gate, name="gate", keeps=x)
-        up, multiply_up = multiply_columns(entered, self.up, name="up", keeps=x)
-        activated = Value("activated", self.up.out_features, cut=True, is_cheap=True)
+        name = self.name
+        entered, entering = enter(x, f"{name} input")
+        gate, multiply_gate = multiply_columns(entered, self.gate, name=f"{name} gate", keeps=x)
+        up, multiply_up = multiply_columns(entered, self.up, name=f"{name} up", keeps=x)
+        activated = Value(f"{name} activated", self.up.out_features, cut=True, is_cheap=True)
         activate = ActivateGate(reads=(gate, up), gives=(activated,), keeps=(gate, up), kind=self.kind)
-        contracted, contract = multiply_rows(activated, self.contract, name="contract")
-        left, leaving = leave(contracted, "mlp output", bias=self.contract.bias)
+        contracted, contract = multiply_rows(activated, self.contract, name=f"{name} contract")
+        left, leaving = leave(contracted, f"{name} output", bias=self.contract.bias)
         return left, [entering, multiply_gate, multiply_up, activate, contract, leaving]
+
+    @property
+    def shares(self) -> frozenset[Share]:
+        """Empty: the sublayer reads no shared tensor."""
+        return frozenset()
+
+    def memory(self, tensor: int) -> tuple[()]:  # noqa: ARG002 - the same on any number of ranks
+        """Return an empty tuple: each token is treated alone."""
+        return ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,7 +44,9 @@ class Head:
     def of(cls, model: ModelConfig, tokens: Parameter) -> "Head":
         """Describe the head of a model whose token embedding is `tokens`."""
         shape = (model.vocab_size, model.hidden_size)
-        output = None if model.tied else Parameter("output.weight", shape, Role.HEAD, Cut.VOCABULARY)
+        output = (
+            None if model.tied else Parameter(name="output.weight", shape=shape, role=Role.HEAD, cut=Cut.VOCABULARY)
+        )
         return cls(
             norm=stream_norm(model, "final_norm") if model.norm_place is NormPosition.BEFORE else None,
             output=output,

@@ -39,11 +39,11 @@ class MaskedPrediction:
     def of(cls, model: ModelConfig) -> "MaskedPrediction":
         """Describe the layers with which a model predicts masked tokens."""
         hidden = model.hidden_size
-        weight = Parameter("prediction.dense.weight", (hidden, hidden), Role.MATRIX, inside=True)
+        weight = Parameter(name="prediction.dense.weight", shape=(hidden, hidden), role=Role.MATRIX, inside=True)
         return cls(
-            dense=Matrix(weight, Parameter("prediction.dense.bias", (hidden,), Role.BIAS, inside=True)),
+            dense=Matrix(weight, Parameter(name="prediction.dense.bias", shape=(hidden,), role=Role.BIAS, inside=True)),
             norm=region_norm(model, "prediction.norm"),
-            bias=Parameter("prediction.bias", (model.vocab_size,), Role.BIAS, Cut.VOCABULARY),
+            bias=Parameter(name="prediction.bias", shape=(model.vocab_size,), role=Role.BIAS, cut=Cut.VOCABULARY),
         )
 
     def steps(self, entered: Value) -> tuple[Value, list[Step]]:

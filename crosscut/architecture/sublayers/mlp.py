@@ -7,6 +7,7 @@ f is the entry into the parallel region, and g is the exit, which sums the resul
 
 from dataclasses import dataclass
 
+from crosscut.architecture.needs import Share
 from crosscut.architecture.parameters import Matrix, columns, rows
 from crosscut.architecture.steps import (
     Passes,
@@ -20,10 +21,10 @@ from crosscut.architecture.steps import (
 )
 from crosscut.architecture.target import Target
 from crosscut.config import ModelConfig
-from crosscut.config.model import FeedForward
+from crosscut.config.layers import FeedForward
 
 KINDS = (FeedForward.GELU, FeedForward.GELU_EXACT, FeedForward.RELU2)
-"""Values of `model.mlp` that the class `MLP` describes."""
+"""Kinds of parts that the class `MLP` describes."""
 
 
 _EAGER_PASSES = {FeedForward.GELU: (2, 3), FeedForward.GELU_EXACT: (2, 3), FeedForward.RELU2: (4, 7)}
@@ -34,6 +35,8 @@ _EAGER_PASSES = {FeedForward.GELU: (2, 3), FeedForward.GELU_EXACT: (2, 3), FeedF
 class MLP:
     """MLP without a gate: Y = act(X A) B."""
 
+    name: str
+    """Name of the part, which is the prefix of all names."""
     kind: FeedForward
     """Name of the activation."""
     expand: Matrix
@@ -42,26 +45,37 @@ class MLP:
     """Matrix B, after the activation."""
 
     @classmethod
-    def of(cls, model: ModelConfig, kind: FeedForward) -> "MLP":
-        """Describe the MLP of a model. `kind` is the activation."""
+    def of(cls, model: ModelConfig, name: str, kind: FeedForward) -> "MLP":
+        """Describe the MLP of a model in the part `name`. `kind` is the activation."""
         hidden, inner, bias = model.hidden_size, model.mlp_size, model.biases == "all"
         return cls(
+            name,
             kind,
-            expand=columns("mlp.expand", hidden, inner, bias=bias),
-            contract=rows("mlp.contract", inner, hidden, bias=bias),
+            expand=columns(f"{name}.expand", hidden, inner, bias=bias),
+            contract=rows(f"{name}.contract", inner, hidden, bias=bias),
         )
 
     def steps(self, x: Value) -> tuple[Value, list[Step]]:
         """Return the sublayer's output, and the steps that compute the output from the input `x`."""
-        entered, entering = enter(x, "mlp input")
-        expanded, expand = multiply_columns(entered, self.expand, name="expand", keeps=x)
-        activated = Value("activated", self.expand.out_features, cut=True, is_cheap=True)
+        name = self.name
+        entered, entering = enter(x, f"{name} input")
+        expanded, expand = multiply_columns(entered, self.expand, name=f"{name} expand", keeps=x)
+        activated = Value(f"{name} activated", self.expand.out_features, cut=True, is_cheap=True)
         activate = Activate(
             reads=(expanded,), gives=(activated,), keeps=(expanded,), kind=self.kind, matrix=self.expand
         )
-        contracted, contract = multiply_rows(activated, self.contract, name="contract")
-        left, leaving = leave(contracted, "mlp output", bias=self.contract.bias)
+        contracted, contract = multiply_rows(activated, self.contract, name=f"{name} contract")
+        left, leaving = leave(contracted, f"{name} output", bias=self.contract.bias)
         return left, [entering, expand, activate, contract, leaving]
+
+    @property
+    def shares(self) -> frozenset[Share]:
+        """Empty: the sublayer reads no shared tensor."""
+        return frozenset()
+
+    def memory(self, tensor: int) -> tuple[()]:  # noqa: ARG002 - the same on any number of ranks
+        """Return an empty tuple: each token is treated alone."""
+        return ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,5 +81,5 @@ def head_norm(model: ModelConfig, name: str) -> Norm | None:
 
 def _norm(model: ModelConfig, name: str, *, size: int, kind: NormKind, inside: bool) -> Norm:
     names = ("weight", "bias") if kind is NormKind.LAYER else ("weight",)
-    parameters = tuple(Parameter(f"{name}.{each}", (size,), Role.NORM, inside=inside) for each in names)
+    parameters = tuple(Parameter(name=f"{name}.{each}", shape=(size,), role=Role.NORM, inside=inside) for each in names)
     return Norm(size, kind, parameters if model.norm_affine else (), inside)

@@ -34,8 +34,10 @@ class PooledHead:
         `compares` says that the loss compares sequences by a softmax over their logits. The bias has no effect on this
         softmax, so the gradient of the bias would consist of rounding errors. The bias is therefore frozen.
         """
-        weight = Parameter(f"{name}.classifier.weight", (num_outputs, hidden), role, Cut.ROWS)
-        bias = Parameter(f"{name}.classifier.bias", (num_outputs,), Role.BIAS, on_whole=True, is_frozen=compares)
+        weight = Parameter(name=f"{name}.classifier.weight", shape=(num_outputs, hidden), role=role, cut=Cut.ROWS)
+        bias = Parameter(
+            name=f"{name}.classifier.bias", shape=(num_outputs,), role=Role.BIAS, on_whole=True, is_frozen=compares
+        )
         return cls(columns(f"{name}.pooler", hidden, hidden, bias=True), Matrix(weight, bias), dropout)
 
     def steps(self, first: Value) -> tuple[Value, list[Step]]:

@@ -44,9 +44,13 @@ class TaskHead:
         """Describe the head of a model that solves a task: `model.head` is "classes", "number", "choice" or "spans"."""
         hidden = model.hidden_size
         if model.head is HeadKind.SPANS:
-            weight = Parameter(f"{_NAME}.classifier.weight", (2, hidden), Role.HEAD)
+            weight = Parameter(name=f"{_NAME}.classifier.weight", shape=(2, hidden), role=Role.HEAD)
             # A bias has no effect on the softmax over the tokens. Its gradient would consist of rounding errors.
-            return cls(of_tokens=Matrix(weight, Parameter(f"{_NAME}.classifier.bias", (2,), Role.BIAS, is_frozen=True)))
+            return cls(
+                of_tokens=Matrix(
+                    weight, Parameter(name=f"{_NAME}.classifier.bias", shape=(2,), role=Role.BIAS, is_frozen=True)
+                )
+            )
         num_outputs = model.num_classes or 1
         if model.has_pooler:
             compares = model.head is HeadKind.CHOICE
@@ -54,7 +58,7 @@ class TaskHead:
             return cls(pooled=pooled)
         return cls(
             of_summaries=Matrix(
-                Parameter(f"{_NAME}.classifier.weight", (num_outputs, hidden), Role.HEAD, on_whole=True)
+                Parameter(name=f"{_NAME}.classifier.weight", shape=(num_outputs, hidden), role=Role.HEAD, on_whole=True)
             )
         )
 

@@ -11,12 +11,13 @@ import platform
 import re
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeAlias
 
 from crosscut.checkpoint.storage import Folder, reason
 from crosscut.config import CheckpointError, DamagedCheckpointError
+from crosscut.config.layers import layers_of_mlps
 from crosscut.config.system.files import parse_json
 from crosscut.config.system.records import Count, from_json
 
@@ -186,7 +187,22 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
         raise CheckpointError(
             f"`{path}` must be a checkpoint's manifest, but is not: {reason(error)}. Use another checkpoint."
         ) from None
-    return manifest
+    return replace(manifest, progress=_with_layers(manifest.progress))
+
+
+def _with_layers(progress: Progress) -> Progress:
+    """Return the progress with `layers` in place of the keys `mlp` and `mlp_pattern`, with which older checkpoints name
+    the MLPs of their model.
+    """
+    model = progress.config.get("model")
+    if not isinstance(model, dict) or not (layers := layers_of_mlps(model.get("mlp_pattern") or model.get("mlp"))):
+        return progress
+    model = {**model, "layers": layers}
+    identity = {**progress.identity, "model.layers": layers}
+    for key in ("mlp", "mlp_pattern"):
+        model.pop(key, None)
+        identity.pop(f"model.{key}", None)
+    return replace(progress, config={**progress.config, "model": model}, identity=identity)
 
 
 def require_plain_name(name: str) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import glob
+import json
 import re
 import types
 import typing
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 from crosscut.config.checks import MOST_SEED, Choice, require_one_of, require_text, shown
 from crosscut.config.corpora import CorpusConfig
 from crosscut.config.errors import ConfigError
+from crosscut.config.layers import layers_of_mlps
 from crosscut.config.loading.keys import advice, meant_keys, nearest, quoted, section_of
 from crosscut.config.loading.mistakes import Mistakes
 from crosscut.config.model import ModelConfig
@@ -151,6 +153,8 @@ class SectionBuilder:
                 name = f"{path}.{key}"
                 found = meant_keys(name, self._keys)
                 choices = advice(found, [*known, "preset"] if path == "model" else known)
+                if name in ("model.mlp", "model.mlp_pattern") and (layers := layers_of_mlps(table[key])):
+                    choices = f" Write layers = {json.dumps(layers)} in its place."
                 self._note(f"`{name}` must be a key of `{path}`, but there is no such key.{choices}", f"{place}.{key}")
                 self._mistakes.doubt(found)
                 meant |= {field: table[key] for field in required if [_joined(path, field)] == found}

@@ -27,12 +27,13 @@ _CLOSE = 0.6
 SYNONYMS = MappingProxyType(
     {
         "model.preset": "model model_name arch architecture",
-        "model.num_layers": "layers n_layer n_layers num_hidden_layers depth",
+        "model.num_layers": "n_layer n_layers num_hidden_layers depth",
         "model.hidden_size": "hidden n_embd d_model dim embed_dim",
         "model.num_heads": "heads n_head n_heads num_attention_heads",
         "model.num_kv_heads": "kv_heads n_kv_heads num_key_value_heads num_query_groups",
         "model.head_size": "head_dim kv_channels",
         "model.mlp_size": "ffn d_ff n_inner ffn_hidden_size intermediate_size",
+        "model.layers": "mlp mlp_pattern hidden_act activation layer_types",
         "model.max_sequence_length": "n_ctx n_positions max_position_embeddings max_seq_len block_size",
         "model.logit_softcap": "final_logit_softcapping logit_soft_cap softcap soft_cap logits_soft_cap",
         "model.rotary_base": "theta rope_theta rotary_theta",

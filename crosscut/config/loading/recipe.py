@@ -1,11 +1,11 @@
 """Expand a run's `recipe` into settings, and compute the settings whose defaults depend on other settings."""
 
 from collections.abc import Mapping
-from typing import TypeGuard
+from typing import TypeGuard, get_origin
 
 from crosscut.config.checks import Settings, shown
 from crosscut.config.errors import ConfigError
-from crosscut.config.loading.building import Table, parsed
+from crosscut.config.loading.building import Override, Table, parsed
 from crosscut.config.loading.keys import advice, nearest
 from crosscut.config.loading.mistakes import Mistakes
 from crosscut.config.model import ModelConfig
@@ -63,11 +63,18 @@ def expand_recipe(table: Table, preset: str, mistakes: Mistakes) -> None:
 
 def _model_of(section: Table) -> ModelConfig | None:
     """Model of the run, or None if the settings of the model are missing, or wrong, which is reported later."""
-    values: Settings = {key: parsed(value) for key, value in section.items() if key in fields_of(ModelConfig)[0]}
+    hints = fields_of(ModelConfig)[0]
+    values: Settings = {key: _value_of(hints[key], value) for key, value in section.items() if key in hints}
     try:
         return ModelConfig(**values) if section else None
     except (ConfigError, TypeError, ValueError, AttributeError):
         return None
+
+
+def _value_of(hint: object, value: object) -> object:
+    """Value of a setting whose type is `hint`."""
+    origin: object = get_origin(hint)
+    return value.items() if origin is tuple and isinstance(value, Override) else parsed(value)
 
 
 def _is_complete(sections: Mapping[str, Table]) -> bool:

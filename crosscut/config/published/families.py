@@ -83,7 +83,14 @@ _PLAIN = {
     SOFT_CAP_FIELD: 0.0,
 }
 """Settings that few families support, with their values in all other families."""
-_LLAMA_FIXED = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "qk_norm": False, **_PLAIN}
+_LLAMA_FIXED = {
+    "positions": "rotary",
+    "norm": "rms",
+    "layers": ("attention swiglu",),
+    "biases": "none",
+    "qk_norm": False,
+    **_PLAIN,
+}
 _LLAMA_DEFAULTS = {
     "num_layers": 32,
     "hidden_size": 4096,
@@ -119,7 +126,14 @@ GPT2 = Family(
         "tied": "tie_word_embeddings",
         "dropout": "resid_pdrop",
     },
-    {"positions": "learned", "norm": "layer", "mlp": "gelu", "biases": "all", "qk_norm": False, **_PLAIN},
+    {
+        "positions": "learned",
+        "norm": "layer",
+        "layers": ("attention gelu",),
+        "biases": "all",
+        "qk_norm": False,
+        **_PLAIN,
+    },
     {
         "num_layers": 12,
         "hidden_size": 768,
@@ -202,7 +216,14 @@ STARCODER2 = Family(
     "starcoder2",
     "Starcoder2ForCausalLM",
     {**_LLAMA_KEYS, "norm_epsilon": "norm_epsilon", "dropout": "residual_dropout"},
-    {"positions": "rotary", "norm": "layer", "mlp": "gelu", "biases": "all", "qk_norm": False, **_PLAIN},
+    {
+        "positions": "rotary",
+        "norm": "layer",
+        "layers": ("attention gelu",),
+        "biases": "all",
+        "qk_norm": False,
+        **_PLAIN,
+    },
     {
         **_LLAMA_DEFAULTS,
         "num_layers": 30,
@@ -226,7 +247,7 @@ ARCEE = dataclasses.replace(
     LLAMA,
     model_type="arcee",
     architecture="ArceeForCausalLM",
-    fixed={**_LLAMA_FIXED, "mlp": "relu2"},
+    fixed={**_LLAMA_FIXED, "layers": ("attention relu2",)},
     defaults={
         **_LLAMA_DEFAULTS,
         "hidden_size": 2560,
@@ -244,7 +265,7 @@ NANOCHAT = dataclasses.replace(
     keys={**_LLAMA_KEYS, SOFT_CAP_FIELD: "final_logit_softcapping"},
     fixed={
         **{name: value for name, value in _LLAMA_FIXED.items() if name != SOFT_CAP_FIELD},
-        "mlp": "relu2",
+        "layers": ("attention relu2",),
         "qk_norm": True,
         "qk_norm_kind": "rms",
         "norm_affine": False,
@@ -282,7 +303,7 @@ BERT = Family(
     {
         "positions": "learned",
         "norm": "layer",
-        "mlp": "gelu_exact",
+        "layers": ("attention gelu_exact",),
         "biases": "all",
         "qk_norm": False,
         "tied": True,

@@ -169,8 +169,8 @@ def reason_against_export(model: ModelConfig) -> str:
     """Reason why the model belongs to no family, as a clause that follows a colon. The reason names all settings that
     differ from the closest family. Empty if the model can be exported.
     """
-    if model.mlp_pattern:
-        return f"`model.mlp_pattern` must be empty in every Hugging Face family, but is {list(model.mlp_pattern)}"
+    if len(model.different_layers) > 1:
+        return f"`model.layers` must be one layer in every Hugging Face family, but is {shown(list(model.layers))}"
     family, differences = _nearest(model)
     if not differences:
         return ""

@@ -25,7 +25,7 @@ def _gpt(num_layers: int, hidden_size: int, num_heads: int, **rest: object) -> S
 
 
 def _llama(num_layers: int, hidden_size: int, num_heads: int, **rest: object) -> Settings:
-    family = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "dropout": 0.0}
+    family = {"positions": "rotary", "norm": "rms", "layers": ("attention swiglu",), "biases": "none", "dropout": 0.0}
     return {**_shape(num_layers, hidden_size, num_heads), **family, **rest}
 
 
@@ -34,7 +34,7 @@ def _bert(num_layers: int, hidden_size: int, num_heads: int, **rest: object) -> 
     return {**_shape(num_layers, hidden_size, num_heads), **family, "max_sequence_length": 512, **rest}
 
 
-_ORIGINAL_BERT: Settings = {"norm_place": "after", "mlp": "gelu_exact", "norm_epsilon": 1e-12}
+_ORIGINAL_BERT: Settings = {"norm_place": "after", "layers": ("attention gelu_exact",), "norm_epsilon": 1e-12}
 
 _QWEN: Settings = {"vocab_size": 151_936, "rotary_base": 1_000_000.0, "norm_epsilon": 1e-6}
 _LLAMA2: Settings = {"vocab_size": 32_000, "max_sequence_length": 4096, "tied": False}
@@ -48,7 +48,7 @@ MODERN: Settings = {
     "norm_affine": False,
     "embedding_norm": True,
     "qk_norm": True,
-    "mlp": "relu2",
+    "layers": ("attention relu2",),
     "biases": "none",
     "tied": False,
     "dropout": 0.0,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from crosscut.config import ConfigError, DataError
 from crosscut.config.checks import require_at_least
-from crosscut.config.model import require_tensor_axis
+from crosscut.config.layouts.limits import require_tensor_axis
 from crosscut.config.published.sentences import MODULES_FILE, SentenceSteps, read_steps
 from crosscut.config.system import files
 from crosscut.data.text.lines import lines_of

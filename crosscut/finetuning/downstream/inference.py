@@ -6,7 +6,7 @@ from pathlib import Path
 
 from crosscut.config import ConfigError
 from crosscut.config.checks import require_at_least
-from crosscut.config.model import require_tensor_axis
+from crosscut.config.layouts.limits import require_tensor_axis
 from crosscut.evaluation.ranks import Machinery, with_model
 from crosscut.finetuning.downstream.evaluations import outputs_shown
 from crosscut.finetuning.downstream.folder import TASK_FILE, TaskRuns, best_seed, results_of

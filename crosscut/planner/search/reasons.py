@@ -3,10 +3,10 @@
 from functools import lru_cache
 from math import isqrt
 
-from crosscut.config import Layout, LayoutError, ModelConfig, RunConfig
+from crosscut.config import Layout, ModelConfig, RunConfig
 from crosscut.config.layouts.compilation import reason_against_compiling
 from crosscut.config.layouts.context import heads_of_rank
-from crosscut.config.model import require_tensor_axis
+from crosscut.config.layouts.limits import tensor_limits
 from crosscut.planner.candidate import Candidate
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import MemoryForecast
@@ -55,15 +55,7 @@ def reason_against_several_stages(run: RunConfig, layout: Layout) -> str:
 @lru_cache
 def reason_against_tensor(model: ModelConfig, tensor: int) -> str:
     """Reason why the model cannot be cut over `tensor` ranks, as a clause. Empty if the model can be cut."""
-    try:
-        require_tensor_axis(model, tensor)
-    except LayoutError:
-        if model.num_heads % tensor:
-            return f"{model.num_heads} attention heads cannot be divided evenly over {tensor} tensor ranks"
-        if model.mlp_size % tensor:
-            return f"the MLP's width of {model.mlp_size} cannot be divided evenly over {tensor} tensor ranks"
-        return f"{model.num_kv_heads} key-value heads cannot be divided or shared evenly by {tensor} tensor ranks"
-    return ""
+    return next((each.reason_against(tensor) for each in tensor_limits(model) if not each.allows(tensor)), "")
 
 
 def _reason_against_context(run: RunConfig, layout: Layout) -> str:

@@ -1,10 +1,10 @@
 """Requirements on a run and on the devices, which a search checks before it tries layouts."""
 
 from collections.abc import Iterable, Sequence
-from math import gcd
 
 from crosscut.config import ConfigError, Layout, LayoutError, ModelConfig, RunConfig
 from crosscut.config.checks import divisors, listed
+from crosscut.config.layouts.limits import tensor_limits
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.search.reasons import reason_against_arrangement, reason_against_tensor
 
@@ -65,25 +65,29 @@ def nothing_cuts(model: ModelConfig, hardware: Hardware, num_ranks: int) -> str:
     """Return the error message for a model that does not fit on one rank and cannot use several tensor ranks. The
     message names the setting that prevents several tensor ranks.
     """
-    heads, gpus = f"`model.num_heads` ({model.num_heads})", f"`--gpus` ({num_ranks})"
-    by_heads = [d for d in divisors(gcd(model.num_heads, num_ranks)) if d > 1]
-    by_width = [d for d in by_heads if model.mlp_size % d == 0]
-    if not by_heads:
-        name, value, what = "num_heads", model.num_heads, f"have a divisor above 1 in common with {gpus}"
-    elif not by_width:
-        name, value, what = "mlp_size", model.mlp_size, f"have a divisor above 1 in common with {gpus} and {heads}"
-    else:
-        name, value = "num_kv_heads", model.num_kv_heads
-        what = f"divide or be a multiple of a tensor size that {gpus} and {heads} allow ({listed(by_width)})"
+    limits, allowed, before = (
+        tensor_limits(model),
+        [d for d in divisors(num_ranks) if d > 1],
+        [f"`--gpus` ({num_ranks})"],
+    )
+    for limit in limits:
+        fitting = [d for d in allowed if limit.allows(d)]
+        if not fitting:
+            break
+        allowed, before = fitting, [*before, limit.name]
+    others = " and ".join(before)
+    what = f"have a divisor above 1 in common with {others}"
+    if limit.may_share:
+        what = f"divide or be a multiple of a tensor size that {others} allow ({listed(allowed)})"
     possible = [
         d
-        for d in divisors(model.num_heads)
+        for d in divisors(limits[0].number)
         if d > 1 and not reason_against_tensor(model, d) and (hardware.network or d <= hardware.ranks_per_node)
     ]
     advice = f"{listed(possible)} GPUs" if possible else "another value, or a GPU with more memory"
     return (
-        f"`model.{name}` must {what}, but is {value}. The model does not fit on one GPU, so several tensor ranks must "
-        f"share it. Try {advice}."
+        f"`{limit.setting}` must {what}, but is {limit.number}. The model does not fit on one GPU, so several tensor "
+        f"ranks must share it. Try {advice}."
     )
 
 

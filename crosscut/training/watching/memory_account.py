@@ -4,8 +4,8 @@ An account lists the memory held before the step, then every allocation and rele
 mode sees each tensor's storage come and go. On CUDA, the account comes from the caching allocator's own history, which
 also covers compiled code and memory that is not a tensor. Each allocation is attributed to the lines of this package
 that requested it: the innermost line, and the innermost line in another file. The innermost class around these lines
-names the module, or the autograd function in a backward pass, such as `MLP (parallel/linear.py:38 < model/mlp.py:27)`.
-This text is called the holder.
+names the module, or the autograd function in a backward pass, such as
+`MLP (parallel/linear.py:38 < model/sublayers/mlp.py:27)`. This text is called the holder.
 """
 
 import inspect

@@ -1,5 +1,6 @@
 """A manifest may hold anything, since whoever writes it can make its hash fit: it is read, or refused with a reason."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,15 @@ def test_folder_whose_step_has_too_many_digits_is_no_checkpoint(tmp_path, digits
 
 def test_folder_of_a_long_run_is_a_checkpoint():
     assert step_of("step-123456789012345678") == 123456789012345678
+
+
+def test_the_mlps_of_an_older_checkpoint_are_its_layers(checkpoint):
+    progress = replace(
+        progress_at(1),
+        config={"model": {"num_layers": 3, "mlp": "gelu", "mlp_pattern": ["swiglu", "gelu"] * 2}},
+        identity={"model.mlp": "gelu", "model.mlp_pattern": ["swiglu", "gelu"] * 2, "model.num_layers": 3},
+    )
+    (checkpoint / MANIFEST_FILE).write_bytes(dump_manifest(Manifest(progress=progress, files={}, tensors={})))
+    found, layers = read_manifest(LocalFolder(checkpoint)).progress, ["attention swiglu", "attention gelu"]
+    assert found.config == {"model": {"num_layers": 3, "layers": layers}}
+    assert found.identity == {"model.layers": layers, "model.num_layers": 3}

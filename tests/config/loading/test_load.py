@@ -374,8 +374,8 @@ def test_a_file_whose_name_contains_the_comma_wins(name: str, tmp_path: Path, mo
 
 
 def test_lists_of_numbers_and_of_names_need_no_quotes() -> None:
-    run = load_run(with_model(), ["layout.pipeline=2", "layout.stages=1,1", "model.mlp_pattern=gelu,relu2"])
-    assert (run.layout.stages, run.model.mlp_pattern) == ((1, 1), ("gelu", "relu2"))
+    run = load_run(with_model(), ["layout.pipeline=2", "layout.stages=1,1", "model.layers=attention gelu,relu2"])
+    assert (run.layout.stages, run.model.layers) == ((1, 1), ("attention gelu", "relu2"))
     assert load_run(with_model(), ["training.offload=[optimizer]"]).training.offload == ("optimizer",)
     with pytest.raises(ConfigError, match=r"`layout.stages` must be a list of integers"):
         load_run(with_model(), ["layout.stages=1,x"])

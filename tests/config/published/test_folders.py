@@ -33,7 +33,7 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 8192,
 }  # fmt: skip
 YARN_ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-ROTARY = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none"}
+ROTARY = {"positions": "rotary", "norm": "rms", "layers": ("attention swiglu",), "biases": "none"}
 OURS = {
     "num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "mlp_size": 48, "vocab_size": 300,
     "max_sequence_length": 64, "norm_epsilon": 1e-6, "rotary_base": 500000.0, "tied": False, "dropout": 0.0, **ROTARY,
@@ -291,14 +291,15 @@ STARCODER2 = {
 
 
 def test_starcoder2_is_gpt2_with_rotary_positions(read):
-    ours = {**OURS, "norm": "layer", "mlp": "gelu", "biases": "all", "tied": True, "dropout": 0.25}
+    ours = {**OURS, "norm": "layer", "layers": ("attention gelu",), "biases": "all", "tied": True, "dropout": 0.25}
     assert read(STARCODER2).model == ModelConfig(**ours)
     assert read(STARCODER2, use_bias=False).model == ModelConfig(**{**ours, "biases": "none"})
     assert read(STARCODER2, sliding_window=16).model.max_sequence_length == 16
 
 
 MODERN = {
-    "mlp": "relu2", "qk_norm": True, "norm_affine": False, "embedding_norm": True, "logit_softcap": 15.0, "tied": False,
+    "layers": ("attention relu2",), "qk_norm": True, "norm_affine": False, "embedding_norm": True,
+    "logit_softcap": 15.0, "tied": False,
 }  # fmt: skip
 
 
@@ -315,16 +316,16 @@ def test_nanochat_is_read_again(tmp_path, change):
 
 
 def test_what_keeps_a_modern_model_from_nanochat_is_told() -> None:
-    assert reason_against_export(ModelConfig(**{**OURS, **MODERN, "biases": "all", "mlp": "gelu"})) == (
-        "`model.mlp` must be 'relu2' and `model.biases` must be 'none' in a Hugging Face model of the closest family, "
-        "'nanochat', but `model.mlp` is 'gelu' and `model.biases` is 'all'"
+    assert reason_against_export(ModelConfig(**{**OURS, **MODERN, "biases": "all", "layers": ("attention gelu",)})) == (
+        "`model.layers` must be ['attention relu2'] and `model.biases` must be 'none' in a Hugging Face model of the "
+        "closest family, 'nanochat', but `model.layers` is ['attention gelu'] and `model.biases` is 'all'"
     )
 
 
 ENCODER = {
-    "num_layers": 2, "hidden_size": 32, "num_heads": 4, "mlp_size": 48, "vocab_size": 300, "max_sequence_length": 64,
-    "attention": "bidirectional", "norm_place": "after", "token_types": 2, "mlp": "gelu_exact", "norm_epsilon": 1e-12,
-    "dropout": 0.25,
+    "num_layers": 2, "hidden_size": 32, "num_heads": 4, "mlp_size": 48, "vocab_size": 300,
+    "max_sequence_length": 64, "attention": "bidirectional", "norm_place": "after", "token_types": 2,
+    "layers": ("attention gelu_exact",), "norm_epsilon": 1e-12, "dropout": 0.25,
 }  # fmt: skip
 """The values of `BERT`."""
 
@@ -403,7 +404,7 @@ def test_a_choice_of_a_decoder_has_no_published_form() -> None:
 
 
 SMALL_GPT2 = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "mlp_size": 100, "vocab_size": 300}
-SMALL_STARCODER2 = {**OURS, "norm": "layer", "mlp": "gelu", "biases": "all", "dropout": 0.5}
+SMALL_STARCODER2 = {**OURS, "norm": "layer", "layers": ("attention gelu",), "biases": "all", "dropout": 0.5}
 OF_STARCODER2 = {"model_type": "starcoder2", "attention_dropout": 0.5}
 WRITTEN = [
     (OURS, {}, {"model_type": "llama", "bos_token_id": 2, "eos_token_id": [3, 4], "torch_dtype": "float32"}),
@@ -454,7 +455,7 @@ def test_gpt_bigcode_is_read_with_multiple_queries_only(read):
 @pytest.mark.parametrize(
     ("change", "name", "family", "wanted"),
     [
-        ({"mlp": "gelu"}, "mlp", "llama", "'swiglu'"),
+        ({"layers": ("attention gelu",)}, "layers", "llama", "\\['attention swiglu'\\]"),
         ({"biases": "qkv", "qk_norm": True}, "qk_norm", "qwen2", "false"),
         ({"norm": "layer"}, "norm", "llama", "'rms'"),
     ],

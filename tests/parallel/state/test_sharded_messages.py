@@ -10,7 +10,8 @@ from torch import Tensor
 
 from crosscut.config import Layout
 from crosscut.flight import RECORD, MessageKind, RunPhase
-from crosscut.flight.reading import RankMessage, parse_record, place_name
+from crosscut.flight.places import place_name
+from crosscut.flight.reading import RankMessage, parse_record
 from crosscut.flight.record import DONE
 from crosscut.model import GPT
 from crosscut.parallel import make_reducer

@@ -205,7 +205,8 @@ WITH_31_HEADS = run_of("megatron-1.2b", precision="float32", batch=4, hidden_siz
             *(run_of(num_heads=12, num_kv_heads=3, head_size=256), 8, SMALL_V100),
             (
                 "`model.num_kv_heads` must divide or be a multiple of a tensor size that `--gpus` (8) and "
-                f"`model.num_heads` (12) allow (2 or 4), but is 3. {ONE_GPU} 3, 6 or 12 GPUs."
+                "`model.num_heads` (12) and `model.mlp_size` (12288) allow (2 or 4), but is 3. "
+                f"{ONE_GPU} 3, 6 or 12 GPUs."
             ),
         ),
         (

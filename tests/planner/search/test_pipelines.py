@@ -86,7 +86,7 @@ def all_candidates(plans: Plans, num_ranks: int) -> Iterator[Candidate]:
 @pytest.mark.parametrize(
     ("run", "hardware", "num_ranks"),
     [
-        (run_of(num_layers=7, mlp_pattern=["gelu", "swiglu"]), slow_links(), 4),
+        (run_of(num_layers=7, layers=("attention gelu", "attention swiglu")), slow_links(), 4),
         (run_of(), slow_links(), 4),
         (run_of(), slow_links(0.7e9), 8),
         (run_of(num_layers=6, vocab_size=1000, batch=12), H100, 6),

@@ -16,7 +16,7 @@ EXACT = ("training.precision=float64", "training.batch_size=8", "training.micro_
 LLAMA = (
     "model.positions=rotary",
     "model.norm=rms",
-    "model.mlp=swiglu",
+    "model.layers=attention swiglu",
     "model.mlp_size=96",
     "model.biases=none",
     "model.num_kv_heads=2",

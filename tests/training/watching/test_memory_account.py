@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from crosscut.kernels import ORDINARY
 from crosscut.model.block import Block
-from crosscut.model.mlp import MLP
+from crosscut.model.sublayers.mlp import MLP
 from crosscut.training.watching.memory_account import PACKAGE, Account, account_of, holder_of, read_snapshot
 from tests.training.jobs import CPU
 
@@ -85,7 +85,7 @@ def test_holder_is_the_innermost_module_with_its_line_and_the_next_file_outwards
         forward,
         line_of(Block.forward),
     ]
-    assert holder_of(frames) == f"MLP (kernels/products.py:{multiply[1]} < model/mlp.py:{forward[1]})"
+    assert holder_of(frames) == f"MLP (kernels/products.py:{multiply[1]} < model/sublayers/mlp.py:{forward[1]})"
     assert holder_of(frames[1:2]) == f"kernels/products.py:{multiply[1]}"
     assert holder_of(frames[:1]) == "outside of crosscut"
 

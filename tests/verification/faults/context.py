@@ -10,7 +10,8 @@ from torch import Tensor
 from crosscut.config import Layout
 from crosscut.config.layout import ContextAttention
 from crosscut.kernels.attention import Attended
-from crosscut.model import attention, batch, documents
+from crosscut.model import batch, documents
+from crosscut.model.sublayers import attention
 from crosscut.parallel import Axis, RandomStreams, seed_of
 from crosscut.parallel.context import operators, ring
 from crosscut.parallel.state import gradients

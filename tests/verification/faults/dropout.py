@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from crosscut.config import Layout
-from crosscut.model import attention
+from crosscut.model.sublayers import attention
 from crosscut.parallel import RandomStreams, random, seed_of
 from crosscut.parallel.linear import is_recomputing
 from crosscut.training.memory import recomputation

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from crosscut.config import Layout
-from crosscut.model import attention, stages
+from crosscut.model import stages
+from crosscut.model.sublayers import attention
 from crosscut.parallel import LayerNorm, random
 from crosscut.parallel.collectives import all_reduce
 from crosscut.parallel.linear import is_recomputing
@@ -182,8 +183,9 @@ def recomputed_from_the_one_before(patch: Patch) -> None:
 @fault("a recomputed layer has no positions", "blocks.1.mlp.contract", training=WHOLE, **LLAMA)
 def recomputed_without_positions(patch: Patch) -> None:
     def unrotated(own: Any, _: Any) -> Any:
-        cosines, sines = own[1]
-        return (own[0], (torch.ones_like(cosines), torch.zeros_like(sines)), *own[2:])
+        x, shared, *others = own
+        cosines, sines = shared.rotation
+        return x, shared._replace(rotation=(torch.ones_like(cosines), torch.zeros_like(sines))), *others
 
     _recomputed(patch, unrotated)
 

@@ -24,9 +24,10 @@ from crosscut.architecture.sublayers import attention as architecture
 from crosscut.config.conventions import takes_shared_heads
 from crosscut.config.layout import ContextAttention
 from crosscut.model.building import Builder
-from crosscut.model.cache import LayerCache
+from crosscut.model.cache import PartMemory
 from crosscut.model.documents import AttentionMask
-from crosscut.model.rotary import Rotation, rotate
+from crosscut.model.shared import NOTHING_SHARED, Shared
+from crosscut.model.sublayers.rotary import Rotation, rotate
 from crosscut.parallel import ColumnParallelLinears
 from crosscut.parallel.context import enter_context, leave_context, ring_attention
 
@@ -49,19 +50,18 @@ class SelfAttention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        rotation: Rotation | None = None,
-        cache: LayerCache | None = None,
-        mask: AttentionMask | None = None,
+        shared: Shared = NOTHING_SHARED,
+        memory: PartMemory | None = None,
     ) -> Tensor:
         """Let every position attend to all positions or, in causal attention, to itself and all earlier positions,
-        including the positions in `cache`. If `mask` is given, a position attends only to the positions that the mask
-        shows. Other ranks that share the sequence may hold some of these positions.
+        including the positions in `memory`. If `shared` has a mask, a position attends only to the positions that the
+        mask shows. Other ranks that share the sequence may hold some of these positions.
         """
         query, key_value = self.qkv(x)
         q = query.unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # [B, A/T, S, D]
         k, v = key_value.unflatten(-1, (-1, 2, self.head_size)).transpose(1, 2).unbind(-2)  # each [B, K/T, S, D]
-        q, k = _placed(q, self.query_norm, rotation), _placed(k, self.key_norm, rotation)
-        heads = self.runner.core(self._attend, q, k, v, mask) if cache is None else cache.attend(q, k, v)
+        q, k = _placed(q, self.query_norm, shared.rotation), _placed(k, self.key_norm, shared.rotation)
+        heads = self.runner.core(self._attend, q, k, v, shared.mask) if memory is None else memory.attend(q, k, v)
         y: Tensor = self.output(heads.transpose(1, 2).flatten(2))  # from [B, A/T, S, D]
         return y
 

@@ -13,7 +13,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from crosscut.architecture.sublayers import mlp as architecture
-from crosscut.config.model import FeedForward
+from crosscut.config.layers import FeedForward
 from crosscut.kernels.functions import run
 from crosscut.kernels.gelu import gelu
 from crosscut.model.building import Builder
@@ -28,10 +28,10 @@ class MLP(nn.Module):
         super().__init__()
         self.runner = build.runner
         self.expand = build.columns(part.expand)
-        self.contract = build.rows(part.contract, is_last=True)
+        self.contract = build.rows(part.contract)
         self._activate = ACTIVATIONS[part.kind]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *_others: object) -> Tensor:
         """Multiply by the first matrix, apply the activation and multiply by the second matrix."""
         y: Tensor = self.contract(self.runner.cheap(self._activate, self.expand(x)))
         return y

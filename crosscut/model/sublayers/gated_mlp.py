@@ -13,7 +13,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from crosscut.architecture.sublayers import gated_mlp as architecture
-from crosscut.config.model import FeedForward
+from crosscut.config.layers import FeedForward
 from crosscut.kernels.functions import run
 from crosscut.model.building import Builder
 from crosscut.parallel import ColumnParallelLinears
@@ -28,10 +28,10 @@ class GatedMLP(nn.Module):
         super().__init__()
         self.runner = build.runner
         self.expand = ColumnParallelLinears(gate=build.columns(part.gate), up=build.columns(part.up))
-        self.contract = build.rows(part.contract, is_last=True)
+        self.contract = build.rows(part.contract)
         self._activate = GATES[part.kind]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *_others: object) -> Tensor:
         """Multiply by the two expanding matrices, apply the gate and multiply by the contracting matrix."""
         y: Tensor = self.contract(self.runner.cheap(self._activate, *self.expand(x)))
         return y

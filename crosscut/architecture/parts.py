@@ -1,0 +1,87 @@
+"""Parts of a layer. A part is a sublayer, such as attention or an MLP, with a norm and a residual sum around it.
+
+The norm is before the sublayer (`model.norm_place = "before"`) or after the residual sum ("after", as in the original
+BERT):
+
+    before    x = x + dropout(sublayer(norm(x)))
+    after     x = norm(x + dropout(sublayer(x)))
+
+A part's name is the name of its module, the prefix of its parameters, values and messages, and its name in reports of
+hangs. Parts that mix tokens are called `attention`, and parts that treat each token alone are called `mlp`, whatever
+their kind is. A layer's second part of one name is `attention_2`, and so on.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from crosscut.architecture.needs import PerToken, Share
+from crosscut.architecture.parameters import Parameter
+from crosscut.architecture.steps import Rows, Step, Value
+from crosscut.architecture.sublayers.norm import Norm
+from crosscut.architecture.sublayers.residual import add_residual
+from crosscut.config.model import NormPosition
+
+
+class Sublayer(Protocol):
+    """Computation of a part between its norm and its residual sum, such as attention or an MLP."""
+
+    @property
+    def name(self) -> str:
+        """Name of the part, which is the prefix of the names of the sublayer's parameters, values and messages."""
+
+    @property
+    def shares(self) -> frozenset[Share]:
+        """Shared tensors that the sublayer reads."""
+
+    def steps(self, x: Value) -> tuple[Value, list[Step]]:
+        """Return the sublayer's output, and the steps that compute the output from the input `x`."""
+
+    def memory(self, tensor: int) -> tuple[PerToken, ...]:
+        """Return the tensors that one of `tensor` ranks keeps of earlier tokens to continue a text."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A sublayer with its norm and its residual sum."""
+
+    name: str
+    norm: Norm
+    inner: Sublayer
+    norm_place: NormPosition
+    dropout: float
+
+    def steps(self, x: Value) -> tuple[Value, tuple[Step, ...]]:
+        """Return the residual stream after the part, and the steps that compute it from the stream `x` before."""
+        name = f"{self.name}_norm"
+        if self.norm_place is NormPosition.AFTER:
+            y, steps = self.inner.steps(x)
+            out, adding = add_residual(self.name, y, around=x, dropout=self.dropout)
+            normed, normalise = self.norm.step(name, out)
+            return normed, (*steps, *adding, normalise)
+        normed, normalise = self.norm.step(name, x)
+        y, steps = self.inner.steps(normed)
+        out, adding = add_residual(self.name, y, around=x, dropout=self.dropout)
+        return out, (normalise, *steps, *adding)
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One part or several, one after the other."""
+
+    parts: tuple[Part, ...]
+    hidden_size: int
+
+    @cached_property
+    def steps(self) -> tuple[tuple[Step, ...], ...]:
+        """Steps of each part."""
+        x, found = Value("input", self.hidden_size, Rows.STREAM), []
+        for part in self.parts:
+            x, steps = part.steps(x)
+            found.append(steps)
+        return tuple(found)
+
+    def parameters(self) -> Iterator[Parameter]:
+        """Parameters of the layer in the order of their use. The names leave out the layer's prefix `blocks.i.`."""
+        return (parameter for steps in self.steps for step in steps for parameter in step.parameters)

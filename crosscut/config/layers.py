@@ -1,0 +1,74 @@
+"""Layers of a model by the names of their parts' kinds, such as "attention swiglu"."""
+
+from collections.abc import Sequence
+
+from crosscut.config.checks import Choice, divisors, listed, shown
+from crosscut.config.errors import ConfigError
+
+_MOST_PARTS = 8
+"""Maximum number of parts of a layer."""
+
+
+class Mixer(Choice):
+    """Kind of a part that mixes the tokens of a sequence."""
+
+    ATTENTION = "attention"
+
+
+class FeedForward(Choice):
+    """Kind of a part that treats each token alone: an MLP."""
+
+    GELU = "gelu"
+    GELU_EXACT = "gelu_exact"
+    RELU2 = "relu2"
+    SWIGLU = "swiglu"
+    GEGLU = "geglu"
+
+
+PartKind = Mixer | FeedForward
+
+KINDS: dict[str, PartKind] = {str(kind): kind for kinds in (Mixer, FeedForward) for kind in kinds}
+"""Kinds of parts by their names."""
+
+
+def parts_of(layer: str) -> tuple[tuple[str, PartKind], ...]:
+    """Return the name and the kind of each part of a layer. The name is `attention` for a part that mixes tokens and
+    `mlp` for one that does not, whatever their kinds are. A second part of the same name is `attention_2`, and so on.
+    """
+    parts: list[tuple[str, PartKind]] = []
+    counts = dict.fromkeys(("attention", "mlp"), 0)
+    for kind in map(KINDS.__getitem__, layer.split()):
+        name = "attention" if isinstance(kind, Mixer) else "mlp"
+        counts[name] += 1
+        parts.append((name if counts[name] == 1 else f"{name}_{counts[name]}", kind))
+    return tuple(parts)
+
+
+def checked_layers(layers: Sequence[str]) -> tuple[str, ...]:
+    """Return the value of `model.layers` as the shortest list that gives the same layers when it is repeated. Raises
+    `ConfigError` for an unknown kind, and for an empty list or layer.
+    """
+    if isinstance(layers, str) or not all(isinstance(layer, str) for layer in layers):
+        raise ConfigError(f"`model.layers` must be a list of strings, but is {shown(layers)}.")
+    written = tuple(" ".join(layer.split()) for layer in layers)
+    for layer in written:
+        if not 0 < len(layer.split()) <= _MOST_PARTS or not KINDS.keys() >= set(layer.split()):
+            raise ConfigError(
+                f"`model.layers` must list layers of 1 to {_MOST_PARTS} parts each ({listed(KINDS)}), but has the "
+                f'layer {shown(layer)}. Write for example layers = ["attention swiglu"].'
+            )
+    if not written:
+        raise ConfigError(
+            '`model.layers` must list at least one layer, but is empty. Write for example layers = ["attention gelu"].'
+        )
+    return next(written[:n] for n in divisors(len(written)) if written == written[:n] * (len(written) // n))
+
+
+def layers_of_mlps(mlps: object) -> list[str]:
+    """Return `model.layers` in place of the old keys `model.mlp` and `model.mlp_pattern`, whose value was a kind of MLP
+    or a list of kinds. Empty for a value that these keys did not have.
+    """
+    kinds = mlps.split(",") if isinstance(mlps, str) else mlps
+    if not isinstance(kinds, list | tuple) or not kinds or not all(kind in [*FeedForward] for kind in kinds):
+        return []
+    return [*checked_layers([f"attention {kind}" for kind in kinds])]

@@ -1,0 +1,19 @@
+"""Tensors that all layers of a forward pass read, besides the residual stream."""
+
+from typing import NamedTuple
+
+from crosscut.model.documents import AttentionMask
+from crosscut.model.sublayers.rotary import Rotation
+
+
+class Shared(NamedTuple):
+    """Tensors that all layers read. A sublayer uses those that it needs."""
+
+    rotation: Rotation | None = None
+    """Cosines and sines of the positions, which rotate queries and keys. None for a model with learned positions."""
+    mask: AttentionMask | None = None
+    """Tokens that each token may see. None if a token sees all tokens, or all earlier tokens."""
+
+
+NOTHING_SHARED = Shared()
+"""No shared tensors."""
