@@ -77,7 +77,7 @@ def make_corpora(folder: Path) -> None:
     prepare(run.data, Path(run.tokens_folder), seed=1, progress=False)
     shutil.copytree(folder / "clean", folder / "noise")
     samples = samples_of(run, open_tokens(run.data, Path(run.tokens_folder), verify=False))
-    rows, _ = samples.training.batch_from(SPIKE // 2 * BATCH, batch_size=SPIKE * BATCH)
+    rows = samples.training.batch_from(SPIKE // 2 * BATCH, batch_size=SPIKE * BATCH).tokens
     starts = [row.astype(np.uint16).tobytes() for row in rows[::BATCH]]
     shards = [path.read_bytes() for path in sorted((folder / "noise").glob("train-*.tokens"))]
     read = [number for number, content in enumerate(shards) if any(start in content for start in starts[10:-10])]

@@ -62,7 +62,7 @@ def batch_of(shape: Shape, tokens: Any, targets: Any) -> Any:
     from crosscut.model import Batch
 
     if shape.num_classes:
-        return Batch.labelled(tokens, targets)
+        return Batch(tokens=tokens, labels=targets)
     batch = Batch(tokens=tokens, targets=targets)
     return batch.with_predicted(MASKED) if shape.family == "BERT" else batch
 

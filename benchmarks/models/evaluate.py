@@ -53,13 +53,14 @@ def make_crosscut(work: Work) -> Score:
 
     from crosscut.config import Layout
     from crosscut.evaluation import score_tokens
+    from crosscut.model import Batch
     from crosscut.parallel import make_mesh
     from crosscut.pretrained import find_model
 
     model = find_model(work.folder).load(make_mesh(Layout(), torch.device("cpu")))
 
     def score(tokens: Any, targets: Any) -> float:
-        return float(score_tokens(model, tokens, targets).losses.double().sum())
+        return float(score_tokens(model, Batch(tokens=tokens, targets=targets)).losses.double().sum())
 
     return score
 

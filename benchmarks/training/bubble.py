@@ -117,11 +117,11 @@ class WaitingModel(nn.Module):
         """Shape and element type of a message."""
         return (*tokens.shape, 64), self.compute_dtype
 
-    def forward(self, tokens: Tensor, _: object, *, stage_input: StageInput) -> Tensor:
+    def forward(self, batch: Batch, *, stage_input: StageInput) -> Tensor:
         """Wait for the time of a forward pass."""
         hidden = stage_input.hidden
         if hidden is None:
-            hidden = torch.zeros(self.hidden_form(tokens)[0], dtype=self.compute_dtype)
+            hidden = torch.zeros(self.hidden_form(batch.tokens)[0], dtype=self.compute_dtype)
         result: Tensor = _Wait.apply(hidden, self.weight, self.seconds, self.deferral)
         return result
 

@@ -88,9 +88,9 @@ def held(run: RunConfig) -> int:
     """Bytes that this rank holds between a forward and a backward pass: the largest of all ranks."""
     (batch,) = random_batches(run)
     with rank_of(run) as trainer:
-        tokens, _, context = batch.part_of_rank(trainer.mesh.context).with_context()
+        own = batch.part_of_rank(trainer.mesh.context)
         with Alive() as alive:
-            y = trainer.model(tokens, context)
+            y = trainer.model(own)
             time.sleep(LET_GO)
             size = alive.bytes()
         y.sum().backward()

@@ -103,7 +103,7 @@ def held_after_forward(run: RunConfig, device: torch.device) -> dict[str, int]:
     trainer.streams.restart(step=0)
     if device.type != "cuda":
         with Alive() as alive:
-            y = trainer.model(batch.tokens)
+            y = trainer.model(batch)
             time.sleep(LET_GO)
             held = alive.bytes()
         y.sum().backward()
@@ -112,7 +112,7 @@ def held_after_forward(run: RunConfig, device: torch.device) -> dict[str, int]:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-    y = trainer.model(batch.tokens)
+    y = trainer.model(batch)
     torch.cuda.synchronize()
     held = torch.cuda.memory_allocated() - before
     y.sum().backward()

@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from crosscut.architecture.adapters import adapted
+from crosscut.architecture.inputs import Read
 from crosscut.architecture.needs import Share
 from crosscut.architecture.parameters import Parameter
 from crosscut.architecture.parts import Layer, Part, Sublayer
@@ -67,6 +68,12 @@ class Decoder:
     def shares(self) -> frozenset[Share]:
         """Shared tensors that the layers read."""
         return frozenset(share for layer in self.layers for part in layer.parts for share in part.inner.shares)
+
+    def reads(self, *, document_mask: bool) -> dict[str, Read]:
+        """Fields of a batch that the model and its loss read, by name, in the order of their use. With `document_mask`,
+        the documents of a sequence do not see each other.
+        """
+        return self.embedding.reads(document_mask=document_mask) | self.head.reads
 
     @cached_property
     def kinds(self) -> Counter[Layer]:

@@ -149,6 +149,39 @@ class RunConfig(StepShape):
         """
         return replace(self, model=replace(self.model, vocab_size=self.model.vocab_size or self.data.vocab_size))
 
+    def require_objective(self) -> None:
+        """Raise `ConfigError` if the data do not fit the model's kind of prediction, or if a token would attend to the
+        token that it has to predict.
+        """
+        model, masked = self.model, self.data.objective is Objective.MASKED
+        if model.solves_task:
+            raise ConfigError(
+                f'`model.head` must be "next_token" or "masked_tokens" for training on texts, but is "{model.head}". '
+                'Set model.head="next_token", or use `crosscut finetune` to train on a task with labels.'
+            )
+        if model.predicts_masked != masked:
+            objective, head = ("masked", "next_token") if model.predicts_masked else ("causal", "masked_tokens")
+            raise ConfigError(
+                f'`data.objective` must be "{objective}" for a model with `model.head` = "{model.head}", but is '
+                f'"{self.data.objective}". Set data.objective="{objective}", or model.head="{head}".'
+            )
+        if not (masked or model.is_causal):
+            raise ConfigError(
+                '`model.attention` must be "causal" for training on the next token, but is "bidirectional". Every '
+                'token would see the token that it has to predict. Set model.attention="causal".'
+            )
+        if model.sentence_order and not self.data.pairs:
+            raise ConfigError(
+                "`data.pairs` must be true for a model that predicts the order of segments, but is false. Set "
+                "data.pairs=true, or model.sentence_order=false."
+            )
+        if masked and self.data.pairs and model.token_types == 1:
+            raise ConfigError(
+                "`model.token_types` must be 0 or at least 2 for pairs of segments, but is 1. Set model.token_types=2."
+            )
+        if masked:
+            self.evaluation.require_masked()
+
 
 def _require_warm_up(optimizer: OptimizerConfig, training: TrainingConfig) -> None:
     """Raise `ConfigError` if the learning rate has too few steps to rise and to fall."""

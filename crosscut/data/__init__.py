@@ -5,7 +5,6 @@ guarantees.
 """
 
 from crosscut.data.masked.samples import (
-    MaskedBatch,
     MaskedSampler,
     MaskedValidation,
     masked_samples,
@@ -20,7 +19,6 @@ from crosscut.data.tokenization.tokenizer import Tokenizer
 from crosscut.data.validation import ValidationSampler
 
 __all__ = [
-    "MaskedBatch",
     "MaskedSampler",
     "MaskedValidation",
     "Sampler",

@@ -13,17 +13,20 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
 
+from crosscut.architecture.inputs import Inputs
 from crosscut.config.errors import DataError
 from crosscut.data.shards.reading import Shard
 
 SHARDS_KEY, DOCUMENTS_KEY, PORTIONS_KEY = 2, 3, 4  # key 1 belongs to the split
 
 Ids = npt.NDArray[np.int64]
+Arrays = Inputs[npt.NDArray[Any]]
+"""Batch of NumPy arrays."""
 
 
 class _Arrangement(NamedTuple):
@@ -108,8 +111,8 @@ class Samples(SampleRows):
         sample: Ids = self.batch_at(index, 1)[0]
         return sample
 
-    def batch(self, step: int, *, batch_size: int, rank: int = 0, size: int = 1) -> tuple[Ids, Ids]:
-        """Return this rank's slice of the batch of one step: (tokens, targets), each [B / size, S].
+    def batch(self, step: int, *, batch_size: int, rank: int = 0, size: int = 1) -> Arrays:
+        """Return this rank's slice of the batch of one step: tokens and targets, each [B / size, S].
 
         `step` is the number of the step, from 0. The batch is divided among `size` ranks, and `rank` is the index of
         this rank. Slices are consecutive: concatenated in the order of the ranks, they are the whole batch. Raises
@@ -117,14 +120,14 @@ class Samples(SampleRows):
         """
         return self.batch_from(step * batch_size, batch_size=batch_size, rank=rank, size=size)
 
-    def batch_from(self, first_sample: int, *, batch_size: int, rank: int = 0, size: int = 1) -> tuple[Ids, Ids]:
+    def batch_from(self, first_sample: int, *, batch_size: int, rank: int = 0, size: int = 1) -> Arrays:
         """Return this rank's slice of the batch that starts at sample `first_sample`, in the form that `batch` returns.
         Use this method if the batch size grows during the run, because the first sample then does not follow from the
         step and the batch size.
         """
         local, first = share_of_batch(batch_size, rank, size)
         rows = self.batch_at(first_sample + first, local)
-        return rows[:, :-1], rows[:, 1:]
+        return Inputs(tokens=rows[:, :-1], targets=rows[:, 1:])
 
 
 @final

@@ -9,9 +9,10 @@ from typing import final
 
 import numpy as np
 
+from crosscut.architecture.inputs import Inputs
 from crosscut.config import IGNORED
 from crosscut.config.errors import DataError
-from crosscut.data.sampler import Ids, share_of_batch
+from crosscut.data.sampler import Arrays, Ids, share_of_batch
 from crosscut.data.shards.reading import Shard
 from crosscut.data.tokenization.tokenizer import Tokenizer
 
@@ -49,8 +50,8 @@ class ValidationSamples(ABC):
         End-of-text tokens have no bytes. The first token of a shard is not a target, so its bytes are not counted.
         """
 
-    def batches(self, *, batch_size: int, rank: int = 0, size: int = 1, limit: int = 0) -> Iterator[tuple[Ids, Ids]]:
-        """Yield this rank's slice of every batch: (tokens, targets), each [B / size, S].
+    def batches(self, *, batch_size: int, rank: int = 0, size: int = 1, limit: int = 0) -> Iterator[Arrays]:
+        """Yield this rank's slice of every batch: tokens and targets, each [B / size, S].
 
         Each batch is divided among `size` ranks, and `rank` is the index of this rank. All ranks get the same number of
         batches, with the same shape. Together, the batches hold each of the `count(limit)` samples once. An incomplete
@@ -63,7 +64,8 @@ class ValidationSamples(ABC):
             places = range(start + first, start + first + local)
             samples = [self.sample_at(i, limit) if i < num_samples else _blank(self.sequence_length) for i in places]
             self.check_unchanged()
-            yield np.stack([tokens for tokens, _ in samples]), np.stack([targets for _, targets in samples])
+            tokens, targets = map(np.stack, zip(*samples, strict=True))
+            yield Inputs(tokens=tokens, targets=targets)
 
 
 @final

@@ -85,5 +85,5 @@ def evaluate_loss(model: GPT, batches: Iterable[Batch], *, num_bytes: int = 0) -
     for axis in model.mesh.owners:  # only the last stage has a loss, and all stages count the same targets
         sums[0] = all_reduce(sums[0], axis)
     loss, count = sums.tolist()
-    of_labels = model.config.solves_task
+    of_labels = "labels" in model.reads
     return Score(loss=loss / max(count, 1), num_tokens=int(count), num_bytes=num_bytes, of_labels=of_labels)

@@ -75,7 +75,7 @@ def score_windows(
         for group in follow(rounds_of(lengths, batch_size, rank=tokens.rank, size=tokens.size)):
             batch, last = _batch(texts, [windows[i] for i in group])
             moved = batch.to_device(device)
-            losses, hits = score_tokens(model, moved.tokens, moved.targets, moved.mask)
+            losses, hits = score_tokens(model, moved)
             rows = torch.arange(len(group), device=device)
             found = torch.stack([losses.double().sum(1)[rows], hits.sum(1)[rows], hits[rows, last.to(device)]], dim=1)
             table[torch.tensor(group, dtype=torch.long, device=device)] = found

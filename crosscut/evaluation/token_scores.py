@@ -15,8 +15,7 @@ from torch import Tensor
 from crosscut.config import IGNORED
 from crosscut.kernels.products import product_in
 from crosscut.kernels.soft_cap import soft_cap_
-from crosscut.model import GPT
-from crosscut.model.documents import Context
+from crosscut.model import GPT, Batch
 from crosscut.model.stages import last_hidden_states
 from crosscut.parallel import Axis, LossSettings, local
 from crosscut.parallel.collectives import all_reduce
@@ -35,18 +34,20 @@ class TokenScores(NamedTuple):
 
 
 @torch.no_grad()
-def score_tokens(model: GPT, tokens: Tensor, targets: Tensor, mask: Tensor | None = None) -> TokenScores:
-    """Score `targets` [B, S] given `tokens` [B, S]. The targets are the next tokens or, for a model that predicts
-    masked tokens, the original tokens at the masked positions. The losses and hits have shape [B, S], and are the same
-    on all tensor ranks. `mask` [B, S] is false for padding. `mask` may be None if there is no padding, or if attention
-    is causal and the padding is at the end of each sequence.
+def score_tokens(model: GPT, batch: Batch) -> TokenScores:
+    """Score the targets [B, S] of a batch. The targets are the next tokens or, for a model that predicts masked tokens,
+    the original tokens at the masked positions. The losses and hits have shape [B, S], and are the same on all tensor
+    ranks. The batch needs a mask of padding only if attention is bidirectional, or if the padding is not at the ends of
+    the sequences.
 
     Logits are computed only for targets that are not ignored. The sequences may have any length. In a pipeline, the
     tokens pass through all stages, and all losses and hits are 0 on all stages except the last. Communication: the
     messages of the forward pass and the collectives of `vocab_parallel_scores`.
     """
+    targets = batch.targets
+    assert targets is not None, "the batch has no targets"
     kept = targets != IGNORED
-    found_hidden = last_hidden_states(model, tokens, Context(mask=mask))
+    found_hidden = last_hidden_states(model, batch)
     if found_hidden is None:
         wide = torch.promote_types(model.compute_dtype, torch.float32)
         return TokenScores(torch.zeros_like(targets, dtype=wide), torch.zeros_like(kept))

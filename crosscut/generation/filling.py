@@ -25,8 +25,7 @@ from crosscut.data.tokenization.long_texts import require_short
 from crosscut.data.tokenization.published import PublishedTokenizer
 from crosscut.data.tokenization.special_tokens import special_tokens
 from crosscut.generation.sampling import not_finite
-from crosscut.model import GPT
-from crosscut.model.documents import Context
+from crosscut.model import GPT, Batch
 from crosscut.parallel import reshard
 from crosscut.pretrained import ModelSource
 
@@ -134,7 +133,7 @@ class Filler:
         tokens = pad_sequence([torch.tensor(ids, device=device) for ids in texts], batch_first=True)
         lengths = torch.tensor([len(ids) for ids in texts], device=device)
         mask = torch.arange(tokens.shape[1], device=device) < lengths[:, None]
-        hidden = model.hidden_states(tokens, Context(mask=mask))
+        hidden = model.hidden_states(Batch(tokens=tokens, mask=mask))
         logits = model.logits_of(hidden[(tokens == self.mask) & mask])
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 

@@ -7,8 +7,9 @@ one device, the layers of `parallel` are ordinary layers.
 Shapes: B batch, S sequence, H hidden, V vocabulary, T tensor ranks.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -28,10 +29,11 @@ from crosscut.flight import ModelPart
 from crosscut.flight.places import enter, leave
 from crosscut.kernels.products import ORDINARY
 from crosscut.kernels.soft_cap import soft_cap
+from crosscut.model.batch import Batch
 from crosscut.model.block import Block
 from crosscut.model.building import Builder
 from crosscut.model.cache import GenerationCache, Reading, reading_kernels
-from crosscut.model.documents import NO_CONTEXT, AttentionMask, Context, attention_mask, shared_mask
+from crosscut.model.documents import AttentionMask, attention_mask, shared_mask
 from crosscut.model.heads.masked_head import MaskedPrediction, order_loss
 from crosscut.model.heads.pooled_head import PooledHead
 from crosscut.model.heads.task_head import build_task_head, last_places, task_logits, task_loss
@@ -52,6 +54,12 @@ from crosscut.parallel import (
     vocab_parallel_cross_entropy,
 )
 from crosscut.parallel.state.parameters import local
+
+Scales = Mapping[str, float | Tensor]
+"""Factor of each term of the loss, by the term's name (`GPT.loss_terms`). A term that is missing has the factor 1."""
+
+SUMS: Scales = MappingProxyType({})
+"""Factors that leave every term of the loss a sum."""
 
 
 class StageInput(NamedTuple):
@@ -90,7 +98,9 @@ class GPT(nn.Module):
         self.compute_dtype = compute_dtype or dtype
         self.stages = runners.stages or (Stage(range(config.num_layers)),)
         parts = describe(config)
-        self.shares = parts.shares
+        self.shares, self.reads = parts.shares, parts.head.reads
+        self.loss_terms = parts.head.loss_terms
+        """Terms of the loss, on every stage."""
         is_first, is_last = (any(getattr(stage, end) for stage in self.stages) for end in ("is_first", "is_last"))
         self.has_copy = is_last and not is_first and parts.head.output is None and parts.head.task is None
         """Whether this rank's token embedding is a copy of the first stage's token embedding."""
@@ -178,35 +188,32 @@ class GPT(nn.Module):
 
     def forward(
         self,
-        tokens: Tensor,
-        context: Context = NO_CONTEXT,
+        batch: Batch,
         *,
         num_filled: int = 0,
         reading: Reading | None = None,
         with_weight: bool = False,
         stage_input: StageInput | None = None,
     ) -> Tensor | tuple[Tensor, TiedWeight]:
-        """Compute the last hidden states [B, S, H] of token ids [B, S]. Under sequence parallelism, the result is [B,
-        S/T, H].
+        """Compute the last hidden states [B, S, H] of the tokens [B, S] of a batch. Under sequence parallelism, the
+        result is [B, S/T, H].
 
         The last `num_filled` tokens of each sequence are padding that makes the sequence length divisible by the
-        tensor-parallel size. `reading` gives the positions of tokens that continue earlier text. `context` gives the
-        documents, the segments, the padding and the indexes of the tokens. If context ranks share the sequences, S is
-        the number of this rank's tokens. With `with_weight`, return (hidden states, weight of the token embedding), so
-        that the loss can use the same weight. Raises `ConfigError` if segments are given but the model has no token
-        types.
+        tensor-parallel size. `reading` gives the positions of tokens that continue earlier text. If context ranks share
+        the sequences, S is the number of this rank's tokens. With `with_weight`, return (hidden states, weight of the
+        token embedding), so that the loss can use the same weight. Raises `ConfigError` if segments are given but the
+        model has no token types.
 
         In a pipeline, `stage_input` names the stage to run and holds its input. The result is the output of the stage.
         """
         stage, hidden = stage_input or StageInput(self.stages[0])
         tied = None
-        places = None if context.documents is None else context.documents.positions
-        places = places if reading is None else reading.places
+        places = batch.positions if reading is None else reading.places
         if hidden is None:
-            hidden, tied = self._embed(tokens, context, places, num_filled=num_filled, with_weight=with_weight)
-        x, places = hidden, context.places if places is None else places
-        length = 0 if reading is not None else self._length(tokens, context) - num_filled
-        shared = self._shared(tokens, context, places, length=length, dtype=x.dtype)
+            hidden, tied = self._embed(batch, places, num_filled=num_filled, with_weight=with_weight)
+        x, places = hidden, batch.places if places is None else places
+        length = 0 if reading is not None else self._length(batch) - num_filled
+        shared = self._shared(batch, places, length=length, dtype=x.dtype)
         draws = self.training and self.config.dropout > 0
         for place, (i, block) in enumerate(zip(stage.layers, self._blocks_of(stage), strict=True)):
             if draws:
@@ -223,20 +230,20 @@ class GPT(nn.Module):
         return list(self.blocks)[first : first + len(stage.layers)]
 
     def _embed(
-        self, tokens: Tensor, context: Context, places: Tensor | None, *, num_filled: int, with_weight: bool
+        self, batch: Batch, places: Tensor | None, *, num_filled: int, with_weight: bool
     ) -> tuple[Tensor, TiedWeight | None]:
         """Compute the hidden states before the first layer, and, with `with_weight`, return the weight of the token
         embedding.
         """
         assert self.tokens is not None, "the stage has no embedding"
         enter(ModelPart.EMBEDDING)
-        x, tied = self.tokens(tokens, with_weight=True) if with_weight else (self.tokens(tokens), None)
+        x, tied = self.tokens(batch.tokens, with_weight=True) if with_weight else (self.tokens(batch.tokens), None)
         if self.positions is not None:
-            length = tokens.shape[1]
-            of_sequence = {"num_filled": num_filled, "places": context.places}
+            length = batch.tokens.shape[1]
+            of_sequence = {"num_filled": num_filled, "places": batch.places}
             rows = self.positions(length, **of_sequence) if places is None else self.positions.at(places)
             x = x + rows
-        x = self._typed(x, tokens, context.segments)
+        x = self._typed(x, batch)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         x = self.dropout(x)
@@ -244,107 +251,77 @@ class GPT(nn.Module):
             x = x.detach().requires_grad_()
         return x, tied
 
-    def _typed(self, x: Tensor, tokens: Tensor, segments: Tensor | None) -> Tensor:
+    def _typed(self, x: Tensor, batch: Batch) -> Tensor:
         """Add the embeddings of the tokens' types, if the model has types."""
         if self.token_types is not None:
-            y: Tensor = x + self.token_types(torch.zeros_like(tokens) if segments is None else segments)
+            types = torch.zeros_like(batch.tokens) if batch.segments is None else batch.segments
+            y: Tensor = x + self.token_types(types)
             return y
-        if segments is not None:
+        if batch.segments is not None:
             raise ConfigError(
                 "A batch for a model with `model.token_types` of 0 must not have segments, but has some. Make the "
                 "batch without segments."
             )
         return x
 
-    def _length(self, tokens: Tensor, context: Context) -> int:
+    def _length(self, batch: Batch) -> int:
         """Return the number of tokens in each whole sequence, which several context ranks may share."""
-        return tokens.shape[1] * (1 if context.places is None else self.mesh.context.size)
+        return batch.tokens.shape[1] * (1 if batch.places is None else self.mesh.context.size)
 
-    def _shared(
-        self, tokens: Tensor, context: Context, places: Tensor | None, *, length: int, dtype: torch.dtype
-    ) -> Shared:
+    def _shared(self, batch: Batch, places: Tensor | None, *, length: int, dtype: torch.dtype) -> Shared:
         """Compute the tensors that the layers share. `length` is the length of the whole sequences."""
         rotation = mask = None
         if Share.ROTATION in self.shares:
-            places = torch.arange(tokens.shape[1], device=tokens.device) if places is None else places
+            places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device) if places is None else places
             rotation = rotations(places, self.config, dtype, length=length)
         if Share.MASK in self.shares:
-            mask = self._mask(context, dtype)
+            mask = self._mask(batch, dtype)
         return Shared(rotation, mask)
 
-    def _mask(self, context: Context, dtype: torch.dtype) -> AttentionMask | None:
+    def _mask(self, batch: Batch, dtype: torch.dtype) -> AttentionMask | None:
         """Make the attention mask."""
         is_causal = self.config.is_causal
-        if context.places is None:
-            return attention_mask(context, dtype, is_causal=is_causal)
-        return shared_mask(context, dtype, is_causal=is_causal, axis=self.mesh.context, way=self.context_attention)
+        if batch.places is None:
+            return attention_mask(batch, dtype, is_causal=is_causal)
+        return shared_mask(batch, dtype, is_causal=is_causal, axis=self.mesh.context, way=self.context_attention)
 
-    def loss(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        context: Context = NO_CONTEXT,
-        *,
-        scale: float | Tensor = 1.0,
-        order_scale: float | Tensor = 1.0,
-        z_loss: float = 0.0,
-    ) -> Tensor:
-        """Return `scale` times the sum of the cross entropies of `targets` [B, S] given `tokens` [B, S]: a scalar. If
-        the context has the order of segments, add `order_scale` times the sum of the cross entropies of the order.
-        `z_loss` is the coefficient of the z-loss that is added to each cross entropy (`parallel.cross_entropy`).
+    def loss(self, batch: Batch, scales: Scales = SUMS, *, z_loss: float = 0.0) -> Tensor:
+        """Return the sum of all terms of the loss (`loss_terms`), each times its factor in `scales`: a scalar.
 
-        `context` gives the documents, the segments and the padding of the tokens.
+        The term `tokens` is the sum of the cross entropies of the targets, the term `order` the one of the order of
+        segments, if the batch has the order, and the term `task` the sum of the losses of the labels of a model that
+        solves a task (`task_logits` says where padding may be). `z_loss` is the coefficient of the z-loss that is added
+        to each cross entropy of a target (`parallel.cross_entropy`).
 
-        A model that solves a task ignores `targets`, and its cross entropies are those of the context's labels
-        (`task_logits` says where padding may be).
-
-        To train on the mean, set `scale` to 1 / (number of targets over all data ranks), as a number or a scalar tensor
-        on the device. Raises `ConfigError` for labels that the model cannot use, and if the labels of a task are
-        missing.
+        To train on the mean, set each factor to 1 / (number of rows of the term's field that hold something to predict,
+        over all data ranks), as a number or a scalar tensor on the device. Raises `ConfigError` for labels that the
+        model cannot use, and if the labels of a task are missing.
         """
-        self._require_labels(context.labels)
-        if context.labels is not None:
-            loss = task_loss(self._task_logits(tokens, context, len(context.labels)), context.labels)
-            return (scale * loss).to(loss.dtype)
+        self._require_terms(scales)
+        self._require_labels(batch.labels)
+        if batch.labels is not None:
+            loss = task_loss(self._task_logits(batch, len(batch.labels)), batch.labels)
+            return (scales.get("task", 1.0) * loss).to(loss.dtype)
         if self.output is None and torch.is_grad_enabled():
-            hidden, tied = self(tokens, context, with_weight=True)
-            return self._loss_of_hidden(hidden, tied.tensor, targets, context, (scale, order_scale, z_loss))
-        return self.loss_of_hidden(
-            self(tokens, context), targets, context, scale=scale, order_scale=order_scale, z_loss=z_loss
-        )
+            hidden, tied = self(batch, with_weight=True)
+            return self._loss_of_hidden(hidden, tied.tensor, batch, scales, z_loss)
+        return self.loss_of_hidden(self(batch), batch, scales, z_loss=z_loss)
 
-    def loss_of_hidden(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        context: Context = NO_CONTEXT,
-        *,
-        scale: float | Tensor = 1.0,
-        order_scale: float | Tensor = 1.0,
-        z_loss: float = 0.0,
-    ) -> Tensor:
+    def loss_of_hidden(self, hidden: Tensor, batch: Batch, scales: Scales = SUMS, *, z_loss: float = 0.0) -> Tensor:
         """Return the loss of a model that predicts tokens, from its last hidden states [B, S, H] (under sequence
         parallelism [B, S/T, H]). The other arguments are those of `loss`.
         """
+        self._require_terms(scales)
         weight = local(self.output_weight, self.output_weight.dtype)
-        return self._loss_of_hidden(hidden, weight, targets, context, (scale, order_scale, z_loss))
+        return self._loss_of_hidden(hidden, weight, batch, scales, z_loss)
 
-    def _loss_of_hidden(
-        self,
-        hidden: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        context: Context,
-        factors: tuple[float | Tensor, float | Tensor, float],
-    ) -> Tensor:
-        """Return the loss of a model that predicts tokens, and possibly the order of segments. `factors` are the scales
-        of these two losses and the coefficient of the z-loss.
-        """
+    def _loss_of_hidden(self, hidden: Tensor, weight: Tensor, batch: Batch, scales: Scales, z_loss: float) -> Tensor:
+        """Return the loss of a model that predicts tokens, and possibly the order of segments."""
+        assert batch.targets is not None, "the batch has no targets"
         enter(ModelPart.HEAD)
-        scale, order_scale, z_loss = factors
-        settings = replace(self._loss_settings, scale=scale, z_loss=z_loss)
+        settings = replace(self._loss_settings, scale=scales.get("tokens", 1.0), z_loss=z_loss)
         entered = enter_tensor_parallel(hidden, self.mesh)
-        rows, targets, bias = self._to_predict(entered.flatten(0, 1), targets.flatten(), context.predicted)
+        rows, targets, bias = self._to_predict(entered.flatten(0, 1), batch.targets.flatten(), batch.predicted)
         loss = vocab_parallel_cross_entropy(
             rows,
             weight,
@@ -353,9 +330,19 @@ class GPT(nn.Module):
             axis=self.mesh.tensor,
             settings=replace(settings, bias=bias),
         )
-        if self.order is None or context.order is None:
+        if self.order is None or batch.order is None:
             return loss
-        return loss + (order_scale * order_loss(self.order(entered[:, 0]), context.order)).to(loss.dtype)
+        of_order = scales.get("order", 1.0) * order_loss(self.order(entered[:, 0]), batch.order)
+        return loss + of_order.to(loss.dtype)
+
+    def _require_terms(self, scales: Scales) -> None:
+        """Raise `ConfigError` for factors of terms that the loss does not have, which would change nothing."""
+        names = [term.name for term in self.loss_terms]
+        if unknown := [name for name in scales if name not in names]:
+            raise ConfigError(
+                f"`scales` must have only terms of the model's loss ({', '.join(names)}), but has `{unknown[0]}`. "
+                "Remove it."
+            )
 
     def _require_labels(self, labels: Tensor | None) -> None:
         of_model = f'A batch for a model with `model.head` = "{self.config.head}"'
@@ -367,39 +354,40 @@ class GPT(nn.Module):
             must = "floating-point numbers" if is_number else "integers"
             raise ConfigError(f"{of_model} must have {must} as labels, but has {labels.dtype}. Convert the labels.")
 
-    def task_logits(self, tokens: Tensor, context: Context = NO_CONTEXT, *, num_choices: int = 1) -> Tensor:
+    def task_logits(self, batch: Batch, *, num_choices: int = 1) -> Tensor:
         """Return the logits of the model's task, the same on all tensor ranks. Their shape is [B, classes] for the head
         `classes`, [B, 1] for `number` (the number itself), [B, S, 2] for `spans` (logits of the first and of the last
         token), or [B / C, C] for `choice`.
         `num_choices` is C, the number of texts of each question for `choice`; the texts of a question are successive
         sequences.
 
-        `tokens` is [B, S]; S may be any length. The logits of spans include padding. For `classes` and `choice` of a
-        model with causal attention, padding must be at the ends of the sequences. No other token attends to such
-        padding, so attention needs no mask. Raises `ConfigError` if the model solves no task, or if `num_choices` does
-        not divide B.
+        The sequences may have any length S. The logits of spans include padding. For `classes` and `choice` of a model
+        with causal attention, padding must be at the ends of the sequences. No other token attends to such padding, so
+        attention needs no mask. Raises `ConfigError` if the model solves no task, or if `num_choices` does not divide
+        B.
         """
         if self.task is None:
             raise ConfigError(
                 f'`model.head` must be "classes", "number", "spans" or "choice" for the logits of a task, but is '
                 f'"{self.config.head}". Choose a model that was fine-tuned for a task.'
             )
-        if len(tokens) % num_choices:
+        number = len(batch.tokens)
+        if number % num_choices:
             raise ConfigError(
-                f"`num_choices` must divide the number of sequences ({len(tokens)}), but is {num_choices}. "
-                f"Try {listed(divisors(len(tokens)))}."
+                f"`num_choices` must divide the number of sequences ({number}), but is {num_choices}. "
+                f"Try {listed(divisors(number))}."
             )
-        return self._task_logits(tokens, context, len(tokens) // num_choices)
+        return self._task_logits(batch, number // num_choices)
 
-    def _task_logits(self, tokens: Tensor, context: Context, num_labels: int) -> Tensor:
+    def _task_logits(self, batch: Batch, num_labels: int) -> Tensor:
         """Return the logits of a batch with `num_labels` labels. For the head `choice`, each question has one label."""
         assert self.task is not None
-        length = tokens.shape[1]
+        length = batch.tokens.shape[1]
         last = None
         if self.config.is_causal and self.config.head is not HeadKind.SPANS:
-            last, context = last_places(context.mask, tokens), context._replace(mask=None)
+            last, batch = last_places(batch.mask, batch.tokens), replace(batch, mask=None)
         num_filled = self._num_filled(length)
-        hidden = self(F.pad(tokens, (0, num_filled)), context.padded(num_filled, tokens), num_filled=num_filled)
+        hidden = self(batch.padded(num_filled, hides=True), num_filled=num_filled)
         logits = task_logits(self.task, hidden, last, self.mesh)
         if self.config.head is HeadKind.SPANS:
             return logits[:, :length]
@@ -424,31 +412,30 @@ class GPT(nn.Module):
         bias = self.prediction.bias
         return self.prediction(hidden), targets, local(bias, bias.dtype)
 
-    def hidden_states(self, tokens: Tensor, context: Context = NO_CONTEXT) -> Tensor:
-        """Return the last hidden states [B, S, H] of `tokens` [B, S]. Every tensor rank gets all S positions.
+    def hidden_states(self, batch: Batch) -> Tensor:
+        """Return the last hidden states [B, S, H] of the tokens [B, S] of a batch. Every tensor rank gets all S
+        positions.
 
         S may be any length. Under sequence parallelism, the sequence is padded at its end. The padding does not change
         the hidden states: in causal attention, a position never attends to later positions, and in bidirectional
         attention, the padding is masked.
         """
-        filled, context, num_filled = self.filled(tokens, context)
-        hidden = self(filled, context, num_filled=num_filled)
-        return enter_tensor_parallel(hidden, self.mesh)[:, : tokens.shape[1]]
+        filled, num_filled = self.filled(batch)
+        hidden = self(filled, num_filled=num_filled)
+        return enter_tensor_parallel(hidden, self.mesh)[:, : batch.tokens.shape[1]]
 
-    def filled(self, tokens: Tensor, context: Context) -> tuple[Tensor, Context, int]:
-        """Pad `tokens` [B, S] at the end, so that the sequence can be split over the ranks. Return the padded tokens,
-        their context, and the number of padding tokens.
+    def filled(self, batch: Batch) -> tuple[Batch, int]:
+        """Pad the sequences at their ends, so that they can be split over the ranks. Return the padded batch and the
+        number of padding tokens of each sequence.
         """
-        num_filled = self._num_filled(tokens.shape[1])
-        if not self.config.is_causal:
-            context = context.padded(num_filled, tokens)
-        return F.pad(tokens, (0, num_filled)), context, num_filled
+        num_filled = self._num_filled(batch.tokens.shape[1])
+        return batch.padded(num_filled, hides=not self.config.is_causal), num_filled
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Return the scores [B, V] of the next token after `tokens` [B, S]. All ranks get the same scores. S may be any
         length.
         """
-        return self.logits_of(self.hidden_states(tokens)[:, -1])
+        return self.logits_of(self.hidden_states(Batch(tokens=tokens))[:, -1])
 
     @torch.no_grad()
     def read(self, tokens: Tensor, cache: GenerationCache, *, counts: Sequence[int], first_row: int = 0) -> Tensor:
@@ -462,7 +449,8 @@ class GPT(nn.Module):
         num_filled = self._num_filled(tokens.shape[1])
         reading = cache.begin(counts, length=tokens.shape[1] + num_filled, first_row=first_row)
         with reading_kernels(tokens.device):
-            hidden = enter_tensor_parallel(self(F.pad(tokens, (0, num_filled)), reading=reading), self.mesh)
+            batch = Batch(tokens=F.pad(tokens, (0, num_filled)))
+            hidden = enter_tensor_parallel(self(batch, reading=reading), self.mesh)
         cache.advance(counts, first_row=first_row)
         return hidden
 

@@ -23,7 +23,6 @@ from crosscut.architecture.pipeline import Action, Message, Pass, Schedule, inte
 from crosscut.flight import RECORD, RunPhase
 from crosscut.kernels.deferral import Deferral, Deferred
 from crosscut.model.batch import Batch
-from crosscut.model.documents import NO_CONTEXT, Context
 from crosscut.model.gpt import GPT, StageInput
 from crosscut.parallel import enter_tensor_parallel
 from crosscut.parallel.channels import Arriving
@@ -129,8 +128,7 @@ class _Step:
         self.step.begin(action.micro_batch)
         if hidden is not None:
             hidden.requires_grad_()
-        tokens, _, context = batch.with_context()
-        output: Tensor = self.step.model(tokens, context, stage_input=StageInput(stage, hidden))
+        output: Tensor = self.step.model(batch, stage_input=StageInput(stage, hidden))
         if stage.is_last:
             output = self.step.loss(output, batch)
             self.loss = self.loss + output.detach()
@@ -172,29 +170,28 @@ def forward_loss(model: GPT, batch: Batch) -> Tensor:
     """
     mesh = model.mesh
     if mesh.pipeline is None:
-        return model.loss(*batch.with_context())
-    tokens, targets, context = batch.with_context()
-    hidden = _through_stages(model, tokens, context)
+        return model.loss(batch)
+    hidden = _through_stages(model, batch)
     if hidden is None:
         return torch.zeros((), dtype=torch.float32, device=mesh.device)
-    return model.loss_of_hidden(hidden, targets, context)
+    return model.loss_of_hidden(hidden, batch)
 
 
 @torch.no_grad()
-def last_hidden_states(model: GPT, tokens: Tensor, context: Context = NO_CONTEXT) -> Tensor | None:
-    """Return the last hidden states [B, S, H] of `tokens` [B, S], as `GPT.hidden_states` does.
+def last_hidden_states(model: GPT, batch: Batch) -> Tensor | None:
+    """Return the last hidden states [B, S, H] of the tokens [B, S] of a batch, as `GPT.hidden_states` does.
 
     In a pipeline, the tokens pass through all stages, and the result is None on all stages except the last. Every rank
     of a pipeline must call this function with the same tokens, in the same order, and then `Channels.finish` once.
     """
     if model.mesh.pipeline is None:
-        return model.hidden_states(tokens, context)
-    filled, context, num_filled = model.filled(tokens, context)
-    hidden = _through_stages(model, filled, context, num_filled=num_filled)
-    return None if hidden is None else enter_tensor_parallel(hidden, model.mesh)[:, : tokens.shape[1]]
+        return model.hidden_states(batch)
+    filled, num_filled = model.filled(batch)
+    hidden = _through_stages(model, filled, num_filled=num_filled)
+    return None if hidden is None else enter_tensor_parallel(hidden, model.mesh)[:, : batch.tokens.shape[1]]
 
 
-def _through_stages(model: GPT, tokens: Tensor, context: Context, *, num_filled: int = 0) -> Tensor | None:
+def _through_stages(model: GPT, batch: Batch, *, num_filled: int = 0) -> Tensor | None:
     """Run this rank's stages in a forward pass. Return the output of the last stage on the rank that holds this stage,
     and None on all other ranks.
     """
@@ -205,8 +202,8 @@ def _through_stages(model: GPT, tokens: Tensor, context: Context, *, num_filled:
         action = Action(Pass.FORWARD, 0, chunk)
         hidden: Tensor | None = None
         if (message := schedule.received(pipeline.rank, action)) is not None:
-            hidden = channels.start_receiving(message, *model.hidden_form(tokens)).wait()
-        output: Tensor = model(tokens, context, num_filled=num_filled, stage_input=StageInput(stage, hidden))
+            hidden = channels.start_receiving(message, *model.hidden_form(batch.tokens)).wait()
+        output: Tensor = model(batch, num_filled=num_filled, stage_input=StageInput(stage, hidden))
         if stage.is_last:
             return output
         if (message := schedule.sent(pipeline.rank, action)) is not None:

@@ -7,7 +7,7 @@ allows. Only the chosen candidate becomes a validated `RunConfig`.
 
 from dataclasses import dataclass, field
 
-from crosscut.architecture import Device, Target
+from crosscut.architecture import Device, Target, describe
 from crosscut.config import Layout, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
 from crosscut.config.conventions import AMPERE, MASKED_FRACTION
 from crosscut.config.layouts.step import StepShape
@@ -75,6 +75,6 @@ def target_of(run: Planned, *, device: Device, capability: tuple[int, int] = AMP
         sums_bytes=precision.accumulation_bytes,
         compiled=is_compiled(run, device),
         document_mask=run.training.document_mask,
-        predicted=run.predicted_tokens if run.model.predicts_masked else None,
+        predicted=run.predicted_tokens if "predicted" in describe(run.model).head.reads else None,
         sends_halves=run.training.precision != "float8",
     )

@@ -101,10 +101,11 @@ def head_flops_per_token(model: ModelConfig, length: int, fraction: float) -> in
     still 0.
     """
     known_vocab_size(model)
-    if model.solves_task:
-        return describe(model).head.flops(Target(length=length)) // length
-    if not model.predicts_masked:
-        return describe(model).head.flops(ONE_TOKEN)
+    head = describe(model).head
+    if "labels" in head.reads:
+        return head.flops(Target(length=length)) // length
+    if "predicted" not in head.reads:
+        return head.flops(ONE_TOKEN)
     sequences = ceil(1000 / length)  # enough tokens to make the rounding negligible
     target = Target(sequences=sequences, length=length, predicted=round(fraction * sequences * length))
-    return describe(model).head.flops(target) // target.tokens
+    return head.flops(target) // target.tokens

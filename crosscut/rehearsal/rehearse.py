@@ -6,20 +6,18 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 import torch
-from torch import Tensor
 
 from crosscut.architecture import describe
+from crosscut.architecture.inputs import Element
 from crosscut.config import (
     ConfigError,
     LayoutError,
-    ModelConfig,
     ResolvedRun,
     RunConfig,
     default_loss_chunk,
     padded_vocab_size,
     resolve,
 )
-from crosscut.config.model import HeadKind
 from crosscut.config.precision import precision_on
 from crosscut.config.training import Compile
 from crosscut.model import Batch
@@ -138,7 +136,7 @@ def _count(run: ResolvedRun, mesh: ParallelMesh, tell: Callable[[int, int], None
     is_piped = run.layout.pipeline > 1
     number = run.config.num_micro_batches
     _watch_progress(trainer, number if is_piped else min(number, MOST_PARTS), tell)
-    batches = _batches(run.config, mesh.context)
+    batches = blank_batches(run.config, mesh.context)
     recorder = CollectiveRecorder(mesh)
     with recorder, ledger, resizing_told_to(ledger.resized), equal_parts_once(ledger, recorder):
         loss = trainer.accumulate(0, batches)
@@ -180,32 +178,19 @@ def _enter_state(ledger: Ledger, trainer: Trainer) -> None:
             ledger.enter("optimizer", moments)
 
 
-def _labels(model: ModelConfig, num_sequences: int) -> Tensor:
-    """Return labels, all zero, for a micro-batch of the model's task. In a multiple-choice task, all sequences of the
-    micro-batch are options of one question.
+def blank_batches(run: RunConfig, context: Axis) -> list[Batch]:
+    """Return micro-batches of zeros, with the fields that the model reads. In a multiple-choice task, all sequences of
+    a micro-batch are options of one question.
     """
-    shapes = {HeadKind.SPANS: (num_sequences, 2), HeadKind.CHOICE: (1,)}
-    dtype = torch.float64 if model.head is HeadKind.NUMBER else torch.long
-    return torch.zeros(shapes.get(model.head, (num_sequences,)), dtype=dtype)
-
-
-def _batches(run: RunConfig, context: Axis) -> list[Batch]:
-    shape = (run.micro_batch_size, run.training.sequence_length + 1)
+    fields = describe(run.model).reads(document_mask=run.training.document_mask).values()
+    size = run.micro_batch_size
+    sizes = {"sharing": size, "predicted": run.predicted_tokens}
+    shapes = {read: read.shape(size, run.training.sequence_length, **sizes) for read in fields}
+    dtypes = {Element.FLAG: torch.bool, Element.REAL: torch.float64}
     batches: list[Batch] = []
     for _ in range(run.num_micro_batches):
-        tokens: Tensor = torch.zeros(shape, dtype=torch.long)
-        batch = Batch.from_ids(tokens)
-        if not run.model.is_causal:
-            batch = replace(batch, mask=torch.ones_like(batch.tokens, dtype=torch.bool))
-        if run.model.predicts_masked:
-            indexes = torch.zeros(run.predicted_tokens, dtype=torch.long)
-            batch = replace(batch, predicted=indexes)
-        if run.model.sentence_order:
-            batch = replace(batch, order=torch.zeros(run.micro_batch_size, dtype=torch.long))
-        if run.model.solves_task:
-            batch = replace(batch, labels=_labels(run.model, run.micro_batch_size))
-        if run.model.token_types:
-            batch = replace(batch, segments=torch.zeros_like(batch.tokens))
-        batch = batch.with_documents(0) if run.training.document_mask else batch
-        batches.append(batch.part_of_rank(context))
+        zeros = {
+            read.name: torch.zeros(shape, dtype=dtypes.get(read.kind, torch.long)) for read, shape in shapes.items()
+        }
+        batches.append(Batch(**zeros).part_of_rank(context))
     return batches

@@ -9,10 +9,10 @@ from typing import NamedTuple, Self
 
 import torch
 
+from crosscut.architecture import describe
 from crosscut.config import RunConfig
 from crosscut.config.data import Objective
 from crosscut.data import (
-    MaskedBatch,
     MaskedSampler,
     MaskedValidation,
     Tokens,
@@ -21,7 +21,7 @@ from crosscut.data import (
     training_samples,
     validation_samples,
 )
-from crosscut.data.sampler import Ids, Samples
+from crosscut.data.sampler import Arrays, Samples
 from crosscut.data.validation import ValidationSamples
 from crosscut.flight import RECORD, RunPhase
 from crosscut.model import Batch
@@ -31,9 +31,6 @@ from crosscut.training.spikes.order import SampleOrder
 _TOKENS_DESCRIBED = 64
 """Maximum number of tokens that the description of a sequence shows."""
 
-_Rows = tuple[Ids, Ids] | MaskedBatch
-"""Arrays of a batch of samples. The pair is tokens and targets for the prediction of the next token."""
-
 
 class BatchSource(ABC):
     """Training and validation batches of one rank, as the training loop reads them. Training batches depend only on the
@@ -42,6 +39,8 @@ class BatchSource(ABC):
 
     def __init__(self, run: RunConfig, mesh: ParallelMesh) -> None:
         self.run, self.mesh = run, mesh
+        self.reads = describe(run.model).reads(document_mask=run.training.document_mask)
+        """Fields of a batch that the model reads, by name."""
         self.order = SampleOrder(run.training)
         """Position of each step's batch in the sequence of samples. Code that replaces this attribute must also call
         `BatchesAhead.forget`, because the next batch may already be fetched."""
@@ -117,9 +116,9 @@ class TokenBatches(BatchSource):
         super().__init__(run, mesh)
         self.training, self.validation, self._tokens = samples.training, samples.validation, samples.tokens
 
-    @abstractmethod
-    def batch(self, rows: _Rows) -> Batch:
-        """Make a batch on the host. The batch shares the memory of the arrays in `rows`."""
+    def batch(self, rows: Arrays) -> Batch:
+        """Make a batch on the host, with the fields that the model reads. The batch shares the memory of the arrays."""
+        return Batch.of(rows, self.reads)
 
     def share(self, step: int) -> Batch:
         """Return this data rank's share of the batch of a step, in host memory."""
@@ -168,11 +167,9 @@ class TokenBatches(BatchSource):
 class Batches(TokenBatches):
     """Batches for the prediction of the next token."""
 
-    def batch(self, rows: _Rows) -> Batch:
+    def batch(self, rows: Arrays) -> Batch:
         """Make a batch. With `training.document_mask`, the batch says which document each token belongs to."""
-        assert not isinstance(rows, MaskedBatch)
-        tokens, targets = map(torch.from_numpy, rows)
-        batch = Batch(tokens=tokens, targets=targets)
+        batch = super().batch(rows)
         return batch.with_documents(self._tokens.end_of_text) if self.run.training.document_mask else batch
 
     @cached_property
@@ -188,21 +185,6 @@ class MaskedBatches(TokenBatches):
     validation_bytes = 0
     """Always 0, because bits per byte are not defined for masked tokens: the model also reads the tokens that follow a
     masked token."""
-
-    def batch(self, rows: _Rows) -> Batch:
-        """Make a batch with the fields that the model uses: segments if the model has token types, the order of the
-        segments if the model predicts the order, and documents if `training.document_mask` is set.
-        """
-        assert isinstance(rows, MaskedBatch)
-        model = self.run.model
-        used = {
-            "segments": model.token_types > 0,
-            "order": model.sentence_order,
-            "documents": self.run.training.document_mask,
-            "positions": self.run.training.document_mask,
-        }
-        given = {name: value for name, value in rows._asdict().items() if value is not None and used.get(name, True)}
-        return Batch(**{name: torch.from_numpy(value) for name, value in given.items()})
 
     def complete(self, batch: Batch) -> Batch:
         """Return a micro-batch with the indexes of the tokens that the model predicts."""

@@ -32,7 +32,6 @@ from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import (
     require_capabilities,
     require_no_conversations,
-    require_objective,
     require_own_names,
 )
 from crosscut.training.resuming import (
@@ -67,7 +66,7 @@ def run_training(run: RunConfig, *, resume: Resume = False, profile: bool = Fals
     if is_elastic(run):
         run, resume = for_started_ranks(run), resume or "auto"  # torchrun repeats the command after a failure
     resolved = resolve_on(run, choose_device(run.training.device))
-    require_objective(run)
+    run.require_objective()
     require_capabilities(resolved)
     config = resolved.config
     again = f"{typed_command()} train {shlex.quote(str(Path(run.output.folder) / CONFIG_FILE))} --resume auto"

@@ -13,7 +13,6 @@ from crosscut.config.conventions import (
     LABELS_FILE,
     SPECIAL_FILE,
 )
-from crosscut.config.data import Objective
 from crosscut.config.system.markers import MARKER_FILE, marker_of
 from crosscut.flight.reading import FOLDER as WATCH_FOLDER
 from crosscut.launch.processes import choose_device
@@ -50,40 +49,6 @@ def require_capabilities(run: ResolvedRun, *, only_to_verify: bool = False) -> N
     (require_imitable_precision if only_to_verify else require_precision)(run.precision, device)
     require_compilation(run, device)
     require_symmetric_memory(run.layout, device)
-
-
-def require_objective(run: RunConfig) -> None:
-    """Raise `ConfigError` if the data do not fit the model's kind of prediction, or if a token would attend to the
-    token that it has to predict.
-    """
-    model, masked = run.model, run.data.objective is Objective.MASKED
-    if model.solves_task:
-        raise ConfigError(
-            f'`model.head` must be "next_token" or "masked_tokens" for training on texts, but is "{model.head}". Set '
-            'model.head="next_token", or use `crosscut finetune` to train on a task with labels.'
-        )
-    if model.predicts_masked != masked:
-        objective, head = ("masked", "next_token") if model.predicts_masked else ("causal", "masked_tokens")
-        raise ConfigError(
-            f'`data.objective` must be "{objective}" for a model with `model.head` = "{model.head}", but is '
-            f'"{run.data.objective}". Set data.objective="{objective}", or model.head="{head}".'
-        )
-    if not (masked or model.is_causal):
-        raise ConfigError(
-            '`model.attention` must be "causal" for training on the next token, but is "bidirectional". Every token '
-            'would see the token that it has to predict. Set model.attention="causal".'
-        )
-    if model.sentence_order and not run.data.pairs:
-        raise ConfigError(
-            "`data.pairs` must be true for a model that predicts the order of segments, but is false. Set "
-            "data.pairs=true, or model.sentence_order=false."
-        )
-    if masked and run.data.pairs and model.token_types == 1:
-        raise ConfigError(
-            "`model.token_types` must be 0 or at least 2 for pairs of segments, but is 1. Set model.token_types=2."
-        )
-    if masked:
-        run.evaluation.require_masked()
 
 
 def require_no_conversations(folder: Path) -> None:

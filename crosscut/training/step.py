@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TypedDict
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from crosscut.config.layout import PipelineSchedule
 from crosscut.flight import RECORD, RunPhase
 from crosscut.kernels.deferral import Deferral
 from crosscut.model import GPT, Batch, initialize
+from crosscut.model.gpt import Scales
 from crosscut.model.running import PLAIN_LOSS, Runners
 from crosscut.model.stages import Observer, StageStep
 from crosscut.parallel import (
@@ -44,14 +45,6 @@ def in_turn(micro_batches: Sequence[Batch]) -> Iterable[tuple[int, Batch]]:
     replaces this function, because it runs equal micro-batches once.
     """
     return enumerate(micro_batches)
-
-
-class _LossFactors(TypedDict):
-    """Arguments of the loss that are the same for all micro-batches of a step."""
-
-    scale: Tensor
-    order_scale: Tensor
-    z_loss: float
 
 
 class Trainer:
@@ -196,15 +189,14 @@ class Trainer:
         and leave the summed gradients in `.grad`. `summed` turns the parts of all ranks into the mean loss.
 
         The mean is over the target tokens of all ranks that see different tokens (`mesh.tokens`), so the loss does not
-        depend on how the batch is split. If the model predicts the order of segments, the mean over all pairs of
-        segments is added to the loss. In a pipeline, only the last stage has a part that is not zero.
+        depend on how the batch is split. If the loss has several terms, the means of all terms are added up. In a
+        pipeline, only the last stage has a part that is not zero.
         """
         RECORD.phase(RunPhase.FORWARD, step)
-        scale, order_scale = self._scales(micro_batches)
-        factors = _LossFactors(scale=scale, order_scale=order_scale, z_loss=self.run.training.z_loss)
+        scales = self._scales(micro_batches)
         self.reducer.begin()
         passes = self._pass_all if self.mesh.pipeline is None else self._pass_stages
-        total = passes(step, micro_batches, factors)
+        total = passes(step, micro_batches, scales)
         RECORD.phase(RunPhase.REDUCTION)
         self.reducer.finish()
         if self.mesh.ends is not None and self.model.is_tied_over_stages:  # both ranks hold the tied embedding
@@ -222,7 +214,7 @@ class Trainer:
             part = all_reduce(part, axis)
         return all_reduce(part, self.mesh.tokens)
 
-    def _pass_all(self, step: int, micro_batches: Sequence[Batch], factors: _LossFactors) -> Tensor:
+    def _pass_all(self, step: int, micro_batches: Sequence[Batch], scales: Scales) -> Tensor:
         """Run the forward and backward pass of each micro-batch in turn. Return the sum of this rank's losses."""
         total = torch.zeros((), dtype=torch.float32, device=self.mesh.device)
         for index, batch in in_turn(micro_batches):
@@ -230,13 +222,13 @@ class Trainer:
             if index == len(micro_batches) - 1:
                 self.reducer.arm()
             RECORD.phase(RunPhase.FORWARD)
-            loss = self.model.loss(*batch.with_context(), **factors)
+            loss = self.model.loss(batch, scales, z_loss=self.run.training.z_loss)
             RECORD.phase(RunPhase.BACKWARD)
             loss.backward()
             total = total + loss.detach()
         return total
 
-    def _pass_stages(self, step: int, micro_batches: Sequence[Batch], factors: _LossFactors) -> Tensor:
+    def _pass_stages(self, step: int, micro_batches: Sequence[Batch], scales: Scales) -> Tensor:
         """Run the forward and backward passes of all micro-batches through this rank's stages. Return the sum of the
         losses on the last stage, and zero on the other stages.
         """
@@ -244,27 +236,24 @@ class Trainer:
             model=self.model,
             schedule=schedule_of(self.run.layout, len(micro_batches)),
             micro_batches=micro_batches,
-            loss=lambda hidden, batch: self.model.loss_of_hidden(hidden, *batch.with_context()[1:], **factors),
+            loss=partial(self.model.loss_of_hidden, scales=scales, z_loss=self.run.training.z_loss),
             begin=lambda index: self.streams.restart(step=step, micro_batch=index),
             arm=self.reducer.arm,
             deferral=self.deferral,
             observer=self.observer,
         ).run()
 
-    def _scales(self, micro_batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
-        """Return the factors that turn the sums of the two losses into means over all ranks: 1 / number of target
-        tokens for the token loss, and 1 / number of pairs of segments for the loss of their order. A loss scale
-        multiplies both factors. For a model that does not predict the order of segments, both results are the first
-        factor.
+    def _scales(self, micro_batches: Sequence[Batch]) -> Scales:
+        """Return the factors that turn the terms of the loss into means over all ranks: 1 / number of rows of the
+        term's field that hold something to predict. A loss scale multiplies all factors.
         """
-        counts = [sum(batch.num_targets for batch in micro_batches)]
-        if self.run.model.sentence_order:
-            counts.append(sum(batch.num_orders for batch in micro_batches))
+        terms = self.model.loss_terms
+        counts = [sum(batch.count(term.field) for batch in micro_batches) for term in terms]
         summed = all_reduce(torch.stack([torch.as_tensor(count) for count in counts]), self.mesh.tokens)
         scales = 1.0 / summed.double().clamp(min=1.0)
         if self.loss_scale is not None:
             scales = self.loss_scale.scaled(scales)
-        return scales[0], scales[-1]
+        return {term.name: scale for term, scale in zip(terms, scales.unbind(), strict=True)}
 
     def _hold(self, loss: Tensor, norm: Tensor) -> Tensor:
         """Return 1 if this step must not change the weights, else 0: a float32 scalar on the device.

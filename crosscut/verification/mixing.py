@@ -33,13 +33,13 @@ def compare_mixture(weights: Sequence[float], mesh: ParallelMesh, *, seed: int) 
     samples = MixedSampler(samplers, weights, seed=seed)
     batch_size = _SAMPLES_AT_ONCE * mesh.data.size
     steps = range(-(-2 * BLOCK_SAMPLES // batch_size))
-    own = [samples.batch(i, batch_size=batch_size, rank=mesh.data.rank, size=mesh.data.size)[0] for i in steps]
+    own = [samples.batch(i, batch_size=batch_size, rank=mesh.data.rank, size=mesh.data.size).tokens for i in steps]
     every = gather_to_first((mesh.data.rank, np.stack(own)))
     if every is None:
         return []
     slices = dict(every)
     batches = np.concatenate([slices[rank] for rank in range(mesh.data.size)], axis=1)
-    whole = np.stack([samples.batch(i, batch_size=batch_size)[0] for i in steps])
+    whole = np.stack([samples.batch(i, batch_size=batch_size).tokens for i in steps])
     shares = shares_of(weights)
     found = np.bincount(batches.ravel(), minlength=len(weights)) / batches.size
     difference = max(abs(found - shares))

@@ -331,7 +331,7 @@ class _RunStep:
         if self.run.training.document_mask:
             batch = batch.with_documents(END_OF_TEXT)
         parts = (part.chunk(data.size)[data.rank] for part in batch.chunk(count))
-        if self.run.model.predicts_masked:
+        if "predicted" in describe(self.run.model).head.reads:
             parts = (self._with_predicted(part) for part in parts)
         return [part.to_device(self.mesh.device) for part in parts]
 

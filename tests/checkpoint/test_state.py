@@ -17,7 +17,7 @@ from crosscut.checkpoint import (
 from crosscut.checkpoint.saving.writer import CheckpointWriter
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import CheckpointError, Layout, ModelConfig, OptimizerConfig
-from crosscut.model import GPT, initialize
+from crosscut.model import GPT, Batch, initialize
 from crosscut.parallel import RandomStreams, make_mesh, make_reducer, shard_model
 from crosscut.pretrained import require_finite
 from crosscut.training.optimization.optimizer import make_optimizer
@@ -44,7 +44,7 @@ def take_step(model: GPT, optimizer: torch.optim.Optimizer) -> None:
     tokens = torch.arange(9).unsqueeze(0)
     reducer = make_reducer(model, model.mesh)
     reducer.arm()
-    model.loss(tokens[:, :-1], tokens[:, 1:], scale=1 / (8 * model.mesh.data.size)).backward()
+    model.loss(Batch.from_ids(tokens), {"tokens": 1 / (8 * model.mesh.data.size)}).backward()
     reducer.finish()
     optimizer.step()
     optimizer.zero_grad()

@@ -81,7 +81,7 @@ def test_a_sample_depends_on_its_index_alone(samplers: list[Sampler]) -> None:
 def test_ranks_divide_the_batch(samplers: list[Sampler], size: int) -> None:
     samples = MixedSampler(samplers, [0.2, 0.3, 0.5], seed=5)
     for step in (0, 85, 86):
-        slices = [samples.batch(step, batch_size=12, rank=rank, size=size)[0] for rank in range(size)]
+        slices = [samples.batch(step, batch_size=12, rank=rank, size=size).tokens for rank in range(size)]
         assert np.array_equal(np.concatenate(slices), samples.batch_at(12 * step, 12)[:, :-1])
 
 
@@ -101,12 +101,12 @@ def test_validation_has_the_folders_shares_as_far_as_the_first_one_that_runs_out
     samples = MixedValidationSampler(parts, [5, 1, 4])
     assert samples.count(0) == 100  # the second folder has 10
     for limit, counts in ((0, [50, 10, 40]), (20, [10, 2, 8]), (1, [1, 1, 1])):
-        rows = np.concatenate([tokens for tokens, _ in samples.batches(batch_size=4, limit=limit)])[: sum(counts)]
+        rows = np.concatenate([batch.tokens for batch in samples.batches(batch_size=4, limit=limit)])[: sum(counts)]
         assert np.bincount(folders(rows)).tolist() == counts
-    whole = [targets for _, targets in samples.batches(batch_size=8, limit=20)]
+    whole = [batch.targets for batch in samples.batches(batch_size=8, limit=20)]
     halves = [samples.batches(batch_size=8, rank=rank, size=2, limit=20) for rank in range(2)]
-    for (_, first), (_, second), targets in zip(*halves, whole, strict=True):
-        assert np.array_equal(np.concatenate([first, second]), targets)
+    for first, second, targets in zip(*halves, whole, strict=True):
+        assert np.array_equal(np.concatenate([first.targets, second.targets]), targets)
     assert (np.concatenate(whole) != IGNORED).sum() == 20 * S
 
 
@@ -132,7 +132,7 @@ def test_a_mixture_opens_its_folders(two: list[Path], tmp_path: Path) -> None:
     assert [folder.path for folder in folders_of(tokens)] == two
     samples = training_samples(tokens, sequence_length=8, seed=1)
     validation = validation_samples(tokens, sequence_length=8)
-    assert samples.batch(0, batch_size=6)[0].shape == (6, 8)
+    assert samples.batch(0, batch_size=6).tokens.shape == (6, 8)
     parts = [ValidationSampler(folder.validation, sequence_length=8) for folder in tokens.folders]
     expected = sum(part.num_bytes(tokens.tokenizer(), limit=limit) for part, limit in zip(parts, (2, 4), strict=True))
     assert validation.num_bytes(tokens.tokenizer(), limit=6) == expected

@@ -120,7 +120,7 @@ def test_validation_on_two_books_reads_both(tmp_path: Path, objective: str) -> N
         else validation_samples(tokens, **options)
     )
     assert samples.count(0) > 8
-    rows = np.concatenate([batch[0] for batch in samples.batches(batch_size=4, limit=8)])
+    rows = np.concatenate([batch.tokens for batch in samples.batches(batch_size=4, limit=8)])
     counts = Counter(word for row in rows for word in tokens.tokenizer().decode(row.tolist()).split())
     assert min(counts["first"], counts["second"]) > 5, "sequences come from both books"
 

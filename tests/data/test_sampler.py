@@ -110,9 +110,9 @@ def test_parts_of_the_ranks_make_the_same_global_batch(shards: list[Shard], size
             for rank in range(size)
         ]
         rows = whole.batch_at(step * 12, 12)
-        assert all(tokens.shape == targets.shape == (12 // size, S) for tokens, targets in parts)
-        assert np.array_equal(np.concatenate([tokens for tokens, _ in parts]), rows[:, :-1])
-        assert np.array_equal(np.concatenate([targets for _, targets in parts]), rows[:, 1:])
+        assert all(part.tokens.shape == part.targets.shape == (12 // size, S) for part in parts)
+        assert np.array_equal(np.concatenate([part.tokens for part in parts]), rows[:, :-1])
+        assert np.array_equal(np.concatenate([part.targets for part in parts]), rows[:, 1:])
 
 
 def test_ids_are_64_bit(shards: list[Shard]) -> None:
@@ -174,7 +174,7 @@ def test_validation_counts_every_token_once_over_all_ranks(
     assert len({len(part) for part in parts}) == 1
     pairs = []
     for step in zip(*parts, strict=True):
-        for tokens, targets in step:
+        for tokens, targets in ((batch.tokens, batch.targets) for batch in step):
             assert tokens.shape == targets.shape == (batch_size // size, sequence_length)
             counted = targets != IGNORED
             pairs += zip(tokens[counted].tolist(), targets[counted].tolist(), strict=True)
@@ -199,8 +199,9 @@ def test_a_limited_validation_is_spread_over_the_whole_shard(num_tokens: int, se
 def test_a_limited_validation_reads_both_of_two_documents(make_shard: MakeShard, limit: int) -> None:
     """The first sequences would all come from the first book."""
     sampler = ValidationSampler(make_shard([1000, 1000]), sequence_length=10)
-    ranks = [np.concatenate([t for t, _ in sampler.batches(batch_size=4, rank=r, size=2, limit=limit)]) for r in (0, 1)]
-    whole = np.concatenate([tokens for tokens, _ in sampler.batches(batch_size=4, limit=limit)])
+    parts = [sampler.batches(batch_size=4, rank=rank, size=2, limit=limit) for rank in (0, 1)]
+    ranks = [np.concatenate([batch.tokens for batch in part]) for part in parts]
+    whole = np.concatenate([batch.tokens for batch in sampler.batches(batch_size=4, limit=limit)])
     from_second = int((whole[:limit, 0] >= 1000).sum())
     assert limit // 2 <= from_second <= (limit + 1) // 2
     assert sorted(map(tuple, np.concatenate(ranks).tolist())) == sorted(map(tuple, whole.tolist()))
@@ -211,7 +212,7 @@ def test_validation_can_be_limited(make_shard: MakeShard) -> None:
     assert sampler.num_samples == 10
     batches = list(sampler.batches(batch_size=4, limit=5))
     assert len(batches) == 2
-    assert sum(np.count_nonzero(targets != IGNORED) for _, targets in batches) == 50
+    assert sum(np.count_nonzero(batch.targets != IGNORED) for batch in batches) == 50
     assert len(list(sampler.batches(batch_size=4, limit=1000))) == 3
 
 
@@ -231,9 +232,8 @@ def test_validation_bytes_are_those_of_the_targets(tokenizer_file: Path, tmp_pat
     texts = ["hello world", "\N{EURO SIGN}" * 5, "hello hello \N{EURO SIGN}", "world"]
     shard = shard_of([[*tokenizer.encode(text), tokenizer.end_of_text] for text in texts])
     sampler = ValidationSampler(shard, sequence_length=S)
-    read, targets = (
-        np.concatenate(rows).ravel() for rows in zip(*sampler.batches(batch_size=1, limit=limit), strict=True)
-    )
+    pairs = ((batch.tokens, batch.targets) for batch in sampler.batches(batch_size=1, limit=limit))
+    read, targets = (np.concatenate(rows).ravel() for rows in zip(*pairs, strict=True))
     scored = targets[targets != IGNORED].tolist()
     spell = TokenBytes.load(file)
     expected = sum(len(spell(token)) for token in scored if token != tokenizer.end_of_text)

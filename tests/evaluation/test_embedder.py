@@ -13,7 +13,7 @@ from crosscut.config.published.sentences import SentenceSteps
 from crosscut.evaluation.embeddings import embeddings
 from crosscut.evaluation.embeddings.embedder import _PASSES, Embedded, Embedder
 from crosscut.evaluation.embeddings.pooling import SentencePooling
-from crosscut.model import GPT
+from crosscut.model import GPT, Batch
 from crosscut.pretrained import ModelSource, find_model
 from tests.pretrained.encoders import V, make_encoder
 from tests.pretrained.jobs import load
@@ -49,9 +49,9 @@ def lengths_of_passes(model: GPT) -> list[int]:
     passes: list[int] = []
     read = model.hidden_states
 
-    def counted(tokens: torch.Tensor, *arguments: object) -> torch.Tensor:
-        passes.append(len(tokens))
-        return read(tokens, *arguments)
+    def counted(batch: Batch) -> torch.Tensor:
+        passes.append(len(batch.tokens))
+        return read(batch)
 
     model.hidden_states = counted
     return passes

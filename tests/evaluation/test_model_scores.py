@@ -11,6 +11,7 @@ from torch import Tensor
 from crosscut.config import IGNORED, Layout, ModelConfig
 from crosscut.config.published.folders import reason_against_export
 from crosscut.evaluation import score_tokens
+from crosscut.model import Batch
 from tests.model.twins import CONFIG, randomised
 from tests.ranks import RankPool
 
@@ -46,7 +47,7 @@ def scores(layout: Layout, length: int, hit: bool, config: ModelConfig = CONFIG)
         logits = torch.stack([model.logits(tokens[:, : i + 1]) for i in range(length)], 1)
     if hit:
         targets[:, ::2] = logits.argmax(2)[:, ::2]
-    losses, hits = score_tokens(model, tokens, targets)
+    losses, hits = score_tokens(model, Batch(tokens=tokens, targets=targets))
     return {"logits": logits, "targets": targets, "losses": losses, "hits": hits}
 
 
@@ -77,7 +78,7 @@ def test_a_model_of_no_published_family_is_scored_like_any_other(ranks: RankPool
 
 def nothing(layout: Layout) -> tuple[Tensor, Tensor]:
     tokens, targets = example(5)
-    return tuple(score_tokens(randomised(layout), tokens, torch.full_like(targets, IGNORED)))
+    return tuple(score_tokens(randomised(layout), Batch(tokens=tokens, targets=torch.full_like(targets, IGNORED))))
 
 
 def test_nothing_is_scored_where_all_targets_are_ignored(ranks: RankPool) -> None:

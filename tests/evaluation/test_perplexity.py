@@ -35,7 +35,7 @@ def score_by_logits() -> float:
     model = make_model(MODEL, Layout()).eval()
     total, count = 0.0, 0
     with torch.no_grad():
-        for tokens, targets in (batch.plain() for batch in batches()):
+        for tokens, targets in ((batch.tokens, batch.targets) for batch in batches()):
             for end in range(1, tokens.shape[1] + 1):
                 logits = model.logits(tokens[:, :end])
                 total += F.cross_entropy(logits, targets[:, end - 1], reduction="sum").item()

@@ -12,6 +12,7 @@ from crosscut.config import ConfigError, GenerationError, Layout, ModelConfig
 from crosscut.config.published.folders import reason_against_export
 from crosscut.generation import Decoder, Piece, Sampling, decoder
 from crosscut.generation.sampling import History, Numbers, choose, not_finite, rows_not_finite
+from crosscut.model import Batch
 from crosscut.model.cache import reading_kernels
 from crosscut.model.packing import pack_weights
 from tests.generation.models import FAMILIES, SIZES, make
@@ -311,7 +312,9 @@ def of_whole_passes(family: str) -> list[torch.Tensor]:
     """Log probabilities [tokens, V] after each token of each prompt, by the model's own forward pass."""
     model = make(Layout(), family).eval()
     with torch.no_grad():
-        return [model.logits_of(model(torch.tensor([prompt]))[0]).float().log_softmax(1) for prompt in TOLD]
+        return [
+            model.logits_of(model(Batch(tokens=torch.tensor([prompt])))[0]).float().log_softmax(1) for prompt in TOLD
+        ]
 
 
 @pytest.fixture(scope="module")

@@ -128,8 +128,7 @@ def train_sharded_with_a_stop(folder: Path, phase: RunPhase) -> None:
             elif step == 2:
                 model.blocks[0].mlp.register_forward_hook(stop_here)
             RECORD.phase(RunPhase.FORWARD, step)
-            tokens, targets = (x.chunk(2)[mesh.data.rank] for x in batch(step))
-            loss = model.loss(tokens, targets, scale=1.0)
+            loss = model.loss(batch(step).chunk(2)[mesh.data.rank])
             RECORD.phase(RunPhase.BACKWARD)
             reducer.arm()
             loss.backward()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from crosscut.architecture import describe
 from crosscut.config import Layout, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
-from crosscut.model import GPT, Batch
+from crosscut.model import GPT
 from crosscut.parallel import disturb_, make_mesh
 from crosscut.parallel.state.parameters import whole
 from crosscut.training.optimization.optimizer import MOMENTS
@@ -63,9 +63,8 @@ def trained(
     before, told = wholes(made.model), []
     gradients: dict[str, Tensor] = {}
     for step in range(num_steps):
-        tokens, targets = batch(step)
         data = made.mesh.data
-        own = Batch(tokens=tokens, targets=targets).chunk(data.size)[data.rank]
+        own = batch(step).chunk(data.size)[data.rank]
         loss = made.accumulate(step, own.chunk(made.run.config.num_micro_batches))
         if step == 0:
             gradients = {name: whole(p.grad).clone() for name, p in made.model.named_parameters() if p.grad is not None}
@@ -94,8 +93,8 @@ class PlainLoss(torch.nn.Module):
         super().__init__()
         self.model = PlainGPT(config).double()
 
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        return self.model.loss(tokens, targets)
+    def forward(self) -> Tensor:
+        return self.model.loss(batch(0))
 
 
 def loss_of(config: ModelConfig, weights: dict[str, Tensor]) -> Tensor:
@@ -103,7 +102,7 @@ def loss_of(config: ModelConfig, weights: dict[str, Tensor]) -> Tensor:
     values = {f"model.{name}": reordered(name, each, config) for name, each in merged(config, weights).items()}
     if config.tied:
         values["model.output.weight"] = values["model.tokens.weight"]
-    return torch.func.functional_call(PlainLoss(config), values, batch(0))
+    return torch.func.functional_call(PlainLoss(config), values, ())
 
 
 @pytest.mark.parametrize("family", ADAPTED)

@@ -14,7 +14,7 @@ def _sent(layout: Layout, dtype: torch.dtype) -> tuple[list[Sent], list[Sent], l
     model = build(layout, dtype=dtype)
     reducer = GradientReducer(model.parameters(), model.mesh)
     with CollectiveRecorder(model.mesh) as forward:
-        loss = model.loss(*batch(0))
+        loss = model.loss(batch(0))
     reducer.arm()
     with CollectiveRecorder(model.mesh) as backward:
         loss.backward()

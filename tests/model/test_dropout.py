@@ -23,7 +23,7 @@ def _forward(layout: Layout, training: bool, step: int = 0) -> tuple[list[Tensor
     stream: list[Tensor] = []
     for block in model.blocks:
         block.register_forward_hook(lambda _, inputs, output: stream.extend([inputs[0].detach(), output.detach()]))
-    y = model(batch(0)[0])
+    y = model(batch(0))
     if model.mesh.sequence_parallel:
         y = gather_from_sequence_parallel(y, model.mesh.tensor)
     return stream, y.detach()

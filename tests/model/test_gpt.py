@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from crosscut.config import PRESETS, ConfigError, Layout, LayoutError, ModelConfig
-from crosscut.model import GPT
-from crosscut.model.documents import Context
+from crosscut.model import GPT, Batch
 from crosscut.parallel import GradientReducer, RandomStreams, gather_from_sequence_parallel, make_mesh
 from tests.model.twins import (
     CONFIG,
@@ -19,8 +18,8 @@ from tests.model.twins import (
     S,
     assert_gradients_of,
     batch,
+    batch_for,
     build,
-    context_for,
     plain_twin,
     randomised,
     wholes_of,
@@ -33,27 +32,27 @@ CLOSE = {"rtol": 1e-11, "atol": 1e-11}
 def _run(layout: Layout, config: ModelConfig) -> dict[str, Any]:
     """Hidden states, loss, gradients and next-token scores on one rank; the first data rank has the whole batch."""
     model = randomised(layout, config=config)
-    (tokens, targets), context = batch(0), context_for(config)
-    hidden = model(tokens, context)
+    batch = batch_for(config)
+    hidden = model(batch)
     if model.mesh.sequence_parallel:
         hidden = gather_from_sequence_parallel(hidden, model.mesh.tensor)
     reducer = GradientReducer(model.parameters(), model.mesh)
     reducer.arm()
-    loss = model.loss(tokens, targets, context, scale=0.5, order_scale=0.25)
+    loss = model.loss(batch, {"tokens": 0.5, **({"order": 0.25} if config.sentence_order else {})})
     loss.backward()
     reducer.finish()
     return {
         "hidden": hidden.detach(),
         "loss": loss.detach(),
-        "logits": model.logits_of(model.hidden_states(tokens[:, :-1], short(context))[:, -1]).detach(),
+        "logits": model.logits_of(model.hidden_states(short(batch))[:, -1]).detach(),
         **wholes_of(model),
     }
 
 
-def short(context: Context) -> Context:
-    """The context of the same sequences without their last tokens: a length that no split divides."""
-    segments, mask = (None if x is None else x[:, :-1] for x in (context.segments, context.mask))
-    return Context(segments=segments, mask=mask)
+def short(batch: Batch) -> Batch:
+    """The same sequences without their last tokens: a length that no split divides."""
+    names = ("tokens", "segments", "mask")
+    return Batch(**{name: tensor[:, :-1] for name, tensor in batch.given().items() if name in names})
 
 
 @pytest.mark.one_in(11)
@@ -63,25 +62,25 @@ def test_it_is_the_plain_model(ranks: RankPool, family: str, layout: Layout) -> 
     config = FAMILIES[family]
     results = ranks.run(layout.world_size, _run, layout, config)
     plain = plain_twin(config, results[0]["parameters"])
-    (tokens, targets), context = batch(0), context_for(config)
-    loss = plain.loss(tokens, targets, context) * (targets >= 0).sum() * 0.5
+    batch = batch_for(config)
+    loss = plain.loss(batch) * batch.num_targets * 0.5
     if config.sentence_order:
-        loss = loss + plain.order_loss(tokens, context) * 0.25
+        loss = loss + plain.order_loss(batch) * 0.25
     loss.backward()
     for result in results:
-        torch.testing.assert_close(result["hidden"], plain(tokens, context).detach(), **CLOSE)
+        torch.testing.assert_close(result["hidden"], plain(batch).detach(), **CLOSE)
         torch.testing.assert_close(result["loss"], loss.detach(), **CLOSE)
-        logits = plain.logits(tokens[:, :-1], short(context))[:, -1].detach()
+        logits = plain.logits(short(batch))[:, -1].detach()
         torch.testing.assert_close(result["logits"], logits, **CLOSE)
         assert_gradients_of(plain, result["gradients"], tolerance=1e-11)
 
 
 def _change_last(layout: Layout) -> tuple[Tensor, Tensor]:
     model = randomised(layout)
-    tokens = batch(0)[0].clone()
-    before = model(tokens).detach()
-    tokens[:, -1] = (tokens[:, -1] + 1) % CONFIG.vocab_size
-    return before, model(tokens).detach()
+    own = batch(0)
+    before = model(own).detach()
+    own.tokens[:, -1] = (own.tokens[:, -1] + 1) % CONFIG.vocab_size
+    return before, model(own).detach()
 
 
 def test_no_position_sees_a_later_one(ranks: RankPool) -> None:
@@ -92,9 +91,9 @@ def test_no_position_sees_a_later_one(ranks: RankPool) -> None:
 
 def _losses(compute_dtype: torch.dtype, layout: Layout) -> tuple[float, dict[str, Tensor], torch.dtype]:
     model = build(layout, dtype=torch.float32, compute_dtype=compute_dtype)
-    loss = model.loss(*batch(0), scale=1 / (B * S))
+    loss = model.loss(batch(0), {"tokens": 1 / (B * S)})
     loss.backward()
-    hidden = model(batch(0)[0])
+    hidden = model(batch(0))
     return loss.item(), {name: p.grad.full_tensor() for name, p in model.named_parameters()}, hidden.dtype
 
 
@@ -111,7 +110,7 @@ def test_bfloat16_products_stay_close_to_float32_and_keep_its_gradients(ranks: R
 
 
 def _sequence_of(length: int, layout: Layout) -> None:
-    build(layout)(torch.zeros(1, length, dtype=torch.long))
+    build(layout)(Batch(tokens=torch.zeros(1, length, dtype=torch.long)))
 
 
 def test_a_sequence_that_the_split_does_not_divide_is_refused(ranks: RankPool) -> None:

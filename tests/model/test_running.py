@@ -36,7 +36,7 @@ def _calls(family: str) -> list[tuple[int, str]]:
 
     kinds = ("layer", "core", "cheap")
     model = _model(lambda index: replace(PLAIN, **{kind: noting(index, kind) for kind in kinds}), family)
-    model.loss(*batch(0))
+    model.loss(batch(0))
     return seen
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from crosscut.config import IGNORED, ConfigError, Layout, ModelConfig
 from crosscut.model import Batch
-from crosscut.model.documents import Context
 from crosscut.model.heads.task_head import last_places
 from crosscut.parallel import make_reducer
 from crosscut.parallel.collectives import all_reduce
@@ -63,7 +62,7 @@ def batch_of(config: ModelConfig) -> Batch:
     mask = torch.ones(B, S, dtype=torch.bool)
     mask[0, 11:] = mask[1, 3:] = False
     segments = torch.arange(B * S).view(B, S) // 5 % config.token_types if config.token_types else None
-    return Batch.labelled(tokens, LABELS[config.head], mask=mask, segments=segments)
+    return Batch(tokens=tokens, labels=LABELS[config.head], mask=mask, segments=segments)
 
 
 def run(layout: Layout, config: ModelConfig) -> dict[str, Any]:
@@ -73,14 +72,14 @@ def run(layout: Layout, config: ModelConfig) -> dict[str, Any]:
     batch = batch_of(config).chunk(mesh.data.size)[mesh.data.rank]
     reducer = make_reducer(model, mesh)
     reducer.arm()
-    loss = model.loss(*batch.with_context(), scale=0.5)
+    loss = model.loss(batch, {"task": 0.5})
     loss.backward()
     reducer.finish()
     num_choices = NUM_CHOICES if config.head == "choice" else 1
     return {
         "loss": all_reduce(loss.detach(), mesh.data),
         **wholes_of(model),
-        "logits": model.task_logits(batch.tokens, batch.with_context()[2], num_choices=num_choices).detach(),
+        "logits": model.task_logits(batch, num_choices=num_choices).detach(),
         "data": (mesh.data.rank, mesh.data.size),
     }
 
@@ -89,7 +88,7 @@ def expected(config: ModelConfig, parameters: dict[str, Tensor]) -> tuple[PlainG
     """The plain model with these parameters, its logits, and half the sum of its losses."""
     plain = plain_twin(config, parameters)
     batch, labels = batch_of(config), LABELS[config.head]
-    logits = plain.task_logits(batch.tokens, batch.with_context()[2], NUM_CHOICES)
+    logits = plain.task_logits(batch, NUM_CHOICES)
     if config.head == "spans":
         both = (F.cross_entropy(logits[..., i], labels[:, i], reduction="none", ignore_index=IGNORED) for i in (0, 1))
         loss = sum(both).sum() / 2
@@ -127,25 +126,19 @@ def test_three_ranks_share_a_head(ranks: RankPool, name: str, is_split: bool) ->
     check(ranks.run(3, run, layout, config), config)
 
 
-def short(batch: Batch, length: int) -> tuple[Tensor, Context]:
-    """The first tokens of a batch, with their context."""
-    mask, segments = (None if x is None else x[:, :length] for x in (batch.mask, batch.segments))
-    return batch.tokens[:, :length], Context(mask=mask, segments=segments)
+def short(batch: Batch, length: int) -> Batch:
+    """The first tokens of a batch, with labels among them."""
+    parts = {name: tensor[:, :length] for name, tensor in batch.given().items() if name != "labels"}
+    return Batch(**parts, labels=batch.labels.clamp(max=length - 1))
 
 
 def lengths(layout: Layout, config: ModelConfig) -> list[tuple[Tensor, Tensor]]:
     """On a rank: the logits of a length that no split divides, and the same after padding by hand."""
-    model, found = randomised(layout, config=config), []
-    tokens, context = short(batch_of(config), 9)
-    labels = LABELS[config.head].clamp(max=8)
-    padded = Context(
-        segments=None if context.segments is None else F.pad(context.segments, (0, 3)),
-        mask=None if context.mask is None else F.pad(context.mask, (0, 3)),
-    )
-    for ids, told in ((tokens, context), (F.pad(tokens, (0, 3)), padded)):
-        loss = model.loss(ids, ids, told._replace(labels=labels))
-        found.append((model.task_logits(ids, told).detach()[:, :9], loss.detach()))
-    return found
+    model = randomised(layout, config=config)
+    batch = short(batch_of(config), 9)
+    padded = {name: F.pad(tensor, (0, 3)) for name, tensor in batch.given().items() if name != "labels"}
+    both = (batch, dataclasses.replace(batch, **padded))
+    return [(model.task_logits(own).detach()[:, :9], model.loss(own).detach()) for own in both]
 
 
 @pytest.mark.parametrize("name", ["BERT, classes", "BERT, spans", "Llama, classes"])
@@ -180,17 +173,19 @@ def refused(kind: str) -> None:
     model = build(Layout(), config=CONFIG if kind in ("tokens", "labels") else MODELS["BERT, choice"])
     tokens = torch.zeros(3, 4, dtype=torch.long)
     if kind == "tokens":
-        model.task_logits(tokens)
+        model.task_logits(Batch(tokens=tokens))
     elif kind == "labels":
-        model.loss(*Batch.labelled(tokens, tokens[:, 0]).with_context())
+        model.loss(Batch(tokens=tokens, labels=tokens[:, 0]))
     elif kind == "no labels":
-        model.loss(tokens, tokens)
+        model.loss(Batch(tokens=tokens, targets=tokens))
     elif kind == "numbers":
-        model.loss(*Batch.labelled(tokens, torch.zeros(3)).with_context())
+        model.loss(Batch(tokens=tokens, labels=torch.zeros(3)))
     elif kind == "scores":
         model.logits(tokens)
+    elif kind == "factors":
+        model.loss(Batch(tokens=tokens, labels=tokens[:1, 0]), {"tokens": 0.5})
     else:
-        model.task_logits(tokens, num_choices=2)
+        model.task_logits(Batch(tokens=tokens), num_choices=2)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +196,7 @@ def refused(kind: str) -> None:
         "no labels": r'^A batch for a model with `model.head` = "choice" must have labels, but has none\. Make',
         "numbers": r'^A batch for a model with `model.head` = "choice" must have integers as labels, but has torch.flo',
         "scores": r'^`model.head` must be "next_token" or "masked_tokens" for the scores of tokens, but is "choice"',
+        "factors": r"^`scales` must have only terms of the model's loss \(task\), but has `tokens`\. Remove it\.",
         "choices": r"^`num_choices` must divide the number of sequences \(3\), but is 2\. Try 1 or 3\.",
     }.items(),
 )

@@ -4,6 +4,7 @@ layout.
 
 import dataclasses
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crosscut.config import Layout, ModelConfig
-from crosscut.model import GPT, initialize
-from crosscut.model.documents import NO_CONTEXT, Context
+from crosscut.model import GPT, Batch, initialize
 from crosscut.parallel import (
     IGNORED,
     GradientReducer,
@@ -270,35 +270,35 @@ class PlainGPT(nn.Module):
         if config.solves_task:
             self.task = PlainTask(config)
 
-    def forward(self, tokens: Tensor, context: Context = NO_CONTEXT) -> Tensor:
+    def forward(self, batch: Batch) -> Tensor:
+        tokens = batch.tokens
         x = self.tokens(tokens)
         if hasattr(self, "positions"):
             x = x + self.positions(torch.arange(tokens.shape[1]))
         if hasattr(self, "token_types"):
-            x = x + self.token_types(torch.zeros_like(tokens) if context.segments is None else context.segments)
+            x = x + self.token_types(torch.zeros_like(tokens) if batch.segments is None else batch.segments)
         x = self.embedding_norm(x)
-        mask = torch.ones_like(tokens, dtype=torch.bool) if context.mask is None else context.mask
+        mask = torch.ones_like(tokens, dtype=torch.bool) if batch.mask is None else batch.mask
         for block in self.blocks:
             x = block(x, mask)
         return self.final_norm(x)
 
-    def logits(self, tokens: Tensor, context: Context = NO_CONTEXT) -> Tensor:
-        cap, hidden = self.config.logit_softcap, self(tokens, context)
+    def logits(self, batch: Batch) -> Tensor:
+        cap, hidden = self.config.logit_softcap, self(batch)
         if hasattr(self, "prediction"):
             return self.output(self.prediction(hidden)) + self.prediction.bias
         logits = self.output(hidden)
         return cap * torch.tanh(logits / cap) if cap else logits
 
-    def loss(self, tokens: Tensor, targets: Tensor, context: Context = NO_CONTEXT) -> Tensor:
-        return F.cross_entropy(self.logits(tokens, context).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+    def loss(self, batch: Batch) -> Tensor:
+        return F.cross_entropy(self.logits(batch).flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORED)
 
-    def task_logits(self, tokens: Tensor, context: Context, num_choices: int) -> Tensor:
-        mask = torch.ones_like(tokens, dtype=torch.bool) if context.mask is None else context.mask
-        return self.task(self(tokens, context), mask, num_choices)
+    def task_logits(self, batch: Batch, num_choices: int) -> Tensor:
+        mask = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.mask is None else batch.mask
+        return self.task(self(batch), mask, num_choices)
 
-    def order_loss(self, tokens: Tensor, context: Context) -> Tensor:
-        logits = self.order(self(tokens, context))
-        return F.cross_entropy(logits, context.order, reduction="sum", ignore_index=IGNORED)
+    def order_loss(self, batch: Batch) -> Tensor:
+        return F.cross_entropy(self.order(self(batch)), batch.order, reduction="sum", ignore_index=IGNORED)
 
 
 def reordered(name: str, parameter: Tensor, config: ModelConfig) -> Tensor:
@@ -330,7 +330,7 @@ def assert_gradients_of(plain: PlainGPT, gradients: dict[str, Tensor], *, tolera
         torch.testing.assert_close(gradient, parameter.grad, rtol=tolerance, atol=tolerance)
 
 
-def batch(step: int) -> tuple[Tensor, Tensor]:
+def batch(step: int) -> Batch:
     """Tokens and targets [B, S] of one step. Some targets are ignored, more of them in the first sequences than in the
     last.
     """
@@ -339,24 +339,25 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     tokens[:, ::3] = 17  # something to learn
     targets = tokens[:, 1:].clone()
     targets[0, :5] = targets[1, 2] = IGNORED
-    return tokens[:, :-1], targets
+    return Batch(tokens=tokens[:, :-1], targets=targets)
 
 
-def context_for(config: ModelConfig) -> Context:
-    """Context of a batch: segments if the model has token types, and padding if the model attends to both sides. The
-    padding is at the ends of two sequences, and in the middle of a third.
+def batch_for(config: ModelConfig) -> Batch:
+    """The batch of step 0, with segments if the model has token types, and padding if the model attends to both sides.
+    The padding is at the ends of two sequences, and in the middle of a third.
     """
+    plain = batch(0)
     if config.attention == "causal":
-        return NO_CONTEXT
+        return plain
     mask = torch.ones(B, S, dtype=torch.bool)
     mask[0, 11:] = mask[1, -1:] = mask[2, 3:8] = False
     segments = torch.arange(B * S).view(B, S) // 5 % config.token_types if config.token_types else None
     if not config.predicts_masked:
-        return Context(segments=segments, mask=mask)
-    targets = batch(0)[1]
+        return replace(plain, segments=segments, mask=mask)
+    targets = plain.targets
     predicted = (targets == IGNORED).flatten().int().argsort(stable=True)[: int((targets != IGNORED).sum()) + 3]
     order = torch.tensor([1, 0, IGNORED, 1]) if config.sentence_order else None
-    return Context(segments=segments, mask=mask, predicted=predicted, order=order)
+    return replace(plain, segments=segments, mask=mask, predicted=predicted, order=order)
 
 
 def real(name: str, parameter: Tensor) -> Tensor:
@@ -417,14 +418,13 @@ def train(layout: Layout, dtype: torch.dtype, num_steps: int, num_micro_batches:
     optimizer = torch.optim.AdamW(parameters.values(), lr=1e-2, weight_decay=0.01)
     losses, norms, gradients = [], [], {}
     for step in range(num_steps):
-        tokens, targets = batch(step)
-        scale = 1.0 / float((targets != IGNORED).sum())  # targets of all data ranks
-        own = [x.chunk(mesh.data.size)[mesh.data.rank].chunk(num_micro_batches) for x in (tokens, targets)]
+        whole = batch(step)
+        scales = {"tokens": 1.0 / float(whole.num_targets)}  # targets of all data ranks
         total = torch.zeros((), dtype=dtype)
-        for i, (x, y) in enumerate(zip(*own, strict=True)):
+        for i, own in enumerate(whole.chunk(mesh.data.size)[mesh.data.rank].chunk(num_micro_batches)):
             if i == num_micro_batches - 1:
                 reducer.arm()
-            loss = model.loss(x, y, scale=scale)
+            loss = model.loss(own, scales)
             loss.backward()
             total += loss.detach()
         reducer.finish()

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crosscut.model.documents import Context
+from crosscut.model import Batch
 from tests.pretrained.models import V, write_random
 
 B, S = 3, 11
@@ -40,9 +40,9 @@ IN_THREES = {f"{name} in threes": (kind, {**sizes, **_THREES}) for name, (kind, 
 """The same encoders, with heads that three ranks can share."""
 
 
-def context_of(name: str) -> Context:
-    """The padding of `TOKENS`, and the segments if the encoder has more than one type of tokens."""
-    return Context(segments=None if "roberta" in name else SEGMENTS, mask=MASK)
+def batch_of(name: str) -> Batch:
+    """`TOKENS` with their padding, and the segments if the encoder has more than one type of tokens."""
+    return Batch(tokens=TOKENS, segments=None if "roberta" in name else SEGMENTS, mask=MASK)
 
 
 def make_encoder(folder: Path, name: str, *, wordpiece: bool = False) -> Path:
@@ -60,11 +60,11 @@ def make_encoder(folder: Path, name: str, *, wordpiece: bool = False) -> Path:
 
 
 @torch.no_grad()
-def their_hidden_states(folder: Path, dtype: torch.dtype, tokens: Tensor, context: Context) -> Tensor:
+def their_hidden_states(folder: Path, dtype: torch.dtype, batch: Batch) -> Tensor:
     """The last hidden states [B, S, H] by `transformers`."""
     from transformers import AutoModel
 
     model = AutoModel.from_pretrained(folder, dtype=dtype).eval()
-    mask = None if context.mask is None else context.mask.long()
-    hidden: Tensor = model(tokens, attention_mask=mask, token_type_ids=context.segments).last_hidden_state
+    mask = None if batch.mask is None else batch.mask.long()
+    hidden: Tensor = model(batch.tokens, attention_mask=mask, token_type_ids=batch.segments).last_hidden_state
     return hidden

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from crosscut.config import IGNORED, CrosscutError, Layout, ModelConfig
+from crosscut.config import CrosscutError, Layout, ModelConfig
 from crosscut.kernels.soft_cap import soft_cap
-from crosscut.model import GPT
-from crosscut.model.documents import Context
+from crosscut.model import GPT, Batch
 from crosscut.parallel import (
     GradientReducer,
     ParallelMesh,
@@ -40,7 +39,7 @@ def load(source: ModelSource, layout: Layout | ParallelMesh, precision: str) -> 
 
 @torch.no_grad()
 def logits_at_all_positions(model: GPT, tokens: Tensor) -> Tensor:
-    hidden = enter_tensor_parallel(model(tokens), model.mesh)
+    hidden = enter_tensor_parallel(model(Batch(tokens=tokens)), model.mesh)
     columns = hidden @ local(model.output_weight, hidden.dtype).t()
     logits = gather_from_tensor_parallel(columns, model.mesh.tensor)[..., : model.config.vocab_size]
     reshard(model)
@@ -62,14 +61,14 @@ def logits_of_all(sources: dict[str, ModelSource], layout: Layout, precision: st
 
 @torch.no_grad()
 def hidden_states_of_all(
-    cases: dict[str, tuple[ModelSource, Tensor, Context]], layout: Layout, precision: str
+    cases: dict[str, tuple[ModelSource, Batch]], layout: Layout, precision: str
 ) -> dict[str, Tensor]:
     """Last hidden states [B, S, H], by the name of the case."""
     mesh = make_mesh(layout, CPU)
     found: dict[str, Tensor] = {}
-    for name, (source, tokens, context) in cases.items():
+    for name, (source, batch) in cases.items():
         model = load(source, mesh, precision)
-        found[name] = model.hidden_states(tokens, context)
+        found[name] = model.hidden_states(batch)
         reshard(model)
     return found
 
@@ -197,15 +196,14 @@ def golden(source: ModelSource, layout: Layout, prompts: list[list[int]], count:
     return found
 
 
-def gradients(source: ModelSource, layout: Layout, tokens: Tensor, targets: Tensor, context: Context) -> Gradients:
+def gradients(source: ModelSource, layout: Layout, batch: Batch) -> Gradients:
     """Sum of the mean losses of the masked tokens and of the order of the segments, and the whole gradient of each
     parameter, without padding.
     """
     model = load(source, layout, "float64")
     reducer = GradientReducer(model.parameters(), model.mesh)
     reducer.arm()
-    scale = 1 / int((targets != IGNORED).sum())
-    loss = model.loss(tokens, targets, context, scale=scale, order_scale=1 / len(tokens))
+    loss = model.loss(batch, {term.name: 1 / int(batch.count(term.field)) for term in model.loss_terms})
     loss.backward()
     reducer.finish()
     whole = {name: p.grad.full_tensor() for name, p in model.named_parameters() if p.grad is not None}

@@ -77,7 +77,7 @@ def batch_for(architecture: str) -> Batch:
     """Three sequences with padding, and segments for BERT."""
     head, sizes = MODELS[architecture]
     has_types = "Bert" in architecture or sizes.get("type_vocab_size", 1) > 1
-    return Batch.labelled(TOKENS, LABELS[head], mask=MASK, segments=SEGMENTS if has_types else None)
+    return Batch(tokens=TOKENS, labels=LABELS[head], mask=MASK, segments=SEGMENTS if has_types else None)
 
 
 def theirs(folder: Path, architecture: str) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from crosscut.config import IGNORED, Layout
-from crosscut.model.documents import Context
+from crosscut.model import Batch
 from crosscut.pretrained import find_model
 from crosscut.pretrained.families import weights_of, with_prefix
 from tests.pretrained import encoders, jobs
@@ -23,9 +23,10 @@ NAMES = {"bert with heads": 0, "bert for masked tokens": 0, "roberta with a head
 LAYOUTS = [Layout(), Layout(tensor=2), Layout(tensor=2, sequence_parallel=True), Layout(tensor=4)]
 
 
-def context_of(name: str) -> Context:
-    segments = encoders.context_of(name).segments
-    return Context(segments=None if segments is None else F.pad(segments, (0, 1)), mask=MASK)
+def batch_of(name: str) -> Batch:
+    segments, order = encoders.batch_of(name).segments, ORDER if "heads" in name else None
+    segments = None if segments is None else F.pad(segments, (0, 1))
+    return Batch(tokens=TOKENS, targets=TARGETS, segments=segments, mask=MASK, order=order)
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -42,9 +43,9 @@ def theirs(folder: Path, name: str) -> jobs.Gradients:
     has_order = "heads" in name
     kind = AutoModelForPreTraining if has_order else AutoModelForMaskedLM
     model = kind.from_pretrained(folder, dtype=torch.float64).eval()
-    context = context_of(name)
+    types = batch_of(name).segments
     given = {"next_sentence_label": ORDER} if has_order else {}
-    loss = model(TOKENS, attention_mask=MASK.long(), token_type_ids=context.segments, labels=TARGETS, **given).loss
+    loss = model(TOKENS, attention_mask=MASK.long(), token_type_ids=types, labels=TARGETS, **given).loss
     loss.backward()
     found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     full = with_prefix(find_model(folder).model, list(found))
@@ -57,8 +58,7 @@ def test_gradients_are_those_of_transformers(ranks, case, layout):
     name, folder = case
     expected, gradients = theirs(folder, name)
     source, most = find_model(folder), max(float(one.abs().max()) for one in gradients.values())
-    context = context_of(name)._replace(order=ORDER if "heads" in name else None)
-    for loss, found in ranks.run(layout.world_size, jobs.gradients, source, layout, TOKENS, TARGETS, context):
+    for loss, found in ranks.run(layout.world_size, jobs.gradients, source, layout, batch_of(name)):
         assert abs(loss - expected) <= 1e-9 * abs(expected)
         compared = set()
         for weight in weights_of(source.model, first_position=NAMES[name]):

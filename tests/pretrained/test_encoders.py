@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from crosscut.config import CheckpointError, Layout
-from crosscut.model.documents import Context
+from crosscut.model import Batch
 from crosscut.pretrained import ModelSource, find_model
 from crosscut.pretrained.families import weights_of
 from tests.pretrained import jobs
-from tests.pretrained.encoders import ENCODERS, IN_THREES, MASK, TOKENS, context_of, make_encoder, their_hidden_states
+from tests.pretrained.encoders import ENCODERS, IN_THREES, MASK, batch_of, make_encoder, their_hidden_states
 from tests.pretrained.models import parameters_in_session
 from tests.pretrained.test_loading import CASES, CHOSEN, LAYOUTS, LAYOUTS_IN_THREES
 
@@ -47,7 +47,7 @@ def ours(ranks, encoder, request):
         found: dict[str, list[tuple[Layout, Tensor]]] = {}
         chosen = {given["name"] for given in tested if (given["precision"], given["which"]) == (precision, which)}
         for names, layouts in ((ENCODERS, LAYOUTS), (IN_THREES, LAYOUTS_IN_THREES)):
-            cases = {name: (find_model(encoder(name)), TOKENS, context_of(name)) for name in names if name in chosen}
+            cases = {name: (find_model(encoder(name)), batch_of(name)) for name in names if name in chosen}
             for layout in layouts[CHOSEN[which]]:
                 for told in ranks.run(layout.world_size, jobs.hidden_states_of_all, cases, layout, precision):
                     for name, hidden in told.items():
@@ -65,7 +65,7 @@ def worst(ours: Tensor, theirs: Tensor, mask: Tensor) -> float:
 @pytest.mark.parametrize(("precision", "which"), CASES)
 @pytest.mark.parametrize("name", [*ENCODERS, *IN_THREES])
 def test_hidden_states_are_those_of_transformers(ours, encoder, name, precision, which):
-    theirs = their_hidden_states(encoder(name), getattr(torch, precision), TOKENS, context_of(name))
+    theirs = their_hidden_states(encoder(name), getattr(torch, precision), batch_of(name))
     for layout, hidden in ours(precision, which)[name]:
         assert worst(hidden, theirs, MASK) <= TOLERANCES[precision], str(layout)
 
@@ -143,7 +143,7 @@ def test_encoder_that_came_in_goes_out(ranks, encoder, tmp_path, name, layout):
         assert tensor.dtype == after[name].dtype
         assert torch.equal(tensor, after[name]), name
     assert find_model(out).model == find_model(folder).model
-    theirs = [their_hidden_states(place, torch.float32, TOKENS, context_of("bert")) for place in (folder, out)]
+    theirs = [their_hidden_states(place, torch.float32, batch_of("bert")) for place in (folder, out)]
     assert torch.equal(*theirs)
     architectures = [json.loads((place / "config.json").read_text())["architectures"] for place in (folder, out)]
     assert architectures[0] == architectures[1]
@@ -157,9 +157,7 @@ def test_roberta_is_written_as_the_bert_that_it_equals(ranks, encoder, tmp_path,
     ranks.run(1, jobs.export, find_model(folder), Layout(), out, 10**9)
     table = json.loads((out / "config.json").read_text())
     assert (table["model_type"], table["architectures"]) == ("bert", [architecture])
-    theirs, again = (
-        their_hidden_states(place, torch.float32, TOKENS, context_of("roberta")) for place in (folder, out)
-    )
+    theirs, again = (their_hidden_states(place, torch.float32, batch_of("roberta")) for place in (folder, out))
     assert torch.equal(theirs[MASK], again[MASK])
     assert find_model(out).model == find_model(folder).model
 
@@ -187,10 +185,10 @@ REAL_LAYOUTS = [
 def test_minilm_has_the_hidden_states_of_transformers(ranks, minilm, layout):
     words = 2000 + torch.arange(3 * 19).view(3, 19) * 97 % 20_000
     mask = torch.arange(19) < torch.tensor([19, 5, 12])[:, None]
-    context = Context(segments=((torch.arange(19) > 6) & mask).long(), mask=mask)
-    tokens = words.where(mask, 0)
-    theirs = their_hidden_states(minilm, torch.float64, tokens, context)
-    case = {"minilm": (find_model(minilm), tokens, context)}
+    segments = ((torch.arange(19) > 6) & mask).long()
+    batch = Batch(tokens=words.where(mask, 0), segments=segments, mask=mask)
+    theirs = their_hidden_states(minilm, torch.float64, batch)
+    case = {"minilm": (find_model(minilm), batch)}
     for told in ranks.run(layout.world_size, jobs.hidden_states_of_all, case, layout, "float64"):
         assert worst(told["minilm"], theirs, mask) <= 1e-9
 

@@ -13,6 +13,7 @@ from crosscut.config import Layout
 from crosscut.config.generation.sampling import Sampling
 from crosscut.config.published.families import FAMILIES
 from crosscut.generation.decoder import Decoder
+from crosscut.model import Batch
 from crosscut.parallel import enter_tensor_parallel
 from crosscut.pretrained import ModelSource, export_model, find_model
 from tests.pretrained import jobs
@@ -94,8 +95,8 @@ def ours(source: ModelSource, out: Path | None) -> list[Tensor]:
     if out is not None:
         export_model(model, out, tokenizer=source.tokenizer, stops=source.stops, labels=source.labels)
     if model.task is not None:
-        return [model.task_logits(TOKENS, num_choices=B if source.model.head == "choice" else 1)]
-    hidden = model.hidden_states(TOKENS)
+        return [model.task_logits(Batch(tokens=TOKENS), num_choices=B if source.model.head == "choice" else 1)]
+    hidden = model.hidden_states(Batch(tokens=TOKENS))
     if not source.model.is_causal and model.prediction is None:
         return [hidden]
     order = [] if model.order is None else [model.order(enter_tensor_parallel(hidden, model.mesh)[:, 0])]

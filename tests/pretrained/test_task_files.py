@@ -12,13 +12,14 @@ import torch
 from tokenizers import normalizers, pre_tokenizers, processors
 from torch import Tensor
 
+from crosscut.architecture import describe
 from crosscut.config import ConfigError, Layout
 from crosscut.config.published.tokenizer_classes import QWEN2_SPLIT
 from crosscut.data import Tokenizer
 from crosscut.data.tokenization.wordpiece import train_wordpiece
-from crosscut.finetuning.downstream.batches import to_batch
 from crosscut.finetuning.encoding.rows import EncodedRow, EncodedRows
 from crosscut.finetuning.encoding.tokens import Pair, TextEncoder
+from crosscut.model import Batch
 from crosscut.pretrained import ModelSource, export_model, find_model
 from tests.pretrained import jobs
 from tests.pretrained.models import InFloat64
@@ -118,8 +119,8 @@ def scores(source: ModelSource, rows: EncodedRows, num_choices: int) -> Tensor:
     """On a rank: the scores of the run, [rows, classes], [rows, S, 2] or [questions, options]."""
     model = jobs.load(source, Layout(), "float64")
     padded = rows.padded(np.arange(rows.num_examples), length=int(rows.lengths.max()), padding=0)
-    tokens, _, context = to_batch(padded, model.config).with_context()
-    return model.task_logits(tokens, context._replace(labels=None), num_choices=num_choices)
+    batch = Batch.of(padded, describe(model.config).reads(document_mask=False))
+    return model.task_logits(batch, num_choices=num_choices)
 
 
 @torch.no_grad()

@@ -61,7 +61,7 @@ def step(source: ModelSource, architecture: str, layout: Layout) -> tuple[Tensor
     model, batch = jobs.load(source, layout, "float64"), batch_for(architecture)
     reducer = make_reducer(model, model.mesh)
     reducer.arm()
-    loss = model.loss(*batch.with_context(), scale=1 / (int(batch.num_targets) * layout.data))
+    loss = model.loss(batch, {"task": 1 / (int(batch.num_targets) * layout.data)})
     loss.backward()
     reducer.finish()
     gradients = {
@@ -70,7 +70,7 @@ def step(source: ModelSource, architecture: str, layout: Layout) -> tuple[Tensor
     }
     with torch.no_grad():
         num_choices = NUM_CHOICES if source.model.head == "choice" else 1
-        logits = model.task_logits(batch.tokens, batch.with_context()[2], num_choices=num_choices)
+        logits = model.task_logits(batch, num_choices=num_choices)
     shapes = published_shapes(source.model)
     named = dict(zip(shapes, _published(source.model, gradients.__getitem__), strict=True))
     return loss.detach() * layout.data, logits, named
@@ -241,7 +241,7 @@ def run_of_classes(run_of_bert, tmp_path_factory) -> Path:
         trainer = Trainer(resolve_on(run, jobs.CPU), mesh)
         assert sorted(load_trunk(trainer.model, find_model(run_of_bert))) == sorted(NEW)
         tokens = torch.arange(8).view(2, 4)
-        trainer.step(0, [Batch.labelled(tokens, torch.tensor([1, 0]), mask=tokens >= 0)]).wait()
+        trainer.step(0, [Batch(tokens=tokens, labels=torch.tensor([1, 0]), mask=tokens >= 0)]).wait()
         progress = Progress(step=1, samples=2, layout="tensor 1 x data 1", config=asdict(run))
         state = {"model": trainer.model, "optimizer": trainer.optimizer}
         save_checkpoint(root / "checkpoints", progress, is_first_rank=True, keep=1, **state)

@@ -10,6 +10,7 @@ from openai import OpenAI
 
 from crosscut.config import Layout
 from crosscut.data import Tokenizer
+from crosscut.model import Batch
 from crosscut.parallel import make_mesh
 from crosscut.pretrained import find_model
 from tests.ranks import RankPool
@@ -25,7 +26,7 @@ def log_probabilities(folder: str, prompts: list[list[int]]) -> list[torch.Tenso
     """
     model = find_model(folder).load(make_mesh(Layout(), torch.device("cpu")))
     with torch.no_grad():
-        return [model.logits_of(model(torch.tensor([prompt]))[0]).log_softmax(1) for prompt in prompts]
+        return [model.logits_of(model(Batch(tokens=torch.tensor([prompt])))[0]).log_softmax(1) for prompt in prompts]
 
 
 @pytest.fixture(scope="module")

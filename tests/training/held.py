@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from crosscut.config import RunConfig, load_run
+from crosscut.model import Batch
 from crosscut.parallel import make_mesh
 from crosscut.parallel.state.parameters import local_part
 from crosscut.training.optimization.optimizer import MOMENTS
@@ -51,7 +52,7 @@ def bytes_held(layout: str, precision: str, *options: str, device: str = "cpu") 
     for_products = _WeightsInUse(trainer.model, at_rest)
     with for_products:
         trainer.reducer.arm()
-        loss = trainer.model.loss(tokens[:, :-1], tokens[:, 1:], scale=1 / 96)
+        loss = trainer.model.loss(Batch.from_ids(tokens), {"tokens": 1 / 96})
     between = for_products.nbytes()
     loss.backward()
     trainer.reducer.finish()

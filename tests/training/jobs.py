@@ -128,8 +128,8 @@ def poisoned_step(run: RunConfig, name: str, value: float) -> dict[str, Any]:
 def masked_loss_and_gradient(run: RunConfig, num_ignored: list[int]) -> tuple[float, list[torch.Tensor]]:
     """Loss and gradients of a batch whose sequences each have some targets ignored."""
     trainer, batches = parts(run)
-    tokens, targets = batches.training.batch(0, batch_size=run.training.batch_size)
-    targets = targets.copy()  # it is a view into the tokens
+    whole = batches.training.batch(0, batch_size=run.training.batch_size)
+    tokens, targets = whole.tokens, whole.targets.copy()  # the targets are a view into the tokens
     for row, count in zip(targets, num_ignored, strict=True):
         row[:count] = -100
     data, micro = trainer.mesh.data, run.micro_batch_size

@@ -44,11 +44,11 @@ def require_partition(run, step: int, told: list[tuple[int, list[Batch]]]) -> No
     for data_rank, micro_batches in told:  # ranks of one tensor group hold the same
         assert all(batch.tokens.shape == (run.micro_batch_size, 32) for batch in micro_batches)
         assert len(micro_batches) == run.num_micro_batches
-        joined = [torch.cat(column) for column in zip(*(batch.plain() for batch in micro_batches), strict=True)]
+        joined = [torch.cat([getattr(batch, name) for batch in micro_batches]) for name in ("tokens", "targets")]
         for seen, mine in zip(by_data_rank.setdefault(data_rank, joined), joined, strict=True):
             assert torch.equal(seen, mine)
     sampler = Sampler(TokenFolder.open(Path(run.tokens_folder)).train, sequence_length=32, seed=run.training.seed)
-    for i, whole in enumerate(sampler.batch(step, batch_size=4)):
+    for i, whole in enumerate(sampler.batch(step, batch_size=4).given().values()):
         assert np.array_equal(torch.cat([by_data_rank[rank][i] for rank in sorted(by_data_rank)]).numpy(), whole)
 
 
@@ -104,7 +104,7 @@ def test_every_data_rank_gets_as_many_validation_batches_and_each_sequence_once(
         if batch.num_targets  # what fills the last batch up has none
     ]
     sampler = ValidationSampler(TokenFolder.open(Path(run.tokens_folder)).validation, sequence_length=32)
-    whole = [tokens[0].tolist() for tokens, _ in sampler.batches(batch_size=1, limit=7)]
+    whole = [batch.tokens[0].tolist() for batch in sampler.batches(batch_size=1, limit=7)]
     assert sorted(rows) == sorted(map(tuple, whole))
     assert len(rows) == 7
 

@@ -13,6 +13,7 @@ from crosscut.checkpoint import list_checkpoints
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import CheckpointError
 from crosscut.launch.stopping import REQUESTS
+from crosscut.model import Batch
 from crosscut.training.loop import Loop
 from tests.nursery import handlers_kept
 from tests.training.conftest import tiny_run
@@ -64,7 +65,7 @@ def bits_by_hand(run) -> tuple[float, int]:
     with torch.no_grad():
         for number in range(count):
             start = int((number + 0.5) / count * every) * length  # the middle of each part of the held-out text
-            logits = model.logits_of(model.hidden_states(ids[start : start + length].unsqueeze(0))[0])
+            logits = model.logits_of(model.hidden_states(Batch(tokens=ids[start : start + length].unsqueeze(0)))[0])
             targets = ids[start + 1 : start + length + 1]
             bits -= logits.double().log_softmax(1).gather(1, targets.unsqueeze(1)).sum().item() / math.log(2)
             num_bytes += len(tokenizer.decode(targets.tolist()).encode())

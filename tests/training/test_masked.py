@@ -14,7 +14,7 @@ from crosscut.training import batches
 from crosscut.training.job import run_training
 from crosscut.training.resuming import identity_of
 from tests.training.conftest import tiny_run
-from tests.training.jobs import rows_of, whole_run
+from tests.training.jobs import parts, rows_of, whole_run
 from tests.training.test_resume import require_same_run_here_and_elsewhere
 
 BERT = (
@@ -58,6 +58,20 @@ def test_another_layout_and_a_resume_train_the_same_model(ranks, bert_run, packe
     kind = (*kind, "model.dropout=0", "training.steps=5", "training.validate_every=0")
     run = bert_run(*kind)
     require_same_run_here_and_elsewhere(ranks, run, bert_run(*kind, *LAYOUT))
+
+
+def _fields(run: RunConfig) -> tuple[set[str], set[str]]:
+    """On a rank: fields of a micro-batch, and fields that the model reads."""
+    _, batches = parts(run)
+    return set(batches.micro_batches(0)[0].given()), set(batches.reads)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_batch_has_the_fields_that_the_model_reads(ranks, bert_run, packed):
+    kind = ("data.pairs=false", "model.sentence_order=false", "training.document_mask=true") if packed else ()
+    ((given, read),) = ranks.run(1, _fields, bert_run(*kind))
+    assert given == read
+    assert given >= ({"documents", "positions"} if packed else {"order", "segments"})
 
 
 def _searches(run: RunConfig) -> int:

@@ -103,7 +103,7 @@ def bytes_between_passes(run) -> tuple[int, int, int]:
     trainer.streams.restart(step=0)
     trainer.reducer.arm()
     with saved_for_backward() as saved:
-        loss = trainer.model.loss(*batch.plain())
+        loss = trainer.model.loss(batch)
     between = sum(storage.nbytes() for storage in saved.values())
     layers = sum(storage.nbytes() for storage in gathered)
     loss.backward()

@@ -52,7 +52,7 @@ STAGED = [
     ("layout.pipeline=2", "layout.data=2", "model.num_kv_heads=2", "model.positions=rotary"),
     ("layout.pipeline=2", "layout.data=2", "layout.sharding=zero3", "layout.stages_per_rank=2", "model.tied=false"),
     ("layout.pipeline=2", "layout.data=2", "layout.sharding=zero3", *MUON),
-    ("layout.pipeline=4", *MUON, 'model.layers=("attention gelu", "attention swiglu")'),
+    ("layout.pipeline=4", *MUON, 'model.layers=["attention gelu", "attention swiglu"]'),
     ("layout.pipeline=2",),
 ]
 """Eight micro-batches of a model of four layers."""

@@ -82,14 +82,14 @@ def plant(trainer: Trainer, kind: str) -> None:
     """Let every loss be looked at by the host."""
     loss = trainer.model.loss
 
-    def looked_at(tokens: Any, *more: Any, **how: Any) -> Any:
-        found = loss(tokens, *more, **how)
+    def looked_at(batch: Batch, *more: Any, **how: Any) -> Any:
+        found = loss(batch, *more, **how)
         if kind == "item":
             found.item()
         if kind == "from the host":
             found = found + torch.zeros(1).to(found.device).sum()
         if kind == "mask":
-            found = found + tokens[tokens < 0].sum()
+            found = found + batch.tokens[batch.tokens < 0].sum()
         return found
 
     trainer.model.loss = looked_at

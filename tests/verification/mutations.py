@@ -24,9 +24,9 @@ from crosscut.config.layers import FeedForward
 from crosscut.config.model import NormPosition
 from crosscut.data import mixture
 from crosscut.kernels import deferral
-from crosscut.model import batch, block, gpt, initialization, stages
+from crosscut.model import Batch, batch, block, gpt, initialization, stages
 from crosscut.model.building import Builder
-from crosscut.model.documents import Context
+from crosscut.model.gpt import Scales
 from crosscut.model.heads import pooled_head, task_head
 from crosscut.model.sublayers import attention, gated_mlp, mlp
 from crosscut.parallel import (
@@ -468,15 +468,15 @@ def segments_of_the_first_part(part: Any, x: Tensor, mesh: ParallelMesh, dim: in
 
 @fault("padding that leaks: every token sees it", "blocks.0.attention", **BERT)
 @instead_of(gpt.GPT, "forward")
-def padding_leaks(forward: Any, self: gpt.GPT, tokens: Tensor, context: Context, **how: Any) -> Any:
-    return forward(self, tokens, context._replace(mask=None) if self.mesh.tensor.size > 1 else context, **how)
+def padding_leaks(forward: Any, self: gpt.GPT, own: Batch, **how: Any) -> Any:
+    return forward(self, replace(own, mask=None) if self.mesh.tensor.size > 1 else own, **how)
 
 
 @fault("the mask of padding is that of the parts in reverse", "blocks.0.attention", SPLIT, **BERT)
 @instead_of(gpt.GPT, "forward")
-def padding_of_other_parts(forward: Any, self: gpt.GPT, tokens: Tensor, context: Context, **how: Any) -> Any:
-    parts = context.mask.chunk(self.mesh.tensor.size, dim=1)
-    return forward(self, tokens, context._replace(mask=torch.cat(parts[::-1], 1)), **how)
+def padding_of_other_parts(forward: Any, self: gpt.GPT, own: Batch, **how: Any) -> Any:
+    parts = own.mask.chunk(self.mesh.tensor.size, dim=1)
+    return forward(self, replace(own, mask=torch.cat(parts[::-1], 1)), **how)
 
 
 @fault("norms in the other place", "blocks.0.attention.qkv", **BERT)
@@ -666,32 +666,30 @@ def not_summed_over_data(patch: Patch) -> None:
 
 @fault("a micro-batch's gradients take the place of those before", "gradient reduction", training=ACCUMULATED)
 @instead_of(gpt.GPT, "loss")
-def not_added_to_earlier(loss: Any, self: gpt.GPT, *batch: Tensor, **how: Any) -> Tensor:
+def not_added_to_earlier(loss: Any, self: gpt.GPT, *own: Any, **how: Any) -> Tensor:
     if self.mesh.tensor.size > 1:
         self.zero_grad()
-    return loss(self, *batch, **how)
+    return loss(self, *own, **how)
 
 
 @fault(
     "gradients of earlier micro-batches summed over data ranks again", "gradient reduction", DATA, training=ACCUMULATED
 )
 @instead_of(gpt.GPT, "loss")
-def summed_after_every_micro_batch(loss: Any, self: gpt.GPT, *batch: Tensor, **how: Any) -> Tensor:
+def summed_after_every_micro_batch(loss: Any, self: gpt.GPT, *own: Any, **how: Any) -> Tensor:
     for parameter in self.parameters():
         if parameter.grad is not None:
             _local(parameter.grad).copy_(all_reduce(_local(parameter.grad), self.mesh.data))
-    return loss(self, *batch, **how)
+    return loss(self, *own, **how)
 
 
 @fault("loss normalised by each micro-batch's own tokens", "loss", DATA, training=ACCUMULATED)
 @instead_of(gpt.GPT, "loss")
-def normalised_by_a_micro_batch(
-    loss: Any, self: gpt.GPT, tokens: Tensor, targets: Tensor, *more: Any, scale: Tensor, **how: Any
-) -> Tensor:
+def normalised_by_a_micro_batch(loss: Any, self: gpt.GPT, own: Batch, scales: Scales, **how: Any) -> Tensor:
     if self.mesh.data.size > 1:
-        count = all_reduce((targets != IGNORED).sum(), self.mesh.data)
-        scale = 1.0 / (MICRO_BATCHES * count.double())
-    return loss(self, tokens, targets, *more, scale=scale, **how)
+        count = all_reduce(own.num_targets, self.mesh.data)
+        scales = {**scales, "tokens": 1.0 / (MICRO_BATCHES * count.double())}
+    return loss(self, own, scales, **how)
 
 
 @fault("gradient averaged over the ranks that share a copy", "gradient reduction", SHARED)
@@ -972,9 +970,9 @@ def last_micro_batch_skipped(backward: Any, self: Any, action: Any, gradient: Te
 @fault("each micro-batch is normalised by its own targets", "loss", STAGES)
 @instead_of(gpt.GPT, "loss_of_hidden")
 def own_targets_of_a_micro_batch(
-    loss: Any, self: gpt.GPT, hidden: Tensor, targets: Tensor, *more: Any, scale: Tensor, **how: Any
+    loss: Any, self: gpt.GPT, hidden: Tensor, own: Batch, scales: Scales, **how: Any
 ) -> Tensor:
-    return loss(self, hidden, targets, *more, scale=1.0 / (targets != IGNORED).sum(), **how)
+    return loss(self, hidden, own, {**scales, "tokens": 1.0 / own.num_targets}, **how)
 
 
 @fault("the stages of data ranks count only their own targets", "loss", STAGED_DATA)

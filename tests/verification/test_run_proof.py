@@ -329,7 +329,8 @@ def test_a_missing_sum_is_found_in_narrow_numbers_too(ranks: RankPool, precision
 @pytest.mark.parametrize("tensor", [1, 2, 4])
 def test_the_batch_holds_both_edges_of_every_part_of_the_vocabulary(tensor: int) -> None:
     run = for_verification(tiny_run(), Layout(tensor=tensor, data=2), "float64")
-    tokens, targets = made_up_batch(run).plain()
+    batch = made_up_batch(run)
+    tokens, targets = batch.tokens, batch.targets
     part = {1: 384, 2: 256, 4: 128}[tensor]
     edges = {0, 299} | {edge for first in range(part, 300, part) for edge in (first - 1, first)}
     assert edges <= set(targets[targets != IGNORED].tolist())

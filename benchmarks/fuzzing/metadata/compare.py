@@ -28,6 +28,7 @@ from crosscut.data.tokenization.published import PublishedTokenizer
 from crosscut.evaluation.embeddings.texts import require_embeddings
 from crosscut.evaluation.embeddings.vectors import embeddings
 from crosscut.kernels.soft_cap import soft_cap
+from crosscut.model import Batch
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.state.parameters import local
 from crosscut.pretrained import ModelSource, find_model
@@ -140,8 +141,8 @@ def _ours(source: ModelSource, mesh: ParallelMesh) -> Tensor | None:
     model = source.load(mesh, precision="float64")
     tokens = TOKENS[:, : source.model.max_sequence_length]
     if source.model.solves_task:
-        return model.task_logits(tokens)
-    hidden = model.hidden_states(tokens)
+        return model.task_logits(Batch(tokens=tokens))
+    hidden = model.hidden_states(Batch(tokens=tokens))
     if source.model.head == "masked_tokens":
         return model.logits_of(hidden)[..., : source.model.vocab_size]
     if source.model.head != "next_token" or not source.model.is_causal:

@@ -10,6 +10,7 @@ ranks:
 
 from dataclasses import dataclass, replace
 
+from crosscut.architecture.inputs import Read
 from crosscut.architecture.parameters import Cut, Parameter, Role
 from crosscut.architecture.steps import Message, Operation, Pointwise, Rows, Step, Value, leave
 from crosscut.architecture.sublayers.norm import Norm, stream_norm
@@ -17,6 +18,7 @@ from crosscut.architecture.sublayers.residual import Draw, Drop, dropout_mask
 from crosscut.architecture.target import Kind, Target
 from crosscut.config import ModelConfig
 from crosscut.config.layout import ContextAttention
+from crosscut.config.model import HeadKind
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,9 @@ class Embedding:
     rotated: int
     """Elements of a head that rotary positions rotate; 0 if the model learns positions."""
     is_causal: bool
-    """Whether attention is causal. Bidirectional attention has a mask of padding."""
+    """Whether attention is causal."""
+    hides_padding: bool
+    """Whether attention has a mask of padding, as bidirectional attention has, and causal attention to find spans."""
 
     @classmethod
     def of(cls, model: ModelConfig) -> "Embedding":
@@ -55,7 +59,22 @@ class Embedding:
             dropout=model.dropout,
             rotated=0 if learns else model.head_size,
             is_causal=model.is_causal,
+            hides_padding=not model.is_causal or model.head is HeadKind.SPANS,
         )
+
+    def reads(self, *, document_mask: bool) -> dict[str, Read]:
+        """Fields of a batch, by name, from which the embedding and the tensors that all layers share are computed.
+        Documents are fields only with `document_mask`. A model with a single token type reads no types.
+        """
+        num_types = 0 if self.token_types is None else self.token_types.shape[0]
+        found = [Read("tokens", num_values=self.tokens.shape[0])]
+        if document_mask:
+            found += [Read("positions"), Read("documents")]
+        if num_types > 1:
+            found.append(Read("segments", num_values=num_types))
+        if self.hides_padding:
+            found.append(Read("mask"))
+        return {read.name: read for read in found}
 
     def steps(self) -> tuple[Value, list[Step]]:
         """Return the first layer's input, and the steps that compute it from the token ids."""
@@ -82,7 +101,14 @@ class Embedding:
             out = replace(x, name="input", rows=Rows.STREAM)
             steps += [Draw(gives=(mask,)), Drop(reads=(x, mask), gives=(out,), keeps=(mask,))]
             x = out
-        return x, [*steps, Share(gives=(), name="documents", rotated=self.rotated, is_causal=self.is_causal)]
+        share = Share(
+            gives=(),
+            name="documents",
+            rotated=self.rotated,
+            is_causal=self.is_causal,
+            hides_padding=self.hides_padding,
+        )
+        return x, [*steps, share]
 
 
 _INDEX = Value("token types", 1, Rows.STREAM, kind=Kind.POSITION)
@@ -124,14 +150,16 @@ class Share(Step):
 
     rotated: int
     is_causal: bool
+    hides_padding: bool
 
     def on(self, target: Target) -> Step:
         """Return this step with the tensors that all layers share. A rank holds these tensors until the backward pass
         of the first layer ends.
 
-        Causal attention needs a mask only if the documents of a sequence are hidden from each other. Bidirectional
-        attention always has a mask, which hides padding: one row for all queries of a sequence, or, with documents, a
-        row for each query. Without documents, the cosines and sines of one sequence serve all sequences.
+        Causal attention needs a mask only if the documents of a sequence are hidden from each other, or if padding is
+        hidden. Bidirectional attention always has a mask, which hides padding: one row for all queries of a sequence,
+        or, with documents, a row for each query. Without documents, the cosines and sines of one sequence serve all
+        sequences.
 
         If context ranks share the sequences, the mask has one row for each query whose attention the rank computes, and
         the ranks gather the document numbers. If the ranks also gather the keys, causal attention needs a mask even
@@ -141,7 +169,8 @@ class Share(Step):
         if not target.document_mask:
             if self.is_causal and way is ContextAttention.GATHER:
                 return replace(self, keeps=(Value("mask of later keys", target.length, Rows.SEQUENCE),))
-            return self if self.is_causal else replace(self, keeps=(Value("padding mask", 1),))
+            padding = Value("padding mask", target.length if self.is_causal else 1)
+            return replace(self, keeps=(padding,)) if self.hides_padding else self
         rows = Rows.SHARED if way is ContextAttention.ALL_TO_ALL else Rows.TOKENS
         mask = Value("document mask", target.length, rows)
         rotation = Value("cosines and sines", 2 * self.rotated)

@@ -9,6 +9,7 @@ loss therefore differs from the steps of a layer, and the class `Loss` counts it
 
 from dataclasses import dataclass, replace
 
+from crosscut.architecture.inputs import LossTerm, Read
 from crosscut.architecture.parameters import Cut, Parameter, Role
 from crosscut.architecture.steps import Multiply, Passes, Product, Rows, Step, Value, enter
 from crosscut.architecture.sublayers.masked_head import MaskedPrediction, order_head
@@ -56,6 +57,26 @@ class Head:
             order=order_head(model) if model.sentence_order else None,
             task=TaskHead.of(model) if model.solves_task else None,
         )
+
+    @property
+    def reads(self) -> dict[str, Read]:
+        """Fields of a batch that the head and the loss read, by name."""
+        if self.task is not None:
+            return self.task.reads
+        found = [Read("targets", num_values=self.vocabulary.shape[0])]
+        if self.order is not None:
+            found.append(Read("order", num_values=2))
+        if self.prediction is not None:
+            found.append(Read("predicted"))
+        return {read.name: read for read in found}
+
+    @property
+    def loss_terms(self) -> tuple[LossTerm, ...]:
+        """Terms of the loss."""
+        if self.task is not None:
+            return (LossTerm("task", "labels"),)
+        of_tokens = LossTerm("tokens", "targets")
+        return (of_tokens,) if self.order is None else (of_tokens, LossTerm("order", "order"))
 
     def steps(self, x: Value) -> list[Step]:
         """Steps that compute the loss from the last layer's result `x`."""

@@ -17,6 +17,7 @@ tokens, and the ranks gather the logits:
 
 from dataclasses import dataclass, replace
 
+from crosscut.architecture.inputs import Element, Read
 from crosscut.architecture.parameters import Matrix, Parameter, Role
 from crosscut.architecture.steps import Message, Multiply, Operation, Passes, Rows, Step, Value
 from crosscut.architecture.sublayers.pooled_head import PooledHead
@@ -27,11 +28,21 @@ from crosscut.config.model import HeadKind
 _NAME = "task"
 """Name of the module."""
 
+_LABELS = {
+    HeadKind.CLASSES: Read("labels"),
+    HeadKind.NUMBER: Read("labels", element=Element.REAL),
+    HeadKind.CHOICE: Read("labels", is_shared=True),
+    HeadKind.SPANS: Read("labels", width=2, element=Element.PLACE),
+}
+"""Form of the labels of each kind of task."""
+
 
 @dataclass(frozen=True)
 class TaskHead:
     """Head for a task. Exactly one of the fields `pooled`, `of_summaries` and `of_tokens` is given."""
 
+    labels: Read
+    """Form of the labels."""
     pooled: PooledHead | None = None
     """Pooler and classifier of the first tokens, in bidirectional attention."""
     of_summaries: Matrix | None = None
@@ -47,20 +58,30 @@ class TaskHead:
             weight = Parameter(name=f"{_NAME}.classifier.weight", shape=(2, hidden), role=Role.HEAD)
             # A bias has no effect on the softmax over the tokens. Its gradient would consist of rounding errors.
             return cls(
+                labels=_LABELS[model.head],
                 of_tokens=Matrix(
                     weight, Parameter(name=f"{_NAME}.classifier.bias", shape=(2,), role=Role.BIAS, is_frozen=True)
-                )
+                ),
             )
         num_outputs = model.num_classes or 1
+        labels = replace(_LABELS[model.head], num_values=model.num_classes)
         if model.has_pooler:
             compares = model.head is HeadKind.CHOICE
             pooled = PooledHead.of(_NAME, hidden, num_outputs, role=Role.HEAD, dropout=model.dropout, compares=compares)
-            return cls(pooled=pooled)
+            return cls(labels=labels, pooled=pooled)
         return cls(
+            labels=labels,
             of_summaries=Matrix(
                 Parameter(name=f"{_NAME}.classifier.weight", shape=(num_outputs, hidden), role=Role.HEAD, on_whole=True)
-            )
+            ),
         )
+
+    @property
+    def reads(self) -> dict[str, Read]:
+        """Fields of a batch that the head and the loss read, by name. The texts of a task have different lengths, so
+        every batch has padding.
+        """
+        return {"mask": Read("mask"), "labels": self.labels}
 
     def steps(self, x: Value) -> list[Step]:
         """Steps that compute the loss from the last hidden states `x`."""

@@ -11,10 +11,11 @@ Legend: B batch, S sequence.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, final
+from typing import final
 
 import numpy as np
 
+from crosscut.architecture.inputs import Inputs
 from crosscut.config import IGNORED
 from crosscut.config.data import DataConfig
 from crosscut.config.errors import DataError
@@ -23,41 +24,10 @@ from crosscut.data.masked.masking import Masking
 from crosscut.data.masked.pairs import PairSampler
 from crosscut.data.masked.vocabulary import Flags, Vocabulary, vocabulary_of
 from crosscut.data.mixture import MixedSampler, Tokens, folders_of, named_folder
-from crosscut.data.sampler import Ids, Sampler, SampleRows, share_of_batch
+from crosscut.data.sampler import Arrays, Ids, Sampler, SampleRows, share_of_batch
 from crosscut.data.shards.reading import Shard, TokenFolder
 
 _MASKS_KEY, _VALIDATION_KEY = 10, 11
-
-
-class MaskedBatch(NamedTuple):
-    """Samples for masked language modelling."""
-
-    tokens: Ids
-    """Token ids that the model reads, [B, S]."""
-
-    targets: Ids
-    """Original token where a word is masked, and `IGNORED` elsewhere, [B, S]."""
-
-    segments: Ids
-    """0 for `[CLS]`, the first segment and its `[SEP]`, and for padding; 1 for the second segment and its `[SEP]`,
-    [B, S]. 0 everywhere for packed documents.
-    """
-
-    mask: Flags
-    """Whether a token is not padding, [B, S]."""
-
-    order: Ids | None
-    """0 if the segments are in the order of the text, 1 if they are swapped, [B]. `IGNORED` for a row that pads the
-    last batch of a validation pass. None for packed documents.
-    """
-
-    documents: Ids | None
-    """Index of the document to which each token belongs, counted from 0 in each row, [B, S]. `[CLS]` belongs to the
-    first document, and a `[SEP]` to the document before it. None for pairs, since a pair comes from one document.
-    """
-
-    positions: Ids | None
-    """Position of each token in its document, [B, S]. None for pairs."""
 
 
 @final
@@ -75,8 +45,13 @@ class MaskedSampler:
         self._rows, self._vocabulary, self._masking = rows, vocabulary, masking
         self._key = key_of(seed, _MASKS_KEY)
 
-    def batch_at(self, first_sample: int, count: int) -> MaskedBatch:
-        """Return `count` consecutive samples, starting at sample `first_sample`, counted over all epochs."""
+    def batch_at(self, first_sample: int, count: int) -> Arrays:
+        """Return `count` consecutive samples, starting at sample `first_sample`, counted over all epochs.
+
+        Pairs have segments, a mask and the order of the segments. The first segment, `[CLS]`, the first `[SEP]` and
+        padding have the segment 0. Packed documents have documents, counted from 0 in each row, and positions. `[CLS]`
+        belongs to the first document of a row, and a `[SEP]` to the document before it.
+        """
         num_draws = 1 + self._masking.num_draws(self.sequence_length)
         bits = random_bits(self._key, np.arange(count) + first_sample, num_draws)
         rows, special = self._rows.batch_at(first_sample, count), self._vocabulary.special
@@ -84,15 +59,16 @@ class MaskedSampler:
             order = (bits[:, 0] & np.uint64(1)).astype(np.int64)
             rows, segments, mask = _arranged(rows, order, separator=special.separator, padding=special.padding)
             read, targets = self._masking(rows, bits[:, 1:])
-            return MaskedBatch(read, targets, segments, mask, order, None, None)
+            return Inputs(tokens=read, targets=targets, segments=segments, mask=mask, order=order)
         rows[:, 1:] = rows[:, :-1]
         rows[:, 0] = special.begin
         documents, positions = _documents(rows, separator=special.separator)
         read, targets = self._masking(rows, bits[:, 1:])
         every = np.ones(rows.shape, dtype=np.bool_)
-        return MaskedBatch(read, targets, np.zeros_like(rows), every, None, documents, positions)
+        whole = {"segments": np.zeros_like(rows), "mask": every}
+        return Inputs(tokens=read, targets=targets, documents=documents, positions=positions, **whole)
 
-    def batch_from(self, first_sample: int, *, batch_size: int, rank: int = 0, size: int = 1) -> MaskedBatch:
+    def batch_from(self, first_sample: int, *, batch_size: int, rank: int = 0, size: int = 1) -> Arrays:
         """Return this rank's slice of the batch that starts at sample `first_sample`: [B / size, S].
 
         The batch is divided among `size` ranks, and `rank` is the index of this rank. Slices are consecutive. Raises
@@ -121,7 +97,7 @@ class MaskedValidation:
         """Return the number of samples that a validation pass reads. `limit` is the maximum; 0 means no limit."""
         return min(limit, self.num_samples) if limit else self.num_samples
 
-    def batches(self, *, batch_size: int, rank: int = 0, size: int = 1, limit: int = 0) -> Iterator[MaskedBatch]:
+    def batches(self, *, batch_size: int, rank: int = 0, size: int = 1, limit: int = 0) -> Iterator[Arrays]:
         """Yield this rank's slice of every batch, [B / size, S]. All ranks get the same number of batches of the same
         shape. In rows that pad the last batch, all targets and the order are `IGNORED`.
         """
@@ -130,9 +106,9 @@ class MaskedValidation:
         for start in range(0, num_samples, batch_size):
             batch = self._sampler.batch_at(start + first, local)
             beyond = np.arange(start + first, start + first + local) >= num_samples
-            batch.targets[beyond] = IGNORED
-            if batch.order is not None:
-                batch.order[beyond] = IGNORED
+            for predicted in (batch.targets, batch.order):
+                if predicted is not None:
+                    predicted[beyond] = IGNORED
             yield batch
 
 

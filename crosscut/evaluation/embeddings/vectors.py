@@ -16,8 +16,7 @@ from crosscut.config.checks import require_at_least
 from crosscut.evaluation.embeddings.pooling import SentencePooling
 from crosscut.evaluation.embeddings.texts import TextEncoder, TextOptions, encode_texts
 from crosscut.evaluation.ranks import Machinery, with_model
-from crosscut.model import GPT
-from crosscut.model.documents import Context
+from crosscut.model import GPT, Batch
 from crosscut.pretrained import ModelSource
 
 
@@ -66,7 +65,7 @@ def embeddings(
         tokens = pad_sequence(chosen, batch_first=True)
         lengths = torch.tensor([len(one) for one in chosen], device=device)
         mask = torch.arange(tokens.shape[1], device=device) < lengths[:, None]
-        parts.append(pooling(model.hidden_states(tokens, Context(mask=mask)), lengths).cpu())
+        parts.append(pooling(model.hidden_states(Batch(tokens=tokens, mask=mask)), lengths).cpu())
     if not parts:
         return torch.zeros(0, pooling.steps.size(model.config.hidden_size))
     places = torch.tensor(order).argsort()

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import numpy as np
-import torch
 
 from crosscut.config import RunConfig
 from crosscut.data.sampler import Ids, share_of_batch
@@ -49,4 +48,4 @@ class ChatBatches(BatchSource):
         return self.training.indices(self.order.first_sample(step) + first, count, seed=training.seed)
 
     def _batch(self, packed: PackedChats, indices: Ids) -> Batch:
-        return Batch(**{name: torch.from_numpy(array) for name, array in packed.rows(indices)._asdict().items()})
+        return Batch.of(packed.rows(indices))

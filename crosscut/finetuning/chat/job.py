@@ -47,7 +47,7 @@ from crosscut.training.driving.driver import Driver, PreparedRun, RunParts, load
 from crosscut.training.in_memory import InMemory
 from crosscut.training.loop import Loop, RunOutcome
 from crosscut.training.precision import resolve_on
-from crosscut.training.requirements import require_capabilities, require_no_spikes, require_objective, require_own_names
+from crosscut.training.requirements import require_capabilities, require_no_spikes, require_own_names
 from crosscut.training.resuming import Resume, choose_checkpoint, identity_of_settings, require_resumable
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import COUNTS, device_name, model_rows
@@ -176,7 +176,7 @@ def _prepare(order: ChatOrder, resolved: ResolvedRun, resume: Resume, memory: In
         resolved = resolved.with_config(_run_of(order))
     folder = Path(order.output)
     require_own_names(folder, is_new=not resume)
-    require_objective(resolved.config)
+    resolved.config.require_objective()
     good = choose_checkpoint(resolved.config, resume, memory, option="--output")
     if good is not None:
         packed, run = _stored(folder), resolved.config

@@ -19,14 +19,14 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from crosscut.architecture.inputs import Inputs
 from crosscut.config import IGNORED, DataError
 from crosscut.config.conventions import CONFIG_FILE
-from crosscut.data.sampler import Ids, shuffled
+from crosscut.data.sampler import Arrays, Ids, shuffled
 from crosscut.finetuning.arrays import load_arrays, save_arrays
 from crosscut.finetuning.chat.masking import EncodedConversation
 
@@ -34,15 +34,6 @@ Numbers = npt.NDArray[np.int32]
 
 _ORDER_KEY = 11
 """Key of the random order of the sequences. It differs from the keys in `data.sampler`."""
-
-
-class PackedRows(NamedTuple):
-    """Sequences that are read together. All arrays are [number, S]."""
-
-    tokens: Ids
-    targets: Ids
-    documents: Ids
-    positions: Ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,12 +61,12 @@ class PackedChats:
         """Number of tokens that the loss covers."""
         return int((self.targets != IGNORED).sum())
 
-    def rows(self, indices: Ids) -> PackedRows:
+    def rows(self, indices: Ids) -> Arrays:
         """Return the sequences with these indices. An index of -1 stands for a sequence without targets."""
         arrays = (self.tokens, self.targets, self.documents, self.positions)
         tokens, targets, documents, positions = (array[indices].astype(np.int64) for array in arrays)
         targets[indices < 0] = IGNORED
-        return PackedRows(tokens, targets, documents, positions)
+        return Inputs(tokens=tokens, targets=targets, documents=documents, positions=positions)
 
     def indices(self, first_sample: int, count: int, *, seed: int) -> Ids:
         """Return the sequence indices of `count` consecutive training samples. `first_sample` is the number of the

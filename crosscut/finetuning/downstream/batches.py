@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 
 import numpy as np
-import torch
 
-from crosscut.config import ModelConfig, RunConfig
+from crosscut.config import RunConfig
 from crosscut.data.sampler import Ids, share_of_batch
-from crosscut.finetuning.encoding.rows import EncodedRows, Padded
+from crosscut.finetuning.encoding.rows import EncodedRows
 from crosscut.model import Batch
 from crosscut.parallel import ParallelMesh
 from crosscut.training.batches import BatchSource
@@ -69,15 +68,4 @@ class TaskBatches(BatchSource):
 
     def _batch(self, rows: EncodedRows, whole: Ids) -> Batch:
         own = self._own(whole)
-        return to_batch(rows.padded(own, length=self._length(rows, whole), padding=self.padding), self.run.model)
-
-
-def to_batch(padded: Padded, model: ModelConfig) -> Batch:
-    """Make a batch from padded rows. The batch has segments only if the model has several token types."""
-    segments = torch.from_numpy(padded.segments) if model.token_types > 1 else None
-    return Batch.labelled(
-        torch.from_numpy(padded.tokens),
-        torch.from_numpy(padded.labels),
-        segments=segments,
-        mask=torch.from_numpy(padded.mask),
-    )
+        return Batch.of(rows.padded(own, length=self._length(rows, whole), padding=self.padding), self.reads)

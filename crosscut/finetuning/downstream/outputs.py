@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from crosscut.architecture import describe
 from crosscut.config.model import HeadKind
 from crosscut.evaluation.perplexity import evaluating
 from crosscut.evaluation.scoring import Follow, rounds_of
-from crosscut.finetuning.downstream.batches import MULTIPLE, to_batch
+from crosscut.finetuning.downstream.batches import MULTIPLE
 from crosscut.finetuning.downstream.predictions import Outputs
 from crosscut.finetuning.encoding.rows import EncodedRows
-from crosscut.model import GPT
+from crosscut.model import GPT, Batch
 from crosscut.parallel.collectives import all_reduce
 from crosscut.training.speed.compilation import uncompiled
 
@@ -32,15 +33,15 @@ def task_outputs(model: GPT, rows: EncodedRows, *, batch_size: int, padding: int
     all-reduce of the table over `mesh.tokens`, the data axis.
     """
     device, data = model.mesh.device, model.mesh.data
+    reads = describe(model.config).reads(document_mask=False)
     table = torch.zeros(_shape(model, rows), dtype=torch.float64, device=device)
     lengths = rows.lengths.reshape(-1, rows.width).max(1).tolist()
     with evaluating(model), uncompiled(model):
         for group in follow(rounds_of(lengths, batch_size, rank=data.rank, size=data.size)):
             chosen = np.array(group or [-1], dtype=np.int64)  # a rank without examples makes the same calls
             length = min(rows.longest(chosen, multiple=MULTIPLE), model.config.max_sequence_length)
-            batch = to_batch(rows.padded(chosen, length=length, padding=padding), model.config).to_device(device)
-            tokens, _, context = batch.with_context()
-            logits = model.task_logits(tokens, context._replace(labels=None), num_choices=rows.width)
+            batch = Batch.of(rows.padded(chosen, length=length, padding=padding), reads).to_device(device)
+            logits = model.task_logits(batch, num_choices=rows.width)
             if group:
                 _put(table, logits.double(), rows, chosen)
     found: Outputs = all_reduce(table, model.mesh.tokens).cpu().numpy()

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from crosscut.architecture.inputs import Inputs
 from crosscut.config.conventions import IGNORED
-from crosscut.data.sampler import Ids, shuffled
+from crosscut.data.sampler import Arrays, Ids, shuffled
 from crosscut.finetuning.arrays import load_arrays, save_arrays
 
 if TYPE_CHECKING:
@@ -46,20 +47,6 @@ class EncodedRow(NamedTuple):
     def of(cls, found: "tokenizers.Encoding") -> "EncodedRow":
         """Make the row of an encoded text."""
         return cls(np.array(found.ids, dtype=np.int32), np.array(found.type_ids, dtype=np.uint8))
-
-
-class Padded(NamedTuple):
-    """Rows that the model reads together, padded at their ends. Arrays are [rows, S] unless another shape is given."""
-
-    tokens: Ids
-    segments: Ids
-    """Type of each token: 0 for a first text, 1 for a second text."""
-    mask: Mask
-    """Whether each token is real; false for padding."""
-    labels: Labels
-    """Label of each example [B], or first and last token of its answer [B, 2]. `IGNORED` for examples that only fill
-    up the batch. Numbers to predict are floating-point, and NaN takes the place of `IGNORED`.
-    """
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,9 +115,10 @@ class EncodedRows:
         """Return the slice of `ids` that holds the tokens of a row."""
         return slice(int(self.ends[number - 1]) if number else 0, int(self.ends[number]))
 
-    def padded(self, examples: Ids, *, length: int, padding: int) -> Padded:
-        """Return the rows of some examples, padded to `length` tokens with the id `padding`. An index of -1 stands for
-        a padding example, which has no label.
+    def padded(self, examples: Ids, *, length: int, padding: int) -> Arrays:
+        """Return the rows of some examples, padded to `length` tokens with the id `padding`, with their labels. The
+        segment of a token is 0 in a first text, and 1 in a second text. An index of -1 stands for a padding example,
+        which has no label.
         """
         width = self.width
         shape = (len(examples) * width, length)
@@ -143,7 +131,7 @@ class EncodedRows:
                 row, own = place * width + option, self.row(example * width + option)
                 size = own.stop - own.start
                 tokens[row, :size], segments[row, :size], mask[row, :size] = self.ids[own], self.types[own], True
-        return Padded(tokens, segments, mask, labels)
+        return Inputs(tokens=tokens, segments=segments, mask=mask, labels=labels)
 
     def without_offsets(self) -> "EncodedRows":
         """Return the rows without the offsets, which training does not need."""

@@ -267,7 +267,7 @@ def _totals(run: Planned, all_reduce: partial[Collective]) -> list[Collective]:
     return [
         norm(axis="tensor", purpose="gradient norm", ranks=layout.tensor),
         norm(axis=shard_axis(layout), purpose="gradient norm of all shares", ranks=layout.shard_size),
-        over_tokens(purpose="target tokens", elements=1 + run.model.sentence_order, element_bytes=8),
+        over_tokens(purpose="target tokens", elements=len(describe(run.model).head.loss_terms), element_bytes=8),
         over_tokens(purpose="reported loss and verdict", elements=2),
         norm(axis="pipeline", purpose="gradient norm of all stages", ranks=layout.pipeline),
         all_reduce(axis="pipeline", purpose="loss of the last stage and verdict", elements=2, ranks=layout.pipeline),

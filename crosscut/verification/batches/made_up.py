@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
+from crosscut.architecture import describe
+from crosscut.architecture.inputs import Element, Read
 from crosscut.config import IGNORED, ModelConfig, RunConfig, padded_vocab_size
-from crosscut.config.model import HeadKind
 from crosscut.model import Batch
 from crosscut.parallel import seed_of
 from crosscut.verification.batches.packing import pack
@@ -12,26 +13,29 @@ from crosscut.verification.batches.packing import pack
 END_OF_TEXT = 1
 """Id of the end-of-text token in the batch."""
 
+_MADE_LATER = ("documents", "positions", "predicted")
+"""Fields that are found in the tokens and the targets of a batch."""
 _NUM_OPTIONS = 2
 """Number of options of a made-up multiple-choice question."""
 
 
 def num_options_of(model: ModelConfig) -> int:
-    """Number of sequences that share a label: the number of options of a question if the model's head is "choice",
-    otherwise 1.
-    """
-    return _NUM_OPTIONS if model.head is HeadKind.CHOICE else 1
+    """Number of sequences that share a label: the number of options of a multiple-choice question, otherwise 1."""
+    labels = describe(model).head.reads.get("labels")
+    return _NUM_OPTIONS if labels is not None and labels.is_shared else 1
 
 
 def made_up_batch(run: RunConfig) -> Batch:
-    """Generate tokens and targets for all data ranks, each [B, S] with B sequences of S tokens.
+    """Generate the fields that the model reads for all data ranks: B sequences of S tokens. Documents are left to
+    `Batch.with_documents`, and the indexes of predicted tokens to `Batch.with_predicted`.
 
     The first and last id of every tensor rank's shard of the vocabulary occur as tokens and as targets. The sequences
     have different numbers of targets, so the data ranks have different numbers of targets, too. With
-    `training.document_mask`, every sequence holds several documents. With bidirectional attention, tokens without a
-    target are padding. If the model has token types, every token has a random type. A model that solves a task gets
-    labels (`_labelled`).
+    `training.document_mask`, every sequence holds several documents. If the model reads a mask, tokens without a target
+    are padding. If the model reads segments, every token has a random one. A model that solves a task gets labels and
+    another mask (`_labelled`).
     """
+    reads = describe(run.model).reads(document_mask=run.training.document_mask)
     batch, length, vocabulary = run.training.batch_size, run.training.sequence_length, run.model.vocab_size
     generator = torch.Generator().manual_seed(seed_of("verify", run.training.seed))
     tokens = torch.randint(0, vocabulary, (batch, length + 1), generator=generator)
@@ -45,19 +49,17 @@ def made_up_batch(run: RunConfig) -> Batch:
     targets = tokens[:, 1:].clone()
     for i in range(batch):
         targets[i, : i * length // (2 * batch)] = IGNORED
-    types = torch.randint(0, max(run.model.token_types, 1), targets.shape, generator=generator)
-    segments = types if run.model.token_types else None
-    if run.model.solves_task:
-        return _labelled(run.model, tokens[:, :-1], segments, generator)
-    orders = torch.randint(0, 2, (batch,), generator=generator)
-    orders[0] = IGNORED  # so that the data ranks have different numbers of pairs
-    return Batch(
-        tokens=tokens[:, :-1],
-        targets=_few(run, targets) if run.model.predicts_masked else targets,
-        segments=segments,
-        mask=None if run.model.is_causal else targets != IGNORED,
-        order=orders if run.model.sentence_order else None,
-    )
+    num_types = reads["segments"].num_values if "segments" in reads else 1
+    made = {"tokens": tokens[:, :-1], "targets": targets, "mask": targets != IGNORED}
+    made["segments"] = torch.randint(0, num_types, targets.shape, generator=generator)
+    if "labels" in reads:
+        made |= _labelled(reads["labels"], (batch, length), generator)
+    else:
+        made["order"] = torch.randint(0, 2, (batch,), generator=generator)
+        made["order"][0] = IGNORED  # so that the data ranks have different numbers of pairs
+    if "predicted" in reads:
+        made["targets"] = _few(run, targets)
+    return Batch(**{name: made[name] for name in reads if name not in _MADE_LATER})
 
 
 def _few(run: RunConfig, targets: Tensor) -> Tensor:
@@ -75,21 +77,22 @@ def _few(run: RunConfig, targets: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def _labelled(model: ModelConfig, tokens: Tensor, segments: Tensor | None, generator: torch.Generator) -> Batch:
-    """Make a batch with random labels for a task from `tokens` [B, S]. The first example has no label, so the data
-    ranks have different numbers of labels. Numbers are normally distributed.
+def _labelled(labels: Read, shape: tuple[int, int], generator: torch.Generator) -> dict[str, Tensor]:
+    """Make random labels of a task, and a mask, for sequences of the shape [B, S]. The first example has no label, so
+    the data ranks have different numbers of labels. Numbers are normally distributed.
 
     The sequences end with padding. Each sequence is shorter than the sequence before. If the ranks split the sequence
     dimension, the last tokens of the sequences are therefore on different ranks.
     """
-    num_sequences, length = tokens.shape
+    num_sequences, length = shape
     ends = length - torch.arange(num_sequences) * length // num_sequences
-    number = num_sequences // num_options_of(model)
-    if model.head is HeadKind.SPANS:
-        labels = torch.randint(0, length, (number, 2), generator=generator).sort(1).values
-    elif model.head is HeadKind.NUMBER:
-        labels = torch.randn(number, generator=generator)
+    size = labels.shape(*shape, sharing=_NUM_OPTIONS)
+    if labels.kind is Element.REAL:
+        made = torch.randn(size, generator=generator)
     else:
-        labels = torch.randint(0, model.num_classes or _NUM_OPTIONS, (number,), generator=generator)
-    labels[0] = torch.nan if labels.is_floating_point() else IGNORED
-    return Batch.labelled(tokens, labels, mask=torch.arange(length) < ends.unsqueeze(1), segments=segments)
+        num_values = length if labels.kind is Element.PLACE else labels.num_values or _NUM_OPTIONS
+        made = torch.randint(0, num_values, size, generator=generator)
+    if labels.width > 1:
+        made = made.sort(1).values  # an answer's first token comes before its last
+    made[0] = torch.nan if made.is_floating_point() else IGNORED
+    return {"labels": made, "mask": torch.arange(length) < ends.unsqueeze(1)}

@@ -131,8 +131,8 @@ def test_tasks_travel_to_other_processes(corpus: Corpus) -> None:
 
 def test_folder_is_sampled_as_any_other(corpus: Corpus) -> None:
     folder = corpus.pack()
-    tokens, targets = Sampler(folder.train, sequence_length=16, seed=1).batch(0, batch_size=4)
-    assert tokens.shape == targets.shape == (4, 16)
+    batch = Sampler(folder.train, sequence_length=16, seed=1).batch(0, batch_size=4)
+    assert batch.tokens.shape == batch.targets.shape == (4, 16)
 
 
 @pytest.mark.parametrize("weights", [(2, 0.25), (1.5, 1), (0.01, 3)])

@@ -10,22 +10,19 @@ import pytest
 
 from crosscut.config import IGNORED, DataConfig, DataError
 from crosscut.config.data import MixedFolder
-from crosscut.data import MaskedBatch, TokenFolder, masked_samples, masked_validation, open_tokens, prepare
+from crosscut.data import TokenFolder, masked_samples, masked_validation, open_tokens, prepare
+from crosscut.data.sampler import Arrays
 from tests.refusals import refusal
 
 S = 64
 
 
-def arrays(batch: MaskedBatch) -> list[np.ndarray]:
-    return [array for array in batch if array is not None]
+def are_equal(first: Arrays, second: Arrays) -> bool:
+    ours, theirs = first.given(), second.given()
+    return ours.keys() == theirs.keys() and all(np.array_equal(array, theirs[name]) for name, array in ours.items())
 
 
-def are_equal(first: MaskedBatch, second: MaskedBatch) -> bool:
-    pairs = zip(first, second, strict=True)
-    return all((a is None and b is None) or np.array_equal(a, b) for a, b in pairs)
-
-
-def original(batch: MaskedBatch) -> np.ndarray:
+def original(batch: Arrays) -> np.ndarray:
     return np.where(batch.targets == IGNORED, batch.tokens, batch.targets)
 
 
@@ -52,8 +49,8 @@ def test_ranks_make_the_same_batch_together(speeches: TokenFolder, form: DataCon
         alone, *ranks = (masked_samples(speeches, form, sequence_length=S, seed=1) for _ in range(5))
         whole = alone.batch_at(step * 16, 16)
         parts = [each.batch_from(step * 16, batch_size=16, rank=rank, size=4) for rank, each in enumerate(ranks)]
-        for number, array in enumerate(whole):
-            assert array is None or np.array_equal(np.concatenate([part[number] for part in parts]), array)
+        for name, array in whole.given().items():
+            assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), array)
     with pytest.raises(DataError, match=r"`batch_size` must be a multiple of the number of ranks"):
         masked_samples(speeches, form, sequence_length=S, seed=1).batch_from(0, batch_size=15, size=2)
 
@@ -75,8 +72,8 @@ digest = hashlib.sha256()
 for pairs in (True, False):
     config = DataConfig(objective="masked", pairs=pairs)
     sampler = masked_samples(TokenFolder.open(Path(sys.argv[1])), config, sequence_length=64, seed=1)
-    for array in sampler.batch_at(100, 200):
-        digest.update(b"" if array is None else array.tobytes())
+    for array in sampler.batch_at(100, 200).given().values():
+        digest.update(array.tobytes())
 print(digest.hexdigest())
 """
 
@@ -86,7 +83,7 @@ def test_another_process_sees_the_same_samples(speeches: TokenFolder, config: Da
     digest = hashlib.sha256()
     for pairs in (True, False):
         sampler = masked_samples(speeches, replace(config, pairs=pairs), sequence_length=S, seed=1)
-        for array in arrays(sampler.batch_at(100, 200)):
+        for array in sampler.batch_at(100, 200).given().values():
             digest.update(array.tobytes())
     other = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(speeches.path)], capture_output=True, text=True, check=True

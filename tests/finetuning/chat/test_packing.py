@@ -126,8 +126,7 @@ def _losses(layout: Layout) -> list[float]:
     alone = [pack([each], length=16, padding=0) for each in encoded(9, 6)]
 
     def loss(packed: PackedChats) -> float:
-        batch = Batch(**{name: torch.from_numpy(each) for name, each in packed.rows(np.array([0]))._asdict().items()})
-        return model.loss(*batch.with_context()).item()
+        return model.loss(Batch.of(packed.rows(np.array([0])))).item()
 
     return [loss(together), sum(map(loss, alone))]
 

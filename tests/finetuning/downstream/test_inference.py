@@ -57,7 +57,7 @@ def test_a_run_is_exported_with_the_names_of_its_labels(tuned, tmp_path, capsys)
     kept = TaskRuns.load(tuned)
     rows = kept.rows("test")
     padded = rows.padded(np.arange(rows.num_examples), length=int(rows.lengths.max()), padding=kept.padding)
-    tokens, types, mask, _ = map(torch.from_numpy, padded)
+    tokens, types, mask = map(torch.from_numpy, (padded.tokens, padded.segments, padded.mask))
     with torch.no_grad():
         logits = model(tokens, token_type_ids=types, attention_mask=mask.long()).logits
     np.testing.assert_allclose(logits.numpy(), np.load(tuned / "seed-1234" / "outputs-test.npy"), atol=1e-5)

@@ -12,6 +12,7 @@ from crosscut.checkpoint import list_checkpoints
 from crosscut.config import ConfigError
 from crosscut.finetuning.downstream.folder import TaskRuns, load_outputs
 from crosscut.finetuning.downstream.predictions import predict, probabilities_of, scores_of
+from crosscut.model import Batch
 from crosscut.pretrained import find_model
 from tests.finetuning.downstream.conftest import EXACT, PLAIN, finetune, rows_of
 
@@ -149,7 +150,7 @@ def their_losses(folder: Path, kept: TaskRuns, steps: int) -> list[float]:
         chosen = rows.batch(step, batch_size=8, seed=kept.run.training.seed)
         chosen = chosen[chosen >= 0]
         padded = rows.padded(chosen, length=rows.longest(chosen), padding=0)
-        tokens, types, mask, labels = map(torch.from_numpy, padded)
+        tokens, types, mask, labels = Batch.of(padded).tensors()
         labels = labels.float() if labels.is_floating_point() else labels
         loss = model(tokens, token_type_ids=types, attention_mask=mask.long(), labels=labels).loss
         loss.backward()

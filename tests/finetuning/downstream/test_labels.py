@@ -23,7 +23,7 @@ def logits_of(folder: Path, kept: TaskRuns) -> tuple[dict[int, str], np.ndarray[
     model = BertForSequenceClassification.from_pretrained(folder).eval()
     rows = kept.rows("dev")
     padded = rows.padded(np.arange(rows.num_examples), length=int(rows.lengths.max()), padding=kept.padding)
-    tokens, types, mask, _ = map(torch.from_numpy, padded)
+    tokens, types, mask = map(torch.from_numpy, (padded.tokens, padded.segments, padded.mask))
     with torch.no_grad():
         return model.config.id2label, model(tokens, token_type_ids=types, attention_mask=mask.long()).logits.numpy()
 

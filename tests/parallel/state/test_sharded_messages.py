@@ -18,7 +18,7 @@ from crosscut.parallel import make_reducer
 from crosscut.parallel.recorder import CollectiveRecorder
 from crosscut.parallel.state import sharding
 from crosscut.parallel.state.parameters import local_part
-from tests.model.twins import IGNORED, batch, build
+from tests.model.twins import batch, build
 from tests.ranks import RankPool
 
 ZERO_2, ZERO_3 = Layout(data=2, sharding="zero2"), Layout(data=2, sharding="zero3")
@@ -34,13 +34,13 @@ OPERATIONS = {
 def gradients_of(model: GPT, layout: Layout) -> list[Tensor]:
     """This rank's parts of the gradients of one step, whose data ranks have two micro-batches at most."""
     reducer = make_reducer(model, model.mesh)
-    tokens, targets = batch(0)
-    own = [x.chunk(layout.data)[model.mesh.data.rank].chunk(2) for x in (tokens, targets)]
-    for i, (x, y) in enumerate(zip(*own, strict=True)):
-        if i == len(own[0]) - 1:
+    whole = batch(0)
+    micro_batches = whole.chunk(layout.data)[model.mesh.data.rank].chunk(min(2, len(whole.tokens) // layout.data))
+    for i, own in enumerate(micro_batches):
+        if i == len(micro_batches) - 1:
             reducer.arm()
         RECORD.phase(RunPhase.FORWARD, 0)
-        loss = model.loss(x, y, scale=1.0 / float((targets != IGNORED).sum()))
+        loss = model.loss(own, {"tokens": 1.0 / float(whole.num_targets)})
         RECORD.phase(RunPhase.BACKWARD)
         loss.backward()
     reducer.finish()

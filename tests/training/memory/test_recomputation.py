@@ -199,7 +199,7 @@ def changed_between(run) -> str:
     trainer.model.blocks[0].mlp_norm.register_forward_pre_hook(lambda _, x: inputs.append(x[0]))
     batch = batches.micro_batches(0)[0]
     trainer.streams.restart(step=0)
-    loss = trainer.model.loss(*batch.plain())
+    loss = trainer.model.loss(batch)
     with torch.no_grad():
         inputs[0].add_(1.0)
     try:
@@ -225,7 +225,7 @@ def freed_inputs(run) -> list[bool]:
     for block in trainer.model.blocks:
         block.register_forward_pre_hook(lambda _, x: inputs.append(StorageWeakRef(x[0].untyped_storage())))
     trainer.streams.restart(step=0)
-    loss = trainer.model.loss(*batches.micro_batches(0)[0].plain())
+    loss = trainer.model.loss(batches.micro_batches(0)[0])
     gc.collect()
     freed = [storage.expired() for storage in inputs]
     gc.unfreeze()

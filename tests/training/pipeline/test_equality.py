@@ -93,7 +93,7 @@ OTHERS = {
     "muon": ("optimizer.matrices=muon", "optimizer.matrix_learning_rate=0.02"),
     "average": ("optimizer.ema_decay=0.9",),
     "lora": ("model.lora_rank=4",),
-    "mixed-mlps": ('model.layers=("attention gelu", "attention swiglu")',),
+    "mixed-mlps": ('model.layers=["attention gelu", "attention swiglu"]',),
 }
 
 
