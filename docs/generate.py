@@ -21,6 +21,8 @@ from crosscut.config import PRESETS, CorpusConfig, DataConfig, Layout, ModelConf
 from crosscut.config.axes import AXES
 from crosscut.config.corpora import SourceConfig
 from crosscut.config.data import MixedFolder
+from crosscut.config.model import mixer_sections
+from crosscut.config.parts.section import MixerSection
 from crosscut.config.published.families import FAMILIES
 from crosscut.config.published.keys import (
     ADAPTER,
@@ -212,6 +214,8 @@ def configuration_page() -> str:
         parts.append(_section(f"[{name}]", kind))
         if kind is DataConfig:
             parts.append(_section("[[data.mixture]]", MixedFolder))
+        if kind is ModelConfig:
+            parts.extend(_section(f"[model.{name}]", section) for name, section in mixer_sections().items())
     return "\n".join([*parts, _recipes(), _presets()])
 
 
@@ -325,6 +329,8 @@ def _default(field: dataclasses.Field[object]) -> str:
             return f'`"{value}"`'
         case tuple(values):
             return f"`{list(values)}`"
+        case MixerSection():
+            return "a section"
         case value:
             return f"`{value}`"
 

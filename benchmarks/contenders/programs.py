@@ -165,7 +165,8 @@ PROGRAMS: dict[str, Callable[[Shape, Way], Step]] = {
     "torchtitan": make_torchtitan,
 }
 
-PEERS_OF = {"GPT-2": ("transformers", "litgpt", "plain"), "Llama": ("torchtitan",), "BERT": ("transformers",)}
+PEERS_OF = {"GPT-2": ("transformers", "litgpt", "plain"), "Llama": ("torchtitan",), "BERT": ("transformers",),
+            "Mamba-2": ("transformers",)}  # fmt: skip
 """Peers that train a model of a family."""
 
 
@@ -182,6 +183,10 @@ def make_step(program: str, shape: Shape, way: Way) -> Step:
     """
     if program != "crosscut" and program not in PEERS_OF[shape.family]:
         raise NotActiveError(f"{program} must train a {shape.family}, but this benchmark has none for it")
+    if shape.family == "Mamba-2":
+        from benchmarks.contenders.mamba2_layer import make_layer
+
+        return make_layer(program, shape)
     return PROGRAMS[program](shape, way)
 
 

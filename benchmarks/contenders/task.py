@@ -15,9 +15,10 @@ class Shape:
     sequence_length: int = 256
     batch_size: int = 8
     vocab_size: int = 50_304
-    family: Literal["GPT-2", "Llama", "BERT"] = "GPT-2"
+    family: Literal["GPT-2", "Llama", "BERT", "Mamba-2"] = "GPT-2"
     """A `Llama` has rotary positions, root mean square norms, SwiGLU, no biases. A `BERT` reads a text in both
-    directions, has its norms after the residual sums, and predicts masked tokens or a class.
+    directions, has its norms after the residual sums, and predicts masked tokens or a class. A `Mamba-2` is one mixer,
+    without embeddings and loss.
     """
     num_classes: int = 0
     """Number of classes of a BERT that is fine-tuned on labelled texts. 0 means that it predicts masked tokens."""
@@ -58,9 +59,14 @@ MASKED = 0.15
 
 
 def draw(shape: Shape, generator: Any) -> tuple[Any, Any]:
-    """Draw a random batch of (tokens, targets), as a `Step` takes it."""
+    """Draw a random batch of (tokens, targets), as a `Step` takes it. For one mixer, these are inputs, and the
+    gradient of its outputs.
+    """
     import torch
 
+    if shape.family == "Mamba-2":
+        inputs = torch.randn(2, shape.batch_size, shape.sequence_length, shape.hidden_size, generator=generator)
+        return inputs[0], inputs[1]
     size = (shape.batch_size, shape.sequence_length + 1)
     ids = torch.randint(0, shape.vocab_size, size, generator=generator)
     tokens = ids[:, :-1]

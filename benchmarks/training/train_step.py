@@ -4,15 +4,18 @@
     .venv-benchmarks/bin/python benchmarks/training/train_step.py
     .venv-benchmarks/bin/python benchmarks/training/train_step.py --model bert-base
     .venv-benchmarks/bin/python benchmarks/training/train_step.py --model bert-classes
+    .venv-benchmarks/bin/python benchmarks/training/train_step.py --model mamba2-4096
 
 The model is a GPT-2 of 30 million parameters. `bert-base` is BERT-base on masked tokens, in sequences of 512,
 compared with transformers. `bert-classes` is BERT-base on labelled texts of 128 tokens, compared with the `Trainer` of
-transformers.
+transformers. `mamba2-1024` and `mamba2-4096` are one Mamba-2 mixer of hidden size 512 on one text of so many tokens:
+forward and backward pass, eager, with one thread.
 
 Every contender (`benchmarks/contenders/`), eager and compiled, has a process of its own, is built once, and takes steps
 in turn, in float32 on random tokens. A round is one step of each contender, so a slow moment of the machine slows all
 of them. The first rounds are not counted: in them the compiled contenders compile. Memory is the peak of the whole
-process, Python and PyTorch included. Crosscut is also measured with recomputation.
+process, Python and PyTorch included; for a mixer, it is what the peak adds to the memory before the first step.
+Crosscut is also measured with recomputation.
 
 The last line compares layouts: Crosscut over two processes with one thread each against one process with two threads.
 """
@@ -33,7 +36,7 @@ from benchmarks.commands import TINY_HELP, aligned, command_line, print_figures
 from benchmarks.contenders.programs import PEERS_OF, is_installed, make_step, require_compiled
 from benchmarks.contenders.task import Shape, Way, draw
 from benchmarks.machine import one_line
-from benchmarks.processes import free_port, join_ranks
+from benchmarks.processes import free_port, join_ranks, memory_of, reset_peak
 from benchmarks.turns import CORES, Contender, figures_of, table_of, take_turns
 
 PEERS = PEERS_OF["GPT-2"]
@@ -68,6 +71,12 @@ SHAPES = {
     "gpt2": Shape(),
     "bert-base": Shape(**_BERT, sequence_length=512, batch_size=2),
     "bert-classes": Shape(**_BERT, sequence_length=128, batch_size=8, num_classes=2),
+    **{
+        f"mamba2-{length}": Shape(
+            num_layers=1, hidden_size=512, sequence_length=length, batch_size=1, vocab_size=8, family="Mamba-2"
+        )
+        for length in (1024, 4096)
+    },
 }
 
 TINY_SHAPE = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "sequence_length": 32, "batch_size": 2,
@@ -78,13 +87,17 @@ PACKAGES = ("torch", "transformers", "litgpt")
 MEASURE = {"time": "median_seconds", "memory": "peak_bytes"}
 GOALS = {("eager", "time"): 0.88, ("compiled", "time"): 1.0, ("eager", "memory"): 0.55, ("compiled", "memory"): 0.55}
 """Highest ratio to the fastest peer (time) or the leanest peer (memory)."""
+MIXER_GOALS = {("eager", "time"): 0.75, ("eager", "memory"): 0.6}
+"""Highest ratios of one mixer."""
 CUT_GOAL = 0.95
 """Lowest ratio of the speed of two ranks to the speed of one process with both cores."""
 
 
 @contextmanager
-def take_part(entry: Entry, rank: int, port: int, shape: Shape) -> Iterator[Callable[[int], tuple[float, float]]]:
-    """One process of a contender. It answers the number of a step with the step's seconds and its loss."""
+def take_part(entry: Entry, rank: int, port: int, shape: Shape) -> Iterator[Callable[[int], tuple[float, float, int]]]:
+    """One process of a contender. It answers the number of a step with the step's seconds, its loss, and the bytes of
+    the process before the first step (one mixer) or 0.
+    """
     if entry.num_ranks > 1:
         os.environ.update(join_ranks(rank, entry.num_ranks, port))
     import torch
@@ -94,17 +107,21 @@ def take_part(entry: Entry, rank: int, port: int, shape: Shape) -> Iterator[Call
     way = Way(compiled=entry.compiled, overrides=overrides)
     with ranks_group(entry.program):
         step = make_step(entry.program, shape, way)
-        torch.set_num_threads(CORES // entry.num_ranks)
+        is_mixer = shape.family == "Mamba-2"
+        torch.set_num_threads(1 if is_mixer else CORES // entry.num_ranks)
         generator = torch.Generator().manual_seed(1)
+        if is_mixer:
+            reset_peak("self")
+        idle = memory_of("self", "VmRSS") if is_mixer else 0
 
-        def answer(number: int) -> tuple[float, float]:
+        def answer(number: int) -> tuple[float, float, int]:
             batch = draw(shape, generator)
             start = time.perf_counter()
             loss = step(number, [batch])()
             elapsed = time.perf_counter() - start
             if entry.compiled and not number:
                 require_compiled()
-            return elapsed, loss
+            return elapsed, loss, idle
 
         yield answer
 
@@ -130,24 +147,25 @@ def run(shape: Shape, names: list[str], *, rounds: int, warmup: int) -> dict[str
     turns = take_turns(contenders, range(warmup + rounds))
     figures = {}
     for name, contender in contenders.items():
-        timed = [max(seconds for seconds, _ in step) for step in turns[name][warmup:]]
-        loss = turns[name][0][0][1] if turns[name] else None
-        figures[name] = figures_of(contender, timed, shape.batch_size * shape.sequence_length, first_loss=loss)
+        timed = [max(seconds for seconds, *_ in step) for step in turns[name][warmup:]]
+        _, loss, idle = turns[name][0][0] if turns[name] else (0.0, None, 0)
+        found = figures_of(contender, timed, shape.batch_size * shape.sequence_length, first_loss=loss)
+        figures[name] = found if "failure" in found else {**found, "peak_bytes": found["peak_bytes"] - idle}
     return figures
 
 
-def report(figures: dict[str, Any]) -> None:
+def report(figures: dict[str, Any], goals: dict[tuple[str, str], float]) -> None:
     """Print the table and the ratios that have goals."""
     print(table_of(figures))
     ran = {name: f for name, f in figures.items() if "failure" not in f}
-    if table := ratios(ran):
+    if table := ratios(ran, goals):
         print(aligned(table))
     if {"crosscut", "crosscut tensor=2"} <= ran.keys():
         ratio = ran["crosscut"]["median_seconds"] / ran["crosscut tensor=2"]["median_seconds"]
         print(f"tensor=2 on two cores: {ratio:.2f} of the speed of one process with two threads (goal {CUT_GOAL})")
 
 
-def ratios(figures: dict[str, Any]) -> list[list[str]]:
+def ratios(figures: dict[str, Any], goals: dict[tuple[str, str], float]) -> list[list[str]]:
     """Table of the ratios of Crosscut to the best peer that ran; empty if none ran."""
     kinds = {"eager": PEERS, "compiled": [f"{peer} compiled" for peer in PEERS]}
     best = {}
@@ -159,7 +177,7 @@ def ratios(figures: dict[str, Any]) -> list[list[str]]:
     table = [
         ["of the best peer", *(f"{kind} {what}" for kind, what in best)],
         ["", *(name.removesuffix(" compiled") for name in best.values())],
-        ["goal", *(f"{GOALS[column]:.2f}" for column in best)],
+        ["goal", *(f"{goals[column]:.2f}" for column in best)],
     ]
     for mine in (name for name in WHOLE if name in figures):
         of_best = (figures[mine][MEASURE[what]] / figures[name][MEASURE[what]] for (_, what), name in best.items())
@@ -179,11 +197,13 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     shape = replace(SHAPES[options.model], **TINY_SHAPE) if options.tiny else SHAPES[options.model]
     programs = [name for name in ("crosscut", *PEERS_OF[shape.family]) if is_installed(name)]
-    names = options.only or [name for name, entry in ENTRIES.items() if entry.program in programs]
+    is_mixer = shape.family == "Mamba-2"
+    names = programs if is_mixer else [name for name, entry in ENTRIES.items() if entry.program in programs]
+    names = options.only or names
     figures = run(shape, names, rounds=options.rounds, warmup=options.warmup)
     if not print_figures(options, PACKAGES, {"shape": asdict(shape), "figures": figures}):
         print(one_line(asdict(shape)))
-        report(figures)
+        report(figures, MIXER_GOALS if is_mixer else GOALS)
 
 
 if __name__ == "__main__":

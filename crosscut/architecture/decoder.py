@@ -5,7 +5,7 @@ layers, the planner computes the quantity once per kind of layer and multiplies 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -22,14 +22,16 @@ from crosscut.architecture.sublayers.attention import Attention
 from crosscut.architecture.sublayers.embedding import Embedding
 from crosscut.architecture.sublayers.gated_mlp import GatedMLP
 from crosscut.architecture.sublayers.head import Head, Loss
+from crosscut.architecture.sublayers.mamba2 import Mamba2
 from crosscut.architecture.sublayers.mlp import MLP
 from crosscut.architecture.sublayers.norm import stream_norm
 from crosscut.architecture.sublayers.task_head import TaskLoss
 from crosscut.config import ModelConfig
-from crosscut.config.layers import Mixer, PartKind, parts_of
+from crosscut.config.parts.kinds import Mixer, PartKind, parts_of
 
 _SUBLAYERS: dict[PartKind, Callable[..., Sublayer]] = {
     Mixer.ATTENTION: Attention.of,
+    Mixer.MAMBA2: Mamba2.of,
     **{kind: partial(MLP.of, kind=kind) for kind in mlp.KINDS},
     **{kind: partial(GatedMLP.of, kind=kind) for kind in gated_mlp.KINDS},
 }
@@ -67,7 +69,7 @@ class Decoder:
     @cached_property
     def shares(self) -> frozenset[Share]:
         """Shared tensors that the layers read."""
-        return frozenset(share for layer in self.layers for part in layer.parts for share in part.inner.shares)
+        return _shares(self.layers)
 
     def reads(self, *, document_mask: bool) -> dict[str, Read]:
         """Fields of a batch that the model and its loss read, by name, in the order of their use. With `document_mask`,
@@ -136,8 +138,8 @@ def describe(model: ModelConfig) -> Decoder:
     """
     adapt = partial(adapted, rank=model.lora_rank, alpha=model.lora_alpha) if model.lora_rank else _unchanged
     kinds = {layer: adapt(_layer(model, layer)) for layer in model.different_layers}
-    embedding = Embedding.of(model)
     layers = tuple(kinds[model.layer(i)] for i in range(model.num_layers))
+    embedding = Embedding.of(model, _shares(kinds.values()))
     return Decoder(adapt(embedding), layers, adapt(Head.of(model, embedding.tokens)), tuple(range(model.num_layers)))
 
 
@@ -151,6 +153,10 @@ def _part(decoder: Decoder, stages: tuple[Stage, ...]) -> Decoder:
         is_first=any(stage.is_first for stage in stages),
         is_last=any(stage.is_last for stage in stages),
     )
+
+
+def _shares(layers: Iterable[Layer]) -> frozenset[Share]:
+    return frozenset(share for layer in layers for part in layer.parts for share in part.inner.shares)
 
 
 def _unchanged(part: Any) -> Any:

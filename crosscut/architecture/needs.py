@@ -11,6 +11,7 @@ class Share(Enum):
 
     ROTATION = "cosines and sines of the positions"
     MASK = "tokens that each token may see"
+    DOCUMENTS = "number of the document of each token"
 
 
 @dataclass(frozen=True)
@@ -24,3 +25,19 @@ class PerToken:
     """Size of the dimension before the tokens, such as a number of heads."""
     width: int
     """Size of the dimension after the tokens."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A tensor [rows, *`shape`] on one rank, in which generation keeps the same number of elements of each row, such as
+    a state, however many tokens the row has read. A part can only continue or forget what the tensor holds.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    is_wide: bool = False
+    """Whether the tensor is at least float32, whatever the type of the activations is."""
+
+
+Memory = PerToken | Fixed
+"""A tensor that generation keeps."""

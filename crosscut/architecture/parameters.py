@@ -11,6 +11,7 @@ dimension 0, and the rows are dimension 1.
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import prod
+from typing import NamedTuple
 
 from crosscut.config.conventions import padded_vocab_size
 from crosscut.config.optimizer import ParameterGroup
@@ -32,16 +33,18 @@ class Role(Enum):
     NORM = "norm"
     """Scale or shift of a norm."""
     BIAS = "bias"
+    TAPS = "taps of a convolution"
+    DYNAMICS = "decay rate, step size or skip of a state-space mixer"
     DOWN = "first matrix of an adapter"
     UP = "second matrix of an adapter"
     """This matrix starts at zero, so that a new adapter changes nothing."""
 
     @property
     def decays(self) -> bool:
-        """Whether weight decay applies. It applies to matrices and embeddings, but not to norms and biases (paper,
-        section 4.1.1).
+        """Whether weight decay applies. It applies to matrices, embeddings and taps, but not to norms and biases
+        (paper, section 4.1.1), and not to the dynamics of a state-space mixer (Gu and Dao 2023, arXiv 2312.00752).
         """
-        return self not in (Role.NORM, Role.BIAS)
+        return self not in (Role.NORM, Role.BIAS, Role.DYNAMICS)
 
     @property
     def group(self) -> ParameterGroup:
@@ -56,9 +59,33 @@ _GROUPS = {
     Role.HEAD: ParameterGroup.HEAD,
     Role.NORM: ParameterGroup.SCALAR,
     Role.BIAS: ParameterGroup.SCALAR,
+    Role.TAPS: ParameterGroup.SCALAR,
+    Role.DYNAMICS: ParameterGroup.SCALAR,
     Role.DOWN: ParameterGroup.MATRIX,
     Role.UP: ParameterGroup.MATRIX,
 }
+
+
+class Law(Enum):
+    """Law of a parameter's initial values."""
+
+    NORMAL = "normal distribution with mean 0"
+    CONSTANT = "the same value everywhere"
+    LOG_UNIFORM = "logarithm of a number that is uniform between two limits"
+    STEP_SIZE = "inverse softplus of a step size whose logarithm is uniform between the logarithms of two limits"
+
+
+class Start(NamedTuple):
+    """Rule for a parameter's initial values."""
+
+    law: Law
+    first: float
+    """Standard deviation of a normal distribution, the constant, or the lower limit."""
+    last: float = 0.0
+    """Upper limit; unused by the normal distribution and by a constant."""
+
+
+ZEROS, ONES = Start(Law.CONSTANT, 0.0), Start(Law.CONSTANT, 1.0)
 
 
 class Cut(Enum):
@@ -92,28 +119,32 @@ class Parameter:
     num_inputs: int = 0
     """Fan-in of an embedding, for `InitialSpread.FAN_IN`. 0 for other parameters, whose fan-in is the size of dimension
     1."""
+    start: Start | None = None
+    """Rule for the initial values. None means the rule of the parameter's role (`initial`)."""
     is_frozen: bool = False
     """Whether the parameter is left out of training. A frozen parameter has no gradient and no optimizer state."""
 
-    def initial_spread(self, num_residual_sums: int, spread: InitialSpread = InitialSpread.PAPER) -> float:
-        """Standard deviation of the normal distribution from which a new parameter is drawn.
+    def initial(self, num_residual_sums: int, spread: InitialSpread = InitialSpread.PAPER) -> Start:
+        """Rule for the initial values. The rule does not depend on the layout: it uses the fan-in of the whole weight.
 
-        `spread` selects the deviation of weights: 0.02 (paper, section 4.1.1) or 1 / sqrt(fan-in). For a matrix before
-        a residual sum, the deviation is divided by the square root of the number of residual sums, which is twice the
-        number of layers in GPT-2 (paper, section 4.1.1). For norms and biases, the result is 0: these parameters keep
-        the initial values that their modules set. The result does not depend on the layout, because it uses the fan-in
-        of the whole weight.
+        Without a rule of its own (`start`), a parameter that weight decay does not reach starts at zero. The other
+        parameters are drawn from a normal distribution. `spread` selects its deviation: 0.02 (paper, section 4.1.1) or
+        1 / sqrt(fan-in). For a matrix before a residual sum, the deviation is divided by the square root of the number
+        of residual sums, which is twice the number of layers in GPT-2 (paper, section 4.1.1).
 
-        The first matrix of an adapter has the deviation that PEFT uses, 1 / sqrt(3 x number of inputs). The second
-        matrix starts at zero, so its deviation is 0.
+        The first matrix of an adapter has the deviation that PEFT uses, 1 / sqrt(3 x number of inputs), and so have the
+        taps of a convolution, whose inputs are the taps: PyTorch's own convolution has the same variance. The second
+        matrix of an adapter starts at zero.
         """
+        if self.start is not None:
+            return self.start
         if not self.role.decays or self.role is Role.UP:
-            return 0.0
-        if self.role is Role.DOWN:
-            return float((3 * self.shape[1]) ** -0.5)
+            return ZEROS
+        if self.role in (Role.DOWN, Role.TAPS):
+            return Start(Law.NORMAL, float((3 * self.shape[1]) ** -0.5))
         by_inputs = spread is InitialSpread.FAN_IN
         deviation = (self.num_inputs or self.shape[1]) ** -0.5 if by_inputs else INITIAL_SPREAD
-        return deviation / num_residual_sums**0.5 if self.role is Role.BEFORE_RESIDUAL else deviation
+        return Start(Law.NORMAL, deviation / num_residual_sums**0.5 if self.role is Role.BEFORE_RESIDUAL else deviation)
 
     def named(self, prefix: str) -> "Parameter":
         """Return the parameter with `prefix` added before its name."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from crosscut.architecture.needs import PerToken, Share
+from crosscut.architecture.needs import Memory, Share
 from crosscut.architecture.parameters import Parameter
 from crosscut.architecture.steps import Rows, Step, Value
 from crosscut.architecture.sublayers.norm import Norm
@@ -38,7 +38,7 @@ class Sublayer(Protocol):
     def steps(self, x: Value) -> tuple[Value, list[Step]]:
         """Return the sublayer's output, and the steps that compute the output from the input `x`."""
 
-    def memory(self, tensor: int) -> tuple[PerToken, ...]:
+    def memory(self, tensor: int) -> tuple[Memory, ...]:
         """Return the tensors that one of `tensor` ranks keeps of earlier tokens to continue a text."""
 
 

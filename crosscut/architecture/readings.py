@@ -43,7 +43,8 @@ class Kept:
     activation, without those of `core`."""
 
     core: int = 0
-    """Values that only the attention kernel needs: the log-sum-exp of each query and head, or the scores."""
+    """Values that only the core of a mixer needs: in attention, the log-sum-exp of each query and head, or the scores;
+    in a scan, products and states of each chunk."""
 
     masks: int = 0
     """Masks of dropout on the residual stream."""
@@ -104,7 +105,7 @@ def _purpose(value: Value) -> str:
         return "masks"
     if value.kind in (Kind.DEVIATION, Kind.ROOT):
         return "norms"
-    if value.kind in (Kind.WIDE, Kind.WIDENING):
+    if value.kind in (Kind.WIDE, Kind.WIDENING) or value.rows is Rows.SEQUENCES:
         return "core"
     if value.rows is Rows.TOKENS:
         return "inside"

@@ -213,6 +213,11 @@ class Step:
         """Whether `training.recompute = "selective"` saves only the inputs of the step and runs the step again."""
         return False
 
+    @property
+    def is_scan(self) -> bool:
+        """Whether the `inner_products` of the step are those of a scan, and not of attention."""
+        return False
+
     def temporary(self, target: Target, inside: int) -> int:
         """Bytes of temporary tensors in the step's backward pass.
 

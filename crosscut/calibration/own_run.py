@@ -22,6 +22,8 @@ _MESSAGES = (1 << 17, 1 << 20)
 """Number of float32 elements in each measured message. The sizes are those of activations and gradients of small
 models."""
 _TURNS = 2
+_HEAD_SIZE = 64
+"""Head size of the measured attention if the model has none."""
 
 
 def measure_for(run: RunConfig, mesh: ParallelMesh) -> Hardware:
@@ -49,6 +51,6 @@ def _sizes(run: RunConfig) -> Sizes:
         tokens=(min(max(product.m for product in products), _MOST_TOKENS),),
         widths=tuple({(product.k, product.n): None for product in products}),
         elements=_ELEMENTS,
-        attention=(1, heads, min(run.training.sequence_length, _LONGEST), run.model.head_size),
+        attention=(1, heads, min(run.training.sequence_length, _LONGEST), run.model.head_size or _HEAD_SIZE),
         turns=_TURNS,
     )

@@ -1,6 +1,8 @@
 """Shape of a transformer: GPT-2 by default; Llama, BERT and similar models through options."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from types import MappingProxyType
 
 from crosscut.config.checks import (
@@ -16,7 +18,10 @@ from crosscut.config.checks import (
     shown,
 )
 from crosscut.config.errors import ConfigError
-from crosscut.config.layers import PartKind, checked_layers, parts_of
+from crosscut.config.parts.kinds import Mixer, PartKind, checked_layers, parts_of
+from crosscut.config.parts.mamba2 import MAMBA2, Mamba2Config
+from crosscut.config.parts.section import MixerSection
+from crosscut.config.system.wording import counted
 
 _MOST = MappingProxyType(
     {
@@ -116,8 +121,9 @@ class ModelConfig:
     hidden_size: int
     """Width of the residual stream. Must be a multiple of `num_heads` unless `head_size` is given."""
 
-    num_heads: int
-    """Number of attention heads. Each head has its own queries."""
+    num_heads: int = 0
+    """Number of attention heads. Each head has its own queries. Must be given if a layer has attention; other models
+    use neither this size nor `num_kv_heads` and `head_size`."""
 
     num_kv_heads: int = 0
     """Number of heads of keys and values. Must divide `num_heads`: several query heads can share the keys and values of
@@ -203,11 +209,15 @@ class ModelConfig:
     spaces, run in this order. The list is repeated until every layer has an entry; the last repetition may be
     incomplete. A layer may have one part, or several.
 
-    `attention` is self-attention. The other kinds are MLPs: `gelu`, `gelu_exact` and `relu2` have two matrices, with
-    GeLU or squared ReLU between the matrices. `gelu` is GPT-2's tanh approximation of GeLU, and `gelu_exact` is GeLU
-    itself, as in BERT. `swiglu` and `geglu` have a third matrix as a gate: its output passes through SiLU (`swiglu`) or
-    GeLU (`geglu`) and is multiplied by the output of the first matrix.
+    `attention` is self-attention, and `mamba2` is a state-space mixer ([model.mamba2]). The other kinds are MLPs:
+    `gelu`, `gelu_exact` and `relu2` have two matrices, with GeLU or squared ReLU between the matrices. `gelu` is
+    GPT-2's tanh approximation of GeLU, and `gelu_exact` is GeLU itself, as in BERT. `swiglu` and `geglu` have a
+    third matrix as a gate: its output passes through SiLU (`swiglu`) or GeLU (`geglu`) and is multiplied by the
+    output of the first matrix.
     """
+
+    mamba2: Mamba2Config = MAMBA2
+    """Settings of state-space mixers (the section [model.mamba2])."""
 
     biases: Biases = Biases.ALL
     """Matrices of a layer that have a bias: `all`, only those of queries, keys and values (`qkv`), or `none`."""
@@ -251,13 +261,17 @@ class ModelConfig:
     `lora_rank`."""
 
     def __post_init__(self) -> None:
+        resolve_choices(self, "model")
+        object.__setattr__(self, "layers", checked_layers(self.layers))
         for name in ("num_layers", "hidden_size", "num_heads", "max_sequence_length", "rotary_original_length"):
-            require_at_least(f"model.{name}", getattr(self, name), 1, maximum=_MOST.get(name, MOST))
+            least = 0 if name == "num_heads" and not self.attends else 1
+            require_at_least(f"model.{name}", getattr(self, name), least, maximum=_MOST.get(name, MOST))
         for name in ("vocab_size", "num_kv_heads", "head_size", "mlp_size", "token_types", "num_classes"):
             require_at_least(f"model.{name}", getattr(self, name), 0, maximum=_MOST.get(name, MOST))
         require_fraction("model.dropout", self.dropout)
-        resolve_choices(self, "model")
-        object.__setattr__(self, "layers", checked_layers(self.layers))
+        for name, kind in mixer_sections().items():
+            if isinstance(recorded := getattr(self, name), Mapping):  # as a checkpoint records it
+                object.__setattr__(self, name, kind(**recorded))
         for name, least in (("rotary_factor", 1), ("rotary_attention_factor", 0)):
             require_at_least(f"model.{name}", getattr(self, name), least)
         require_at_least("model.logit_softcap", self.logit_softcap, 0)
@@ -268,6 +282,7 @@ class ModelConfig:
         self._check_head()
         self._resolve_heads()
         self._check_rotary()
+        self._resolve_sections()
         if not self.mlp_size:
             object.__setattr__(self, "mlp_size", 4 * self.hidden_size)
 
@@ -314,6 +329,8 @@ class ModelConfig:
             self._require_value("num_classes", 0, f'for a model with `model.head` = "{self.head}"', remedy)
 
     def _resolve_heads(self) -> None:
+        if not self.attends:
+            return
         if not self.head_size:
             if self.hidden_size % self.num_heads:
                 raise ConfigError(
@@ -328,6 +345,16 @@ class ModelConfig:
                 f"`model.num_kv_heads` must divide `model.num_heads` ({self.num_heads}), but is {self.num_kv_heads}. "
                 f"Try {listed(divisors(self.num_heads))}."
             )
+
+    def _resolve_sections(self) -> None:
+        for name in mixer_sections().keys() & {*map(str, self.kinds)}:
+            section: MixerSection = getattr(self, name)
+            if section.why_causal and not self.is_causal:
+                raise ConfigError(
+                    f'`model.attention` must be "causal" for a model with `{name}` in `model.layers`, but is '
+                    f'"bidirectional": {section.why_causal}. Set model.attention="causal", or choose other layers.'
+                )
+            object.__setattr__(self, name, section.resolved(self.hidden_size))
 
     def _check_rotary(self) -> None:
         scaling, factor = self.rotary_scaling, self.rotary_factor
@@ -393,6 +420,22 @@ class ModelConfig:
         return tuple(dict.fromkeys(self.layers[: self.num_layers]))
 
     @property
+    def kinds(self) -> tuple[PartKind, ...]:
+        """Kinds of the parts of the model's layers, in the order of their first use."""
+        return tuple(dict.fromkeys(kind for layer in self.different_layers for _, kind in parts_of(layer)))
+
+    @property
+    def attends(self) -> bool:
+        """Whether a layer has attention."""
+        return Mixer.ATTENTION in self.kinds
+
+    @property
+    def sections(self) -> tuple[MixerSection, ...]:
+        """Settings of the kinds of mixers in the model that have a section of their own."""
+        names = mixer_sections()
+        return tuple(getattr(self, kind) for kind in self.kinds if kind in names)
+
+    @property
     def is_causal(self) -> bool:
         """Whether a token attends only to itself and to earlier tokens."""
         return self.attention is AttentionKind.CAUSAL
@@ -420,14 +463,24 @@ class ModelConfig:
 
     @property
     def family(self) -> str:
-        """Name of the model's family for display: "BERT" with bidirectional attention; "GPT-2" with learned positions;
-        with rotary positions, "NanoChat" if the norms have no weights, and "Llama" otherwise.
+        """Name of the model's family for display: "hybrid" with several kinds of mixers, and the kind's name without
+        attention; "BERT" with bidirectional attention; "GPT-2" with learned positions; with rotary positions,
+        "NanoChat" if the norms have no weights, and "Llama" otherwise.
         """
+        mixers = [kind for kind in self.kinds if isinstance(kind, Mixer)]
+        if mixers and mixers != [Mixer.ATTENTION]:
+            return str(mixers[0]) if len(mixers) == 1 else "hybrid"
         if not self.is_causal:
             return "BERT"
         if self.positions is Positions.LEARNED:
             return "GPT-2"
         return "Llama" if self.norm_affine else "NanoChat"
+
+    @property
+    def size(self) -> str:
+        """Sizes of the model for display, such as "2 layers, hidden 64, 4 heads"."""
+        heads = f", {counted(self.num_heads, 'head')}" if self.attends else ""
+        return f"{counted(self.num_layers, 'layer')}, hidden {self.hidden_size}{heads}"
 
     @property
     def without_adapters(self) -> "ModelConfig":
@@ -446,10 +499,23 @@ class ModelConfig:
         size changes too, if all heads together are as wide as the hidden size.
         """
         fits = self.query_size == self.hidden_size
-        mlp_size = self.mlp_size * hidden_size // self.hidden_size // self.num_heads * self.num_heads
+        multiple = self.num_heads or 1
+        mlp_size = self.mlp_size * hidden_size // self.hidden_size // multiple * multiple
         return replace(
             self,
+            **self.resized_sections(hidden_size),
             hidden_size=hidden_size,
             head_size=0 if fits else self.head_size,
-            mlp_size=0 if self.mlp_size == 4 * self.hidden_size else max(mlp_size, self.num_heads),
+            mlp_size=0 if self.mlp_size == 4 * self.hidden_size else max(mlp_size, multiple),
         )
+
+    def resized_sections(self, hidden_size: int) -> Settings:
+        """Return the settings of all kinds of mixers for another hidden size, by the names of their sections."""
+        return {name: getattr(self, name).resized(self.hidden_size, hidden_size) for name in mixer_sections()}
+
+
+@cache
+def mixer_sections() -> Mapping[str, type[MixerSection]]:
+    """Return the class of each section of a kind of mixer, by the kind's name."""
+    defaults = {field.name: field.default for field in fields(ModelConfig)}
+    return {name: type(default) for name, default in defaults.items() if isinstance(default, MixerSection)}

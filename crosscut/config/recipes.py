@@ -8,8 +8,8 @@ from collections import Counter
 
 from crosscut.config.checks import Settings
 from crosscut.config.data import DataConfig
-from crosscut.config.layers import FeedForward, Mixer
 from crosscut.config.model import ModelConfig, Positions
+from crosscut.config.parts.kinds import FeedForward, Mixer
 from crosscut.config.published.presets import DEMO_PRESET, MODERN
 from crosscut.config.run import RunConfig
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from crosscut.architecture import describe
+from crosscut.architecture.needs import Fixed, Memory
 from crosscut.config import ConfigError, ModelConfig
 from crosscut.launch.heap import return_freed_memory
 from crosscut.parallel import ParallelMesh
@@ -38,19 +39,26 @@ class GenerationCache:
         """Number of tokens that each row has read."""
         self.device = mesh.device
         self._last_place = config.generation_length
-        # One index more than the capacity: padding that lies beyond the capacity is written there.
+        self._fixed: list[Tensor] = []
+        """Tensors whose sizes do not depend on the number of tokens."""
+        size = mesh.tensor.size
         self._layers = [
             {
-                part.name: {
-                    each.name: torch.zeros(
-                        (num_rows, each.before, capacity + 1, each.width), dtype=dtype, device=mesh.device
-                    )
-                    for each in part.inner.memory(mesh.tensor.size)
-                }
+                part.name: {each.name: self._make(each, dtype) for each in part.inner.memory(size)}
                 for part in layer.parts
             }
             for layer in describe(config).layers
         ]
+
+    def _make(self, memory: Memory, dtype: torch.dtype) -> Tensor:
+        """Make a tensor of zeros for what a part remembers of all rows."""
+        if isinstance(memory, Fixed):
+            dtype = torch.promote_types(dtype, torch.float32) if memory.is_wide else dtype
+            self._fixed.append(torch.zeros((self.num_rows, *memory.shape), dtype=dtype, device=self.device))
+            return self._fixed[-1]
+        # One index more than the capacity: padding that lies beyond the capacity is written there.
+        shape = (self.num_rows, memory.before, self.capacity + 1, memory.width)
+        return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def _parts(self) -> Iterator[dict[str, Tensor]]:
         return (kept for layer in self._layers for kept in layer.values())
@@ -62,8 +70,16 @@ class GenerationCache:
         self.capacity = min(self.capacity, capacity)
 
     def set_length(self, row: int, length: int) -> None:
-        """Forget the tokens of a row after the first `length` tokens. With `length` 0, the row becomes free."""
+        """Forget the tokens of a row after the first `length` tokens. With `length` 0, the row becomes free.
+
+        Raises `ValueError` if a part cannot forget only the last tokens, because it keeps a state.
+        """
+        if self._fixed and 0 < length < self.lengths[row]:
+            raise ValueError(f"a state of {self.lengths[row]} tokens cannot become one of {length} tokens")
         self.lengths[row] = min(length, self.lengths[row])
+        if not self.lengths[row]:
+            for each in self._fixed:
+                each[row] = 0.0
 
     def clear(self, row: int) -> None:
         """Forget all tokens of a row and overwrite all that is kept of them with zeros.
@@ -83,6 +99,8 @@ class GenerationCache:
         if capacity > self.capacity:
             for kept in self._parts():
                 for name, each in kept.items():  # one by one, so that only one tensor exists twice
+                    if any(each is fixed for fixed in self._fixed):
+                        continue
                     more = capacity + 1 - each.shape[2]
                     if more > 0:  # an earlier attempt that failed may have enlarged this tensor
                         kept[name] = F.pad(each, (0, 0, 0, more))
@@ -105,7 +123,7 @@ class GenerationCache:
                     f"A text must have at most {fits} tokens, but row {row} has {n + count}. The cache or the model's "
                     "positions allow no more. Shorten the prompt or ask for fewer tokens."
                 )
-        return Reading(self, rows, before, length)
+        return Reading(self, rows, counts, length)
 
     def advance(self, counts: Sequence[int], *, first_row: int) -> None:
         """Add `counts` to the lengths of the rows from `first_row` on. Call this after the model has read the tokens
@@ -116,7 +134,7 @@ class GenerationCache:
 
     def layer(self, index: int) -> Mapping[str, Mapping[str, Tensor]]:
         """Return what the parts of one layer remember, by the name of the part and the name of the tensor: [B, K/T, C +
-        1 or more, D]. Index C of the third dimension is only for padding.
+        1 or more, D], where index C of the third dimension is only for padding, or [B, ...] of a fixed size.
         """
         return self._layers[index]
 
@@ -135,9 +153,12 @@ def reading_kernels(device: torch.device) -> AbstractContextManager[object]:
 class Reading:
     """Positions of the next tokens, and the keys that each of their queries may see, for one forward pass."""
 
-    def __init__(self, cache: GenerationCache, rows: slice, before: Sequence[int], length: int) -> None:
+    def __init__(self, cache: GenerationCache, rows: slice, counts: Sequence[int], length: int) -> None:
+        before = cache.lengths[rows]
         self._cache, self._rows, self._is_every_row = cache, rows, len(before) == cache.num_rows
         device = cache.device
+        self.counts = torch.tensor(counts, device=device)
+        """Number of real tokens of each row: [B]."""
         first = torch.tensor(before, device=device)
         self.places = first.unsqueeze(1) + torch.arange(length, device=device)
         """Positions of the tokens in their texts: [B, S]."""

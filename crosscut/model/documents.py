@@ -57,6 +57,25 @@ class AttentionMask(NamedTuple):
     """Whether several context ranks share the sequences."""
 
 
+class DocumentNumbers(NamedTuple):
+    """Documents of the tokens, and whether several ranks share the sequences."""
+
+    numbers: Tensor | None
+    """Number of the document of each token of the whole sequences: [B, S]. None means one document."""
+    is_shared: bool = False
+    """Whether several context ranks share the sequences."""
+
+
+def document_numbers(own: Tensor | None, axis: Axis | None) -> DocumentNumbers:
+    """Return the numbers of the documents, from the numbers `own` of this rank's tokens: [B, S/C], or None for one
+    document. `axis` is None if no ranks share the sequences.
+
+    Communication: if ranks share the sequences and have documents, an all-gather of their numbers.
+    """
+    is_shared = axis is not None
+    return DocumentNumbers(own if own is None or axis is None else gather_tokens(own, axis), is_shared)
+
+
 def find_documents(tokens: Tensor, *, end_of_text: int) -> Documents:
     """Find the documents in `tokens` [B, S]. `end_of_text` is the id of the end-of-text token. A document begins at the
     first token of each sequence and at each end-of-text token.
@@ -97,19 +116,15 @@ def attention_mask(
 def shared_mask(
     batch: Inputs[Tensor], dtype: torch.dtype, *, is_causal: bool, axis: Axis, way: ContextAttention
 ) -> AttentionMask:
-    """Make the attention mask for sequences that the ranks of `axis` share. `batch` has this rank's tokens.
+    """Make the attention mask for sequences that the ranks of `axis` share. `batch` has this rank's tokens, but the
+    documents of the whole sequences.
 
     For `all_to_all`, the queries are all tokens; otherwise, the queries are this rank's tokens. The keys are always all
-    tokens, in the order of the sequence. Communication: with documents, an all-gather of their numbers [B, S]; with
-    padding, an all-gather of the mask.
+    tokens, in the order of the sequence. Communication: with padding, an all-gather of its mask.
     """
     assert batch.places is not None
     queries = None if way is ContextAttention.ALL_TO_ALL else batch.places
-    whole = replace(
-        batch,
-        documents=None if batch.documents is None else gather_tokens(batch.documents, axis),
-        mask=None if batch.mask is None else gather_tokens(batch.mask, axis),
-    )
+    whole = replace(batch, mask=None if batch.mask is None else gather_tokens(batch.mask, axis))
     mask = attention_mask(whole, dtype, is_causal=is_causal, queries=queries)
     if mask is not None:
         return AttentionMask(mask.added, is_shared=True)

@@ -33,7 +33,7 @@ from crosscut.model.batch import Batch
 from crosscut.model.block import Block
 from crosscut.model.building import Builder
 from crosscut.model.cache import GenerationCache, Reading, reading_kernels
-from crosscut.model.documents import AttentionMask, attention_mask, shared_mask
+from crosscut.model.documents import AttentionMask, attention_mask, document_numbers, shared_mask
 from crosscut.model.heads.masked_head import MaskedPrediction, order_loss
 from crosscut.model.heads.pooled_head import PooledHead
 from crosscut.model.heads.task_head import build_task_head, last_places, task_logits, task_loss
@@ -270,16 +270,18 @@ class GPT(nn.Module):
 
     def _shared(self, batch: Batch, places: Tensor | None, *, length: int, dtype: torch.dtype) -> Shared:
         """Compute the tensors that the layers share. `length` is the length of the whole sequences."""
-        rotation = mask = None
+        rotation = mask = documents = None
+        if self.shares & {Share.MASK, Share.DOCUMENTS}:
+            documents = document_numbers(batch.documents, None if batch.places is None else self.mesh.context)
         if Share.ROTATION in self.shares:
             places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device) if places is None else places
             rotation = rotations(places, self.config, dtype, length=length)
-        if Share.MASK in self.shares:
-            mask = self._mask(batch, dtype)
-        return Shared(rotation, mask)
+        if Share.MASK in self.shares and documents is not None:
+            mask = self._mask(replace(batch, documents=documents.numbers), dtype)
+        return Shared(rotation, mask, documents if Share.DOCUMENTS in self.shares else None)
 
     def _mask(self, batch: Batch, dtype: torch.dtype) -> AttentionMask | None:
-        """Make the attention mask."""
+        """Make the attention mask. `batch` has the documents of the whole sequences."""
         is_causal = self.config.is_causal
         if batch.places is None:
             return attention_mask(batch, dtype, is_causal=is_causal)

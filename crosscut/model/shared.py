@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from crosscut.model.documents import AttentionMask
+from crosscut.model.documents import AttentionMask, DocumentNumbers
 from crosscut.model.sublayers.rotary import Rotation
 
 
@@ -13,6 +13,8 @@ class Shared(NamedTuple):
     """Cosines and sines of the positions, which rotate queries and keys. None for a model with learned positions."""
     mask: AttentionMask | None = None
     """Tokens that each token may see. None if a token sees all tokens, or all earlier tokens."""
+    documents: DocumentNumbers | None = None
+    """Numbers of the tokens' documents. None if no layer reads them, or if generation continues texts."""
 
 
 NOTHING_SHARED = Shared()

@@ -93,7 +93,7 @@ class ColumnParallelLinear(nn.Module):
         if isinstance(out_features, Blocks):
             num_blocks, self._block_width = out_features
             out_features = num_blocks * self._block_width
-        self._own_rows = _rows_of_block(out_features, num_blocks, mesh.tensor)
+        self._own_rows = rows_of_block(out_features, num_blocks, mesh.tensor)
         self.weight = self._with_rows(out_features, in_features, dtype=dtype)
         self.bias = self._with_rows(out_features, dtype=dtype) if bias else None
 
@@ -163,7 +163,7 @@ class ColumnParallelLinear(nn.Module):
         return local_inside(parameter, dtype)[self._own_rows]
 
 
-def _rows_of_block(out_features: int, num_blocks: int | None, axis: Axis) -> slice | None:
+def rows_of_block(out_features: int, num_blocks: int | None, axis: Axis) -> slice | None:
     """Return the rows of this rank's block if several ranks compute the same block. Return None if each row belongs to
     one rank only.
     """

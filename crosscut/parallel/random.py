@@ -15,7 +15,7 @@ outside the parallel regions, too, so only the per-rank stream is used.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -46,6 +46,18 @@ def normal_(parameter: nn.Parameter, *, std: float, seed: int, name: str) -> Non
     """
     assert isinstance(parameter, DTensor)
     _fill(parameter.to_local(), parameter, std=std, words=("weights", seed, name))
+
+
+@torch.no_grad()
+def uniform_(parameter: nn.Parameter, change: Callable[[Tensor], Tensor], *, seed: int, name: str) -> None:
+    """Fill a distributed parameter with `change(u)`. The numbers u are float64, uniform between 0 and 1, and depend
+    only on `seed` and `name`.
+    """
+    assert isinstance(parameter, DTensor)
+    target = parameter.to_local()
+    drawn = torch.zeros(target.shape)
+    _fill(drawn, parameter, std=1.0, words=("weights", seed, name))
+    target.copy_(change(torch.special.ndtr(drawn.double())))
 
 
 @torch.no_grad()

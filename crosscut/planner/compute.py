@@ -46,20 +46,25 @@ def recomputed_flops_per_step(run: Planned, *, compiled: bool = False) -> int:
 def hardware_flops_per_rank(run: Planned, *, compiled: bool = False) -> int:
     """FLOPs that one rank computes in one step, including recomputation.
 
-    The tensor ranks divide the products evenly, with one exception: if there are fewer key-value heads than tensor
-    ranks, several ranks compute the same head. This function includes the duplicated FLOPs, but `flops_per_step` does
-    not. This function also includes the products of Muon on the first rank. In a pipeline, the result is for one rank
-    of the pipeline (`Candidate.pipeline_rank`). Raises `ConfigError` if `model.vocab_size` is still 0.
+    The tensor ranks divide the products evenly, with one exception: if there are fewer key-value heads, or groups
+    of state-space heads, than tensor ranks, several ranks compute the same head or group. This function includes
+    the duplicated FLOPs, but `flops_per_step` does not. This function also includes the products of Muon on the
+    first rank. In a pipeline, the result is for one rank of the pipeline (`Candidate.pipeline_rank`). Raises
+    `ConfigError` if `model.vocab_size` is still 0.
     """
     layout, part = run.layout, part_of(run)
-    again = part.recomputed(recomputation_step(run) if run.training.recompute == Recompute.FULL else 0)
+    length = run.training.sequence_length
+    everywhere = part.recomputed(recomputation_step(run))
+    again = everywhere if run.training.recompute == Recompute.FULL else part.recomputed(0)
+    of_cores = everywhere if run.training.recompute in (Recompute.FULL, Recompute.SELECTIVE) else again
     repeated = 0
     for layer, count in part.kinds.items():
         of_rank = Target(tensor=layout.tensor)
         inputs = layout.tensor * weight_flops(layer, of_rank) - weight_flops(layer, ONE_TOKEN)
         weights = layout.tensor * gradient_flops(layer, of_rank) - gradient_flops(layer, ONE_TOKEN)
-        repeated += (2 * count + again[layer]) * inputs + count * weights
-    length = run.training.sequence_length
+        of_core = inner_flops(layer, length, tensor=layout.tensor, context=layout.context)
+        cores = layout.tensor * layout.context * of_core - inner_flops(layer, length)
+        repeated += (2 * count + again[layer]) * inputs + count * weights + (3 * count + of_cores[layer]) * cores
     per_token = part_flops_per_token(part, run.model, length, mask_fraction=run.mask_fraction) + repeated
     flops = run.training.batch_size * length * per_token + recomputed_flops_per_step(run, compiled=compiled)
     return flops // (layout.world_size // layout.pipeline) + muon_flops(run)

@@ -12,7 +12,7 @@ from crosscut.planner.search import Plan, Plans
 from crosscut.planner.stages import stage_sizes
 
 MEMORY_CATEGORIES = tuple(field.name for field in fields(MemoryForecast) if field.name != "instant")
-TIME_CATEGORIES = ("products", "attention", "passes", "optimizer", "exposed", "bubble")
+TIME_CATEGORIES = ("products", "attention", "scan", "passes", "optimizer", "exposed", "bubble")
 
 
 Facts = dict[str, object]
@@ -108,7 +108,7 @@ def hardware_facts(hardware: Hardware) -> Facts:
 def plan_facts(plan: Plan, num_ranks: int, *, tokens: float | None, price: Price | None) -> Facts:
     """Forecast of a layout as plain values: settings, bytes per rank, seconds and messages of a step, throughput."""
     memory = {name: getattr(plan.memory, name) for name in MEMORY_CATEGORIES}
-    seconds = {name: getattr(plan.time, name) for name in TIME_CATEGORIES}
+    seconds = {name: getattr(plan.time, name) for name in TIME_CATEGORIES if name != "scan" or plan.time.scan}
     stages: Facts = {}
     if plan.candidate.layout.pipeline > 1:
         stages = {

@@ -89,9 +89,11 @@ def _second_gradients(part: Decoder, sequence_length: int) -> int:
     )
 
 
-def inner_flops(layer: Layer, sequence_length: int) -> int:
-    """FLOPs of one token's attention scores and weighted values."""
-    inner = inner_products(layer, Target(length=sequence_length))
+def inner_flops(layer: Layer, sequence_length: int, *, tensor: int = 1, context: int = 1) -> int:
+    """FLOPs of one token's products of two activations, on one of `tensor` x `context` ranks: in attention, the scores
+    and the weighted values; in a scan, the products inside chunks and between them.
+    """
+    inner = inner_products(layer, Target(length=sequence_length, tensor=tensor, context=context))
     return sum(product.flops for product in inner) // sequence_length
 
 

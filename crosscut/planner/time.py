@@ -55,6 +55,9 @@ class StepTime:
     attention: float
     """Attention core: scores and weighted values, without the projections."""
 
+    scan: float
+    """Scans of state-space mixers: the products inside chunks and between them, without the projections."""
+
     passes: float
     """Operators that are limited by memory bandwidth, such as norms and activations."""
 
@@ -74,7 +77,7 @@ class StepTime:
     @property
     def compute(self) -> float:
         """Seconds in which the device computes, without waiting for messages or other stages."""
-        return self.products + self.attention + self.passes + self.optimizer
+        return self.products + self.attention + self.scan + self.passes + self.optimizer
 
     @property
     def total(self) -> float:
@@ -97,11 +100,12 @@ class _LayerTime:
     not_repeated: float
     """Seconds of the forward products that full recomputation does not repeat."""
     attention: tuple[float, float]
+    scan: tuple[float, float]
     passes: tuple[float, float]
     cheap: float
     """Seconds of the forward passes that `training.recompute = "operators"` repeats."""
     core: float
-    """Seconds of the attention core's passes over memory, which `training.recompute = "selective"` repeats."""
+    """Seconds of the passes of attention and scans over memory, which `training.recompute = "selective"` repeats."""
 
     @property
     def weight_products(self) -> float:
@@ -117,20 +121,20 @@ class _LayerTime:
 
     @property
     def forward(self) -> float:
-        return self.forward_products + self.attention[0] + self.passes[0]
+        return self.forward_products + self.attention[0] + self.scan[0] + self.passes[0]
 
     @property
     def backward(self) -> float:
         products = sum(seconds[1] + seconds[2] for seconds in self.products.values())
-        return products + self.attention[1] + self.passes[1]
+        return products + self.attention[1] + self.scan[1] + self.passes[1]
 
-    def repeated(self, mode: str) -> tuple[float, float, float]:
-        """Seconds that recomputation in this mode adds: for products, for attention, and for passes over memory."""
+    def repeated(self, mode: str) -> tuple[float, float, float, float]:
+        """Seconds that recomputation in this mode adds: for products, attention, scans, and passes over memory."""
         if mode == Recompute.FULL:
-            return self.forward_products - self.not_repeated, self.attention[0], self.passes[0]
+            return self.forward_products - self.not_repeated, self.attention[0], self.scan[0], self.passes[0]
         if mode == Recompute.SELECTIVE:
-            return 0.0, self.attention[0], self.core
-        return 0.0, 0.0, self.cheap if mode == Recompute.OPERATORS else 0.0
+            return 0.0, self.attention[0], self.scan[0], self.core
+        return 0.0, 0.0, 0.0, self.cheap if mode == Recompute.OPERATORS else 0.0
 
 
 class _Layers:
@@ -141,8 +145,8 @@ class _Layers:
         self._kinds = [(count, timed[layer]) for layer, count in decoder.kinds.items()]
         again = decoder.recomputed(recomputation_step(run))
         repeated = [(again[layer], timed[layer].repeated(run.training.recompute)) for layer in decoder.kinds]
-        self.again = tuple(sum(count * seconds[i] for count, seconds in repeated) for i in range(3))
-        """Seconds that recomputation adds over all layers: for products, for attention, and for passes over memory."""
+        self.again = tuple(sum(count * seconds[i] for count, seconds in repeated) for i in range(4))
+        """Seconds that recomputation adds over all layers: for products, attention, scans, and passes over memory."""
 
     def total(self, seconds: Callable[[_LayerTime], float]) -> float:
         """Sum over all layers."""
@@ -257,10 +261,11 @@ def _rank_time(run: Candidate, program: Program, speed: Speed) -> _RankTime:
     beside = _beside(run, part, layers, speed, summed)
     traffic = step_traffic(run, compiled=program.repeats_last)
     exchanges = tuple(exchange(collective, run, program, beside) for collective in traffic)
-    products, attention, passes = layers.again
+    products, attention, scan, passes = layers.again
     time = StepTime(
         products=M * (layers.total(lambda layer: layer.all_products) + products + logits),
         attention=M * (layers.total(lambda layer: sum(layer.attention)) + attention),
+        scan=M * (layers.total(lambda layer: sum(layer.scan)) + scan),
         passes=M * (layers.total(lambda layer: sum(layer.passes)) + passes + (sum(ends) + sum(host)) + cast + summed),
         optimizer=speed.passes(optimizer_bytes(run, program))
         + _orthogonalization(run, speed)
@@ -352,7 +357,8 @@ def _layer(layer: Layer, target: Target, speed: Speed, *, repeats_last: bool) ->
     return _LayerTime(
         products=products,
         not_repeated=0.0 if repeats_last else sum(speed.product(p) for p in _not_repeated(layer, target)),
-        attention=_attention(layer, target, speed),
+        attention=_inner(layer, target, speed, scans=False),
+        scan=_inner(layer, target, speed, scans=True),
         passes=_pass_seconds(passes, speed),
         cheap=speed.passes(passes.cheap) + speed.gelu(passes.gelu),
         core=speed.passes(passes.core),
@@ -379,15 +385,16 @@ def _pass_seconds(passes: LayerPasses, speed: Speed) -> tuple[float, float]:
     )
 
 
-def _attention(layer: Layer, target: Target, speed: Speed) -> tuple[float, float]:
-    """Seconds of the scores and the weighted values, forward and backward.
+def _inner(layer: Layer, target: Target, speed: Speed, *, scans: bool) -> tuple[float, float]:
+    """Seconds of the products of two activations, forward and backward: those of scans, or those of attention, the
+    scores and the weighted values.
 
-    A fused kernel has two products in its forward pass. Its backward pass computes the scores again and has five
-    products of the same size.
+    A fused kernel of attention has two products in its forward pass. Its backward pass computes the scores again and
+    has five products of the same size.
     """
     forward = backward = 0.0
     for step in flat(lower(layer, target)):
-        found = step.inner_products(target)
+        found = step.inner_products(target) if step.is_scan == scans else ()
         if found and step.is_fused(target):
             flops = sum(product.flops for product in found)
             skips_half = step.skips_half(target)

@@ -5,9 +5,9 @@ and be exported even if the model's folder is moved.
 """
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TypeGuard
+from typing import TypeGuard
 
 from crosscut.config import ConfigError, RunConfig, write_json
 from crosscut.config.conventions import INITIAL_FOLDER, LABELS_FILE, SPECIAL_FILE
@@ -142,7 +142,26 @@ def _is_id(value: object) -> TypeGuard[int]:
     return type(value) is int and value >= 0
 
 
-class Speech(NamedTuple):
+class TextEnds:
+    """Token ids that begin and end texts, as methods of what holds them."""
+
+    end_of_text: int
+    stops: tuple[int, ...]
+    begin_of_text: int | None
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """All token ids that end a text."""
+        return self.end_of_text, *self.stops
+
+    @property
+    def special(self) -> Special:
+        """Token ids around a text."""
+        return Special(self.begin_of_text, self.end_of_text)
+
+
+@dataclass(frozen=True)
+class Speech(TextEnds):
     """Tokenizer and special token ids for prompting a model."""
 
     tokenizer: Path
@@ -154,16 +173,6 @@ class Speech(NamedTuple):
     """Token id that the tokenizer's template puts at the start of a text. None if the template starts a text with no
     special token, or with a token that also ends a text.
     """
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        """All token ids that end a text."""
-        return self.end_of_text, *self.stops
-
-    @property
-    def special(self) -> Special:
-        """Token ids around a text."""
-        return Special(self.begin_of_text, self.end_of_text)
 
 
 def speech(tokenizer: Path, models: Iterable[Path]) -> Speech:

@@ -28,17 +28,16 @@ from crosscut.config.published.folders import MODEL_FILE, TOKENIZER_FILE
 from crosscut.config.published.sentences import is_sentence_encoder
 from crosscut.config.system.terminal import echo
 from crosscut.data import Tokenizer
-from crosscut.data.tokenization.decoder_rows import Special
 from crosscut.model import GPT
 from crosscut.parallel import ParallelMesh, RandomStreams, shard_model
 from crosscut.pretrained.adapters import read_adapter
-from crosscut.pretrained.companions import labels_of, read_checked, special_of, speech, stops_of_adapter
+from crosscut.pretrained.companions import TextEnds, labels_of, read_checked, special_of, speech, stops_of_adapter
 from crosscut.pretrained.finite import require_finite
 from crosscut.pretrained.loading import heads_left_out, load_weights, require_weights
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSource:
+class ModelSource(TextEnds):
     """A model that can be loaded, with the tokenizer and the special token ids that prompts need. The object is small
     and can be sent to other processes.
     """
@@ -69,16 +68,6 @@ class ModelSource:
     """Names of the classes of a model with `head = "classes"`; empty if they have no names."""
     row_length: int = 0
     """Maximum number of tokens of the rows on which a model for a task was fine-tuned. 0 if it is not known."""
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        """All token ids that end a text."""
-        return self.end_of_text, *self.stops
-
-    @property
-    def special(self) -> Special:
-        """Token ids around a text of a task."""
-        return Special(self.begin_of_text, self.end_of_text)
 
     @property
     def settings_folders(self) -> tuple[Path, ...]:
@@ -212,7 +201,7 @@ def _published(folder: Path, adapter: str | Path) -> ModelSource:
         is_published=True,
         left_out=heads_left_out(published.model, tensors),
         labels=published.labels,
-        **spoken._asdict(),
+        **vars(spoken),
     )
 
 
@@ -224,9 +213,9 @@ def _in_checkpoint(folder: Folder, manifest: Manifest, place: str | Path, last_w
     own = [place for place in (root, Path(run.output.folder)) if place is not None]
     if run.model.solves_task:
         special = special_of(own)
-        spoken = spoken._replace(begin_of_text=special.begin, end_of_text=special.end) if special else spoken
+        spoken = replace(spoken, begin_of_text=special.begin, end_of_text=special.end) if special else spoken
     elif not initial:
-        spoken = spoken._replace(begin_of_text=None)
+        spoken = replace(spoken, begin_of_text=None)
     return ModelSource(
         name=f"{(root or Path(run.output.folder)).resolve().name}/{folder.name}",
         folder=folder,
@@ -234,7 +223,7 @@ def _in_checkpoint(folder: Folder, manifest: Manifest, place: str | Path, last_w
         is_averaged=holds_average(manifest) and not last_weights,
         labels=labels_of(own, run.model.num_classes),
         row_length=run.training.sequence_length if run.model.solves_task else 0,
-        **spoken._asdict(),
+        **vars(spoken),
     )
 
 

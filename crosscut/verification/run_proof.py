@@ -203,14 +203,12 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> LayoutReport:
     function, and every rank gets the report.
     """
     model = run.model
-    layers = "1 layer" if model.num_layers == 1 else f"{model.num_layers} layers"
-    shape = f"{layers}, hidden {model.hidden_size}, {model.num_heads} heads"
     claim = Claim(
         make_step=lambda on: _RunStep(run, on),
         make_uncut=lambda on: _RunStep(_plain(run), on),
         drops=run.training.precision is Precision.FLOAT64 and model.dropout > 0,
         layout=told_layout(run),
-        model=f"{model.family}, {count_parameters(model):,} parameters ({shape})",
+        model=f"{model.family}, {count_parameters(model):,} parameters ({model.size})",
         precision=run.training.precision,
         compute_dtype=torch_dtype(run.training.numbers.compute),
         product_dtype=torch_dtype(run.training.numbers.products),

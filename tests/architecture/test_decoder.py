@@ -7,6 +7,7 @@ import pytest
 
 from crosscut.architecture import Cut, Parameter, Role, Target, describe, flat, kept, lower, run_again
 from crosscut.architecture.messages import backward_messages, forward_messages, products_at
+from crosscut.architecture.parameters import ONES, ZEROS, Law, Start
 from crosscut.config import PRESETS, ModelConfig
 from crosscut.config.training import InitialSpread
 
@@ -59,23 +60,24 @@ def test_the_role_of_a_parameter_decides_the_group_whose_learning_rate_it_has() 
 
 
 def test_matrices_before_a_residual_sum_start_smaller_by_the_root_of_the_sums() -> None:
-    spreads = {role: Parameter(name="", shape=(6, 4), role=role).initial_spread(36) for role in Role}
-    assert spreads.pop(Role.BEFORE_RESIDUAL) == 0.02 / 6
-    assert spreads.pop(Role.NORM) == spreads.pop(Role.BIAS) == spreads.pop(Role.UP) == 0
-    assert spreads.pop(Role.DOWN) == 12**-0.5
-    assert set(spreads.values()) == {0.02}
+    starts = {role: Parameter(name="", shape=(6, 4), role=role).initial(36) for role in Role}
+    assert starts.pop(Role.BEFORE_RESIDUAL) == Start(Law.NORMAL, 0.02 / 6)
+    assert {starts.pop(role) for role in (Role.NORM, Role.BIAS, Role.DYNAMICS, Role.UP)} == {ZEROS}
+    assert starts.pop(Role.DOWN) == starts.pop(Role.TAPS) == Start(Law.NORMAL, 12**-0.5)
+    assert set(starts.values()) == {Start(Law.NORMAL, 0.02)}
 
 
 def test_spread_by_fan_in_is_of_the_inputs_of_all_ranks() -> None:
     for tied, of_embedding in ((True, 0.25), (False, 1.0)):
         model = replace(MIXED, hidden_size=16, head_size=0, num_heads=2, num_kv_heads=2, mlp_size=64, tied=tied)
-        found = {p.name: p.initial_spread(4, InitialSpread.FAN_IN) for p in describe(model).parameters()}
+        starts = {p.name: p.initial(4, InitialSpread.FAN_IN) for p in describe(model).parameters()}
+        assert starts["final_norm.weight"] == ONES
+        found = {name: start.first for name, start in starts.items()}
         assert found["tokens.weight"] == found["positions.weight"] == of_embedding
         assert found.get("output.weight", 0.25) == 0.25
         assert found["blocks.0.attention.qkv.key_value.weight"] == 0.25
         assert found["blocks.0.attention.output.weight"] == 0.25 / 2
         assert found["blocks.1.mlp.contract.weight"] == 0.125 / 2
-        assert found["final_norm.weight"] == 0.0
     roles = {p.name: p.role for p in describe(MIXED).parameters()}
     ends = [name for name, role in roles.items() if role is Role.BEFORE_RESIDUAL]
     assert len(ends) == 2 * MIXED.num_layers

@@ -25,6 +25,14 @@ def test_a_training_step_has_the_same_loss_on_two_layouts():
     assert abs(found["crosscut"]["first_loss"] - found["crosscut tensor=2"]["first_loss"]) < 1e-4
 
 
+def test_one_mixer_is_measured_beside_that_of_transformers():
+    found = figures("training/train_step.py", "--tiny", "--model", "mamba2-4096", "--rounds", 1)["figures"]
+    assert {*found} == {"crosscut", "transformers"}
+    for name, mixer in found.items():
+        assert mixer["first_loss"] > 0, name
+        assert 0 < mixer["peak_bytes"] < 2**28, name  # without Python and PyTorch
+
+
 def test_all_parts_of_a_step_are_timed_in_both_programs():
     ((_, programs),) = figures("training/step_parts.py", "--tiny", "--turns", 1)["milliseconds"].items()
     for name, parts in programs.items():

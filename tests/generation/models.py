@@ -3,6 +3,7 @@
 import torch
 
 from crosscut.config import Layout, ModelConfig
+from crosscut.config.parts.mamba2 import Mamba2Config
 from crosscut.model import GPT, initialize
 from crosscut.parallel import RandomStreams, make_mesh, shard_model
 
@@ -21,9 +22,13 @@ FAMILIES = {
         "num_kv_heads": 2, "norm": "rms", "layers": ("attention geglu attention", "gelu"), "biases": "qkv",
         "tied": False, "embedding_norm": True, "logit_softcap": 2.0,
     },
+    "hybrid": {
+        "layers": ("mamba2 gelu", "attention mamba2"), "norm": "rms", "biases": "none", "positions": "rotary",
+        "mamba2": Mamba2Config(head_size=4, state_size=4, num_groups=2, chunk_size=4),
+    },
 }  # fmt: skip
-"""Settings by family. No program but Crosscut has a model like the last: gated, with learned positions, with layers
-of one part and of three."""
+"""Settings by family. No program but Crosscut has models like the last two: one is gated, with learned positions, with
+layers of one part and of three, and the other one has states."""
 
 ALONE = Layout()
 
@@ -40,7 +45,7 @@ def make(
     model = GPT(config, mesh=mesh, streams=RandomStreams(mesh, 0), dtype=dtype)
     shard_model(model, mesh, units=model.blocks, always_used=True)
     initialize(model, 1)
-    for name, parameter in model.named_parameters():
-        if "norm" not in name:
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
             parameter.data.to_local().mul_(8)
     return model

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from crosscut.config import Layout, ModelConfig
+from crosscut.config.parts.mamba2 import Mamba2Config
 from crosscut.config.training import InitialSpread
 from crosscut.model import initialize
 from crosscut.parallel.state.parameters import local_part
@@ -115,3 +116,19 @@ def test_every_layer_has_weights_of_its_own(ranks: RankPool) -> None:
     first, second = (weights[f"blocks.{i}.attention.qkv.query.weight"] for i in (0, 1))
     assert not torch.isclose(first, second).any(dim=1).all()
     assert (first - second).abs().min(dim=0).values.max() > 0
+
+
+STATES = dataclasses.replace(WIDE, layers=("mamba2",), num_layers=1, mamba2=Mamba2Config(head_size=1, state_size=2))
+
+
+def test_decay_rates_and_step_sizes_are_those_of_the_published_code(ranks: RankPool) -> None:
+    weights = ranks.run(1, _weights, Layout(), STATES)[0]
+    rates = weights["blocks.0.attention.log_rate"].exp()
+    assert 1 <= rates.min() < 1.5 < 15.5 < rates.max() <= 16
+    assert rates.mean().item() == pytest.approx(8.5, rel=0.1)
+    sizes = torch.nn.functional.softplus(weights["blocks.0.attention.step_bias"])
+    assert 0.001 <= sizes.min() < 0.0012 < 0.09 < sizes.max() <= 0.1
+    assert sizes.log10().mean().item() == pytest.approx(-2, rel=0.1)
+    assert weights["blocks.0.attention.skip"].eq(1).all()
+    assert weights["blocks.0.attention.norm.weight"].eq(1).all()
+    assert weights["blocks.0.attention.convolution.weight"].std().item() == pytest.approx(12**-0.5, rel=0.1)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crosscut.config import Layout, ModelConfig
+from crosscut.config.parts.mamba2 import Mamba2Config
 from crosscut.model import GPT, Batch, initialize
 from crosscut.parallel import (
     IGNORED,
@@ -73,6 +74,23 @@ FAMILIES = {
     "masked BERT": dataclasses.replace(CONFIG, norm_place="after", **BERT, **MASKED),
     "masked BERT with norms before": dataclasses.replace(CONFIG, **BERT, **MASKED, tied=False),
     "rotary BERT": dataclasses.replace(CONFIG, **{**LLAMA, **BERT}, num_kv_heads=2, norm_place="after"),
+    "Mamba-2": dataclasses.replace(
+        CONFIG, layers=("mamba2",), num_heads=0, mamba2=Mamba2Config(head_size=8, state_size=6, chunk_size=5)
+    ),
+    "hybrid": dataclasses.replace(
+        CONFIG,
+        mamba2=Mamba2Config(
+            head_size=8,
+            state_size=6,
+            num_groups=2,
+            norm_groups=4,
+            conv_size=3,
+            chunk_size=8,
+            least_time_step=0.6,
+            most_time_step=0.8,
+        ),
+        **{**LLAMA, "layers": ("mamba2 swiglu", "attention mamba2")},
+    ),
 }
 B, S = 4, 16
 LAYOUTS = [
@@ -140,6 +158,50 @@ def turned(x: Tensor, base: float) -> Tensor:
     return torch.cat((y.real, y.imag), -1)
 
 
+class PlainTaps(nn.Module):
+    def __init__(self, channels: int, taps: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.zeros(channels, taps)), nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        taps = self.weight.shape[1]
+        windows = F.pad(x, (0, 0, taps - 1, 0)).unfold(1, taps, 1)  # [B, S, channels, taps]
+        return F.silu((windows * self.weight).sum(-1) + self.bias)
+
+
+class PlainMamba2(nn.Module):
+    """State-space mixer, token by token. The rows of `bc` have Crosscut's order: (group, B or C, element)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.sizes, self.epsilon, bias = config.mamba2, config.norm_epsilon, config.biases == "all"
+        inner, heads, groups = self.sizes.inner_size, self.sizes.num_heads, self.sizes.num_groups
+        widths = {"gate": inner, "inner": inner, "bc": 2 * groups * self.sizes.state_size, "step": heads}
+        self.inputs = nn.ModuleDict({n: nn.Linear(config.hidden_size, width, bias) for n, width in widths.items()})
+        self.convolution, self.bc_convolution = (PlainTaps(widths[n], self.sizes.conv_size) for n in ("inner", "bc"))
+        self.log_rate, self.skip, self.step_bias = (nn.Parameter(torch.zeros(heads)) for _ in range(3))
+        self.norm = nn.ParameterDict({"weight": torch.zeros(inner)})
+        self.output = nn.Linear(inner, config.hidden_size, bias)
+
+    def forward(self, x: Tensor, _mask: Tensor) -> Tensor:
+        c = self.sizes
+        gate, inner, bc, step = (matrix(x) for matrix in self.inputs.values())
+        heads = self.convolution(inner).unflatten(-1, (c.num_heads, -1))
+        bc = self.bc_convolution(bc).unflatten(-1, (c.num_groups, 2, c.state_size))
+        b, read = bc.repeat_interleave(c.num_heads // c.num_groups, 2).unbind(3)  # [B, S, A, N]
+        size = torch.log1p(torch.exp(step + self.step_bias)).clamp(c.least_time_step, c.most_time_step or math.inf)
+        decay = torch.exp(-size * torch.exp(self.log_rate))
+        state, outputs = torch.zeros(()), []
+        for t in range(x.shape[1]):
+            added = torch.einsum("ban,bap,ba->banp", b[:, t], heads[:, t], size[:, t])
+            state = decay[:, t, :, None, None] * state + added
+            outputs.append(torch.einsum("banp,ban->bap", state, read[:, t]))
+        y = (torch.stack(outputs, 1) + self.skip[:, None] * heads).flatten(2) * F.silu(gate)
+        y = y.unflatten(-1, (c.norm_groups, -1))
+        y = (y / (y.square().mean(-1, keepdim=True) + self.epsilon).sqrt()).flatten(2)
+        return self.output(y * self.norm["weight"])
+
+
 class PlainNorm(nn.Module):
     def __init__(self, config: ModelConfig, *, size: int = 0, kind: str = "") -> None:
         super().__init__()
@@ -190,7 +252,8 @@ class PlainBlock(nn.Module):
         self.names = [name for name, _ in config.parts_of(layer)]
         for name, kind in config.parts_of(layer):
             self.add_module(f"{name}_norm", PlainNorm(config))
-            self.add_module(name, PlainAttention(config) if kind == "attention" else PlainMLP(config, kind))
+            mixers = {"attention": PlainAttention, "mamba2": PlainMamba2}
+            self.add_module(name, mixers[kind](config) if kind in mixers else PlainMLP(config, kind))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         for name in self.names:

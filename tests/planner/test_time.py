@@ -4,6 +4,7 @@ import pytest
 
 from crosscut.architecture import describe, layer_parameters
 from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig
+from crosscut.config.parts.mamba2 import Mamba2Config
 from crosscut.planner import flops_per_step, recomputed_flops_per_step
 from crosscut.planner.candidate import target_of
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
@@ -215,3 +216,18 @@ def test_kinds_of_equal_cost_take_the_time_of_equal_layers() -> None:
     mixed = replace(sharded.model, layers=("attention swiglu", "attention geglu"))
     times = [step_time(replace(sharded, model=model), H100).exposed for model in (*models, mixed)]
     assert times[1:] == pytest.approx([times[0]] * 2)
+
+
+def test_a_scan_is_booked_as_a_scan() -> None:
+    sizes = Mamba2Config(head_size=64, state_size=128)
+    model = replace(run_of().model, layers=("mamba2", "attention"), mamba2=sizes)
+    run = replace(run_of(), model=model)
+    ideal = without_limits()
+    time = step_time(run, ideal)
+    inner, chunks = 2 * model.hidden_size, 1024 // 128
+    of_sequence = 2 * 128 * chunks * (128 * 128 + 128 * inner) + 2 * 2 * 128 * (chunks - 1) * 128 * inner
+    assert time.scan == pytest.approx(3 * model.num_layers / 2 * 8 * of_sequence / 989e12)
+    assert time.attention == pytest.approx(step_time(run_of(), ideal).attention / 2)
+    assert time.compute == time.products + time.attention + time.scan + time.passes + time.optimizer
+    again = step_time(replace(run, training=replace(run.training, recompute="selective", compile="off")), ideal)
+    assert again.scan == pytest.approx(time.scan * 4 / 3)

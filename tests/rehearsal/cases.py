@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from crosscut.config import PRESETS, Layout, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
+from crosscut.config.parts.mamba2 import Mamba2Config
 from crosscut.planner import Candidate, step_traffic
 from crosscut.rehearsal import ComparedFigure, Device, Rehearsal, compare
 
@@ -19,6 +20,15 @@ LLAMA = {
     "dropout": 0.0,
     "tied": False,
 }
+HYBRID = {
+    "layers": ("mamba2 gelu", "attention gelu"),
+    "mamba2": Mamba2Config(head_size=16, state_size=16, num_groups=2, chunk_size=32),
+    "dropout": 0.0,
+}
+STATES = {
+    **HYBRID, "layers": ("mamba2",), "hidden_size": 256, "num_layers": 6,
+    "mamba2": Mamba2Config(head_size=64, state_size=64, chunk_size=48),
+}  # fmt: skip
 BERT = {"attention": "bidirectional", "norm_place": "after", "token_types": 2, "layers": ("attention gelu_exact",)}
 MASKED = {"head": "masked_tokens", "sentence_order": True}
 SIX_LAYERS = {"num_layers": 6}
@@ -172,6 +182,16 @@ SMALL = (
     small("adapters, shared", "cuda", ZERO3, LAYERS | HALF, {**LLAMA, "lora_rank": 8}),
     small("averaged", "cpu", {"tensor": 2}, {}, {}, AVERAGED),
     small("averaged, shared", "cuda", ZERO3, HALF, {}, AVERAGED),
+    small("states", "cpu", {}, {}, STATES),
+    small("states, half precision", "cuda", {"tensor": 4}, HALF, STATES),
+    small("states' scans again", "cpu", {"tensor": 2}, CORE, STATES),
+    small("states' operators again", "cpu", {}, OPERATORS | DOCUMENTS, STATES),
+    small("states' layers again", "cuda", {}, LAYERS, STATES),
+    small("hybrid, split", "cuda", SPLIT, HALF, HYBRID),
+    small("hybrid, shared, documents", "cuda", ZERO3, HALF | DOCUMENTS, HYBRID),
+    small("hybrid, adapters", "cpu", {"tensor": 2}, {}, {**HYBRID, "lora_rank": 8}),
+    small("hybrid, Muon", "cpu", {"tensor": 2}, {}, HYBRID, MUON),
+    small("hybrid on context ranks", "cpu", {"context": 2, "tensor": 2}, DOCUMENTS, HYBRID),
     small("512 ranks", "cuda", {"tensor": 8, "data": 64}, HALF),
 )
 """Cases with a small model. Each takes about half a second."""

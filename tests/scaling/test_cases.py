@@ -5,6 +5,8 @@ import re
 import pytest
 
 from crosscut.config import PRESETS, ConfigError, ModelConfig, ResolvedRun, load_run, resolve
+from crosscut.config.layouts.limits import require_tensor_axis
+from crosscut.config.parts.mamba2 import Mamba2Config
 from crosscut.planner import count_parameters
 from crosscut.scaling.cases import (
     DEFAULT_RUNS,
@@ -57,6 +59,17 @@ def test_a_model_of_other_structure_grows_as_such() -> None:
     grown = grow(llama, 4)
     assert (grown.num_heads, grown.num_kv_heads, grown.head_size) == (12, 4, 16)
     assert (grown.hidden_size, grown.mlp_size) == (96, 264)
+
+
+@pytest.mark.parametrize(("layers", "num_heads"), [(("mamba2 gelu",), 0), (("mamba2 gelu", "attention"), 4)], ids=str)
+def test_state_space_heads_grow_with_the_width(layers: tuple[str, ...], num_heads: int) -> None:
+    sizes = Mamba2Config(head_size=8, state_size=4)
+    model = ModelConfig(num_layers=4, hidden_size=48, num_heads=num_heads, layers=layers, mamba2=sizes)
+    assert grow(model, 1) == model
+    grown = grow(model, 4)
+    assert (grown.num_heads, grown.hidden_size) == (2 * num_heads, 96 if num_heads else 80)
+    assert grown.mamba2.num_heads == grown.hidden_size // 4  # twice the hidden size, as before
+    require_tensor_axis(grown, 4)
 
 
 def test_two_cores_are_compared_up_to_twice_as_many_ranks() -> None:

@@ -9,8 +9,10 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, closing
 from http.client import HTTPConnection
+from pathlib import Path
 from types import MappingProxyType
 
 import pytest
@@ -98,15 +100,38 @@ def test_a_key_is_asked_for_and_an_interrupt_ends_it_well(model_folder):
         assert_whole(connection)
 
 
+def trained(folder: Path, *overrides: str) -> Path:
+    """Folder of a run that was trained for a few steps."""
+    text = next(iter(read_documents(["builtin:state-of-the-union"], text_key="text"))).text
+    (folder / "book.txt").write_text("\n\n".join(text[i : i + 500] for i in range(0, len(text), 500)) * 20)
+    run = folder / "run"
+    options = (*TINY, f"data.text={folder / 'book.txt'}", f"output.folder={run}", "training.device=cpu", *overrides)
+    subprocess.run([sys.executable, "-m", "crosscut", "train", *options], check=True, capture_output=True)
+    return run
+
+
+@pytest.mark.slow  # tests/model/test_cache.py continues states beside others
+def test_texts_of_a_model_with_states_do_not_depend_on_the_texts_before_and_beside_them(tmp_path):
+    layers = ("model.layers=['mamba2 gelu', 'attention']", "model.mamba2.head_size=8", "model.mamba2.chunk_size=8")
+    server = start(trained(tmp_path, *layers), "--rows", "2")
+    (model,) = server.ask("/v1/models")[1]["data"]
+    prompts = ["We", "The state of our union is strong, and", "My fellow Americans", "Tonight"]
+
+    def text_of(prompt: str) -> str:
+        body = {"model": model["id"], "prompt": prompt, "max_tokens": 20, "temperature": 0}
+        return str(server.ask("/v1/completions", body)[1]["choices"][0]["text"])
+
+    alone = [text_of(prompt) for prompt in prompts]
+    assert len(set(alone)) > 1
+    with ThreadPoolExecutor(8) as pool:  # rows are used again and again
+        assert list(pool.map(text_of, prompts * 4)) == alone * 4
+    assert server.stop() == (0, "")
+
+
 @pytest.mark.slow
 def test_a_run_is_served_at_its_newest_checkpoint(tmp_path):
     """It has no chat template, so it completes text only."""
-    text = next(iter(read_documents(["builtin:state-of-the-union"], text_key="text"))).text
-    (tmp_path / "book.txt").write_text("\n\n".join(text[i : i + 500] for i in range(0, len(text), 500)) * 20)
-    run = tmp_path / "run"
-    overrides = (*TINY, f"data.text={tmp_path / 'book.txt'}", f"output.folder={run}", "training.device=cpu")
-    subprocess.run([sys.executable, "-m", "crosscut", "train", *overrides], check=True, capture_output=True)
-    server = start(run)
+    server = start(trained(tmp_path))
     (model,) = server.ask("/v1/models")[1]["data"]
     assert model["id"].startswith("run/step-")
     assert model["chat"] is False

@@ -20,8 +20,8 @@ from torch.distributed.fsdp import FSDPModule
 from crosscut.architecture import GatedMLP, Layer
 from crosscut.config import IGNORED, Layout, RunConfig
 from crosscut.config.axes import AxisRole, role_of
-from crosscut.config.layers import FeedForward
 from crosscut.config.model import NormPosition
+from crosscut.config.parts.kinds import FeedForward
 from crosscut.data import mixture
 from crosscut.kernels import deferral
 from crosscut.model import Batch, batch, block, gpt, initialization, stages
@@ -317,7 +317,7 @@ def shared_head_not_summed(patch: Patch) -> None:
 
 
 @fault("ranks that share heads of keys and values take the wrong ones", "blocks.0.attention.qkv", FOUR, num_kv_heads=2)
-@instead_of(linear, "_rows_of_block")
+@instead_of(linear, "rows_of_block")
 def wrong_shared_head(own: Any, out_features: int, num_blocks: int | None, axis: Any) -> slice | None:
     if num_blocks is None or own(out_features, num_blocks, axis) is None:
         return None
@@ -1054,5 +1054,5 @@ def stages_drop_otherwise(_plain: Any, self: RandomStreams, index: int) -> None:
     torch.manual_seed(seed_of(self.seed, index, self.mesh.tensor.rank))
 
 
-for _of in ("context", "dropout", "schedule", "sharding"):  # they register their faults after those above
+for _of in ("context", "dropout", "scans", "schedule", "sharding"):  # they register their faults after those above
     import_module(f"tests.verification.faults.{_of}")

@@ -10,6 +10,7 @@ ranks:
 
 from dataclasses import dataclass, replace
 
+from crosscut.architecture import needs
 from crosscut.architecture.inputs import Read
 from crosscut.architecture.parameters import Cut, Parameter, Role
 from crosscut.architecture.steps import Message, Operation, Pointwise, Rows, Step, Value, leave
@@ -38,10 +39,12 @@ class Embedding:
     """Whether attention is causal."""
     hides_padding: bool
     """Whether attention has a mask of padding, as bidirectional attention has, and causal attention to find spans."""
+    shares: frozenset[needs.Share]
+    """Shared tensors that the layers read."""
 
     @classmethod
-    def of(cls, model: ModelConfig) -> "Embedding":
-        """Describe the embedding of a model."""
+    def of(cls, model: ModelConfig, shares: frozenset[needs.Share]) -> "Embedding":
+        """Describe the embedding of a model whose layers read the shared tensors `shares`."""
         hidden = model.hidden_size
         tokens = Parameter(
             name="tokens.weight",
@@ -60,6 +63,7 @@ class Embedding:
             rotated=0 if learns else model.head_size,
             is_causal=model.is_causal,
             hides_padding=not model.is_causal or model.head is HeadKind.SPANS,
+            shares=shares,
         )
 
     def reads(self, *, document_mask: bool) -> dict[str, Read]:
@@ -107,6 +111,7 @@ class Embedding:
             rotated=self.rotated,
             is_causal=self.is_causal,
             hides_padding=self.hides_padding,
+            shares=self.shares,
         )
         return x, [*steps, share]
 
@@ -151,28 +156,37 @@ class Share(Step):
     rotated: int
     is_causal: bool
     hides_padding: bool
+    shares: frozenset[needs.Share]
 
     def on(self, target: Target) -> Step:
-        """Return this step with the tensors that all layers share. A rank holds these tensors until the backward pass
+        """Return this step with the tensors that the layers share. A rank holds these tensors until the backward pass
         of the first layer ends.
+
+        If context ranks share the sequences, the ranks gather the document numbers. Without documents, the cosines and
+        sines of one sequence serve all sequences.
+        """
+        masks = self._masks(target) if needs.Share.MASK in self.shares else ()
+        if not target.document_mask:
+            return replace(self, keeps=masks)
+        numbers = Message(Operation.ALL_GATHER, target.sequences * target.length, axis="context", kind=Kind.POSITION)
+        reads = self.shares & {needs.Share.MASK, needs.Share.DOCUMENTS}
+        rotation = Value("cosines and sines", 2 * self.rotated)
+        kept = (*masks, rotation) if needs.Share.ROTATION in self.shares else masks
+        return replace(self, keeps=kept, forward=(numbers,) if reads and target.context > 1 else ())
+
+    def _masks(self, target: Target) -> tuple[Value, ...]:
+        """The mask of attention.
 
         Causal attention needs a mask only if the documents of a sequence are hidden from each other, or if padding is
         hidden. Bidirectional attention always has a mask, which hides padding: one row for all queries of a sequence,
-        or, with documents, a row for each query. Without documents, the cosines and sines of one sequence serve all
-        sequences.
-
-        If context ranks share the sequences, the mask has one row for each query whose attention the rank computes, and
-        the ranks gather the document numbers. If the ranks also gather the keys, causal attention needs a mask even
+        or, with documents, a row for each query. If context ranks share the sequences, the mask has one row for each
+        query whose attention the rank computes. If the ranks also gather the keys, causal attention needs a mask even
         without documents.
         """
         way = target.context_attention if target.context > 1 else None
-        if not target.document_mask:
-            if self.is_causal and way is ContextAttention.GATHER:
-                return replace(self, keeps=(Value("mask of later keys", target.length, Rows.SEQUENCE),))
-            padding = Value("padding mask", target.length if self.is_causal else 1)
-            return replace(self, keeps=(padding,)) if self.hides_padding else self
-        rows = Rows.SHARED if way is ContextAttention.ALL_TO_ALL else Rows.TOKENS
-        mask = Value("document mask", target.length, rows)
-        rotation = Value("cosines and sines", 2 * self.rotated)
-        numbers = Message(Operation.ALL_GATHER, target.sequences * target.length, axis="context", kind=Kind.POSITION)
-        return replace(self, keeps=(mask, rotation), forward=() if way is None else (numbers,))
+        if target.document_mask:
+            rows = Rows.SHARED if way is ContextAttention.ALL_TO_ALL else Rows.TOKENS
+            return (Value("document mask", target.length, rows),)
+        if self.is_causal and way is ContextAttention.GATHER:
+            return (Value("mask of later keys", target.length, Rows.SEQUENCE),)
+        return (Value("padding mask", target.length if self.is_causal else 1),) if self.hides_padding else ()

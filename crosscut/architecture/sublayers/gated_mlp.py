@@ -24,7 +24,7 @@ from crosscut.architecture.steps import (
 )
 from crosscut.architecture.target import Target
 from crosscut.config import ModelConfig
-from crosscut.config.layers import FeedForward
+from crosscut.config.parts.kinds import FeedForward
 
 KINDS = (FeedForward.SWIGLU, FeedForward.GEGLU)
 """Kinds of parts that the class `GatedMLP` describes."""

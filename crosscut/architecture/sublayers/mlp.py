@@ -21,7 +21,7 @@ from crosscut.architecture.steps import (
 )
 from crosscut.architecture.target import Target
 from crosscut.config import ModelConfig
-from crosscut.config.layers import FeedForward
+from crosscut.config.parts.kinds import FeedForward
 
 KINDS = (FeedForward.GELU, FeedForward.GELU_EXACT, FeedForward.RELU2)
 """Kinds of parts that the class `MLP` describes."""

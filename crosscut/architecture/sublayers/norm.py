@@ -12,7 +12,7 @@ of the gradient of the norm's parameters.
 
 from dataclasses import dataclass, replace
 
-from crosscut.architecture.parameters import Parameter, Role
+from crosscut.architecture.parameters import ONES, ZEROS, Parameter, Role
 from crosscut.architecture.steps import Passes, Pointwise, Value
 from crosscut.architecture.target import Kind, Target
 from crosscut.config import ModelConfig
@@ -80,6 +80,9 @@ def head_norm(model: ModelConfig, name: str) -> Norm | None:
 
 
 def _norm(model: ModelConfig, name: str, *, size: int, kind: NormKind, inside: bool) -> Norm:
-    names = ("weight", "bias") if kind is NormKind.LAYER else ("weight",)
-    parameters = tuple(Parameter(name=f"{name}.{each}", shape=(size,), role=Role.NORM, inside=inside) for each in names)
+    starts = {"weight": ONES, "bias": ZEROS} if kind is NormKind.LAYER else {"weight": ONES}
+    parameters = tuple(
+        Parameter(name=f"{name}.{each}", shape=(size,), role=Role.NORM, inside=inside, start=start)
+        for each, start in starts.items()
+    )
     return Norm(size, kind, parameters if model.norm_affine else (), inside)

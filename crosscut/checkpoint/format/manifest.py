@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from crosscut.checkpoint.storage import Folder, reason
 from crosscut.config import CheckpointError, DamagedCheckpointError
-from crosscut.config.layers import layers_of_mlps
+from crosscut.config.parts.kinds import layers_of_mlps
 from crosscut.config.system.files import parse_json
 from crosscut.config.system.records import Count, from_json
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from crosscut.config.checks import divisors, listed, multiples_around, require_value
 from crosscut.config.errors import LayoutError
 from crosscut.config.layout import ContextAttention, Layout
+from crosscut.config.layouts.limits import tensor_limits
 from crosscut.config.model import HeadKind, ModelConfig
 from crosscut.config.training import TrainingConfig
 
@@ -77,6 +78,13 @@ def require_context(model: ModelConfig, layout: Layout, training: TrainingConfig
         when = f'for a model with `model.head` = "{model.head}"'
         require_value("layout.context", layout.context, 1, when, remedy, error=LayoutError)
     _require_pieces(layout, training.sequence_length)
+    _require_exchanged_parts(model, layout)
+    if model.attends:
+        _require_attention(model, layout)
+
+
+def _require_attention(model: ModelConfig, layout: Layout) -> None:
+    """Raise `LayoutError` or `ConfigError` if the context ranks cannot compute attention in the layout's way."""
     heads, _ = heads_of_rank(model, layout)
     way = layout.context_attention
     if way is ContextAttention.ALL_TO_ALL and heads % layout.context:
@@ -91,6 +99,18 @@ def require_context(model: ModelConfig, layout: Layout, training: TrainingConfig
             'layout.context_attention="auto", or model.dropout=0.'
         )
         require_value("model.dropout", model.dropout, 0, 'with layout.context_attention="ring"', remedy)
+
+
+def _require_exchanged_parts(model: ModelConfig, layout: Layout) -> None:
+    """Raise `LayoutError` if the context ranks cannot divide what they exchange their tokens for."""
+    for limit in tensor_limits(model):
+        number = limit.number // layout.tensor
+        if limit.over_context and number % layout.context:
+            raise LayoutError(
+                f"`layout.context` must divide the {limit.subject.format(number)} of a tensor rank (`{limit.setting}` "
+                f"{limit.number} / `layout.tensor` {layout.tensor}), but is {layout.context}. Each context rank reads "
+                f"whole sequences with a part of them. Try {listed(divisors(number))}."
+            )
 
 
 def _require_pieces(layout: Layout, length: int) -> None:

@@ -6,6 +6,7 @@ from crosscut.config.checks import divisors, listed, multiples_around
 from crosscut.config.errors import ConfigError, LayoutError
 from crosscut.config.layout import Layout
 from crosscut.config.model import ModelConfig
+from crosscut.config.parts.kinds import FeedForward
 from crosscut.config.precision import FLOAT8_MULTIPLE, Precision
 from crosscut.config.training import TrainingConfig
 
@@ -88,14 +89,16 @@ def require_float8(model: ModelConfig, layout: Layout, training: TrainingConfig)
 
 def _require_multiples(model: ModelConfig, tensor: int, multiple: int) -> None:
     """Raise `ConfigError` unless the widths of all matrices on one of `tensor` ranks are multiples of `multiple`."""
-    key_value = 2 * max(model.num_kv_heads // tensor, 1) * model.head_size
-    widths = {
-        "`model.hidden_size`": model.hidden_size,
-        "`model.num_heads` x `model.head_size` / `layout.tensor`": model.query_size // tensor,
-        "The width of keys and values on one rank": key_value,
-        "`model.mlp_size` / `layout.tensor`": model.mlp_size // tensor,
-        "`model.lora_rank`": model.lora_rank,
-    }
+    widths = {"`model.hidden_size`": model.hidden_size}
+    if model.attends:
+        key_value = 2 * max(model.num_kv_heads // tensor, 1) * model.head_size
+        widths["`model.num_heads` x `model.head_size` / `layout.tensor`"] = model.query_size // tensor
+        widths["The width of keys and values on one rank"] = key_value
+    for section in model.sections:
+        widths |= section.widths(tensor)
+    if any(isinstance(kind, FeedForward) for kind in model.kinds):
+        widths["`model.mlp_size` / `layout.tensor`"] = model.mlp_size // tensor
+    widths["`model.lora_rank`"] = model.lora_rank
     for name, width in widths.items():
         if width % multiple:
             raise ConfigError(

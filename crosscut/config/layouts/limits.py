@@ -1,48 +1,19 @@
 """Numbers that tensor ranks must divide, such as the number of attention heads. Each kind of part states its own."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from crosscut.config.checks import divisors, listed
 from crosscut.config.errors import LayoutError
-from crosscut.config.layers import FeedForward, Mixer, PartKind
 from crosscut.config.model import ModelConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limit:
-    """Number that the number of tensor ranks must divide."""
-
-    setting: str
-    """Key of the config that holds the number."""
-    number: int
-    subject: str
-    """Words for the number, with `{}` in its place, as the subject of a sentence."""
-    may_share: bool = False
-    """Whether several ranks may also share one, so that the number of ranks may be a multiple of the number."""
-    when: str = ""
-    """Condition under which the limit applies, with a space before it."""
-
-    @property
-    def name(self) -> str:
-        """Setting and number, as in "`model.num_heads` (12)"."""
-        return f"`{self.setting}` ({self.number})"
-
-    def allows(self, ranks: int) -> bool:
-        """Whether this number of tensor ranks is possible."""
-        return self.number % ranks == 0 or (self.may_share and ranks % self.number == 0)
-
-    def reason_against(self, ranks: int) -> str:
-        """Clause that says why this number of tensor ranks is impossible."""
-        over = "or shared evenly by" if self.may_share else "evenly over"
-        return f"{self.subject.format(self.number)} cannot be divided {over} {ranks} tensor ranks"
+from crosscut.config.parts.kinds import FeedForward, Mixer, PartKind
+from crosscut.config.parts.limits import Limit
 
 
 def tensor_limits(model: ModelConfig) -> tuple[Limit, ...]:
     """Return the limits of all parts of a model and of its head. Limits that ranks may share come last."""
-    kinds = dict.fromkeys(kind for index in range(model.num_layers) for _, kind in model.parts_of(index))
-    limits = dict.fromkeys(limit for kind in kinds for limit in _OF_KINDS[kind](model))
+    limits = dict.fromkeys(limit for kind in model.kinds if kind in _OF_KINDS for limit in _OF_KINDS[kind](model))
+    limits |= dict.fromkeys(limit for section in model.sections for limit in section.limits())
     if model.has_pooler:
         when = " for a model with a pooler"
         of_pooler = Limit(
@@ -79,4 +50,4 @@ def _of_mlp(model: ModelConfig) -> tuple[Limit, ...]:
 _OF_KINDS: Mapping[PartKind, Callable[[ModelConfig], tuple[Limit, ...]]] = MappingProxyType(
     {Mixer.ATTENTION: _of_attention, **dict.fromkeys(FeedForward, _of_mlp)}
 )
-"""Limits of each kind of part."""
+"""Limits of the kinds of parts that have no section of their own."""

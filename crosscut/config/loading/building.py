@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 from crosscut.config.checks import MOST_SEED, Choice, require_one_of, require_text, shown
 from crosscut.config.corpora import CorpusConfig
 from crosscut.config.errors import ConfigError
-from crosscut.config.layers import layers_of_mlps
 from crosscut.config.loading.keys import advice, meant_keys, nearest, quoted, section_of
 from crosscut.config.loading.mistakes import Mistakes
 from crosscut.config.model import ModelConfig
+from crosscut.config.parts.kinds import layers_of_mlps
 from crosscut.config.run import RunConfig
 from crosscut.config.system.files import parse_toml
 from crosscut.config.system.records import Kind, fields_of
@@ -144,7 +144,7 @@ class SectionBuilder:
         required field is misspelt, the result maps the correct key to the given value, so that other checks can use
         this value.
         """
-        hints, required = fields_of(kind)
+        hints, required = fields_of(kind)[0], _required(kind, table)
         known, meant = list(hints), Table()
         for key in islice((key for key in table if key not in known), _MOST_UNKNOWN):
             if not path:
@@ -181,7 +181,7 @@ class SectionBuilder:
         without a default is missing. The section of the model is an exception: stand-ins replace its missing values, so
         that its other fields and the other sections are still checked.
         """
-        hints, required = fields_of(kind)
+        hints, required = fields_of(kind)[0], _required(kind, table)
         values, failed = Table(), set[str]()
         for key in (key for key in table if key in hints):
             name, at = _joined(path, key), _joined(place, key)
@@ -196,7 +196,10 @@ class SectionBuilder:
         failed.update(self._missing(kind, table, path, place))
         if path == "model":
             for key in failed:
-                self._stand_in(key, values)
+                if section_of(hints[key]):  # the section's defaults stand in
+                    values.pop(key, None)
+                else:
+                    self._stand_in(key, values)
             return values
         return None if failed else values
 
@@ -204,8 +207,8 @@ class SectionBuilder:
         """Required fields that the table does not give. They are recorded as mistakes, unless the table also has an
         unknown key that resembles no known one, because that key may be a required field under a wrong name.
         """
-        known, required = fields_of(kind)
-        missing = [key for key in required if key not in table]
+        known = fields_of(kind)[0]
+        missing = [key for key in _required(kind, table) if key not in table]
         names = [name for key in missing if not self._mistakes.is_doubtful(name := _joined(path, key))]
         if names and all(key in known or meant_keys(_joined(path, key), self._keys) for key in table):
             verb = "is" if len(names) == 1 else "are"
@@ -247,11 +250,12 @@ class SectionBuilder:
         section, _, key = name.removeprefix(f"{path}.").rpartition(".")
         inner: Kind = values.get(section)
         owner = type(inner) if section else kind
-        hints, required = fields_of(owner) if dataclasses.is_dataclass(owner) else ({}, ())
-        if key not in hints or (key in required and kind is not ModelConfig):
+        hints = fields_of(owner)[0] if dataclasses.is_dataclass(owner) else {}
+        is_required = key in hints and key in _required(owner, values)
+        if key not in hints or (is_required and kind is not ModelConfig):
             return False
         self._given.discard(name)
-        if key in required:
+        if is_required:
             self._stand_in(key, values)
             return True
         self._mistakes.doubt([name])
@@ -322,12 +326,20 @@ def _require_usual(name: str, value: object) -> None:
         require_text(f"`{name}`", value)
 
 
+def _required(kind: Any, table: Mapping[str, object]) -> tuple[str, ...]:
+    """Fields that a table must give: those without a default and, for layers with attention, the number of heads."""
+    required = fields_of(kind)[1]
+    if kind is not ModelConfig or ("layers" in table and "attention" not in str(table["layers"])):
+        return required
+    return (*required, "num_heads")
+
+
 def _joined(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
 _MODEL_HINT = (
-    f" Give {quoted([f'model.{name}' for name in fields_of(ModelConfig)[1]])}, or a `model.preset` such as "
+    f" Give {quoted([f'model.{name}' for name in _required(ModelConfig, {})])}, or a `model.preset` such as "
     "`gpt2-small`, `llama3-8b` or `demo` (docs/configuration.md lists all presets)."
 )
 """Advice for a model section without sizes. Starts with a space."""

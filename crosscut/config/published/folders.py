@@ -337,7 +337,7 @@ def _nearest(model: ModelConfig) -> tuple[Family, Table]:
 def _differences(family: Family, model: ModelConfig) -> tuple[Family, Table]:
     """Return the family, and the fields in which the model differs from it, with the family's values."""
     wanted = dict(family.fixed)
-    if wanted["positions"] == Positions.LEARNED:
+    if wanted["positions"] == Positions.LEARNED and model.attends:
         wanted = {"num_kv_heads": model.num_heads, "head_size": model.hidden_size // model.num_heads, **wanted}
     if "token_types" in family.keys and not model.token_types:
         wanted["token_types"] = family.defaults["token_types"]

@@ -13,7 +13,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from crosscut.architecture.sublayers import gated_mlp as architecture
-from crosscut.config.layers import FeedForward
+from crosscut.config.parts.kinds import FeedForward
 from crosscut.kernels.functions import run
 from crosscut.model.building import Builder
 from crosscut.parallel import ColumnParallelLinears

@@ -18,7 +18,7 @@ from crosscut.config.published.presets import sequence_length_of
 from crosscut.config.system.wording import short
 from crosscut.config.training import Device, Recompute
 from crosscut.planner.candidate import Candidate
-from crosscut.planner.facts import MEMORY_CATEGORIES, Facts, Price, budget, three_digits
+from crosscut.planner.facts import MEMORY_CATEGORIES, TIME_CATEGORIES, Facts, Price, budget, three_digits
 from crosscut.planner.memory import forecast_memory
 from crosscut.planner.parameters import count_parameters
 from crosscut.planner.products import Speed
@@ -38,7 +38,6 @@ _MOST_TENSOR = 16
 _MICRO_BATCHES = (1, 2, 4, 8)
 _RECOMPUTE = {"none": "nothing", "operators": "cheap operators", "full": "whole layers"}
 _SHARDING = {"none": "none", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
-_TIMES = ("products", "attention", "passes", "optimizer", "exposed")
 
 
 class _PageModel(NamedTuple):
@@ -130,10 +129,16 @@ class _Page:
             "recompute": list(_RECOMPUTE.items()),
             "sharding": list(_SHARDING.items()),
             "memories": MEMORY_CATEGORIES,
-            "times": _TIMES,
+            "times": self._times,
             "grid": self._grid(),
             "points": [self._point(plan) for plan in self.plans.fitting],
         }
+
+    @property
+    def _times(self) -> tuple[str, ...]:
+        """Categories of time that the page shows. Scans are a category only if the model has some."""
+        left_out = {"bubble"} if any(plan.time.scan for plan in self.plans.fitting) else {"bubble", "scan"}
+        return tuple(name for name in TIME_CATEGORIES if name not in left_out)
 
     def _costs(self) -> str:
         """Sentence about the figures of `_budget`: their source, or the options that add them."""
@@ -192,7 +197,7 @@ class _Page:
     def _cell(self, plan: Plan) -> Facts:
         return {
             "memory": [round(getattr(plan.memory, name) / 1e6, 3) for name in MEMORY_CATEGORIES],
-            "time": [round(getattr(plan.time, name) * 1e3, 3) for name in _TIMES],
+            "time": [round(getattr(plan.time, name) * 1e3, 3) for name in self._times],
             "utilisation": round(100 * plan.utilisation, 1),
             "budget": self._budget(plan),
         }

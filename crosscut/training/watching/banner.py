@@ -144,12 +144,10 @@ def average_rows(run: RunConfig) -> list[tuple[str, str]]:
 def model_rows(run: RunConfig) -> list[tuple[str, str]]:
     """Return the rows for the model and the layout of a run."""
     model, layout = run.model, run.layout
-    layers, heads = counted(model.num_layers, "layer"), counted(model.num_heads, "head")
-    size = f"{layers}, hidden {model.hidden_size}, {heads}"
     parameters = short(count_parameters(model), COUNTS)
     processes = f"{layout.world_size} process{'es' if layout.world_size > 1 else ''}"
     return [
-        ("model", f"{model.family}, {parameters} parameters ({size}, vocabulary {model.vocab_size:,})"),
+        ("model", f"{model.family}, {parameters} parameters ({model.size}, vocabulary {model.vocab_size:,})"),
         ("layout", f"{layout}: {processes}"),
     ]
 

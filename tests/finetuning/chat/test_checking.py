@@ -1,6 +1,7 @@
 """Conversations are decoded again before the training: each answer ends with a stop, and comes back as written."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def check(model: Path, tmp_path: Path) -> Check:
             messages = tuple({"role": role, "content": content} for role, content in chat)
             answers = tuple(index for index, (role, _) in enumerate(chat) if role == "assistant")
             encoded.append(masker.encode(Conversation(f"chats.jsonl:{number + 1}", messages, answers)))
-        spoken = speech(path, [])._replace(begin_of_text=begin)
+        spoken = replace(speech(path, []), begin_of_text=begin)
         check = AnswerCheck(encoded, tokenizer, spoken, vocab_size)
         end = check.run(Allowed(**allowed), is_marked=masker.is_marked)
         return None if end is None else tokenizer.decode([end], with_special=True)

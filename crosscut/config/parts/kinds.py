@@ -13,6 +13,7 @@ class Mixer(Choice):
     """Kind of a part that mixes the tokens of a sequence."""
 
     ATTENTION = "attention"
+    MAMBA2 = "mamba2"
 
 
 class FeedForward(Choice):
