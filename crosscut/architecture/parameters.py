@@ -13,6 +13,7 @@ from enum import Enum
 from math import prod
 from typing import NamedTuple
 
+from crosscut.architecture.target import Target
 from crosscut.config.conventions import padded_vocab_size
 from crosscut.config.optimizer import ParameterGroup
 from crosscut.config.training import InitialSpread
@@ -164,23 +165,30 @@ class Parameter:
             return None
         return 1 if self.cut is Cut.ROWS else 0
 
-    def on(self, tensor: int) -> "LocalParameter":
-        """Return the part of the parameter that one of `tensor` tensor ranks holds."""
-        shape, dim = list(self.padded_shape(tensor)), self.dim_cut(tensor)
+    def on(self, target: Target) -> "LocalParameter":
+        """Return the part of the parameter that one rank holds.
+
+        Each rank computes only a part of the gradient of a parameter that every rank holds whole and that a parallel
+        region uses. With a split sequence, this is also true for every whole parameter that a rank applies only to its
+        part of the sequence. A frozen parameter has no gradient.
+        """
+        ranks = target.tensor
+        shape, dim = list(self.padded_shape(ranks)), self.dim_cut(ranks)
         if dim is not None:
-            shape[dim] //= tensor
+            shape[dim] = target.own(shape[dim])
+        is_partial = self.inside or self.cut is Cut.HEADS or (target.split and not self.on_whole)
         return LocalParameter(
-            self.name,
-            tuple(shape),
-            self.role,
+            name=self.name,
+            shape=tuple(shape),
+            role=self.role,
             is_whole=dim is None,
-            is_inside=self.inside or self.cut is Cut.HEADS,
-            on_whole=self.on_whole,
+            num_parts=1 if dim is None else ranks,
+            has_partial_gradient=dim is None and ranks > 1 and is_partial and not self.is_frozen,
             is_frozen=self.is_frozen,
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LocalParameter:
     """The part of a parameter that one tensor rank holds."""
 
@@ -189,27 +197,17 @@ class LocalParameter:
     role: Role
     is_whole: bool
     """Whether every tensor rank holds the same, whole parameter."""
-    is_inside: bool
-    """Whether the parameter is used inside a parallel region."""
-    is_frozen: bool = False
+    num_parts: int
+    """Number of parts into which the tensor ranks divide the parameter; 1 if every rank holds the whole parameter."""
+    has_partial_gradient: bool
+    """Whether each tensor rank computes only a part of the gradient, so that the ranks must sum the parts."""
+    is_frozen: bool
     """Whether the parameter is left out of training."""
-    on_whole: bool = False
-    """Whether every rank applies the parameter to whole sequences."""
 
     @property
     def size(self) -> int:
         """Number of elements."""
         return prod(self.shape)
-
-    def has_partial_gradient(self, tensor: int, *, split: bool) -> bool:
-        """Whether each tensor rank computes only a part of the gradient, so that the ranks must sum the parts.
-
-        The result is true for a parameter that every tensor rank holds whole and that a parallel region uses. If the
-        tensor ranks split the sequence (`split`), the result is also true for every whole parameter that a rank applies
-        only to its part of the sequence. The result is false for a frozen parameter, which has no gradient.
-        """
-        is_partial = self.is_inside or (split and not self.on_whole)
-        return self.is_whole and tensor > 1 and is_partial and not self.is_frozen
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,24 @@ from crosscut.architecture.target import Kind, Target
 from crosscut.config.training import Recompute
 
 
-@lru_cache(maxsize=4096)
-def layer_parameters(layer: Layer, tensor: int) -> tuple[LocalParameter, ...]:
-    """Parameters of a layer on one tensor rank. `tensor` is the number of tensor ranks."""
-    return tuple(parameter.on(tensor) for parameter in layer.parameters())
+def layer_parameters(layer: Layer, target: Target) -> tuple[LocalParameter, ...]:
+    """Parameters of a layer on one rank."""
+    return _layer_parameters(layer, target.of_parameters)
+
+
+def root_parameters(model: Decoder, target: Target) -> tuple[LocalParameter, ...]:
+    """Parameters outside of the layers on one rank."""
+    return _root_parameters(model, target.of_parameters)
 
 
 @lru_cache(maxsize=4096)
-def root_parameters(model: Decoder, tensor: int) -> tuple[LocalParameter, ...]:
-    """Parameters outside of the layers on one tensor rank. `tensor` is the number of tensor ranks."""
-    return tuple(parameter.on(tensor) for parameter in model.root_parameters())
+def _layer_parameters(layer: Layer, target: Target) -> tuple[LocalParameter, ...]:
+    return tuple(parameter.on(target) for parameter in layer.parameters())
+
+
+@lru_cache(maxsize=4096)
+def _root_parameters(model: Decoder, target: Target) -> tuple[LocalParameter, ...]:
+    return tuple(parameter.on(target) for parameter in model.root_parameters())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,19 +168,18 @@ def _deferred_products(steps: Iterable[Step]) -> list[Multiply]:
     return [step for step in products if step.matrix.adapter is not None or not step.matrix.weight.is_frozen]
 
 
-@lru_cache(maxsize=4096)
-def weights_read(layer: Layer, tensor: int) -> int:
+def weights_read(layer: Layer, target: Target) -> int:
     """Number of parameters of a layer on one rank that the backward pass reads: all except the biases."""
-    return sum(parameter.size for parameter in layer_parameters(layer, tensor) if parameter.role is not Role.BIAS)
+    return sum(parameter.size for parameter in layer_parameters(layer, target) if parameter.role is not Role.BIAS)
 
 
-def last_matrix(layer: Layer, tensor: int) -> int:
+def last_matrix(layer: Layer, target: Target) -> int:
     """Number of elements in the gradient of a layer's last matrix on one rank. 0 if the matrix is frozen.
 
     The backward pass of the layer starts with this gradient.
     """
     *_, last = (step for steps in layer.steps for step in steps if isinstance(step, Multiply))
-    return 0 if last.matrix.weight.is_frozen else last.matrix.weight.on(tensor).size
+    return 0 if last.matrix.weight.is_frozen else last.matrix.weight.on(target).size
 
 
 def passes(steps: Iterable[Step], target: Target) -> Passes:

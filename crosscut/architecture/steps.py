@@ -46,22 +46,24 @@ class Value:
     """Whether `training.recompute = "operators"` recomputes the value instead of saving it for the backward pass."""
     kind: Kind = Kind.COMPUTE
 
-    def local_width(self, tensor: int) -> int:
-        """Width on one of `tensor` tensor ranks."""
+    def local_width(self, target: Target) -> int:
+        """Width on one rank."""
         if not self.cut:
             return self.width
-        return max(self.heads // tensor, 1) * (self.width // self.heads) if self.heads else self.width // tensor
+        if not self.heads:
+            return target.own(self.width)
+        return target.own_heads(self.heads) * (self.width // self.heads)
 
     def elements(self, target: Target) -> int:
         """Number of elements on one rank."""
-        return self.num_rows(target) * self.local_width(target.tensor)
+        return self.num_rows(target) * self.local_width(target)
 
     def num_rows(self, target: Target) -> int:
         """Number of rows on one rank."""
         numbers = {
             Rows.STREAM: target.own_tokens,
             Rows.TOKENS: target.tokens,
-            Rows.SHARED: target.sequences * target.length,
+            Rows.SHARED: target.shared_tokens,
             Rows.PREDICTED: target.predicted_tokens,
             Rows.SEQUENCES: target.sequences,
             Rows.SEQUENCE: target.own_length,
@@ -308,8 +310,8 @@ class Multiply(Step):
     def products(self, target: Target) -> tuple[Product, ...]:
         """The forward products on one rank: with the weight, and with the matrices of the adapter."""
         weight, rows = self.matrix.weight, self.reads[0].num_rows(target)
-        outputs = self.gives[0].local_width(target.tensor)
-        inputs = weight.on(target.tensor).shape[1]
+        outputs = self.gives[0].local_width(target)
+        inputs = weight.on(target).shape[1]
         product = Product(rows, inputs, outputs, is_frozen=weight.is_frozen)
         if (adapter := self.matrix.adapter) is None:
             return (product,)

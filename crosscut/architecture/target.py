@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Literal
 
-from crosscut.config.conventions import AMPERE
-from crosscut.config.layout import ContextAttention
+from crosscut.config.conventions import AMPERE, repeats_of_heads
+from crosscut.config.layout import ContextAttention, Layout
 
 Device = Literal["cuda", "cpu"]
 
@@ -27,11 +28,11 @@ class Kind(Enum):
 class Target:
     """Properties of a run that determine the work of one rank in a layer."""
 
-    tensor: int = 1
+    tensor: int
     """Number of tensor ranks."""
-    split: bool = False
+    split: bool
     """Whether the tensor ranks divide the sequence outside of the parallel regions (sequence parallelism)."""
-    context: int = 1
+    context: int
     """Number of context ranks, which share each sequence."""
     context_attention: ContextAttention = ContextAttention.GATHER
     """Way in which attention is computed over sequences that context ranks share."""
@@ -59,6 +60,59 @@ class Target:
     sends_halves: bool = True
     """Whether a large message of a split sequence may be sent in two halves. Each half then overlaps with the product
     of the other half."""
+
+    @classmethod
+    def of(cls, layout: Layout) -> "Target":
+        """Return the target of one token on a layout, with defaults for everything that does not follow from the
+        layout. Use `dataclasses.replace` to set the micro-batch, the device and the data types.
+        """
+        return cls(tensor=layout.tensor, split=layout.sequence_parallel, context=layout.context)
+
+    @cached_property
+    def of_parameters(self) -> "Target":
+        """The target without the properties that the parameters of a rank do not depend on."""
+        return Target(tensor=self.tensor, split=self.split, context=self.context)
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks that compute the same micro-batch together."""
+        return self.tensor * self.context
+
+    def own(self, elements: int) -> int:
+        """Elements of one rank, if the ranks divide `elements` evenly inside a parallel region."""
+        return elements // self.tensor
+
+    def own_heads(self, heads: int) -> int:
+        """Number of heads of one rank. Each rank has whole heads, and at least one: if there are more ranks than heads,
+        ranks share a head.
+        """
+        return max(heads // self.tensor, 1)
+
+    def share_heads(self, heads: int) -> bool:
+        """Whether there are more ranks than heads, so that several ranks share a head."""
+        return self.tensor > heads
+
+    @property
+    def way(self) -> ContextAttention | None:
+        """Way in which ranks attend to sequences that they share; None if every rank has whole sequences."""
+        return self.context_attention if self.context > 1 else None
+
+    @property
+    def shared_tokens(self) -> int:
+        """Number of tokens of a micro-batch inside a parallel region, of all ranks that share its sequences."""
+        return self.sequences * self.length
+
+    def exchanged_heads(self, heads: int) -> int:
+        """Number of heads that a rank has of its `heads` heads after the ranks that share sequences have exchanged
+        heads for tokens.
+        """
+        return heads // self.context
+
+    def repeats_of_heads(self, heads: int, shared: int) -> int:
+        """Number of times that a rank sends each of `shared` heads, which it has for `heads` heads, so that ranks that
+        share sequences can exchange heads for tokens.
+        """
+        return repeats_of_heads(heads, shared, self.context)
 
     @property
     def own_length(self) -> int:

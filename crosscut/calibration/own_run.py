@@ -46,7 +46,7 @@ def _sizes(run: RunConfig) -> Sizes:
         if isinstance(step, Multiply)
         for product in step.products(target)
     ]
-    heads = max(1, run.model.num_heads // run.layout.tensor)
+    heads = target.own_heads(run.model.num_heads)
     return Sizes(
         tokens=(min(max(product.m for product in products), _MOST_TOKENS),),
         widths=tuple({(product.k, product.n): None for product in products}),

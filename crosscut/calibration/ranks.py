@@ -23,7 +23,7 @@ from crosscut.calibration.device import Rates, Sizes, pieces, rates_of
 from crosscut.calibration.timing import Times, in_turns, typical, wait_for
 from crosscut.config import Layout
 from crosscut.launch import Ranks, in_ranks
-from crosscut.parallel import ParallelMesh, make_mesh
+from crosscut.parallel import Axis, ParallelMesh, make_mesh
 from crosscut.parallel.collectives import all_gather, all_reduce, from_all_ranks, reduce_scatter
 
 RANKS = 2
@@ -73,10 +73,11 @@ def measure_on(mesh: ParallelMesh, sizes: Sizes, large: Sequence[int]) -> tuple[
     returned links are None if there is only one tensor rank. Every rank must call this function, and all ranks get the
     same figures.
     """
-    messages = _messages(mesh, large) if mesh.tensor.size > 1 else []
+    axis = mesh.tensor
+    messages = _messages(axis, mesh.device, large) if axis.size > 1 else []
     seconds, waits = _slower_and_later(pieces(mesh.device, sizes), messages, sizes.turns, mesh)
     rates = together(rates_of(seconds, mesh.device, sizes), math.prod(axis.size for axis in mesh.axes))
-    return rates, links(waits, large, mesh.tensor.size) if messages else None
+    return rates, links(waits, large, axis.size) if messages else None
 
 
 def _seconds(sizes: Sizes | None, device: torch.device) -> tuple[list[float], list[float]]:
@@ -85,7 +86,8 @@ def _seconds(sizes: Sizes | None, device: torch.device) -> tuple[list[float], li
     """
     mesh = make_mesh(Layout(tensor=RANKS), device)
     work = pieces(device, sizes) if sizes else []
-    return _slower_and_later(work, _messages(mesh, _LARGE[device.type]), sizes.turns if sizes else _TURNS, mesh)
+    messages = _messages(mesh.tensor, device, _LARGE[device.type])
+    return _slower_and_later(work, messages, sizes.turns if sizes else _TURNS, mesh)
 
 
 def _slower_and_later(
@@ -141,16 +143,15 @@ def links(seconds: Sequence[float], large: Sequence[int], num_ranks: int) -> Lin
     return found
 
 
-def _messages(mesh: ParallelMesh, large: Sequence[int]) -> list[Times]:
+def _messages(axis: Axis, device: torch.device, large: Sequence[int]) -> list[Times]:
     """Return functions that send and time the messages of each operation: one small message, and the large messages.
     `large` holds the number of elements of each large message.
     """
-    device = mesh.device
     a, b = torch.randn(1024, 256, device=device), torch.randn(256, 1024, device=device)
     send = {
-        "all_reduce": lambda x: all_reduce(x, mesh.tensor),
-        "all_gather": lambda x: all_gather(x.chunk(mesh.tensor.size)[0], mesh.tensor, 0),
-        "reduce_scatter": lambda x: reduce_scatter(x, mesh.tensor, 0),
+        "all_reduce": lambda x: all_reduce(x, axis),
+        "all_gather": lambda x: all_gather(x.chunk(axis.size)[0], axis, 0),
+        "reduce_scatter": lambda x: reduce_scatter(x, axis, 0),
     }
     sizes = [torch.ones(size, device=device) for size in (_SMALL, *large)]
     return [

@@ -48,6 +48,8 @@ class AxisRow:
     shares: str
     """Phrase for messages and documentation: the thing that the ranks along the axis share."""
     role: AxisRole
+    splits_batch: bool = False
+    """Whether ranks along the axis read different sequences of a batch."""
     stores_slices: bool = False
     """Whether each rank stores a slice of every parameter, and gathers the slices of the other ranks to use the
     parameter."""
@@ -73,9 +75,10 @@ class AxisRow:
 
 AXES = (
     AxisRow(name="pipeline", option="pipeline", shares="the model's layers, in stages", role=AxisRole.OWNS),
-    AxisRow(name="replica", option="data", shares="the batch", role=AxisRole.TOKENS, is_permanent=True),
+    AxisRow(name="replica", option="data", shares="the batch", role=AxisRole.TOKENS,
+            splits_batch=True, is_permanent=True),
     AxisRow(name="shard", option="data", shares="the batch", role=AxisRole.TOKENS,
-            stores_slices=True, is_permanent=True),
+            splits_batch=True, stores_slices=True, is_permanent=True),
     AxisRow(name="context", option="context", shares="each sequence", role=AxisRole.TOKENS,
             joins_shards=True, is_planned=False),
     AxisRow(name="tensor", option="tensor", shares="each matrix: columns, rows, heads, vocabulary", role=AxisRole.CUTS,

@@ -1,16 +1,16 @@
 """Layout of the ranks: the size of each axis in `axes.AXES`, and properties that follow from the sizes."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
 from crosscut.config.axes import AXES, OPTIONS, AxisRow
 from crosscut.config.checks import Choice, divisors, listed, require_at_least, require_value, resolve_choices
 from crosscut.config.errors import LayoutError
+from crosscut.config.layouts.ranks import RankPlan
 
-_NOT_FOLDED = tuple(option for option, (row, *_) in OPTIONS.items() if not row.is_folded)
-"""Fields whose product is the number of ranks."""
+_ROWS = tuple(row for row in AXES if not row.is_folded)
+"""Axes whose sizes multiply to the number of ranks."""
 
 
 class ZeroStage(Choice):
@@ -212,17 +212,50 @@ class Layout:
         """Whether `sharding` asks the ranks to share one copy of gradients and optimizer state."""
         return self.sharding is not ZeroStage.NONE
 
+    @cached_property
+    def ranks(self) -> RankPlan:
+        """Plan of the ranks: which ranks see different tokens, hold copies, and cut, store or own parameters."""
+        return RankPlan(_ROWS, self.sizes, self.is_sharded)
+
     @property
     def shard_size(self) -> int:
         """Number of data and context ranks that share one copy of gradients and optimizer state. 1 if each rank holds a
         whole copy.
         """
-        return self._data_of_copy * self.context if self.is_sharded else 1
+        return self.ranks.slices.size
 
     @property
     def num_replicas(self) -> int:
         """Number of whole copies of gradients and optimizer state along the data and context axes."""
-        return self.data * self.context // self.shard_size
+        return self.ranks.copies.size
+
+    def share_of(self, batch_size: int) -> int:
+        """Number of the sequences of a batch that each rank reads, whole or in parts. Ranks along some axes read the
+        same sequences.
+        """
+        return batch_size // self.ranks.batch.size
+
+    def divides(self, batch_size: int) -> bool:
+        """Whether all ranks read equally many of the sequences of a batch."""
+        return batch_size % self.ranks.batch.size == 0
+
+    @property
+    def length_divisor(self) -> int:
+        """Number that must divide the length of the sequences. Each context rank has an early and a late piece of each
+        sequence, and with a split sequence, the tensor ranks divide each piece.
+        """
+        return (2 * self.context if self.context > 1 else 1) * (self.tensor if self.splits_sequence else 1)
+
+    def without_stages(self) -> "Layout":
+        """Return the layout in which the ranks of all stages hold the whole model and read different sequences."""
+        return replace(
+            self,
+            data=self.data * self.pipeline,
+            pipeline=1,
+            stages_per_rank=1,
+            stages=(),
+            schedule=PipelineSchedule.ONE_FORWARD_ONE_BACKWARD,
+        )
 
     @property
     def _data_of_copy(self) -> int:
@@ -269,33 +302,6 @@ class Layout:
             mesh |= parts if min(parts.values()) > 1 else {option: size}
         return mesh
 
-    @property
-    def token_axes(self) -> tuple[str, ...]:
-        """Names of the device mesh's axes along which several ranks see different tokens."""
-        return self._mesh_axes_of(lambda row: row.splits_tokens)
-
-    @property
-    def copy_axes(self) -> tuple[str, ...]:
-        """Names of the device mesh's axes along which several ranks hold copies of every parameter."""
-        return self._mesh_axes_of(self.holds_copies)
-
-    @property
-    def slice_axes(self) -> tuple[str, ...]:
-        """Names of the device mesh's axes along which several ranks each store a slice of every parameter."""
-        return self._mesh_axes_of(self._stores_slices)
-
-    def holds_copies(self, row: AxisRow) -> bool:
-        """Whether ranks along an axis hold the same bits of every parameter."""
-        return row.splits_tokens and not self._stores_slices(row)
-
-    def _stores_slices(self, row: AxisRow) -> bool:
-        return row.stores_slices or (row.joins_shards and self.is_sharded)
-
-    def _mesh_axes_of(self, has_role: Callable[[AxisRow], bool]) -> tuple[str, ...]:
-        mesh, sizes = self.mesh_axes, self.sizes
-        rows = (row for row in AXES if has_role(row) and not row.is_folded and sizes[row.name] > 1)
-        return tuple(dict.fromkeys(row.name if row.name in mesh else row.option for row in rows))
-
     def place_of(self, rank: int) -> dict[str, int]:
         """Position of a rank along each axis of `AXES`, keyed by the axis's name, outermost first. Axes that reuse the
         ranks of other axes are left out.
@@ -309,26 +315,7 @@ class Layout:
     @cached_property
     def world_size(self) -> int:
         """Total number of ranks."""
-        return prod(getattr(self, option) for option in _NOT_FOLDED)
-
-    def stride_of(self, axis: str) -> int:
-        """Difference between the numbers of two neighbouring ranks along an axis. This is the product of the sizes of
-        all axes inside that axis.
-        """
-        return self._strides[axis]
-
-    @cached_property
-    def _strides(self) -> dict[str, int]:
-        """Strides, keyed by axis and by field of `Layout`. A field with several axes has the stride of the innermost of
-        these axes.
-        """
-        strides: dict[str, int] = {}
-        inside, sizes = 1, self.sizes
-        for row in reversed([row for row in AXES if not row.is_folded]):
-            strides[row.name] = inside
-            strides.setdefault(row.option, inside)
-            inside *= sizes[row.name]
-        return strides
+        return prod(self.sizes[row.name] for row in _ROWS)
 
     @property
     def arrangement(self) -> str:

@@ -9,6 +9,7 @@ axes, ("replica", "shard"). Each batch is then split over the ranks of both axes
 
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from crosscut.config import Layout, LayoutError, ZeroStage
 from crosscut.config.axes import OPTIONS, AxisRole, role_of
+from crosscut.config.layouts.ranks import Line
 from crosscut.parallel.channels import Channels, make_channels, make_ends
 
 
@@ -48,6 +50,17 @@ class Axis:
         send nothing.
         """
         return Axis(name, self.device_mesh, 0, 1, "")
+
+
+class Reader(NamedTuple):
+    """Place of a rank among the ranks that read different sequences of a batch. Ranks that read the same sequences have
+    the same place.
+    """
+
+    rank: int
+    """Index of the part of each batch that the rank reads, from 0."""
+    size: int
+    """Number of parts into which each batch is divided."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +130,16 @@ class ParallelMesh:
         return all(axis.rank == 0 for axis in self.axes)
 
     @property
+    def reader(self) -> Reader:
+        """Place of this rank among the ranks that read different sequences of a batch."""
+        return Reader(self.data.rank, self.data.size)
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether this rank computes the loss. In a pipeline, only the last stage computes it."""
+        return self.pipeline is None or self.pipeline.rank == self.pipeline.size - 1
+
+    @property
     def owners(self) -> tuple[Axis, ...]:
         """Axes along which each rank has parameters of its own, which no other rank on the axis has."""
         return tuple(axis for axis in self.axes if role_of(axis.name) is AxisRole.OWNS)
@@ -170,9 +193,9 @@ def _arranged(layout: Layout, device: torch.device) -> ParallelMesh:
         axes=tuple(axes.values()),
         tensor=axes["tensor"],
         data=axes["data"],
-        tokens=lines.joined(layout.token_axes, "tokens") if layout.token_axes else axes["data"],
+        tokens=lines.along(layout.ranks.tokens) or axes["data"],
         context=axes.get("context") or axes["tensor"].alone("context"),
-        copies=lines.joined(layout.copy_axes, "copies") if layout.copy_axes else None,
+        copies=lines.along(layout.ranks.copies),
         device=device,
         layout=layout,
         sequence_parallel=layout.splits_sequence,
@@ -207,9 +230,8 @@ def _sharding(layout: Layout, lines: "_Lines") -> Sharding | None:
     """Make the sharding axes of a layout; None if the layout does not shard. A shard group consists of adjacent data
     ranks, such as the ranks of one node.
     """
-    if not layout.slice_axes:
+    if (shard := lines.along(layout.ranks.slices)) is None:
         return None
-    shard = lines.joined(layout.slice_axes, "shard")
     of_data = _mesh_axes_of("data", layout)
     replica = None if len(of_data) == 1 else lines.joined(("replica",), "replica")
     mesh = shard.device_mesh if replica is None else lines.device_mesh[of_data]
@@ -229,6 +251,10 @@ class _Lines:
     def __init__(self, device_mesh: DeviceMesh) -> None:
         self.device_mesh = device_mesh
         self._made: dict[tuple[str, ...], Axis] = {}
+
+    def along(self, line: Line) -> Axis | None:
+        """Return the axis of a line of the layout's plan, or None if the line has one rank."""
+        return self.joined(line.axes, line.name) if line.axes else None
 
     def joined(self, names: tuple[str, ...], joined_name: str) -> Axis:
         """Return one axis that joins the axes with these names, outermost first. For a single name, this is the device

@@ -69,7 +69,7 @@ def _cast_weights(layer: Layer, run: Planned) -> int:
     is_same = precision.compute == precision.accumulation
     if is_same or run.layout.shard_size > 1:
         return 0
-    return weights_read(layer, run.layout.tensor) * precision.compute_bytes
+    return weights_read(layer, Target.of(run.layout)) * precision.compute_bytes
 
 
 def published_layer_activations(run: Planned) -> float:

@@ -5,7 +5,7 @@ holds the sections that a forecast reads, without validation. The search itself 
 allows. Only the chosen candidate becomes a validated `RunConfig`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from crosscut.architecture import Device, Target, describe
 from crosscut.config import Layout, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
@@ -61,11 +61,9 @@ def is_compiled(run: Planned, device: str) -> bool:
 def target_of(run: Planned, *, device: Device, capability: tuple[int, int] = AMPERE) -> Target:
     """Return the shapes, data types and device with which one rank of `run` computes a micro-batch."""
     precision = run.training.numbers
-    return Target(
-        tensor=run.layout.tensor,
-        context=run.layout.context,
+    return replace(
+        Target.of(run.layout),
         context_attention=run.context_attention.way,
-        split=run.layout.sequence_parallel,
         sequences=run.micro_batch_size,
         length=run.training.sequence_length,
         device=device,

@@ -4,6 +4,8 @@ The FLOPs per token come from `planner.flops`. This module adds the products tha
 of Muon.
 """
 
+from dataclasses import replace
+
 from crosscut.architecture import Target
 from crosscut.architecture.readings import gradient_flops, repeated_flops, weight_flops
 from crosscut.config.training import Recompute
@@ -33,13 +35,13 @@ def recomputed_flops_per_step(run: Planned, *, compiled: bool = False) -> int:
     values. "operators" and "none" repeat no product.
     """
     length = run.training.sequence_length
-    per_token = 0
+    sequence, per_token = replace(ONE_TOKEN, length=length), 0
     for layer, count in part_of(run).recomputed(recomputation_step(run)).items():
         if run.training.recompute == Recompute.FULL:
             weights = repeated_flops(layer, ONE_TOKEN, everything=compiled)
-            per_token += count * (weights + inner_flops(layer, length))
+            per_token += count * (weights + inner_flops(layer, sequence))
         elif run.training.recompute == Recompute.SELECTIVE:
-            per_token += count * inner_flops(layer, length)
+            per_token += count * inner_flops(layer, sequence)
     return run.training.batch_size * length * per_token
 
 
@@ -52,19 +54,19 @@ def hardware_flops_per_rank(run: Planned, *, compiled: bool = False) -> int:
     first rank. In a pipeline, the result is for one rank of the pipeline (`Candidate.pipeline_rank`). Raises
     `ConfigError` if `model.vocab_size` is still 0.
     """
-    layout, part = run.layout, part_of(run)
-    length = run.training.sequence_length
+    part, length = part_of(run), run.training.sequence_length
+    rank, alone = (replace(target, length=length) for target in (Target.of(run.layout), ONE_TOKEN))
     everywhere = part.recomputed(recomputation_step(run))
     again = everywhere if run.training.recompute == Recompute.FULL else part.recomputed(0)
     of_cores = everywhere if run.training.recompute in (Recompute.FULL, Recompute.SELECTIVE) else again
     repeated = 0
     for layer, count in part.kinds.items():
-        of_rank = Target(tensor=layout.tensor)
-        inputs = layout.tensor * weight_flops(layer, of_rank) - weight_flops(layer, ONE_TOKEN)
-        weights = layout.tensor * gradient_flops(layer, of_rank) - gradient_flops(layer, ONE_TOKEN)
-        of_core = inner_flops(layer, length, tensor=layout.tensor, context=layout.context)
-        cores = layout.tensor * layout.context * of_core - inner_flops(layer, length)
+        inputs, weights = (
+            rank.num_ranks * flops(layer, rank) // length - flops(layer, ONE_TOKEN)
+            for flops in (weight_flops, gradient_flops)
+        )
+        cores = rank.num_ranks * inner_flops(layer, rank) - inner_flops(layer, alone)
         repeated += (2 * count + again[layer]) * inputs + count * weights + (3 * count + of_cores[layer]) * cores
     per_token = part_flops_per_token(part, run.model, length, mask_fraction=run.mask_fraction) + repeated
     flops = run.training.batch_size * length * per_token + recomputed_flops_per_step(run, compiled=compiled)
-    return flops // (layout.world_size // layout.pipeline) + muon_flops(run)
+    return flops // run.layout.ranks.per_owner + muon_flops(run)

@@ -110,7 +110,7 @@ def plan_facts(plan: Plan, num_ranks: int, *, tokens: float | None, price: Price
     memory = {name: getattr(plan.memory, name) for name in MEMORY_CATEGORIES}
     seconds = {name: getattr(plan.time, name) for name in TIME_CATEGORIES if name != "scan" or plan.time.scan}
     stages: Facts = {}
-    if plan.candidate.layout.pipeline > 1:
+    if plan.candidate.layout.num_stages > 1:
         stages = {
             "stages": stage_sizes(plan.candidate),
             "pipeline_rank_of_memory": plan.candidate.pipeline_rank,
@@ -153,7 +153,7 @@ def _settings(candidate: Candidate) -> Facts:
         "data": layout.data,
         **(context if layout.context > 1 else {}),
         "pipeline": layout.pipeline,
-        **(pipeline if layout.pipeline > 1 else {}),
+        **(pipeline if layout.num_stages > 1 else {}),
         "sequence_parallel": layout.sequence_parallel,
         "symmetric_memory": layout.symmetric_memory,
         "sharding": layout.sharding,

@@ -15,17 +15,18 @@ full S x S square of scores, not only the causal half. The vocabulary counts wit
 depends only on the model, not on kernels or the layout.
 """
 
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil
 
 from crosscut.architecture import Decoder, Layer, Target, describe
 from crosscut.architecture.readings import gradient_flops, inner_products, weight_flops
-from crosscut.config import ModelConfig
+from crosscut.config import Layout, ModelConfig
 from crosscut.config.checks import require_at_least
 from crosscut.config.conventions import MASKED_FRACTION
 from crosscut.planner.parameters import known_vocab_size
 
-ONE_TOKEN = Target()
+ONE_TOKEN = Target.of(Layout())
 """Target with one token on one rank, and no other tokens to attend to."""
 
 
@@ -76,25 +77,22 @@ def _layers(part: Decoder, sequence_length: int) -> int:
 
 def layer_flops_per_token(layer: Layer, sequence_length: int) -> int:
     """FLOPs of one token's forward pass through a layer, in a sequence of `sequence_length` tokens."""
-    return weight_flops(layer, ONE_TOKEN) + inner_flops(layer, sequence_length)
+    return weight_flops(layer, ONE_TOKEN) + inner_flops(layer, replace(ONE_TOKEN, length=sequence_length))
 
 
 def _second_gradients(part: Decoder, sequence_length: int) -> int:
     """FLOPs per token to compute the gradient of the second factor of each product in the layers of `part`. The second
     factors are the trained weights and, in attention, the keys and values.
     """
-    kinds = part.kinds.items()
-    return sum(
-        count * (gradient_flops(layer, ONE_TOKEN) + inner_flops(layer, sequence_length)) for layer, count in kinds
-    )
+    kinds, sequence = part.kinds.items(), replace(ONE_TOKEN, length=sequence_length)
+    return sum(count * (gradient_flops(layer, ONE_TOKEN) + inner_flops(layer, sequence)) for layer, count in kinds)
 
 
-def inner_flops(layer: Layer, sequence_length: int, *, tensor: int = 1, context: int = 1) -> int:
-    """FLOPs of one token's products of two activations, on one of `tensor` x `context` ranks: in attention, the scores
-    and the weighted values; in a scan, the products inside chunks and between them.
+def inner_flops(layer: Layer, sequence: Target) -> int:
+    """FLOPs of one token's products of two activations on one rank, as a mean over the tokens of one `sequence`: in
+    attention, the scores and the weighted values; in a scan, the products inside chunks and between them.
     """
-    inner = inner_products(layer, Target(length=sequence_length, tensor=tensor, context=context))
-    return sum(product.flops for product in inner) // sequence_length
+    return sum(product.flops for product in inner_products(layer, sequence)) // sequence.length
 
 
 def head_flops_per_token(model: ModelConfig, length: int, fraction: float) -> int:
@@ -105,9 +103,9 @@ def head_flops_per_token(model: ModelConfig, length: int, fraction: float) -> in
     known_vocab_size(model)
     head = describe(model).head
     if "labels" in head.reads:
-        return head.flops(Target(length=length)) // length
+        return head.flops(replace(ONE_TOKEN, length=length)) // length
     if "predicted" not in head.reads:
         return head.flops(ONE_TOKEN)
     sequences = ceil(1000 / length)  # enough tokens to make the rounding negligible
-    target = Target(sequences=sequences, length=length, predicted=round(fraction * sequences * length))
+    target = replace(ONE_TOKEN, sequences=sequences, length=length, predicted=round(fraction * sequences * length))
     return head.flops(target) // target.tokens

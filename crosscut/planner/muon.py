@@ -10,13 +10,12 @@ from collections import Counter
 from functools import lru_cache, partial
 from math import prod
 
-from crosscut.architecture import Decoder, Operation, Parameter, Product
+from crosscut.architecture import Decoder, Operation, Parameter, Product, Target
 from crosscut.architecture.messages import Phase
 from crosscut.architecture.muon import newton_schulz_products, num_turns, takes_muon, without_name
 from crosscut.config.optimizer import MatrixOptimizer
 from crosscut.planner.candidate import Planned
-from crosscut.planner.messages.collective import Collective
-from crosscut.planner.messages.sharding import shard_axis
+from crosscut.planner.messages.collective import Collective, along
 from crosscut.planner.parameters import share_of
 from crosscut.planner.stages import part_of
 
@@ -57,13 +56,12 @@ def largest_muon_share(run: Planned) -> int:
 
 def _share(run: Planned, parameter: Parameter) -> int:
     """Elements of a parameter that one rank stores."""
-    return share_of(parameter.on(run.layout.tensor), run.layout.shard_size)
+    return share_of(parameter.on(Target.of(run.layout)), run.layout.shard_size)
 
 
 def _holders(run: Planned, parameter: Parameter) -> int:
     """Number of ranks over which a parameter is cut."""
-    layout = run.layout
-    return layout.shard_size * (1 if parameter.dim_cut(layout.tensor) is None else layout.tensor)
+    return run.layout.shard_size * parameter.on(Target.of(run.layout)).num_parts
 
 
 def muon_products(run: Planned) -> Counter[Product]:
@@ -101,17 +99,17 @@ def muon_messages(run: Planned) -> list[Collective]:
     exchange parts of updates, so that each rank gets one whole update. Afterwards, the ranks send the results back. A
     turn with fewer parameters than ranks sends as many elements as any other turn.
     """
-    layout = run.layout
+    ranks = run.layout.ranks
     exchange = partial(
         Collective, operation=Operation.ALL_TO_ALL, phase=Phase.STEP, element_bytes=run.training.numbers.muon_bytes
     )
-    over_shares = partial(exchange, axis=shard_axis(layout), purpose="updates of shards", ranks=layout.shard_size)
-    over_tensor = partial(exchange, axis="tensor", purpose="updates", ranks=layout.tensor)
+    over_slices = partial(along(exchange, ranks.slices), purpose="updates of shards")
+    over_cuts = partial(along(exchange, ranks.cuts), purpose="updates")
     found = []
     for parameter, count in muon_parameters(run).items():
         holders = _holders(run, parameter)
         twice = 2 * num_turns(count, holders)
-        found.append(over_shares(count=twice, elements=_share(run, parameter) * holders))
-        if parameter.dim_cut(layout.tensor) is not None:
-            found.append(over_tensor(count=twice, elements=prod(parameter.shape)))
+        found.append(over_slices(count=twice, elements=_share(run, parameter) * holders))
+        if parameter.on(Target.of(run.layout)).num_parts > 1:
+            found.append(over_cuts(count=twice, elements=prod(parameter.shape)))
     return found

@@ -9,8 +9,10 @@ describes. For GPT-2, with `V` vocabulary, `P` positions, `H` hidden size and `L
 from functools import lru_cache
 from math import prod
 
-from crosscut.architecture import Decoder, LocalParameter, describe, layer_parameters, root_parameters
+from crosscut.architecture import Decoder, LocalParameter, Target, describe, layer_parameters, root_parameters
 from crosscut.config import ConfigError, Layout, ModelConfig
+
+_ALONE = Target.of(Layout())
 
 
 def count_parameters(model: ModelConfig) -> int:
@@ -26,12 +28,12 @@ def count_parameters(model: ModelConfig) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _tensors(part: Decoder, tensor: int) -> tuple[tuple[LocalParameter, int], ...]:
+def _tensors(part: Decoder, target: Target) -> tuple[tuple[LocalParameter, int], ...]:
     """Distinct parameters on one tensor rank, each with the number of times that it occurs. The parameters outside of
     the layers come first, then those of the layers.
     """
-    root = [(parameter, 1) for parameter in root_parameters(part, tensor)]
-    layers = [(p, count) for layer, count in part.kinds.items() for p in layer_parameters(layer, tensor)]
+    root = [(parameter, 1) for parameter in root_parameters(part, target)]
+    layers = [(p, count) for layer, count in part.kinds.items() for p in layer_parameters(layer, target)]
     return (*root, *layers)
 
 
@@ -48,12 +50,12 @@ def parameters_per_rank(model: ModelConfig, layout: Layout) -> int:
     the model evenly, which `RunConfig` checks. Raises `ConfigError` if `model.vocab_size` is still 0.
     """
     known_vocab_size(model)
-    return sum(count * parameter.size for parameter, count in _tensors(describe(model), layout.tensor))
+    return sum(count * parameter.size for parameter, count in _tensors(describe(model), Target.of(layout)))
 
 
 def replicated_parameters(model: ModelConfig, layout: Layout) -> int:
     """Number of parameters that are replicated on every tensor rank."""
-    found = _tensors(describe(model), layout.tensor)
+    found = _tensors(describe(model), Target.of(layout))
     return sum(count * parameter.size for parameter, count in found if parameter.is_whole)
 
 
@@ -61,31 +63,31 @@ def trained_parameters_per_rank(part: Decoder, layout: Layout) -> int:
     """Number of trainable parameters of a part of the model on each tensor rank: all parameters, or only the adapters
     of a model that has adapters. Only these parameters have gradients and optimizer state.
     """
-    return sum(count * parameter.size for parameter, count in _tensors(part, layout.tensor) if not parameter.is_frozen)
+    found = _tensors(part, Target.of(layout))
+    return sum(count * parameter.size for parameter, count in found if not parameter.is_frozen)
 
 
 def partial_gradients(part: Decoder, layout: Layout) -> int:
     """Number of gradient elements of a part of the model that must be summed over the tensor ranks, because each rank
     has only a part of each gradient.
     """
-    split, found = layout.sequence_parallel, _tensors(part, layout.tensor)
-    own = (pair for pair in found if pair[0].has_partial_gradient(layout.tensor, split=split))
-    return sum(count * parameter.size for parameter, count in own)
+    found = _tensors(part, Target.of(layout))
+    return sum(count * parameter.size for parameter, count in found if parameter.has_partial_gradient)
 
 
 def num_tensors(part: Decoder) -> int:
     """Number of parameter tensors in a part of the model."""
-    return sum(count for _, count in _tensors(part, 1))
+    return sum(count for _, count in _tensors(part, _ALONE))
 
 
 def num_trained_tensors(part: Decoder) -> int:
     """Number of trainable parameter tensors in a part of the model."""
-    return sum(count for parameter, count in _tensors(part, 1) if not parameter.is_frozen)
+    return sum(count for parameter, count in _tensors(part, _ALONE) if not parameter.is_frozen)
 
 
 def num_replicated_tensors(part: Decoder, layout: Layout) -> int:
     """Number of parameter tensors of a part of the model that are replicated on every tensor rank."""
-    return sum(count for parameter, count in _tensors(part, layout.tensor) if parameter.is_whole)
+    return sum(count for parameter, count in _tensors(part, Target.of(layout)) if parameter.is_whole)
 
 
 def known_vocab_size(model: ModelConfig) -> int:

@@ -80,7 +80,7 @@ def weight_passes(run: Planned, program: Program) -> tuple[float, float]:
     precision = run.training.numbers
     narrow, wide = precision.compute_bytes, precision.accumulation_bytes
     added = 3 * wide * (1 - 1 / run.num_micro_batches)
-    whole, trained = _layer_parameters(part_of(run), run.layout.tensor)
+    whole, trained = _layer_parameters(part_of(run), Target.of(run.layout))
     if narrow == wide or not program.casts_weights:
         return 0.0, added * trained
     return whole / run.layout.shard_size * (wide + narrow), trained * (narrow + wide + added)
@@ -112,17 +112,17 @@ def optimizer_bytes(run: Planned, program: Program) -> float:
     """
     wide = run.training.numbers.accumulation_bytes / 4
     own = trained_parameters_per_rank(part_of(run), run.layout) / run.layout.shard_size
-    data = run.layout.data * run.layout.context
-    buckets = 16 if data > 1 and run.layout.shard_size == 1 else 0
-    sharing = data if program.shards_optimizer else 1
+    readers = run.layout.ranks.tokens.size
+    buckets = 16 if readers > 1 and run.layout.shard_size == 1 else 0
+    sharing = readers if program.shards_optimizer else 1
     of_muon = muon_share(run) * wide * (MUON_BYTES - ADAMW_BYTES)
     average = AVERAGE_BYTES if run.optimizer.ema_decay else 0
     return own * wide * ((ADAMW_BYTES + _NORM_AND_CLIP_BYTES + average) / sharing + buckets) + of_muon
 
 
 @lru_cache(maxsize=4096)
-def _layer_parameters(part: Decoder, tensor: int) -> tuple[int, int]:
+def _layer_parameters(part: Decoder, target: Target) -> tuple[int, int]:
     """Number of parameters of all layers on one tensor rank, and number of trainable parameters among them."""
     kinds = part.kinds.items()
-    parts = [(p, count) for layer, count in kinds for p in layer_parameters(layer, tensor)]
+    parts = [(p, count) for layer, count in kinds for p in layer_parameters(layer, target)]
     return sum(count * p.size for p, count in parts), sum(count * p.size for p, count in parts if not p.is_frozen)

@@ -36,7 +36,7 @@ def stage_sizes(run: Planned) -> tuple[int, ...]:
         return (number // layout.num_stages,) * layout.num_stages
     known_vocab_size(run.model)
     recomputes = run.training.recompute == Recompute.FULL
-    return _balanced(run.model, layout.pipeline, run.training.sequence_length, recomputes, run.mask_fraction)
+    return _balanced(run.model, layout.num_stages, run.training.sequence_length, recomputes, run.mask_fraction)
 
 
 @lru_cache(maxsize=1024)
@@ -50,14 +50,15 @@ def _balanced(
 
 def schedule_of(layout: Layout, num_micro_batches: int) -> Schedule:
     """Schedule of a layout's stages for a step of `num_micro_batches` micro-batches."""
+    num_ranks = layout.ranks.owners.size
     if layout.schedule is PipelineSchedule.ZERO_BUBBLE:
-        return zero_bubble(layout.pipeline, num_micro_batches)
-    return interleaved(layout.pipeline, num_micro_batches, layout.stages_per_rank)
+        return zero_bubble(num_ranks, num_micro_batches)
+    return interleaved(num_ranks, num_micro_batches, layout.stages_per_rank)
 
 
 def separates_weights(layout: Layout) -> bool:
     """Whether the pipeline of a layout computes weight gradients separately from the backward passes."""
-    return layout.pipeline > 1 and layout.schedule is PipelineSchedule.ZERO_BUBBLE
+    return layout.num_stages > 1 and layout.schedule is PipelineSchedule.ZERO_BUBBLE
 
 
 def schedule_of_run(run: Planned) -> Schedule:
@@ -69,7 +70,7 @@ def stages_of(run: Planned, rank: int) -> tuple[Stage, ...]:
     """Stages of one rank of a run's pipeline, in the order of the layers. Without a pipeline, one stage has all layers.
     Raises `ConfigError` if the cut depends on `model.vocab_size` and the vocabulary size is still 0.
     """
-    return _stages_of_rank(stage_sizes(run), rank, run.layout.pipeline)
+    return _stages_of_rank(stage_sizes(run), rank, run.layout.ranks.owners.size)
 
 
 @lru_cache(maxsize=4096)
@@ -82,7 +83,7 @@ def part_of(run: Planned) -> Decoder:
     `Candidate.pipeline_rank` (for a `RunConfig`, the stages of the first rank).
     """
     whole = describe(run.model)
-    if run.layout.pipeline == 1:
+    if run.layout.num_stages == 1:
         return whole
     return whole.part(stages_of(run, pipeline_rank_of(run)))
 
@@ -92,7 +93,7 @@ def alike_ranks(run: Planned) -> tuple[tuple[int, ...], ...]:
     and recompute equal layers. If one of these ranks has the embedding or the head, all of them have it. The ranks of a
     group and the groups are in ascending order.
     """
-    return _alike(describe(run.model), stage_sizes(run), run.layout.pipeline, recomputation_step(run))
+    return _alike(describe(run.model), stage_sizes(run), run.layout.ranks.owners.size, recomputation_step(run))
 
 
 @lru_cache(maxsize=1024)

@@ -172,18 +172,16 @@ def step_time(
     speed = speed or Speed(hardware, run.training.precision, ranks=run.layout.world_size)
     known_vocab_size(run.model)
     ranks = _times_of_ranks(run, speed, program)
-    return ranks[0].time if run.layout.pipeline == 1 else _pipeline_time(schedule_of_run(run), ranks)
+    return ranks[0].time if run.layout.num_stages == 1 else _pipeline_time(schedule_of_run(run), ranks)
 
 
 def _times_of_ranks(run: Candidate, speed: Speed, program: Program | None = None) -> list["_RankTime"]:
     """Times of all ranks of a pipeline, in order. Ranks with the same work share one forecast."""
     program = program or crosscut_program(run, speed.hardware)
-    if run.layout.pipeline == 1:
-        return [_rank_time(run, program, speed)]
     times: dict[int, _RankTime] = {}
     for group in alike_ranks(run):
         times |= dict.fromkeys(group, _rank_time(Candidate.at(run, group[0]), program, speed))
-    return [times[rank] for rank in range(run.layout.pipeline)]
+    return [times[rank] for rank in sorted(times)]
 
 
 def shortest_step(run: Candidate, speed: Speed) -> float:
@@ -407,8 +405,9 @@ def _inner(layer: Layer, target: Target, speed: Speed, *, scans: bool) -> tuple[
 
 
 def _beside(run: Planned, decoder: Decoder, layers: _Layers, speed: Speed, summed: float) -> Beside:
+    target = Target.of(run.layout)
     backward = layers.total(lambda layer: layer.backward) + sum(layers.again) + summed
-    trained = [parameter.size for parameter in root_parameters(decoder, run.layout.tensor) if not parameter.is_frozen]
+    trained = [parameter.size for parameter in root_parameters(decoder, target) if not parameter.is_frozen]
     return Beside(
         speed=speed,
         layer_forward=layers.mean(lambda layer: layer.forward),

@@ -4,7 +4,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
 
-from crosscut.config import default_loss_chunk, padded_vocab_size
+from crosscut.architecture import Target, describe
+from crosscut.config import default_loss_chunk
 from crosscut.planner import MemoryForecast, hardware_flops_per_rank, step_traffic
 from crosscut.planner.memory import forecast_instants
 from crosscut.planner.stages import stage_sizes
@@ -37,15 +38,15 @@ def compare(rehearsal: Rehearsal) -> list[ComparedFigure]:
     run = rehearsal.run
     held = rehearsed_forecast(rehearsal)
     planned: Counter[str] = Counter()
-    vocabulary = padded_vocab_size(run.model.vocab_size, run.layout.tensor)
-    chunk = default_loss_chunk(vocabulary // run.layout.tensor, run.predicted_tokens, device=rehearsal.device)
+    part = describe(run.model).head.vocabulary.on(Target.of(run.layout))
+    chunk = default_loss_chunk(part.shape[0], run.predicted_tokens, device=rehearsal.device)
     for c in step_traffic(rehearsal.planned, loss_chunk_tokens=chunk, compiled=False):
         planned[c.axis] += c.count * c.elements * c.element_bytes
     counted: Counter[str] = Counter()
     for sent, element_bytes in zip(rehearsal.sent, rehearsal.element_bytes, strict=True):
         counted[sent.axis] += sent.elements * element_bytes
-    padded = replace(rehearsal.planned, model=replace(run.model, vocab_size=vocabulary))
-    if run.layout.pipeline > 1:  # with the padding, the layers would be cut differently
+    padded = replace(rehearsal.planned, model=replace(run.model, vocab_size=part.num_parts * part.shape[0]))
+    if run.layout.num_stages > 1:  # with the padding, the layers would be cut differently
         padded = replace(padded, layout=replace(run.layout, stages=stage_sizes(run)))
     return [
         ComparedFigure("peak bytes", held.total - held.allowance, rehearsal.peak.total),

@@ -7,7 +7,7 @@ from itertools import count
 
 import torch
 
-from crosscut.architecture import describe
+from crosscut.architecture import Target, describe
 from crosscut.architecture.inputs import Element
 from crosscut.config import (
     ConfigError,
@@ -15,7 +15,6 @@ from crosscut.config import (
     ResolvedRun,
     RunConfig,
     default_loss_chunk,
-    padded_vocab_size,
     resolve,
 )
 from crosscut.config.precision import precision_on
@@ -124,16 +123,16 @@ def _require_possible(run: RunConfig) -> None:
 
 
 def _count(run: ResolvedRun, mesh: ParallelMesh, tell: Callable[[int, int], None]) -> tuple[Ledger, CollectiveRecorder]:
-    tensor = run.layout.tensor
-    vocabulary = padded_vocab_size(run.model.vocab_size, tensor) // tensor
+    target = Target.of(run.layout)
+    vocabulary = describe(run.model).head.vocabulary.on(target).shape[0]
     chunk = default_loss_chunk(vocabulary, run.config.predicted_tokens, device=run.device)
     trainer = Trainer(run, mesh, loss_chunk_tokens=chunk)
     trainer.optimizer.prepare()
-    shapes = {parameter.on(tensor).shape for parameter in describe(run.model).parameters()}
+    shapes = {parameter.on(target).shape for parameter in describe(run.model).parameters()}
     ledger = Ledger(vocabulary=vocabulary, shapes=shapes, host_apart=run.device == "cuda")
     _enter_state(ledger, trainer)
     ledger.watch(trainer.model)
-    is_piped = run.layout.pipeline > 1
+    is_piped = run.layout.num_stages > 1
     number = run.config.num_micro_batches
     _watch_progress(trainer, number if is_piped else min(number, MOST_PARTS), tell)
     batches = blank_batches(run.config, mesh.context)

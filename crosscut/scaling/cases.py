@@ -193,7 +193,7 @@ def _case(run: ResolvedRun, devices: Devices, model: ModelConfig, **sizes: int) 
     one rank.
     """
     ranks: dict[str, Any] = dict.fromkeys(OPTIONS, 1) | sizes
-    asked, batch = run.layout, run.training.batch_size // run.layout.data
+    asked, batch = run.layout, run.layout.share_of(run.training.batch_size)
     layout = replace(
         asked,
         **ranks,

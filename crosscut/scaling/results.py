@@ -107,7 +107,7 @@ def row_of(case: Case, seconds: Sequence[float], devices: Devices, hardware: Har
 
 def _setting(run: ResolvedRun) -> str:
     layout, settings = run.layout, []
-    if layout.pipeline > 1:
+    if layout.num_stages > 1:
         settings += [str(layout.schedule), f"{run.config.num_micro_batches} micro-batches"]
     if layout.context > 1:
         settings.append(str(run.config.context_attention.way))

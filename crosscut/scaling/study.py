@@ -37,7 +37,7 @@ def measured_study(arguments: Sequence[str], *, gpu: str | None, ranks: int | No
     return Results(
         machine=_machine(devices),
         devices=devices,
-        batch_size=run.training.batch_size // run.layout.data,
+        batch_size=run.layout.share_of(run.training.batch_size),
         sequence_length=run.training.sequence_length,
         precision=run.precision,
         turns=turns,

@@ -21,7 +21,7 @@ from crosscut.data import (
     training_samples,
     validation_samples,
 )
-from crosscut.data.sampler import Arrays, Samples
+from crosscut.data.sampler import Arrays, Samples, share_of_batch
 from crosscut.data.validation import ValidationSamples
 from crosscut.flight import RECORD, RunPhase
 from crosscut.model import Batch
@@ -76,7 +76,7 @@ class BatchSource(ABC):
 
     def num_micro_batches(self, step: int) -> int:
         """Number of micro-batches of a step on each data rank."""
-        return self.run.training.batch_size_at(step) // (self.mesh.data.size * self.run.micro_batch_size)
+        return self.run.training.batch_size_at(step) // (self.mesh.reader.size * self.run.micro_batch_size)
 
     def num_tokens(self, step: int) -> int:
         """Number of tokens that all ranks read in a step, including padding."""
@@ -122,22 +122,19 @@ class TokenBatches(BatchSource):
 
     def share(self, step: int) -> Batch:
         """Return this data rank's share of the batch of a step, in host memory."""
-        rows = self.training.batch_from(
-            self.order.first_sample(step),
-            batch_size=self.run.training.batch_size_at(step),
-            rank=self.mesh.data.rank,
-            size=self.mesh.data.size,
-        )
+        batch_size, (rank, size) = self.run.training.batch_size_at(step), self.mesh.reader
+        rows = self.training.batch_from(self.order.first_sample(step), batch_size=batch_size, rank=rank, size=size)
         return self.batch(rows)
 
     def validation_batches(self) -> Iterator[Batch]:
         """Yield this data rank's validation batches, in order. Every rank gets the same number of batches. The
         prediction of the order of segments is not scored.
         """
+        rank, size = self.mesh.reader
         for rows in self.validation.batches(
-            batch_size=self.run.micro_batch_size * self.mesh.data.size,
-            rank=self.mesh.data.rank,
-            size=self.mesh.data.size,
+            batch_size=self.run.micro_batch_size * size,
+            rank=rank,
+            size=size,
             limit=self.run.training.validation_sequences,
         ):
             yield self.on_device(replace(self.batch(rows), order=None))
@@ -146,8 +143,8 @@ class TokenBatches(BatchSource):
         """Return the documents in one of this rank's micro-batches of step `step`, each as (name of the file, record
         number in the file). `micro_batch` is the index of the micro-batch.
         """
-        data, own = self.mesh.data, self.run.training.batch_size_at(step) // self.mesh.data.size
-        first = self.order.first_sample(step) + data.rank * own + micro_batch * self.run.micro_batch_size
+        _, own = share_of_batch(self.run.training.batch_size_at(step), *self.mesh.reader)
+        first = self.order.first_sample(step) + own + micro_batch * self.run.micro_batch_size
         found: dict[tuple[str, int], None] = {}
         for index in range(first, first + self.run.micro_batch_size):
             found.update(dict.fromkeys(self.training.documents(index)))

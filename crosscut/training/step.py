@@ -10,7 +10,6 @@ from torch import Tensor
 from crosscut.architecture.pipeline import Stage, stages_of_rank
 from crosscut.checkpoint import AVERAGE
 from crosscut.config import ResolvedRun
-from crosscut.config.layout import PipelineSchedule
 from crosscut.flight import RECORD, RunPhase
 from crosscut.kernels.deferral import Deferral
 from crosscut.model import GPT, Batch, initialize
@@ -28,7 +27,7 @@ from crosscut.parallel import (
     sum_copies,
 )
 from crosscut.parallel.collectives import all_reduce
-from crosscut.planner.stages import schedule_of, stage_sizes
+from crosscut.planner.stages import schedule_of, separates_weights, stage_sizes
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.memory.host_moments import InHostMemory
 from crosscut.training.optimization.averaging import WeightAverage
@@ -73,8 +72,7 @@ class Trainer:
         self.run, self.mesh = run, mesh
         self.streams = RandomStreams(mesh, run.training.seed)
         self.compiler = make_compiler(run, mesh)
-        separates = mesh.pipeline is not None and run.layout.schedule is PipelineSchedule.ZERO_BUBBLE
-        self.deferral = Deferral() if separates else None
+        self.deferral = Deferral() if separates_weights(mesh.layout) else None
         """Deferral of weight gradients, if a pipeline's schedule computes them separately from the other gradients;
         otherwise None.
         """

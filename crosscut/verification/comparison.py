@@ -201,7 +201,7 @@ def _stages_with(parts: list[_T], mesh: ParallelMesh) -> list[list[_T]]:
     has one entry per rank; an entry is None if the rank holds no part. Without a pipeline, or if no rank holds the
     tensor, all parts count as one stage.
     """
-    size = len(parts) // (1 if mesh.pipeline is None else mesh.pipeline.size)
+    size = mesh.layout.ranks.per_owner
     stages = [parts[start : start + size] for start in range(0, len(parts), size)]  # the pipeline is outermost
     return [stage for stage in stages if any(part is not None for part in stage)] or [parts]
 

@@ -31,14 +31,15 @@ def compare_mixture(weights: Sequence[float], mesh: ParallelMesh, *, seed: int) 
     """
     samplers = [Sampler(_made_up_shards(number), sequence_length=_LENGTH, seed=seed) for number in range(len(weights))]
     samples = MixedSampler(samplers, weights, seed=seed)
-    batch_size = _SAMPLES_AT_ONCE * mesh.data.size
+    rank, size = mesh.reader
+    batch_size = _SAMPLES_AT_ONCE * size
     steps = range(-(-2 * BLOCK_SAMPLES // batch_size))
-    own = [samples.batch(i, batch_size=batch_size, rank=mesh.data.rank, size=mesh.data.size).tokens for i in steps]
-    every = gather_to_first((mesh.data.rank, np.stack(own)))
+    own = [samples.batch(i, batch_size=batch_size, rank=rank, size=size).tokens for i in steps]
+    every = gather_to_first((rank, np.stack(own)))
     if every is None:
         return []
     slices = dict(every)
-    batches = np.concatenate([slices[rank] for rank in range(mesh.data.size)], axis=1)
+    batches = np.concatenate([slices[number] for number in range(size)], axis=1)
     whole = np.stack([samples.batch(i, batch_size=batch_size).tokens for i in steps])
     shares = shares_of(weights)
     found = np.bincount(batches.ravel(), minlength=len(weights)) / batches.size

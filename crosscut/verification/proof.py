@@ -103,7 +103,7 @@ def prove(claim: Claim, mesh: ParallelMesh) -> LayoutReport:
     drops = claim.drops and not compiled  # a compiled layer cannot be told to drop by value
     uncut = _uncut(claim.make_uncut or claim.make_step, mesh, drops=drops, compiled=compiled)
     drawn, cut = _take(step, drops=drops)
-    cut = _in_form(cut, mesh, has_loss=mesh.pipeline is None or mesh.pipeline.rank == mesh.pipeline.size - 1)
+    cut = _in_form(cut, mesh, has_loss=mesh.has_loss)
     dtype = claim.compute_dtype or next(step.model.parameters()).dtype
     differences = Differences(_shared_bounds(claim, step.model, mesh, uncut), claim.amplification)
     exact = None if claim.make_exact is None else _exact(claim.make_exact, mesh)
@@ -132,7 +132,7 @@ def _shared_bounds(claim: Claim, model: nn.Module, mesh: ParallelMesh, uncut: "_
         if uncut is None:
             return None
         dtype = claim.compute_dtype or next(model.parameters()).dtype
-        whole = model if mesh.pipeline is None else uncut.model
+        whole = uncut.model if mesh.owners else model
         return _bounds(whole, uncut.recording, dtype, claim.product_dtype or dtype)
 
     shared: Bounds = _shared(_attempt(bounds))
@@ -213,7 +213,7 @@ def _in_form(recording: Recording, mesh: ParallelMesh, *, has_loss: bool = True)
     """Return a recording in a form in which the cut and the uncut model can be compared. Only a pipeline changes the
     form (`Recording.of_stages`).
     """
-    return recording if mesh.pipeline is None else recording.of_stages(has_loss=has_loss)
+    return recording.of_stages(has_loss=has_loss) if mesh.owners else recording
 
 
 def _exact(make_exact: MakeStep, mesh: ParallelMesh) -> Recording | None:
@@ -252,11 +252,12 @@ def _judge_draws(every: list[Drawn], uncut: Drawn, mesh: ParallelMesh) -> tuple[
     the rules in `draw_rules`. `every` has the draws of each rank.
     """
     layout = mesh.layout
-    size = layout.world_size // layout.pipeline
-    cut = [draw for drawn in every[::size] for draw in drawn.draws]  # of the first rank of each stage
+    cut = [
+        draw for drawn in every[:: layout.ranks.per_owner] for draw in drawn.draws
+    ]  # of the first rank of each stage
     modules = list(dict.fromkeys(draw.module for draw in uncut.draws))
     other = first_disagreement(every, layout, modules) or _first_other_draw(
-        cut, uncut.draws, is_staged=layout.pipeline > 1
+        cut, uncut.draws, is_staged=layout.num_stages > 1
     )
     other = other or first_disagreement([uncut], Layout()) or first_other_start(every, uncut, layout)
     if other is not None:

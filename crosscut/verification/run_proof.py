@@ -90,15 +90,16 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
     """
     model = run.with_vocabulary().model
     length = _verified_length(run, layout)
-    accumulates = 0 < run.training.micro_batch_size * layout.data < run.training.batch_size
+    num_readers, num_owners = layout.ranks.batch.size, layout.ranks.owners.size
+    accumulates = 0 < run.training.micro_batch_size * num_readers < run.training.batch_size
     accumulates |= run.training.initial_batch_size > 0  # later, larger batches are accumulated
     sequences = SEQUENCES_PER_DATA_RANK * num_options_of(model)
     number = MICRO_BATCHES if accumulates else 1
-    if layout.pipeline > 1:  # enough micro-batches that every stage alternates forward and backward passes
-        accumulates, number = True, MICRO_BATCHES * layout.pipeline
+    if num_owners > 1:  # enough micro-batches that every stage alternates forward and backward passes
+        accumulates, number = True, MICRO_BATCHES * num_owners
     training = dataclasses.replace(
         run.training,
-        batch_size=sequences * layout.data * number,
+        batch_size=sequences * num_readers * number,
         initial_batch_size=0,
         ramp_steps=0,
         micro_batch_size=sequences if accumulates else 0,
@@ -121,11 +122,10 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
 
 def _verified_length(run: RunConfig, layout: Layout) -> int:
     """Return the length of the verified sequences: short, and a multiple of what the layout needs."""
-    longest = max(LONGEST_SEQUENCE // layout.pipeline, LONGEST_IN_PIPELINE)  # all micro-batches are kept
+    longest = max(LONGEST_SEQUENCE // layout.ranks.owners.size, LONGEST_IN_PIPELINE)  # all micro-batches are kept
     shortest = min(SHORTEST_SEQUENCE, run.model.max_sequence_length)
     length = max(min(run.training.sequence_length, longest), shortest)
-    multiple = (layout.tensor if layout.sequence_parallel else 1) * (2 * layout.context if layout.context > 1 else 1)
-    return max(length // multiple, 1) * multiple
+    return max(length // layout.length_divisor, 1) * layout.length_divisor
 
 
 def _optimizer_for_verification(optimizer: OptimizerConfig, num_parameters: int) -> OptimizerConfig:
@@ -226,7 +226,7 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> LayoutReport:
 def told_layout(run: RunConfig) -> str:
     """Describe the run's layout with all settings that affect its step."""
     layout, more = run.layout, []
-    if layout.pipeline > 1:
+    if layout.num_stages > 1:
         is_usual = layout.schedule is PipelineSchedule.ONE_FORWARD_ONE_BACKWARD
         more += [f"schedule {layout.schedule}"] if is_usual else []
         more.append(f"stages of {' + '.join(map(str, stage_sizes(run)))} layers")
@@ -324,11 +324,11 @@ class _RunStep:
 
     def whole_batches(self) -> list[Batch]:
         """Return the whole sequences of this data rank's micro-batches."""
-        data, count = self.mesh.data, self.run.num_micro_batches
+        reader, count = self.mesh.reader, self.run.num_micro_batches
         batch = made_up_batch(self.run)
         if self.run.training.document_mask:
             batch = batch.with_documents(END_OF_TEXT)
-        parts = (part.chunk(data.size)[data.rank] for part in batch.chunk(count))
+        parts = (part.chunk(reader.size)[reader.rank] for part in batch.chunk(count))
         if "predicted" in describe(self.run.model).head.reads:
             parts = (self._with_predicted(part) for part in parts)
         return [part.to_device(self.mesh.device) for part in parts]
@@ -337,7 +337,7 @@ class _RunStep:
         """Add the indexes of the tokens to predict. Each data rank of the layout fills its own number of indexes up.
         The uncut model takes the indexes of all data ranks, one rank after the other, so that the rows are the same.
         """
-        parts = batch.chunk(self.run.layout.data // self.mesh.data.size)
+        parts = batch.chunk(self.run.layout.ranks.batch.size // self.mesh.reader.size)
         chosen = [part.with_predicted(self.run.mask_fraction).predicted for part in parts]
         offsets = range(0, batch.tokens.numel(), batch.tokens.numel() // len(parts))
         predicted = [part + offset for part, offset in zip(chosen, offsets, strict=True) if part is not None]
@@ -374,7 +374,7 @@ def _further_checks(step: RecordedStep, tolerance: float) -> list[ReportCheck]:
 def _compare_collectives(step: _RunStep) -> list[ReportCheck]:
     """Check that every rank sent exactly the messages that the planner counts for the step."""
     layout, compiled = step.run.layout, bool(compiled_modules(step.model))
-    of_ranks = [_planned(step.run, rank, compiled=compiled) for rank in range(layout.pipeline)]
+    of_ranks = [_planned(step.run, rank, compiled=compiled) for rank in range(layout.ranks.owners.size)]
     every = gather_to_first(step.sent)
     for rank, sent in enumerate(every or []):
         planned = of_ranks[layout.place_of(rank)["pipeline"]]

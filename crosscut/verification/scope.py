@@ -30,7 +30,7 @@ def _included(verified: RunConfig, compiled: bool) -> Iterator[str]:
     if num_recomputed := num_recomputed_layers(verified):
         yield f"recompute {training.recompute} in {num_recomputed} of {verified.model.num_layers} layers"
     yield from (f"offload of {what}" for what in training.offload)
-    if verified.layout.pipeline > 1:
+    if verified.layout.num_stages > 1:
         yield f"{verified.layout.num_stages} pipeline stages with the schedule {verified.layout.schedule}"
     if verified.num_micro_batches > 1:
         yield f"accumulation over {verified.num_micro_batches} micro-batches"

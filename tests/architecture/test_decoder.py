@@ -8,7 +8,7 @@ import pytest
 from crosscut.architecture import Cut, Parameter, Role, Target, describe, flat, kept, lower, run_again
 from crosscut.architecture.messages import backward_messages, forward_messages, products_at
 from crosscut.architecture.parameters import ONES, ZEROS, Law, Start
-from crosscut.config import PRESETS, ModelConfig
+from crosscut.config import PRESETS, Layout, ModelConfig
 from crosscut.config.training import InitialSpread
 
 MIXED = ModelConfig(
@@ -89,21 +89,25 @@ def test_ranks_that_are_more_than_the_heads_of_keys_hold_them_whole() -> None:
     (key_value,) = [p for p in describe(model).parameters() if p.name.endswith("key_value.weight")]
     assert key_value.cut is Cut.HEADS
     assert [key_value.dim_cut(tensor) for tensor in (1, 2, 4)] == [0, 0, None]
-    assert key_value.on(4).has_partial_gradient(4, split=False)
-    assert not key_value.on(2).has_partial_gradient(2, split=False)
+    assert key_value.on(Target.of(Layout(tensor=4))).has_partial_gradient
+    assert not key_value.on(Target.of(Layout(tensor=2))).has_partial_gradient
 
 
 def test_the_vocabulary_is_padded_for_the_ranks() -> None:
     tokens = describe(MIXED).embedding.tokens
     assert tokens.shape == (300, 64)
-    assert [tokens.on(tensor).shape for tensor in (1, 2, 4)] == [(384, 64), (256, 64), (128, 64)]
+    assert [tokens.on(Target.of(Layout(tensor=tensor))).shape for tensor in (1, 2, 4)] == [
+        (384, 64),
+        (256, 64),
+        (128, 64),
+    ]
 
 
 @pytest.mark.parametrize("kind", ["gelu", "swiglu"])
 @pytest.mark.parametrize("split", [False, True])
 def test_a_layer_meets_at_two_points_each_way(kind: str, split: bool) -> None:
     model = ModelConfig(num_layers=1, hidden_size=64, num_heads=4, vocab_size=300, layers=(f"attention {kind}",))
-    target = Target(tensor=2, split=split, sequences=1, length=8)
+    target = replace(Target.of(Layout(tensor=2, sequence_parallel=split)), sequences=1, length=8)
     steps = list(flat(lower(describe(model).layers[0], target)))
     forward = Counter(sent.message.operation.value for sent in forward_messages(steps))
     backward = Counter(sent.message.operation.value for sent in backward_messages(steps))
@@ -116,7 +120,10 @@ def test_a_layer_meets_at_two_points_each_way(kind: str, split: bool) -> None:
 
 
 def test_recomputation_repeats_all_but_what_nothing_kept_depends_on() -> None:
-    layer, target = describe(ModelConfig(**PRESETS["gpt2-small"])).layers[0], Target(sequences=2, length=16)
+    layer, target = (
+        describe(ModelConfig(**PRESETS["gpt2-small"])).layers[0],
+        replace(Target.of(Layout()), sequences=2, length=16),
+    )
     steps = list(flat(lower(layer, target)))
     eager = run_again(layer, target, everything=False)
     left_out = [step.gives[0].name for step in steps if step not in eager]
@@ -126,7 +133,7 @@ def test_recomputation_repeats_all_but_what_nothing_kept_depends_on() -> None:
 
 def test_recomputation_repeats_the_sums_if_norms_come_after_them() -> None:
     model = ModelConfig(**PRESETS["gpt2-small"], norm_place="after")
-    layer, target = describe(model).layers[0], Target(tensor=2, sequences=2, length=16)
+    layer, target = describe(model).layers[0], replace(Target.of(Layout(tensor=2)), sequences=2, length=16)
     steps = tuple(flat(lower(layer, target)))
     assert run_again(layer, target, everything=False) == steps
     assert [step.gives[0].name for step in steps[-2:]] == ["after mlp", "mlp_norm out"]
@@ -134,7 +141,7 @@ def test_recomputation_repeats_the_sums_if_norms_come_after_them() -> None:
 
 def test_norms_after_the_sums_keep_the_sums() -> None:
     shape = {"num_layers": 1, "hidden_size": 64, "num_heads": 4, "vocab_size": 300, "dropout": 0.0}
-    target = Target(sequences=1, length=8)
+    target = replace(Target.of(Layout()), sequences=1, length=8)
     stream, of_norm = 8 * 64 * 4, 8 * 2 * 4
     for place, inputs in (("before", 1), ("after", 2)):  # after: the layer's input, and the input of the norm
         layer = describe(ModelConfig(**shape, norm_place=place)).layers[0]
@@ -151,7 +158,7 @@ def test_a_value_that_several_products_keep_counts_once() -> None:
     gated = ModelConfig(
         num_layers=1, hidden_size=64, num_heads=4, vocab_size=300, layers=("attention swiglu",), dropout=0.0
     )
-    target = Target(sequences=1, length=8, compute_bytes=2)
+    target = replace(Target.of(Layout()), sequences=1, length=8, compute_bytes=2)
     _, mlp = kept(describe(gated).layers[0], target, "none")
     tokens, of_norm = 8, 2 * 4  # mean and deviation in two bytes each on the CPU
     assert mlp.inputs == tokens * 64 * 2
@@ -160,7 +167,7 @@ def test_a_value_that_several_products_keep_counts_once() -> None:
 
 
 def test_products_stand_at_their_end_of_the_region() -> None:
-    target = Target(tensor=2, sequences=1, length=8)
+    target = replace(Target.of(Layout(tensor=2)), sequences=1, length=8)
     found = products_at(describe(MIXED).layers[0], target)
     assert {name: len(products) for name, products in found.items()} == {
         "attention input": 2,

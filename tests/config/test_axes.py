@@ -10,6 +10,7 @@ from crosscut.config import Layout, LayoutError, RunConfig, ZeroStage, dump_toml
 from crosscut.config.axes import AXES, OPTIONS, AxisRole, AxisRow, arrangements, role_of
 from tests.refusals import refusal
 
+Axes = tuple[str, ...]
 UNSUPPORTED = [row for row in AXES if not row.is_supported]
 
 
@@ -18,6 +19,11 @@ def all_supported(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Layouts accept every axis of the table."""
     monkeypatch.setattr(layout, "AXES", tuple(dataclasses.replace(row, is_supported=True) for row in AXES))
     yield
+
+
+def mesh_axes_of(chosen: Layout) -> tuple[Axes, Axes, Axes]:
+    """Axes of the mesh along which tokens, copies and slices differ."""
+    return chosen.ranks.tokens.axes, chosen.ranks.copies.axes, chosen.ranks.slices.axes
 
 
 def test_rows_follow_the_design() -> None:
@@ -71,7 +77,7 @@ def test_sets_of_ranks_follow_from_the_roles(
     chosen: Layout, mesh: dict[str, int], tokens: tuple[str, ...], copies: tuple[str, ...], slices: tuple[str, ...]
 ) -> None:
     assert list(chosen.mesh_axes.items()) == list(mesh.items())
-    assert (chosen.token_axes, chosen.copy_axes, chosen.slice_axes) == (tokens, copies, slices)
+    assert mesh_axes_of(chosen) == (tokens, copies, slices)
 
 
 @pytest.mark.usefixtures("all_supported")
@@ -80,14 +86,13 @@ def test_a_further_axis_takes_its_place_in_meshes_and_descriptions() -> None:
     assert str(chosen) == "tensor 2 x context 2 x data 4, expert 4"
     assert chosen.world_size == 2 * 2 * 4
     assert list(chosen.mesh_axes) == ["data", "context", "tensor"]
-    assert chosen.token_axes == chosen.copy_axes == ("data", "context")
-    assert chosen.slice_axes == ()
+    assert mesh_axes_of(chosen) == (("data", "context"), ("data", "context"), ())
 
 
 @pytest.mark.parametrize(("data", "slices"), [(1, ("context",)), (4, ("data", "context"))])
 def test_data_and_context_ranks_together_share_one_copy(data: int, slices: tuple[str, ...]) -> None:
     chosen = Layout(tensor=2, data=data, context=2, sharding=ZeroStage.ZERO3)
-    assert (chosen.token_axes, chosen.copy_axes, chosen.slice_axes) == (slices, (), slices)
+    assert mesh_axes_of(chosen) == (slices, (), slices)
     assert (chosen.shard_size, chosen.num_replicas) == (2 * data, 1)
     assert str(chosen) == f"tensor 2 x context 2 x data {data}, zero3"
 
@@ -126,9 +131,84 @@ def test_ranks_are_arranged_along_the_supported_axes() -> None:
 
 def test_the_stride_of_an_axis_is_the_size_of_what_is_inside_it() -> None:
     layout = Layout(tensor=2, data=12, sharding="zero3", shard_group=3)
-    assert [layout.stride_of(axis) for axis in ("tensor", "shard", "replica")] == [1, 2, 6]
-    assert Layout(tensor=4, data=2).stride_of("data") == 4
+    assert [layout.ranks.line(axis).stride for axis in ("tensor", "shard", "replica")] == [1, 2, 6]
+    assert Layout(tensor=4, data=2).ranks.line("data").stride == 4
     assert [layout.place_of(rank)["shard"] for rank in (0, 2, 4, 6)] == [0, 1, 2, 0]
+
+
+ALL_AXES = Layout(pipeline=3, data=4, context=2, tensor=2)
+SHARDED = dataclasses.replace(ALL_AXES, sharding=ZeroStage.ZERO3)
+IN_GROUPS = Layout(data=4, tensor=2, sharding=ZeroStage.ZERO2, shard_group=2)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "tokens", "copies", "slices"),
+    [
+        (Layout(), ("data", 1), ("data", 1), ("data", 1)),
+        (ALL_AXES, ("tokens", 8), ("tokens", 8), ("data", 1)),
+        (SHARDED, ("shard", 8), ("data", 1), ("shard", 8)),
+        (IN_GROUPS, ("data", 4), ("replica", 2), ("shard", 2)),
+        (dataclasses.replace(SHARDED, data=1), ("context", 2), ("data", 1), ("context", 2)),
+        (dataclasses.replace(SHARDED, context=1), ("data", 4), ("data", 1), ("data", 4)),
+        (dataclasses.replace(IN_GROUPS, shard_group=1), ("data", 4), ("data", 4), ("data", 1)),
+    ],
+    ids=str,
+)
+def test_lines_of_ranks_have_the_names_of_their_messages(
+    chosen: Layout, tokens: tuple[str, int], copies: tuple[str, int], slices: tuple[str, int]
+) -> None:
+    plan = chosen.ranks
+    assert [(line.name, line.size) for line in (plan.tokens, plan.copies, plan.slices)] == [tokens, copies, slices]
+    assert (plan.cuts.name, plan.cuts.size) == ("tensor", chosen.tensor)
+    assert (plan.owners.name, plan.owners.size) == ("pipeline", chosen.pipeline)
+
+
+@pytest.mark.parametrize("chosen", [ALL_AXES, SHARDED, IN_GROUPS], ids=str)
+def test_ranks_of_a_line_are_one_stride_apart(chosen: Layout) -> None:
+    """The places of the ranks along the axes are computed apart from the plan."""
+    places = [chosen.place_of(rank) for rank in range(chosen.world_size)]
+    plan = chosen.ranks
+    differ = {
+        "tokens": (plan.tokens, ("replica", "shard", "context")),
+        "cuts": (plan.cuts, ("tensor",)),
+        "owners": (plan.owners, ("pipeline",)),
+        "slices": (plan.slices, ("shard", "context")),
+    }
+    for line, axes in differ.values():
+        fixed = [[place for axis, place in at.items() if axis not in axes] for at in places]
+        of_first = [rank for rank, at in enumerate(fixed) if at == fixed[0]]
+        if line.size > 1:
+            assert of_first == list(range(0, line.size * line.stride, line.stride))
+            assert plan.line(line.name) == line
+    assert plan.per_owner == sum(at["pipeline"] == 0 for at in places)
+    assert plan.line("ends") == plan.owners
+
+
+def test_without_stages_the_same_ranks_hold_the_whole_model() -> None:
+    staged = Layout(pipeline=4, stages_per_rank=2, tensor=2, data=3)
+    assert staged.without_stages() == Layout(tensor=2, data=12)
+    assert staged.without_stages().world_size == staged.world_size
+
+
+def test_a_batch_is_shared_by_the_ranks_that_read_different_sequences() -> None:
+    chosen = Layout(pipeline=3, data=4, context=2, tensor=2)
+    assert chosen.share_of(24) == 6
+    assert [chosen.divides(batch_size) for batch_size in (24, 26)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "divisor"),
+    [
+        (Layout(), 1),
+        (Layout(tensor=2), 1),
+        (Layout(tensor=2, sequence_parallel=True), 2),
+        (Layout(context=4), 8),
+        (Layout(context=4, tensor=2, sequence_parallel=True), 16),
+    ],
+    ids=str,
+)
+def test_pieces_of_sequences_divide_their_length(chosen: Layout, divisor: int) -> None:
+    assert chosen.length_divisor == divisor
 
 
 @pytest.mark.parametrize(

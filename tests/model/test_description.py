@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from crosscut.architecture import describe
+from crosscut.architecture import Target, describe
 from crosscut.config import Layout, ModelConfig
 from crosscut.model import GPT
 from crosscut.parallel import ParallelMesh, RandomStreams, make_mesh
@@ -31,14 +31,14 @@ def found_and_described_of_all(tensor: int) -> list[tuple[list[object], list[obj
 
 
 def found_and_described(config: ModelConfig, mesh: ParallelMesh) -> tuple[list[object], list[object]]:
-    tensor = mesh.tensor.size
+    tensor, target = mesh.tensor.size, Target.of(mesh.layout)
     model = GPT(config, mesh=mesh, streams=RandomStreams(mesh, 0))
     found: list[object] = [
         (name, tuple(parameter.shape), cut_dim(parameter), tuple(local_part(parameter).shape))
         for name, parameter in model.named_parameters()
     ]
     described: list[object] = [
-        (parameter.name, parameter.padded_shape(tensor), parameter.dim_cut(tensor), parameter.on(tensor).shape)
+        (parameter.name, parameter.padded_shape(tensor), parameter.dim_cut(tensor), parameter.on(target).shape)
         for parameter in describe(config).parameters()
     ]
     assert isinstance(model, nn.Module)

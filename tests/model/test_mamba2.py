@@ -1,5 +1,6 @@
 """The Mamba-2 mixer against that of transformers, whose casts to float32 are replaced by casts to float64."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -108,7 +109,8 @@ def saved_and_planned(length: int, dtype: torch.dtype) -> tuple[int, int]:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         y = gpt.blocks[0](torch.randn(3, length, 32, dtype=dtype, requires_grad=True))
     assert y.requires_grad
-    target = Target(sequences=3, length=length, compute_bytes=dtype.itemsize, sums_bytes=dtype.itemsize)
+    own = {"compute_bytes": dtype.itemsize, "sums_bytes": dtype.itemsize}
+    target = replace(Target.of(Layout()), sequences=3, length=length, **own)
     (planned,) = kept(describe(model).layers[0], target, "none")
     return sum(saved.values()), planned.total
 

@@ -113,6 +113,43 @@ def test_data_and_context_ranks_share_one_copy_of_a_sharded_model(data: int) -> 
         assert mesh.copies is None
 
 
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        Layout(tensor=2, data=4),
+        Layout(tensor=2, data=4, sharding=ZeroStage.ZERO2, shard_group=2),
+        Layout(pipeline=2, tensor=2, context=2, data=2),
+        Layout(pipeline=2, tensor=2, context=2, data=2, sharding=ZeroStage.ZERO3),
+        Layout(context=2, tensor=2, sharding=ZeroStage.ZERO3),
+    ],
+    ids=str,
+)
+def test_groups_of_the_mesh_are_the_lines_of_the_plan(chosen: Layout) -> None:
+    plan, rank = chosen.ranks, chosen.world_size - 1
+    with pretended_ranks(chosen.world_size, rank):
+        mesh = make_mesh(chosen, CPU)
+        sharding = mesh.sharding and mesh.sharding.shard
+        made = {
+            "tokens": (mesh.tokens, plan.tokens),
+            "batch": (mesh.data, plan.batch),
+            "cuts": (mesh.tensor, plan.cuts),
+            "owners": (mesh.pipeline, plan.owners),
+            "copies": (mesh.copies, plan.copies),
+            "slices": (sharding, plan.slices),
+        }
+        for axis, line in made.values():
+            assert (1 if axis is None else axis.size) == line.size
+            if axis is not None and line.size > 1:
+                assert (axis.name, rank - axis.device_mesh.mesh.tolist()[-2]) == (line.name, line.stride)
+        assert mesh.reader == (mesh.data.rank, chosen.data)
+
+
+@pytest.mark.parametrize(("rank", "expected"), [(0, False), (3, False), (4, True), (5, True)])
+def test_the_last_stage_computes_the_loss(rank: int, expected: bool) -> None:
+    with pretended_ranks(6, rank):
+        assert make_mesh(Layout(pipeline=3, tensor=2), CPU).has_loss == expected
+
+
 def test_an_axis_of_one_rank_that_is_no_axis_of_the_mesh_sends_nothing() -> None:
     with pretended_ranks(2, 0):
         context = make_mesh(Layout(tensor=2), CPU).context

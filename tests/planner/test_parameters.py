@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from crosscut.architecture import describe, layer_parameters
+from crosscut.architecture import Target, describe, layer_parameters
 from crosscut.config import PRESETS, ConfigError, Layout, ModelConfig
 from crosscut.config.published.presets import DEMO_PRESET, LAPTOP_PRESETS
 from crosscut.planner import count_parameters, parameters_per_rank, replicated_parameters
@@ -155,8 +155,8 @@ def test_a_rank_holds_whole_the_heads_that_ranks_share(tensor: int, key_value_ro
 
 def test_shared_heads_and_head_norms_have_gradients_in_parts() -> None:
     def partial(tensor: int) -> list[int]:
-        held = layer_parameters(describe(GROUPED).layers[0], tensor)
-        return sorted(parameter.size for parameter in held if parameter.has_partial_gradient(tensor, split=False))
+        held = layer_parameters(describe(GROUPED).layers[0], Target.of(Layout(tensor=tensor)))
+        return sorted(parameter.size for parameter in held if parameter.has_partial_gradient)
 
     assert partial(4) == [6, 6, 24, 24 * 24]
     assert partial(1) == []

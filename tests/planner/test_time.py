@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from crosscut.architecture import describe, layer_parameters
+from crosscut.architecture import Target, describe, layer_parameters
 from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.config.parts.mamba2 import Mamba2Config
 from crosscut.planner import flops_per_step, recomputed_flops_per_step
@@ -127,7 +127,9 @@ def test_the_first_micro_batch_adds_its_gradients_to_none() -> None:
     """
     run = run_of(precision="float32")
     program = crosscut_program(run, H100)
-    layers = 40 * sum(parameter.size for parameter in layer_parameters(describe(run.model).layers[0], 1))
+    layers = 40 * sum(
+        parameter.size for parameter in layer_parameters(describe(run.model).layers[0], Target.of(Layout()))
+    )
     for micro, batches in ((8, 1), (4, 2), (1, 8)):
         cast, summed = weight_passes(run_of(precision="float32", micro_batch_size=micro), program)
         assert (cast, batches * summed) == (0.0, pytest.approx((batches - 1) * 3 * 4 * layers))

@@ -53,7 +53,7 @@ CASES = [
 def test_each_stage_holds_computes_and_sends_what_is_planned(case):
     layout = case.run.layout
     for place in range(layout.pipeline):
-        rehearsal = rehearse(case.run, rank=place * layout.stride_of("pipeline"), device=case.device)
+        rehearsal = rehearse(case.run, rank=place * layout.ranks.owners.stride, device=case.device)
         check_formulas(rehearsal, memory=0.02)
         assert sent_messages(rehearsal) == planned_messages(rehearsal.planned), place
 

@@ -112,8 +112,7 @@ class Attention:
         """Whether the kernel reads a mask from memory: the mask of documents, or, in bidirectional attention, the mask
         of padding. If context ranks gather the keys, causal attention needs a mask even without documents.
         """
-        gathers = target.context > 1 and target.context_attention is ContextAttention.GATHER
-        return target.document_mask or not self.is_causal or gathers
+        return target.document_mask or not self.is_causal or target.way is ContextAttention.GATHER
 
     def _placed(self, query: Value, key_value: Value) -> tuple[tuple[Value, ...], list[Step]]:
         """Return the operands of attention after the norm of heads and the rotation, and the steps to compute them.
@@ -147,7 +146,7 @@ class Place(Pointwise):
         if self.attention.query_norm is None:
             return self
         width, kind = self.attention.query_norm.statistics
-        own = self.attention.num_heads // target.tensor + max(self.attention.num_kv_heads // target.tensor, 1)
+        own = target.own_heads(self.attention.num_heads) + target.own_heads(self.attention.num_kv_heads)
         return replace(
             self, keeps=(*self.reads, Value(f"{self.attention.name} head statistics", own * width, kind=kind))
         )
@@ -160,7 +159,7 @@ class Place(Pointwise):
         """
         times = (self.attention.query_norm is not None) + self.attention.is_rotary
         heads = self.attention.num_heads + self.attention.num_kv_heads
-        placed = target.tokens * heads * self.attention.head_size // target.tensor * target.compute_bytes
+        placed = target.own(target.tokens * heads * self.attention.head_size) * target.compute_bytes
         moved = (2 if target.compiled else 6) * times * placed
         return Passes(forward=moved, backward=moved)
 
@@ -184,7 +183,7 @@ class Attend(Step):
         sequence are saved. With `all_to_all`, the queries, keys and values of all tokens are saved, but only for a part
         of the heads.
         """
-        if target.context > 1:
+        if target.way:
             forward, backward = context_messages(self.attention, target)
             return replace(self, keeps=self._kept_with_context(target), forward=forward, backward=backward)
         if not self.is_fused(target):
@@ -202,15 +201,15 @@ class Attend(Step):
 
     def _kept_with_context(self, target: Target) -> tuple[Value, ...]:
         """Values that attention over shared sequences saves for the backward pass."""
-        attention, way = self.attention, target.context_attention
+        attention = self.attention
         sums = Value(f"{attention.name} log-sum-exp", attention.num_heads, cut=True, kind=Kind.WIDE)
         inner = () if self.is_fused(target) else self._unfused(target)
-        if way is ContextAttention.RING:
+        if target.way is ContextAttention.RING:
             return (*self.reads, *self.gives, sums)
-        if way is ContextAttention.ALL_TO_ALL:
+        if target.way is ContextAttention.ALL_TO_ALL:
             heads = sum(exchanged_heads(attention, target))
             if self._repeats_heads(target):
-                heads = 3 * attention.num_heads // target.tensor
+                heads = 3 * target.own_heads(attention.num_heads)
             exchanged = Value(f"{attention.name} exchanged heads", heads * attention.head_size)
             before = replace(self.gives[0], name=f"{attention.name} attended heads")
             return (exchanged, before, *self.gives, sums, *inner)
@@ -252,7 +251,7 @@ class Attend(Step):
         number of FLOPs.
         """
         own, length, size = target.own_length, target.length, self.attention.head_size
-        batch = target.sequences * self.attention.num_heads // target.tensor
+        batch = target.sequences * target.own_heads(self.attention.num_heads)
         return Product(own, size, length, batch), Product(own, length, size, batch)
 
     def passes(self, target: Target) -> Passes:
@@ -271,7 +270,7 @@ class Attend(Step):
             rows = target.length if target.document_mask or self.attention.is_causal else 1
             mask = target.tokens * rows * target.compute_bytes * self.attention.has_mask(target)
             return Passes(forward=mask, backward=mask)
-        elements = target.tokens * self.attention.num_heads // target.tensor * target.length
+        elements = target.tokens * target.own_heads(self.attention.num_heads) * target.length
         scores = elements * target.compute_bytes
         dropout = 2 * scores + elements if self.attention.dropout else 0
         return Passes(forward=8 * scores + dropout, backward=9 * scores + dropout)
@@ -284,14 +283,14 @@ class Attend(Step):
         """
         if self.is_fused(target):
             return inside
-        scores = target.tokens * self.attention.num_heads // target.tensor * target.length
+        scores = target.tokens * target.own_heads(self.attention.num_heads) * target.length
         return inside // 2 + scores * target.bytes_of(Kind.WIDE)
 
     def _repeats_heads(self, target: Target) -> bool:
         """Whether keys and values are repeated for each query head before the kernel."""
         attention = self.attention
-        own_kv_heads = max(attention.num_kv_heads // target.tensor, 1)
-        if target.device != "cuda" or attention.num_heads // target.tensor == own_kv_heads:
+        heads, kv_heads = target.own_heads(attention.num_heads), target.own_heads(attention.num_kv_heads)
+        if target.device != "cuda" or heads == kv_heads:
             return False
         return not takes_shared_heads(
             target.compute,
@@ -309,8 +308,7 @@ class Attend(Step):
             cut=True,
             kind=Kind.WIDE,
         )
-        queries = attention.num_heads // target.tensor
-        keys = max(attention.num_kv_heads // target.tensor, 1)
+        queries, keys = target.own_heads(attention.num_heads), target.own_heads(attention.num_kv_heads)
         widened = Value(
             f"{attention.name} wide operands", (queries + 2 * keys) * attention.head_size, kind=Kind.WIDENING
         )

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from crosscut.architecture.steps import Message, Operation, Overlap
 from crosscut.architecture.target import Kind, Target
-from crosscut.config.conventions import repeats_of_heads
 from crosscut.config.layout import ContextAttention
 
 if TYPE_CHECKING:
@@ -25,20 +24,21 @@ Messages = tuple[Message, ...]
 
 def context_messages(attention: "Attention", target: Target) -> tuple[Messages, Messages]:
     """Messages of the forward pass, and of the backward pass, each in the order in which they are sent."""
-    heads, kv_heads = _heads_of_rank(attention, target)
+    heads, kv_heads = target.own_heads(attention.num_heads), target.own_heads(attention.num_kv_heads)
     of_a_head = target.tokens * attention.head_size
     both = 2 * kv_heads * of_a_head
-    if target.context_attention is ContextAttention.RING:
-        keys, sums = _shifts(both, target.context - 1), _shifts(both, target.context - 1, Kind.WIDE)
+    if target.way is ContextAttention.RING:
+        others = target.context - 1
+        keys, sums = _shifts(both, others), _shifts(both, others, Kind.WIDE)
         last = replace(sums, count=1, overlap=Overlap.NOTHING)
         return (keys,), (keys, sums, last)
-    if target.context_attention is ContextAttention.ALL_TO_ALL:
+    if target.way is ContextAttention.ALL_TO_ALL:
         entering, leaving = (
             Message(Operation.ALL_TO_ALL, number * of_a_head, axis="context")
             for number in (sum(exchanged_heads(attention, target)), heads)
         )
         return (entering, leaving), (leaving, entering)
-    gathered = both * target.context
+    gathered = 2 * kv_heads * target.shared_tokens * attention.head_size
     gather = Message(Operation.ALL_GATHER, gathered, axis="context")
     return (gather,), (Message(Operation.REDUCE_SCATTER, gathered, axis="context"),)
 
@@ -47,14 +47,9 @@ def exchanged_heads(attention: "Attention", target: Target) -> tuple[int, int, i
     """Numbers of query heads, key heads and value heads that a rank sends in an all-to-all. Before the all-to-all, the
     rank has these heads for its own tokens. Afterwards, it has fewer heads, but for all tokens.
     """
-    heads, kv_heads = _heads_of_rank(attention, target)
-    repeated = kv_heads * repeats_of_heads(heads, kv_heads, target.context)
+    heads, kv_heads = target.own_heads(attention.num_heads), target.own_heads(attention.num_kv_heads)
+    repeated = kv_heads * target.repeats_of_heads(heads, kv_heads)
     return heads, repeated, repeated
-
-
-def _heads_of_rank(attention: "Attention", target: Target) -> tuple[int, int]:
-    """Number of query heads, and number of key-value heads, on one tensor rank."""
-    return attention.num_heads // target.tensor, max(attention.num_kv_heads // target.tensor, 1)
 
 
 def _shifts(elements: int, count: int, kind: Kind = Kind.COMPUTE) -> Message:

@@ -168,11 +168,11 @@ class Share(Step):
         masks = self._masks(target) if needs.Share.MASK in self.shares else ()
         if not target.document_mask:
             return replace(self, keeps=masks)
-        numbers = Message(Operation.ALL_GATHER, target.sequences * target.length, axis="context", kind=Kind.POSITION)
+        numbers = Message(Operation.ALL_GATHER, target.shared_tokens, axis="context", kind=Kind.POSITION)
         reads = self.shares & {needs.Share.MASK, needs.Share.DOCUMENTS}
         rotation = Value("cosines and sines", 2 * self.rotated)
         kept = (*masks, rotation) if needs.Share.ROTATION in self.shares else masks
-        return replace(self, keeps=kept, forward=(numbers,) if reads and target.context > 1 else ())
+        return replace(self, keeps=kept, forward=(numbers,) if reads and target.way else ())
 
     def _masks(self, target: Target) -> tuple[Value, ...]:
         """The mask of attention.
@@ -183,10 +183,9 @@ class Share(Step):
         query whose attention the rank computes. If the ranks also gather the keys, causal attention needs a mask even
         without documents.
         """
-        way = target.context_attention if target.context > 1 else None
         if target.document_mask:
-            rows = Rows.SHARED if way is ContextAttention.ALL_TO_ALL else Rows.TOKENS
+            rows = Rows.SHARED if target.way is ContextAttention.ALL_TO_ALL else Rows.TOKENS
             return (Value("document mask", target.length, rows),)
-        if self.is_causal and way is ContextAttention.GATHER:
+        if self.is_causal and target.way is ContextAttention.GATHER:
             return (Value("mask of later keys", target.length, Rows.SEQUENCE),)
         return (Value("padding mask", target.length if self.is_causal else 1),) if self.hides_padding else ()

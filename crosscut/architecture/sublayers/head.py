@@ -135,7 +135,7 @@ class Loss(Step):
 
     def local_vocabulary(self, target: Target) -> int:
         """Number of vocabulary entries on one rank, including padding."""
-        return self.vocabulary.padded_shape(target.tensor)[0] // target.tensor
+        return self.vocabulary.on(target).shape[0]
 
     def product(self, target: Target) -> Product:
         """Matrix product that computes the logits of a micro-batch on one rank."""

@@ -47,7 +47,6 @@ from crosscut.architecture.steps import (
 )
 from crosscut.architecture.target import Kind, Target
 from crosscut.config import ModelConfig
-from crosscut.config.conventions import repeats_of_heads
 from crosscut.config.parts.mamba2 import Mamba2Config
 
 _RATES = Start(Law.LOG_UNIFORM, 1.0, 16.0)
@@ -139,30 +138,28 @@ class Mamba2:
 
     def memory(self, tensor: int) -> tuple[Fixed, ...]:
         """Return the last inputs of the convolution, and the state, of one of `tensor` ranks."""
-        sizes, groups = self.sizes, self.own_groups(tensor)
-        inner = sizes.inner_size // tensor
+        sizes = self.sizes
+        inner, groups = sizes.inner_size // tensor, max(sizes.num_groups // tensor, 1)
         channels = inner + groups * 2 * sizes.state_size
         state = (groups, sizes.state_size, inner // groups)
         return Fixed("inputs", (sizes.conv_size - 1, channels)), Fixed("state", state, is_wide=True)
 
-    def own_groups(self, tensor: int) -> int:
-        """Number of groups whose vectors one of `tensor` ranks computes."""
-        return max(self.sizes.num_groups // tensor, 1)
-
     def repeats(self, target: Target) -> int:
         """Number of times that the vectors of a group are sent when context ranks exchange heads for tokens."""
-        return repeats_of_heads(self.sizes.num_heads // target.tensor, self.own_groups(target.tensor), target.context)
+        sizes = self.sizes
+        return target.repeats_of_heads(target.own_heads(sizes.num_heads), target.own_heads(sizes.num_groups))
 
     def held(self, bc: Value, target: Target) -> Value:
         """Return `bc`, the vectors of the groups, as one rank holds them for the scan. Context ranks may hold the
         vectors of the same group.
         """
-        return replace(bc, width=bc.local_width(target.tensor) * self.repeats(target), cut=False, heads=0)
+        return replace(bc, width=bc.local_width(target) * self.repeats(target), cut=False, heads=0)
 
     def scanned(self, target: Target) -> tuple[int, int]:
         """Numbers of heads and of groups that one rank scans."""
-        groups = self.own_groups(target.tensor) * self.repeats(target) // target.context
-        return self.sizes.num_heads // target.tensor // target.context, groups
+        groups = target.own_heads(self.sizes.num_groups) * self.repeats(target)
+        heads = target.own_heads(self.sizes.num_heads)
+        return target.exchanged_heads(heads), target.exchanged_heads(groups)
 
 
 def _convolution(name: str, channels: int, taps: int, **cut: Any) -> tuple[Parameter, Parameter]:
@@ -178,12 +175,13 @@ class ExchangeHeads(Step):
 
     def on(self, target: Target) -> Step:
         """Return the step with its message."""
-        if target.context == 1:
+        if target.way is None:
             return self
         inner, bc, step = self.reads
-        widths = inner.local_width(target.tensor), step.local_width(target.tensor)
-        repeated = bc.local_width(target.tensor) * self.mixer.repeats(target)
-        message = Message(Operation.ALL_TO_ALL, target.tokens * (sum(widths) + repeated), axis="context")
+        widths = inner.local_width(target), step.local_width(target)
+        message = Message(
+            Operation.ALL_TO_ALL, target.tokens * (sum(widths) + self.mixer.held(bc, target).width), axis="context"
+        )
         return replace(self, forward=(message,), backward=(message,))
 
 
@@ -300,7 +298,7 @@ class ExchangeTokens(Step):
 
     def on(self, target: Target) -> Step:
         """Return the step with its message."""
-        if target.context == 1:
+        if target.way is None:
             return self
         message = Message(Operation.ALL_TO_ALL, self.reads[0].elements(target), axis="context")
         return replace(self, forward=(message,), backward=(message,))
@@ -317,7 +315,7 @@ class GateAndNormalise(Pointwise):
         groups = self.mixer.sizes.norm_groups
         roots = Value(f"{self.mixer.name} roots", groups, cut=True, heads=groups, kind=Kind.ROOT)
         kept = replace(self, keeps=(*self.reads, roots))
-        if target.tensor <= groups:
+        if not target.share_heads(groups):
             return kept
         message = Message(Operation.ALL_REDUCE, target.tokens * groups, kind=Kind.WIDE)
         return replace(kept, forward=(message,), backward=(message,))

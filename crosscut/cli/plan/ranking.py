@@ -122,7 +122,7 @@ def _settings(shown: Sequence["Plan"]) -> list[Column]:
 def _pipelines(candidates: Sequence["Candidate"]) -> list[Column]:
     """Column of the pipelines, such as `4`, `4x2` or `4zb`. Empty if no layout has a pipeline."""
     layouts = [candidate.layout for candidate in candidates]
-    if all(layout.pipeline == 1 for layout in layouts):
+    if all(layout.num_stages == 1 for layout in layouts):
         return []
     cells = [str(layout.pipeline) for layout in layouts]
     meanings = ["ranks that share the layers, in stages (docs/pipeline.md)"]

@@ -85,7 +85,7 @@ def _details(best: "Plan", asked: RunConfig, hardware: "Hardware") -> Iterator[s
         if getattr(best.memory, name)
     )
     where = "of a rank"
-    if best.candidate.layout.pipeline > 1:
+    if best.candidate.layout.num_stages > 1:
         where = f"of rank {best.candidate.pipeline_rank} of the pipeline, the fullest one,"
     yield f"With the first layout, the memory {where} peaks at: {best.memory.instant}. In GB: {held}."
     if stages := best.candidate.layout.stages:

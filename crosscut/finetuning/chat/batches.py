@@ -30,9 +30,9 @@ class ChatBatches(BatchSource):
         """Yield this data rank's validation batches. Every rank gets the same number of batches."""
         limit, size = self.run.training.validation_sequences, self.run.micro_batch_size
         number = min(limit or self.validation.num_sequences, self.validation.num_sequences)
-        data = self.mesh.data
-        for first in range(0, number, size * data.size):
-            own = np.arange(size) + first + data.rank * size
+        reader = self.mesh.reader
+        for first in range(0, number, size * reader.size):
+            own = np.arange(size) + first + reader.rank * size
             yield self.on_device(self._batch(self.validation, np.where(own < number, own, -1)))
 
     def documents(self, step: int, micro_batch: int) -> list[tuple[str, int]]:
@@ -43,8 +43,8 @@ class ChatBatches(BatchSource):
         return list(dict.fromkeys((name, int(line)) for name, _, line in places if line.isdigit()))
 
     def _indices(self, step: int) -> Ids:
-        training, data = self.run.training, self.mesh.data
-        count, first = share_of_batch(training.batch_size_at(step), data.rank, data.size)
+        training = self.run.training
+        count, first = share_of_batch(training.batch_size_at(step), *self.mesh.reader)
         return self.training.indices(self.order.first_sample(step) + first, count, seed=training.seed)
 
     def _batch(self, packed: PackedChats, indices: Ids) -> Batch:

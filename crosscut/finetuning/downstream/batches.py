@@ -41,7 +41,7 @@ class TaskBatches(BatchSource):
 
     def validation_batches(self) -> Iterator[Batch]:
         """Yield this data rank's validation batches. Every rank gets the same number of batches."""
-        limit, size = self.run.training.validation_sequences, self.run.micro_batch_size * self.mesh.data.size
+        limit, size = self.run.training.validation_sequences, self.run.micro_batch_size * self.mesh.reader.size
         number = min(limit or self.validation.num_examples, self.validation.num_examples)
         for first in range(0, number, size):
             whole = np.arange(first, first + size)
@@ -59,8 +59,7 @@ class TaskBatches(BatchSource):
         return self.training.batch(step, batch_size=training.batch_size_at(step), seed=training.seed)
 
     def _own(self, whole: Ids) -> Ids:
-        data = self.mesh.data
-        count, first = share_of_batch(len(whole), data.rank, data.size)
+        count, first = share_of_batch(len(whole), *self.mesh.reader)
         return whole[first : first + count]
 
     def _length(self, rows: EncodedRows, whole: Ids) -> int:

@@ -84,5 +84,5 @@ def outputs_shown(
     """
     lengths = rows.lengths.reshape(-1, rows.width).sum(1).tolist()
     bar = Bar(name, bool(name) and model.mesh.is_first_rank)
-    with rounds_shown(bar, lengths, around, size=model.mesh.data.size) as follow:
+    with rounds_shown(bar, lengths, around, size=model.mesh.reader.size) as follow:
         return task_outputs(model, rows, batch_size=batch_size, padding=padding, follow=follow)

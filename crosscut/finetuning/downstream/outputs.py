@@ -32,12 +32,12 @@ def task_outputs(model: GPT, rows: EncodedRows, *, batch_size: int, padding: int
     them again; it can act before and after each round. Communication: the forward passes' collectives, and one
     all-reduce of the table over `mesh.tokens`, the data axis.
     """
-    device, data = model.mesh.device, model.mesh.data
+    device, reader = model.mesh.device, model.mesh.reader
     reads = describe(model.config).reads(document_mask=False)
     table = torch.zeros(_shape(model, rows), dtype=torch.float64, device=device)
     lengths = rows.lengths.reshape(-1, rows.width).max(1).tolist()
     with evaluating(model), uncompiled(model):
-        for group in follow(rounds_of(lengths, batch_size, rank=data.rank, size=data.size)):
+        for group in follow(rounds_of(lengths, batch_size, rank=reader.rank, size=reader.size)):
             chosen = np.array(group or [-1], dtype=np.int64)  # a rank without examples makes the same calls
             length = min(rows.longest(chosen, multiple=MULTIPLE), model.config.max_sequence_length)
             batch = Batch.of(rows.padded(chosen, length=length, padding=padding), reads).to_device(device)

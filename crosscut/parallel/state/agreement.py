@@ -219,7 +219,7 @@ def _same_ranks(layout: Layout, is_replicated: bool) -> list[list[int]]:
     same bits of it. `is_replicated` is true for a parameter that the tensor axis does not cut.
     """
     shared = (AxisRole.OWNS, AxisRole.CUTS) if is_replicated else (AxisRole.OWNS,)
-    distinct = [row.name for row in AXES if not (layout.holds_copies(row) or row.role in shared)]
+    distinct = [row.name for row in AXES if not (layout.ranks.holds_copies(row) or row.role in shared)]
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank in range(layout.world_size):
         place = layout.place_of(rank)

@@ -49,13 +49,13 @@ def _instants(run: Planned, device: Device, capability: tuple[int, int]) -> Iter
     """
     known_vocab_size(run.model)
     whole = describe(run.model)
-    if run.layout.pipeline == 1:
+    if run.layout.num_stages == 1:
         step = Instants(StageMemory(run, device, capability, whole))
         yield from (*step.passes(), *step.after_passes())
         return
     rank = pipeline_rank_of(run)
     stages = [StageMemory(run, device, capability, whole.part([stage])) for stage in stages_of(run, rank)]
-    few = min(run.num_micro_batches, PERIODS * run.layout.pipeline)  # enough to find all flights
+    few = min(run.num_micro_batches, PERIODS * run.layout.ranks.owners.size)  # enough to find all flights
     for flight in flights(schedule_of(run.layout, few), rank):
         yield from Instants(stages[flight.chunk], other_passes(stages, flight)).passes()
     yield from Instants(stages[0]).after_passes()

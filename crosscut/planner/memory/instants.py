@@ -176,10 +176,10 @@ class Instants:
 
         The other gradients have already moved into their buckets.
         """
-        stage, layout = self.stage, self.stage.run.layout
+        stage, readers = self.stage, self.stage.run.layout.ranks.tokens
         own = stage.trained * stage.wide
         others = (stage.trained - stage.root.last_gradient) * stage.wide // BUCKET_BYTES * BUCKET_BYTES
-        copies = layout.data * layout.context > 1 and not stage.is_sharded
+        copies = readers.size > 1 and not stage.is_sharded
         return self._at("reduction", gradients=own, buffers=(own - others) * copies)
 
     def _update(self) -> MemoryForecast:

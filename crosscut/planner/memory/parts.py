@@ -53,14 +53,14 @@ class LayerMemory(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def root_sizes(decoder: Decoder, tensor: int, shares: int) -> RootSizes:
-    """Sizes of the parameters outside of the layers on one of `tensor` ranks, sharded over `shares` data ranks."""
-    root = root_parameters(decoder, tensor)
+def root_sizes(decoder: Decoder, target: Target, shares: int) -> RootSizes:
+    """Sizes of the parameters outside of the layers on one rank, sharded over `shares` data ranks."""
+    root = root_parameters(decoder, target)
     if not decoder.is_last:
-        tokens = decoder.embedding.tokens.on(tensor)
+        tokens = decoder.embedding.tokens.on(target)
         last = tokens.size if decoder.is_first and not tokens.is_frozen else 0
         return RootSizes(_size(root), *_shares(root, shares), 0, 0, last)
-    vocabulary = decoder.head.vocabulary.on(tensor)
+    vocabulary = decoder.head.vocabulary.on(target)
     gradient = 0 if vocabulary.is_frozen else vocabulary.size
     if decoder.head.task is not None:
         return RootSizes(_size(root), *_shares(root, shares), 0, 0, gradient)
@@ -68,12 +68,12 @@ def root_sizes(decoder: Decoder, tensor: int, shares: int) -> RootSizes:
 
 
 @lru_cache(maxsize=4096)
-def _sizes(layer: Layer, tensor: int, shares: int) -> tuple[int, int, int, int]:
+def _sizes(layer: Layer, target: Target, shares: int) -> tuple[int, int, int, int]:
     """Four numbers of elements for a layer: all parameters on one tensor rank, the shard of these parameters on one
     data rank, the trainable part of this shard, and the gradient of the last matrix.
     """
-    parts = layer_parameters(layer, tensor)
-    return _size(parts), *_shares(parts, shares), last_matrix(layer, tensor)
+    parts = layer_parameters(layer, target)
+    return _size(parts), *_shares(parts, shares), last_matrix(layer, target)
 
 
 def _size(parts: Sequence[LocalParameter]) -> int:
@@ -116,7 +116,7 @@ def layer_memory(layer: Layer, run: Candidate, target: Target, *, defers: bool) 
     gathered, own = residual_bytes(run, target)
     residual = own * (2 if run.model.dropout else 1) + gathered * run.layout.sequence_parallel
     return LayerMemory(
-        *_sizes(layer, target.tensor, run.layout.shard_size),
+        *_sizes(layer, target.of_parameters, run.layout.shard_size),
         kept=held,
         plain=whole,
         again=again.get(mode, 0),

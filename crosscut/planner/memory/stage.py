@@ -8,12 +8,11 @@ from typing import NamedTuple
 from crosscut.architecture import Decoder, Device, Layer
 from crosscut.architecture.lowering import lower_root
 from crosscut.architecture.readings import deferred_of_layer
-from crosscut.config.layout import PipelineSchedule
 from crosscut.config.precision import precision_on
 from crosscut.planner.candidate import Candidate, Planned, recomputation_step, target_of
 from crosscut.planner.memory.parts import LayerMemory, count_first, layer_memory, residual_bytes, root_sizes
 from crosscut.planner.muon import muon_share
-from crosscut.planner.stages import part_of
+from crosscut.planner.stages import part_of, separates_weights
 
 
 class PassMemory(NamedTuple):
@@ -39,8 +38,8 @@ class StageMemory:
         self.run, self.device, self.decoder = run, device, decoder
         self.rank = part_of(run)
         """The part of the model that the rank holds."""
-        self.is_staged = run.layout.pipeline > 1
-        self.defers = self.is_staged and run.layout.schedule is PipelineSchedule.ZERO_BUBBLE
+        self.is_staged = run.layout.num_stages > 1
+        self.defers = separates_weights(run.layout)
         """Whether the schedule computes weight gradients after the backward pass."""
         precision, shares = run.training.numbers, run.layout.shard_size
         self.size, self.wide = precision.compute_bytes, precision.accumulation_bytes
@@ -48,7 +47,7 @@ class StageMemory:
         self.is_sharded = shares > 1
         self.target = target_of(run, device=device, capability=capability)
         self.every = recomputation_step(run)
-        self.root = root_sizes(self.rank, run.layout.tensor, shares)
+        self.root = root_sizes(self.rank, self.target.of_parameters, shares)
         self.vocabulary_gradient = self.root.vocabulary_gradient if decoder.is_last else 0
         """Elements of the gradient of the output projection, if the stage computes it."""
         self.of_muon = muon_share(run)

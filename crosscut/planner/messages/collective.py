@@ -1,17 +1,11 @@
 """Description of the collectives of one kind in a training step: operation, axis, size and number."""
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
 
 from crosscut.architecture import Operation, Overlap, Product
 from crosscut.architecture.messages import Phase
-
-Axis = Literal["tensor", "data", "shard", "replica", "context", "tokens", "pipeline", "ends"]
-"""Axis of a collective. If the data ranks form several groups, and each group shards one copy of the model, the axis
-`data` has two parts: `shard` is the axis inside a group, and `replica` is the axis across the groups. The axis `tokens`
-joins the data and the context ranks; if these ranks shard one copy of the model, this axis is called `shard`. The axis
-`ends` has the first and the last rank of a pipeline; in a pipeline of two ranks, this axis is called `pipeline`."""
-
+from crosscut.config.layouts.ranks import Line
 
 _DIRECT = (Operation.SHIFT, Operation.SEND)
 """Operations in which a rank sends the whole tensor in one message."""
@@ -24,8 +18,8 @@ class Collective:
     operation: Operation
     """Operation, such as an all-reduce."""
 
-    axis: Axis
-    """Axis of the layout along which the ranks communicate."""
+    axis: str
+    """Name of the line of ranks that communicate (`RankPlan.line`)."""
 
     phase: Phase
     """Part of training: `forward` and `backward` run in every micro-batch, and `step` runs once per training step.
@@ -76,3 +70,8 @@ class Collective:
         if self.operation in _DIRECT:
             return 1
         return (2 if self.operation == Operation.ALL_REDUCE else 1) * (self.ranks - 1)
+
+
+def along(collective: partial[Collective], line: Line) -> partial[Collective]:
+    """Let the ranks of a line send the collective."""
+    return partial(collective, axis=line.name, ranks=line.size)

@@ -26,7 +26,7 @@ from functools import lru_cache
 from math import ceil, lcm
 from typing import NamedTuple
 
-from crosscut.architecture import Operation, Overlap
+from crosscut.architecture import Operation, Overlap, Target
 from crosscut.architecture.messages import Phase
 from crosscut.architecture.steps import weight_gradients
 from crosscut.config import Layout
@@ -56,14 +56,12 @@ def ring_seconds(
 
     Gradients are sent in buckets of `bucket_bytes` bytes. If `bucket_bytes` is None, all gradients are one message.
     """
-    layout = run.layout
-    stride = _stride(collective, layout)
+    line = run.layout.ranks.line(collective.axis)
     where: Where = "node"
     link, rate = hardware.node, hardware.node.rate
     is_pair = collective.operation == Operation.SEND or collective.axis == "ends"
-    size = layout.pipeline if is_pair else collective.ranks
-    fewest = fewest_in_a_node(stride, size, per_node=hardware.ranks_per_node, ranks=layout.world_size)
-    if fewest < size and hardware.network is not None:
+    fewest = fewest_in_a_node(line.stride, line.size, per_node=hardware.ranks_per_node, ranks=run.layout.world_size)
+    if fewest < line.size and hardware.network is not None:
         where, link = "network", hardware.network
         rate = min(rate, (1 if is_pair else fewest) * link.rate)
     messages = _num_messages(collective, bucket_bytes)
@@ -72,16 +70,6 @@ def ring_seconds(
     if found := link.measured.get(collective.operation):
         return where, steps * found.latency + sent / found.rate(sent / messages)
     return where, steps * link.latency + sent / rate
-
-
-def _stride(collective: Collective, layout: Layout) -> int:
-    """Difference in rank number between neighbouring ranks of the collective. Axes that join data and context ranks
-    have the stride of the context axis. The first and the last rank of a pipeline count as ranks of the pipeline axis.
-    """
-    if collective.axis == "ends":
-        return layout.stride_of("pipeline")
-    joins_context = layout.context > 1 and collective.axis in ("tokens", "shard")
-    return layout.stride_of("context" if joins_context else collective.axis)
 
 
 @lru_cache(maxsize=4096)
@@ -160,8 +148,8 @@ def exchange(collective: Collective, run: Planned, program: Program, beside: Bes
 
 def _repeats_of_keys(run: Planned) -> int:
     """Number of query heads per key-value head on a tensor rank."""
-    tensor, model = run.layout.tensor, run.model
-    return (model.num_heads // tensor) // max((model.num_kv_heads or model.num_heads) // tensor, 1)
+    target, model = Target.of(run.layout), run.model
+    return target.own_heads(model.num_heads) // target.own_heads(model.num_kv_heads or model.num_heads)
 
 
 def _follows_passes(collective: Collective, layout: Layout, program: Program) -> bool:
@@ -170,7 +158,7 @@ def _follows_passes(collective: Collective, layout: Layout, program: Program) ->
     computes the weight gradients later. With several stages per rank, the sum overlaps with passes only in some
     programs (`Program.overlaps_stages`).
     """
-    if layout.pipeline == 1 or collective.phase == Phase.FORWARD:
+    if layout.num_stages == 1 or collective.phase == Phase.FORWARD:
         return False
     waits_for_stages = layout.stages_per_rank > 1 and not program.overlaps_stages
     return collective.overlap is Overlap.NEIGHBOUR_LAYER or waits_for_stages or separates_weights(layout)
@@ -186,8 +174,8 @@ def _gradients(
     the next forward pass. With V stages on each of P ranks, P more micro-batches run through each of the other stages
     after a stage has finished. The overlap is therefore longer: P (V - 1) / V + 1 / V passes of a micro-batch.
     """
-    layout = run.layout
-    passes = (min(layout.pipeline, run.num_micro_batches) * (layout.stages_per_rank - 1) + 1) / layout.stages_per_rank
+    layout, each = run.layout, run.layout.stages_per_rank
+    passes = (min(layout.ranks.owners.size, run.num_micro_batches) * (each - 1) + 1) / each
     gathered = 0.0
     if program.shards_optimizer:
         precision = run.training.numbers

@@ -15,44 +15,25 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from crosscut.architecture import LocalParameter, Operation, Overlap, layer_parameters, root_parameters
+from crosscut.architecture import LocalParameter, Operation, Overlap, Target, layer_parameters, root_parameters
 from crosscut.architecture.messages import Phase
-from crosscut.config import Layout, ZeroStage
+from crosscut.config import ZeroStage
 from crosscut.planner.candidate import Planned
-from crosscut.planner.messages.collective import Axis, Collective
+from crosscut.planner.messages.collective import Collective, along
 from crosscut.planner.parameters import share_of
 from crosscut.planner.stages import part_of
 
 
 def sharded_parameters(run: Planned) -> list[Collective]:
     """Collectives of one step that gather weights and reduce gradients in a run with sharding (`layout.sharding`)."""
-    precision, tensor = run.training.numbers, run.layout.tensor
-    part = part_of(run)
+    precision, part, target = run.training.numbers, part_of(run), Target.of(run.layout)
     units = [
-        _Unit("layer", layer_parameters(layer, tensor), precision.compute_bytes, count, layer is part.layers[0])
+        _Unit("layer", layer_parameters(layer, target), precision.compute_bytes, count, layer is part.layers[0])
         for layer, count in part.kinds.items()
     ]
-    if root := root_parameters(part, tensor):
+    if root := root_parameters(part, target):
         units.append(_Unit("root", root, precision.accumulation_bytes, 1))
     return [collective for unit in units for collective in _of_unit(run, unit)]
-
-
-def shard_axis(layout: Layout) -> Axis:
-    """Axis over which one copy of the model is sharded: `shard` if there are several copies, otherwise the result of
-    `token_axis`.
-    """
-    return "shard" if layout.num_replicas > 1 else token_axis(layout)
-
-
-def token_axis(layout: Layout) -> Axis:
-    """Axis of all ranks that see different tokens. Without context ranks, the axis is `data`. With only one data rank,
-    it is `context`. Otherwise, it is `shard` if these ranks shard the model, and `tokens` if not.
-    """
-    if layout.context == 1:
-        return "data"
-    if layout.data == 1:
-        return "context"
-    return "shard" if layout.is_sharded else "tokens"
 
 
 class _Unit(NamedTuple):
@@ -88,10 +69,10 @@ def _of_unit(run: Planned, unit: _Unit) -> list[Collective]:
 
     Partial gradients are summed over the tensor ranks before the reduce-scatter, which uses the accumulation type.
     """
-    layout, times = run.layout, unit.number * (run.num_micro_batches if run.layout.pipeline == 1 else 1)
+    layout, times = run.layout, unit.number * (run.num_micro_batches if run.layout.num_stages == 1 else 1)
     share, trained = (sum(share_of(p, layout.shard_size) for p in some) for some in (unit.parameters, unit.trained))
     of_unit = partial(Collective, overlap=unit.overlap, layers=unit.number, has_first_layer=unit.has_first_layer)
-    over_shares = partial(of_unit, axis=shard_axis(layout), ranks=layout.shard_size)
+    over_shares = along(of_unit, layout.ranks.slices)
     gather = partial(
         over_shares,
         elements=share * layout.shard_size,
@@ -100,7 +81,7 @@ def _of_unit(run: Planned, unit: _Unit) -> list[Collective]:
         element_bytes=unit.weight_bytes,
         count=unit.number if layout.sharding is ZeroStage.ZERO2 else times,
     )
-    gathers_again = unit.is_layer and layout.sharding is ZeroStage.ZERO3 and layout.pipeline == 1
+    gathers_again = unit.is_layer and layout.sharding is ZeroStage.ZERO3 and layout.num_stages == 1
     again = [gather(phase=Phase.BACKWARD)] if gathers_again else []
     gradient_bytes = run.training.numbers.accumulation_bytes
     scatter = over_shares(
@@ -111,15 +92,13 @@ def _of_unit(run: Planned, unit: _Unit) -> list[Collective]:
         count=times,
         element_bytes=gradient_bytes,
     )
-    copies = of_unit(
+    copies = along(of_unit, layout.ranks.copies)(
         operation=Operation.ALL_REDUCE,
-        axis="replica",
         phase=Phase.STEP,
         purpose=f"{unit.name} gradients of all copies",
         count=unit.number,
         elements=trained,
         element_bytes=gradient_bytes,
-        ranks=layout.num_replicas,
     )
     summed = [*_summed_over_tensor(run, unit, count=times), scatter, copies] if trained else []
     return [gather(phase=Phase.FORWARD), *again, *summed]
@@ -130,19 +109,16 @@ def _summed_over_tensor(run: Planned, unit: _Unit, *, count: int) -> list[Collec
 
     The ranks of a pipeline first sum the gradients of all micro-batches, in the accumulation type.
     """
-    tensor, split = run.layout.tensor, run.layout.sequence_parallel
-    element_bytes = unit.weight_bytes if run.layout.pipeline == 1 else run.training.numbers.accumulation_bytes
-    sizes = Counter(p.size for p in unit.parameters if p.has_partial_gradient(tensor, split=split))
+    element_bytes = unit.weight_bytes if run.layout.num_stages == 1 else run.training.numbers.accumulation_bytes
+    sizes = Counter(parameter.size for parameter in unit.parameters if parameter.has_partial_gradient)
+    over_cuts = along(partial(Collective, operation=Operation.ALL_REDUCE), run.layout.ranks.cuts)
     return [
-        Collective(
-            operation=Operation.ALL_REDUCE,
-            axis="tensor",
+        over_cuts(
             phase=Phase.BACKWARD,
             purpose=f"{unit.name} replicated gradients",
             count=count * number,
             elements=size,
             element_bytes=element_bytes,
-            ranks=tensor,
         )
         for size, number in sizes.items()
     ]

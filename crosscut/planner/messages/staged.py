@@ -10,7 +10,7 @@ from functools import partial
 from crosscut.architecture import Operation, Target
 from crosscut.architecture.messages import Phase
 from crosscut.planner.candidate import Planned, pipeline_rank_of
-from crosscut.planner.messages.collective import Axis, Collective
+from crosscut.planner.messages.collective import Collective
 from crosscut.planner.parameters import share_of
 from crosscut.planner.stages import part_of, stages_of
 
@@ -20,14 +20,14 @@ def stage_messages(run: Planned, target: Target) -> list[Collective]:
     (sequences, tokens, hidden size). If the sequence is split, the rank sends only its own part of this tensor. Empty
     without a pipeline.
     """
-    if run.layout.pipeline == 1:
+    if run.layout.num_stages == 1:
         return []
     stages = stages_of(run, pipeline_rank_of(run))
     to_next, back = sum(not stage.is_last for stage in stages), sum(not stage.is_first for stage in stages)
     send = partial(
         Collective,
         operation=Operation.SEND,
-        axis="pipeline",
+        axis=run.layout.ranks.owners.name,
         elements=target.own_tokens * run.model.hidden_size,
         element_bytes=target.compute_bytes,
         ranks=2,
@@ -43,7 +43,7 @@ def tied_gradients(run: Planned, all_reduce: partial[Collective]) -> list[Collec
     ranks, and if the embedding is frozen.
     """
     layout, part = run.layout, part_of(run)
-    tokens = part.embedding.tokens.on(layout.tensor)
+    tokens = part.embedding.tokens.on(Target.of(layout))
     if not _holds_tied(run) or tokens.is_frozen:
         return []
     share = share_of(tokens, layout.shard_size)
@@ -63,8 +63,10 @@ def _holds_tied(run: Planned) -> bool:
     """Whether the rank holds a tied embedding that another rank of the pipeline also holds."""
     part = part_of(run)
     is_tied = part.head.output is None and part.head.task is None
-    return run.layout.pipeline > 1 and is_tied and (part.is_first or part.is_last)
+    return run.layout.num_stages > 1 and is_tied and (part.is_first or part.is_last)
 
 
-def _ends(run: Planned) -> Axis:
-    return "pipeline" if run.layout.pipeline == 2 else "ends"
+def _ends(run: Planned) -> str:
+    """Name of the line of the first and the last rank of a pipeline. A pipeline of two ranks has no other ranks."""
+    owners = run.layout.ranks.owners
+    return owners.name if owners.size == 2 else "ends"

@@ -27,8 +27,8 @@ from crosscut.config.checks import require_at_least
 from crosscut.config.conventions import num_pieces
 from crosscut.config.training import Recompute
 from crosscut.planner.candidate import Planned, is_compiled, recomputation_step, target_of
-from crosscut.planner.messages.collective import Axis, Collective
-from crosscut.planner.messages.sharding import shard_axis, sharded_parameters, token_axis
+from crosscut.planner.messages.collective import Collective, along
+from crosscut.planner.messages.sharding import sharded_parameters
 from crosscut.planner.messages.staged import compared_ends, stage_messages, tied_gradients
 from crosscut.planner.muon import muon_messages
 from crosscut.planner.parameters import (
@@ -88,22 +88,20 @@ def comparison_traffic(run: Planned) -> list[Collective]:
     layout, part = run.layout, part_of(run)
     all_reduce = partial(Collective, operation=Operation.ALL_REDUCE, phase=Phase.COMPARISON, count=1, element_bytes=8)
     tensors, replicated = num_tensors(part), num_replicated_tensors(part, layout)
-    over_copies: Axis = "replica" if layout.shard_size > 1 else token_axis(layout)
-    if layout.tensor == layout.num_replicas == layout.pipeline == 1:
+    ranks = layout.ranks
+    if max(line.size for line in (ranks.copies, ranks.cuts, ranks.owners)) == 1:
         return []
     collectives = [
-        all_reduce(axis=over_copies, purpose="hashes", elements=2 * tensors, ranks=layout.num_replicas),
-        all_reduce(
-            axis="tensor", purpose="hashes of replicated parameters", elements=2 * replicated + 1, ranks=layout.tensor
-        ),
+        along(all_reduce, ranks.copies)(purpose="hashes", elements=2 * tensors),
+        along(all_reduce, ranks.cuts)(purpose="hashes of replicated parameters", elements=2 * replicated + 1),
         *compared_ends(run, all_reduce),
-        all_reduce(axis=shard_axis(layout), purpose="verdict", elements=1, ranks=layout.shard_size),
-        all_reduce(axis="pipeline", purpose="verdict", elements=1, ranks=layout.pipeline),
+        along(all_reduce, ranks.slices)(purpose="verdict", elements=1),
+        along(all_reduce, ranks.owners)(purpose="verdict", elements=1),
     ]
     return [collective for collective in collectives if collective.ranks > 1]
 
 
-def wire_bytes_per_step(collectives: Iterable[Collective], axis: Axis | None = None) -> float:
+def wire_bytes_per_step(collectives: Iterable[Collective], axis: str | None = None) -> float:
     """Bytes that one rank sends in one step along `axis`, or along all axes if `axis` is None."""
     return sum(c.wire_bytes for c in collectives if axis is None or c.axis == axis)
 
@@ -116,8 +114,8 @@ def reason_against_halves(run: Planned) -> str:
     are too small.
     """
     is_split = run.layout.splits_sequence and not run.layout.symmetric_memory
-    sequences, tokens = run.micro_batch_size, run.micro_batch_size * run.training.sequence_length
-    elements = tokens // run.layout.context * run.model.hidden_size
+    sequences = run.micro_batch_size
+    elements = target_of(run, device="cpu").tokens * run.model.hidden_size
     if not is_split or num_pieces(2, elements) == 1:
         return ""
     if run.training.precision == "float8":
@@ -208,14 +206,9 @@ def _loss(run: Planned, chunk_tokens: int) -> list[Collective]:
     target's logit.
     """
     whole_chunks, rest = divmod(run.predicted_tokens, chunk_tokens)
-    all_reduce = partial(
-        Collective,
-        operation=Operation.ALL_REDUCE,
-        axis="tensor",
-        phase=Phase.FORWARD,
-        element_bytes=run.training.numbers.accumulation_bytes,
-        ranks=run.layout.tensor,
-    )
+    element_bytes = run.training.numbers.accumulation_bytes
+    of_chunk = partial(Collective, operation=Operation.ALL_REDUCE, phase=Phase.FORWARD, element_bytes=element_bytes)
+    all_reduce = along(of_chunk, run.layout.ranks.cuts)
     collectives = []
     for chunks, tokens in ((whole_chunks, chunk_tokens), (1, rest)):
         if chunks and tokens:
@@ -236,17 +229,11 @@ def _gradients(run: Planned, all_reduce: partial[Collective]) -> list[Collective
     """
     if run.layout.shard_size > 1:
         return sharded_parameters(run)
-    part = part_of(run)
+    part, ranks = part_of(run), run.layout.ranks
     partial_ones = partial_gradients(part, run.layout)
-    replicated = all_reduce(
-        axis="tensor", purpose="replicated gradients", elements=partial_ones, ranks=run.layout.tensor
-    )
-    local = all_reduce(
-        axis=token_axis(run.layout),
-        purpose="gradients",
-        overlap=Overlap.BUCKETS,
-        elements=trained_parameters_per_rank(part, run.layout),
-        ranks=run.layout.data * run.layout.context,
+    replicated = along(all_reduce, ranks.cuts)(purpose="replicated gradients", elements=partial_ones)
+    local = along(all_reduce, ranks.tokens)(
+        purpose="gradients", overlap=Overlap.BUCKETS, elements=trained_parameters_per_rank(part, run.layout)
     )
     return [replicated, local] if partial_ones else [local]
 
@@ -261,14 +248,14 @@ def _totals(run: Planned, all_reduce: partial[Collective]) -> list[Collective]:
     rank's gradients are finite. The ranks of a pipeline also sum the loss and the verdict, because only the last stage
     has the loss.
     """
-    layout = run.layout
+    ranks = run.layout.ranks
     norm = partial(all_reduce, elements=1, element_bytes=8)
-    over_tokens = partial(all_reduce, axis=token_axis(layout), ranks=layout.data * layout.context)
+    over_tokens = along(all_reduce, ranks.tokens)
     return [
-        norm(axis="tensor", purpose="gradient norm", ranks=layout.tensor),
-        norm(axis=shard_axis(layout), purpose="gradient norm of all shares", ranks=layout.shard_size),
+        along(norm, ranks.cuts)(purpose="gradient norm"),
+        along(norm, ranks.slices)(purpose="gradient norm of all shares"),
         over_tokens(purpose="target tokens", elements=len(describe(run.model).head.loss_terms), element_bytes=8),
         over_tokens(purpose="reported loss and verdict", elements=2),
-        norm(axis="pipeline", purpose="gradient norm of all stages", ranks=layout.pipeline),
-        all_reduce(axis="pipeline", purpose="loss of the last stage and verdict", elements=2, ranks=layout.pipeline),
+        along(norm, ranks.owners)(purpose="gradient norm of all stages"),
+        along(all_reduce, ranks.owners)(purpose="loss of the last stage and verdict", elements=2),
     ]

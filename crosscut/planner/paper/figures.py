@@ -81,7 +81,7 @@ class _Page:
     def __init__(self, plans: Plans, tokens: float | None, price: Price | None) -> None:
         self.plans, self.hardware, self.training = plans, plans.hardware, plans.asked.training
         self.tokens, self.price = tokens, price
-        self.fastest = next((plan for plan in plans.fitting if plan.candidate.layout.pipeline == 1), None)
+        self.fastest = next((plan for plan in plans.fitting if plan.candidate.layout.num_stages == 1), None)
         """Fastest layout that fits and has no pipeline."""
         model = plans.asked.model
         name = next((name for name, fields in PRESETS.items() if ModelConfig(**fields) == model), "the run's model")
@@ -204,7 +204,7 @@ class _Page:
 
     def _point(self, plan: Plan) -> Facts:
         training, layout, gigabytes = plan.candidate.training, plan.candidate.layout, plan.memory.total / 1e9
-        bubble = f" (bubble {plan.time.bubble_share:.1%})" if layout.pipeline > 1 else ""
+        bubble = f" (bubble {plan.time.bubble_share:.1%})" if layout.num_stages > 1 else ""
         words = f"{plan.time.total:.3g} s a step{bubble}, {gigabytes:.1f} GB, {plan.utilisation:.0%} of the peak"
         return {
             "label": f"{layout}, recompute {training.recompute}, micro-batch {plan.candidate.micro_batch_size}",

@@ -56,7 +56,7 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
     require_few_combinations(run, possible, num_ranks)
     speed = Speed(hardware, run.training.precision, ranks=num_ranks)
     fitting: list[Plan] = []
-    for plain in (layout for layout in possible if layout.pipeline == 1):
+    for plain in (layout for layout in possible if layout.num_stages == 1):
         layouts = list(layouts_of(run, hardware, plain))
         rejected += _not_compilable(run, layouts)
         for candidate in candidates(run, hardware, layouts):
@@ -65,7 +65,7 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
                 fitting.append(found)
             elif found:
                 rejected.append(found)
-    staged = [layout for layout in possible if layout.pipeline > 1]
+    staged = [layout for layout in possible if layout.num_stages > 1]
     pipelines, without = search_pipelines(run, speed, staged, [plan.time.total for plan in fitting])
     fitting += pipelines
     rejected += without
@@ -77,7 +77,7 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
 
 def _order(plan: Plan) -> tuple[float, bool, int]:
     """Sort key that puts the fastest layout first. Among equally fast layouts, those without a pipeline come first."""
-    return plan.time.total, plan.candidate.layout.pipeline > 1, plan.memory.total
+    return plan.time.total, plan.candidate.layout.num_stages > 1, plan.memory.total
 
 
 def _not_compilable(run: RunConfig, layouts: list[Layout]) -> Iterator[Rejected]:

@@ -187,8 +187,8 @@ class _PipelineSearch:
 
     def _bound(self, layout: Layout, training: TrainingConfig) -> float:
         """Lower bound on the time of a step, in seconds. The module's docstring derives it."""
-        seconds, P = self._micro_batch_seconds(layout, training), layout.pipeline
-        m = training.batch_size // (layout.data * training.micro_batch_size)
+        seconds, P = self._micro_batch_seconds(layout, training), layout.ranks.owners.size
+        m = layout.share_of(training.batch_size) // training.micro_batch_size
         share = _LEAST_FORWARD if separates_weights(layout) else 1 / layout.stages_per_rank
         return share * seconds / (1 - (1 - share / m) ** P) + self._around(layout)
 
@@ -207,21 +207,17 @@ class _PipelineSearch:
         """Seconds of a micro-batch in the whole model on the tensor ranks of a layout."""
         compile_ = Compile.OFF if separates_weights(layout) else training.compile
         key = (
-            layout.tensor, layout.sequence_parallel, compile_,
+            layout.ranks.cuts, layout.sequence_parallel, compile_,
             training.recompute, training.recompute_every, training.micro_batch_size,
         )  # fmt: skip
         if key not in self._seconds:
-            data = layout.data * layout.pipeline
-            whole = replace(
-                layout, data=data, pipeline=1, stages_per_rank=1, schedule=PipelineSchedule.ONE_FORWARD_ONE_BACKWARD,
-                sharding=ZeroStage.ZERO2,
-            )  # fmt: skip
+            whole = replace(layout.without_stages(), sharding=ZeroStage.ZERO2)
             once = replace(
                 training,
                 compile=compile_,
                 initial_batch_size=0,
                 ramp_steps=0,
-                batch_size=data * training.micro_batch_size,
+                batch_size=whole.ranks.batch.size * training.micro_batch_size,
             )
             (self._seconds[key],) = times_of_stages(candidate_of(self.run, whole, once), self.speed)
         return self._seconds[key]
@@ -235,7 +231,7 @@ def _layouts(run: RunConfig, hardware: Hardware, plain: Layout) -> Iterator[Layo
             continue
         yield layout
         if not reason_against_several_stages(run, plain):
-            numbers = divisors(layers // plain.pipeline)[1:]
+            numbers = divisors(layers // plain.ranks.owners.size)[1:]
             for number in dict.fromkeys((numbers[0], numbers[-1])):
                 yield replace(layout, stages_per_rank=number)
         if run.training.compile is not Compile.ON:
@@ -244,10 +240,10 @@ def _layouts(run: RunConfig, hardware: Hardware, plain: Layout) -> Iterator[Layo
 
 def _micro_batches(run: RunConfig, layout: Layout) -> tuple[int, ...]:
     """Micro-batch sizes that are tried with this layout."""
-    each = run.training.smallest_batch[1] // layout.data
-    most = max(layout.pipeline, MOST_PASSES // layout.num_stages)
-    sizes = (micro for micro in divisors(each) if layout.pipeline <= each // micro <= most)
-    return tuple(micro for micro in sizes if layout.stages_per_rank == 1 or each // micro % layout.pipeline == 0)
+    each, num_ranks = layout.share_of(run.training.smallest_batch[1]), layout.ranks.owners.size
+    most = max(num_ranks, MOST_PASSES // layout.num_stages)
+    sizes = (micro for micro in divisors(each) if num_ranks <= each // micro <= most)
+    return tuple(micro for micro in sizes if layout.stages_per_rank == 1 or each // micro % num_ranks == 0)
 
 
 def _recomputation(candidate: Candidate) -> tuple[Layout, Recompute, int]:

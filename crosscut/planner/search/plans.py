@@ -81,7 +81,7 @@ class Rejected:
         layout = self.candidate.layout
         several = f", {layout.stages_per_rank} stages per rank" if layout.stages_per_rank > 1 else ""
         shared = "" if layout.sharding == "none" else f", {layout.sharding}"
-        if self.needed and layout.data > 1 and not shared:
+        if self.needed and layout.ranks.batch.size > 1 and not shared:
             shared = ", not sharded"
         return f"{layout.arrangement}{several}{shared}"
 
@@ -137,7 +137,7 @@ class Plans:
         return [
             rejected
             for rejected in found
-            if rejected.candidate.layout.pipeline == 1 or first[rejected.reason] is rejected
+            if rejected.candidate.layout.num_stages == 1 or first[rejected.reason] is rejected
         ]
 
 
@@ -148,4 +148,4 @@ def _kind(candidate: Candidate) -> tuple[object, ...]:
 
 def _nearness(rejected: Rejected) -> tuple[bool, int, bool]:
     """Sort key: the rejected layout that comes closest to fitting into memory is first."""
-    return not rejected.needed, rejected.needed, rejected.candidate.layout.pipeline > 1
+    return not rejected.needed, rejected.needed, rejected.candidate.layout.num_stages > 1

@@ -25,7 +25,7 @@ def candidates(run: RunConfig, hardware: Hardware, layouts: list[Layout]) -> Ite
     """Yield a candidate for each combination of a layout and training settings. All of the layouts have the same data
     axis.
     """
-    settings = list(trainings(run, hardware, divisors(run.training.smallest_batch[1] // layouts[0].data)))
+    settings = list(trainings(run, hardware, divisors(layouts[0].share_of(run.training.smallest_batch[1]))))
     for layout in layouts:
         if not reason_against_asked_compiling(run, layout):
             yield from (candidate_of(run, layout, training) for training in settings)
@@ -73,16 +73,15 @@ def plain_layouts(run: RunConfig, num_ranks: int) -> Iterator[Layout]:
 
 def layouts_of(run: RunConfig, hardware: Hardware, plain: Layout) -> Iterator[Layout]:
     """Layouts with the arrangement of `plain`: one for each combination of options that the search compares."""
-    tensor, data = plain.tensor, plain.data
-    pieces = 2 * plain.context if plain.context > 1 else 1
-    can_split = tensor > 1 and run.training.sequence_length % (pieces * tensor) == 0
-    in_node = max(1, hardware.ranks_per_node // plain.stride_of("data"))
-    groups = [0, in_node] if 1 < in_node < data and data % in_node == 0 and plain.context == 1 else [0]
+    is_split, readers = replace(plain, sequence_parallel=True), plain.ranks.tokens.size
+    can_split = is_split.splits_sequence and run.training.sequence_length % is_split.length_divisor == 0
+    in_node = max(1, hardware.ranks_per_node // plain.ranks.tokens.stride)
+    groups = [0, in_node] if 1 < in_node < readers and readers % in_node == 0 and plain.context == 1 else [0]
     for split in (False, True) if can_split else (False,):
-        symmetric = split and run.layout.symmetric_memory and tensor <= hardware.ranks_per_node
+        symmetric = split and run.layout.symmetric_memory and plain.ranks.cuts.size <= hardware.ranks_per_node
         whole = replace(plain, sequence_parallel=split, symmetric_memory=symmetric)
         yield whole
-        for sharding in (ZeroStage.ZERO2, ZeroStage.ZERO3) if data * plain.context > 1 else ():
+        for sharding in (ZeroStage.ZERO2, ZeroStage.ZERO3) if readers > 1 else ():
             yield from (replace(whole, sharding=sharding, shard_group=group) for group in groups)
 
 

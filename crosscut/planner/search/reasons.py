@@ -23,16 +23,17 @@ def reason_against_arrangement(run: RunConfig, layout: Layout) -> str:
     _, batch = run.training.smallest_batch
     if reason := reason_against_tensor(run.model, layout.tensor) or _reason_against_context(run, layout):
         return reason
-    if batch % layout.data:
+    own, num_ranks = layout.share_of(batch), layout.pipeline
+    if not layout.divides(batch):
         return f"a batch of {batch} sequences cannot be divided evenly over {layout.data} data ranks"
-    if layout.pipeline > run.model.num_layers:
-        return f"{run.model.num_layers} layers cannot be cut into {layout.pipeline} pipeline stages"
-    if layout.pipeline > _MOST_PIPELINE:
+    if num_ranks > run.model.num_layers:
+        return f"{run.model.num_layers} layers cannot be cut into {num_ranks} pipeline stages"
+    if num_ranks > _MOST_PIPELINE:
         return f"a pipeline of more than {_MOST_PIPELINE:,} ranks cannot be forecast"
-    if batch // layout.data < layout.pipeline:
+    if own < num_ranks:
         return (
-            f"a data rank's share of the batch ({batch // layout.data} sequences) gives fewer micro-batches than "
-            f"the {layout.pipeline} pipeline ranks need"
+            f"a data rank's share of the batch ({own} sequences) gives fewer micro-batches than "
+            f"the {num_ranks} pipeline ranks need"
         )
     return ""
 
@@ -41,13 +42,13 @@ def reason_against_several_stages(run: RunConfig, layout: Layout) -> str:
     """Reason why no rank of a pipeline can have several stages, as a clause. Empty if several stages per rank are
     possible.
     """
-    layers, each = run.model.num_layers, run.training.smallest_batch[1] // layout.data
-    if layers % layout.pipeline or layers == layout.pipeline:
-        return f"{layers} layers cannot be divided evenly over {layout.pipeline} ranks with several stages each"
-    if each % layout.pipeline:
+    layers, each, num_ranks = run.model.num_layers, layout.share_of(run.training.smallest_batch[1]), layout.pipeline
+    if layers % num_ranks or layers == num_ranks:
+        return f"{layers} layers cannot be divided evenly over {num_ranks} ranks with several stages each"
+    if each % num_ranks:
         return (
             f"with several stages per rank, the number of micro-batches must be a multiple of the number of pipeline "
-            f"ranks ({layout.pipeline}), but a data rank has {each} sequences per step"
+            f"ranks ({num_ranks}), but a data rank has {each} sequences per step"
         )
     return ""
 

@@ -50,9 +50,10 @@ def require_few_combinations(run: RunConfig, layouts: Iterable[Layout], num_rank
     sizes: dict[int, int] = {}
     number = 0
     for layout in layouts:
-        if layout.data not in sizes:
-            sizes[layout.data] = len(divisors(batch // layout.data))
-        number += sizes[layout.data] * (4 if layout.pipeline == 1 else 1)
+        own = layout.share_of(batch)
+        if own not in sizes:
+            sizes[own] = len(divisors(own))
+        number += sizes[own] * (4 if layout.num_stages == 1 else 1)
     if number > _MOST_COMBINATIONS:
         raise ConfigError(
             f"`{name}` must allow at most {_MOST_COMBINATIONS:,} combinations of layouts and micro-batches, but "
@@ -131,7 +132,7 @@ def require_batch(run: RunConfig, layouts: Sequence[Layout], most_tensor: int) -
             f"each data rank, and {num_ranks} GPUs with at most {most_tensor} tensor ranks have at least "
             f"{least_data} such stages. Raise the batch size, or use at most {batch * most_tensor} GPUs."
         )
-    divides = (layout for layout in layouts if batch % layout.data == 0)
+    divides = (layout for layout in layouts if layout.divides(batch))
     if all(reason_against_arrangement(run, layout) for layout in divides):
         raise LayoutError(
             f"`{name}` must be divisible by the number of data ranks, but is {batch}. No possible layout "

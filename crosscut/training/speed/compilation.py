@@ -85,7 +85,7 @@ def compiled_loss() -> LossRunner:
 
 
 def _inductor_settings(run: ResolvedRun) -> dict[str, bool]:
-    if run.layout.tensor == 1:
+    if run.layout.ranks.cuts.size == 1:
         return {}
     return _IN_ORDER if run.layout.splits_sequence else {**_IN_ORDER, **_ALIKE}
 

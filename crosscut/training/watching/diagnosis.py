@@ -147,7 +147,7 @@ def _origin_in_forward(step: int, trainer: Trainer, batches: BatchSource) -> _Or
             seen.append(("loss", "the loss itself"))
         if seen and first is None:
             name, place = seen[0]
-            first = _Origin(index, _depth(trainer.model, name), order[0], trainer.mesh.data.rank, place)
+            first = _Origin(index, _depth(trainer.model, name), order[0], trainer.mesh.reader.rank, place)
     if trainer.mesh.channels is not None:
         trainer.mesh.channels.finish()
     return first
@@ -157,7 +157,7 @@ def _depth(model: GPT, name: str) -> int:
     """Depth of a module or parameter in a model whose layers are on several ranks: 0 for the embedding, 1 + i for layer
     i, and a larger number for the head and the loss. Without a pipeline, 0 for all.
     """
-    if model.mesh.pipeline is None:
+    if not model.mesh.owners:
         return 0
     part, _, rest = name.partition(".")
     if part == "blocks" and rest:
@@ -208,5 +208,7 @@ def _origin_in_backward(step: int, trainer: Trainer, batches: BatchSource) -> _O
     backward_order = reversed(list(trainer.model.named_parameters()))
     for order, (name, parameter) in enumerate(backward_order):
         if parameter.grad is not None and not parameter.grad.to_local().isfinite().all():  # type: ignore[attr-defined]
-            return _Origin(0, -_depth(trainer.model, name), order, trainer.mesh.data.rank, f"the gradient of `{name}`")
+            return _Origin(
+                0, -_depth(trainer.model, name), order, trainer.mesh.reader.rank, f"the gradient of `{name}`"
+            )
     return None

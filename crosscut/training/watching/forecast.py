@@ -76,7 +76,7 @@ def gain_of_one_rank(run: RunConfig, peak: PeakRate, device: torch.device) -> fl
     `training.precision` must not be `auto`.
     """
     hardware = known_hardware(run, peak, device)
-    if run.layout.pipeline > 1:  # no run has been compared with its forecast
+    if run.layout.num_stages > 1:  # no run has been compared with its forecast
         return 1.0
     if hardware is None or device.type != "cpu" or run.layout.world_size == 1:
         return 1.0

@@ -98,7 +98,7 @@ def _samples(run: RunConfig, model: GPT, tokens: Tokens) -> dict[str, str]:
     the model predicts masked tokens, or if the layout has a pipeline.
     """
     output = run.output
-    if not output.sample_tokens or run.model.predicts_masked or run.layout.pipeline > 1:
+    if not output.sample_tokens or run.model.predicts_masked or run.layout.num_stages > 1:
         return {}
     prompts = {"sample": ""}
     if output.sample_prompt:

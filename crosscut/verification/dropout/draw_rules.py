@@ -55,7 +55,7 @@ def first_other_start(every: Sequence[Drawn], uncut: Drawn, layout: Layout) -> F
 
 def _first_among_ranks(every: Sequence[Drawn], layout: Layout) -> FirstDifference | None:
     """Compare the n-th draws of the ranks of each pipeline stage (rule 1)."""
-    size = layout.world_size // layout.pipeline  # ranks of a stage are adjacent
+    size = layout.ranks.per_owner
     for first in range(0, layout.world_size, size):
         draws = [drawn.draws for drawn in every[first : first + size]]
         data = [_data_of(first + rank, layout) for rank in range(size)]
