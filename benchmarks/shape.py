@@ -38,6 +38,9 @@ FACTS_OF_KINDS = FIELDS_OF_KINDS | {
 """Attributes of the model's config that say something about a kind of layer, or about the head."""
 HOMES_OF_KINDS = {"architecture", "config", "model", "pretrained"}
 """Packages that may branch on a kind of sublayer."""
+WITHOUT_FACTS = HOMES_OF_KINDS | {"finetuning", "kernels"}
+"""Packages whose uses of `FACTS_OF_KINDS` do not count: `HOMES_OF_KINDS`; `finetuning/`, whose subject is heads; and
+`kernels/`, which never sees the model's config, but has shapes of its own."""
 AXES = {"context", "data", "expert", "pipeline", "replica", "shard", "tensor"}
 """Names of the axes."""
 HOMES_OF_AXES = {"config", "parallel"}
@@ -210,11 +213,15 @@ def branches_on_kinds(source: Source) -> Iterator[int]:
 def facts_of_kinds(source: Source) -> Iterator[int]:
     """Uses of an attribute of a model's config that says something about a kind of layer, or about the head.
 
-    Files of `config/`, `architecture/`, `model/` and `pretrained/` do not count, and neither do those of
-    `finetuning/`, whose subject is heads.
+    Files of the packages in `WITHOUT_FACTS` do not count, and neither does a question to a model's head, such as
+    `model.head.operands(x)`.
     """
-    if source.package not in HOMES_OF_KINDS | {"finetuning"}:
-        yield from _attributes(source, FACTS_OF_KINDS, r"(^|\.)(model|config|shape)$")
+    if source.package in WITHOUT_FACTS:
+        return
+    asked = {node.value for node in source.nodes if isinstance(node, ast.Attribute)}
+    for node in _attributes(source, FACTS_OF_KINDS, r"(^|\.)(model|config|shape)$"):
+        if not (node.attr == "head" and node in asked):
+            yield node.lineno
 
 
 def single_axes(source: Source) -> Iterator[int]:
@@ -224,17 +231,17 @@ def single_axes(source: Source) -> Iterator[int]:
     """
     if source.package in HOMES_OF_AXES:
         return
-    yield from _attributes(source, AXES, r"(^|[._])(layout|mesh|target|ranks)$")
+    yield from (node.lineno for node in _attributes(source, AXES, r"(^|[._])(layout|mesh|target|ranks)$"))
     for call in source.calls():
         if called_name(call) in ("Layout", "Target", "replace"):
             yield from (keyword.value.lineno for keyword in call.keywords if keyword.arg in AXES)
 
 
-def _attributes(source: Source, names: set[str], owner: str) -> Iterator[int]:
-    """Lines that use one of these attributes of an expression whose text matches `owner`."""
+def _attributes(source: Source, names: set[str], owner: str) -> Iterator[ast.Attribute]:
+    """Uses of one of these attributes of an expression whose text matches `owner`."""
     for node in source.nodes:
         if isinstance(node, ast.Attribute) and node.attr in names and re.search(owner, ast.unparse(node.value)):
-            yield node.lineno
+            yield node
 
 
 def ways_into_ranks(source: Source) -> Iterator[int]:

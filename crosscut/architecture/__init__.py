@@ -17,11 +17,13 @@ from crosscut.architecture.parts import Layer, Part, Sublayer
 from crosscut.architecture.readings import Kept, kept, layer_parameters, root_parameters
 from crosscut.architecture.steps import Message, Operation, Overlap, Passes, Product, Step, Value
 from crosscut.architecture.sublayers.gated_mlp import GatedMLP
+from crosscut.architecture.sublayers.heads.abilities import Ability
 from crosscut.architecture.sublayers.mlp import MLP
 from crosscut.architecture.target import Device, Target
 
 __all__ = [
     "MLP",
+    "Ability",
     "Cut",
     "Decoder",
     "Device",

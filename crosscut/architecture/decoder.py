@@ -21,12 +21,16 @@ from crosscut.architecture.sublayers import gated_mlp, mlp
 from crosscut.architecture.sublayers.attention import Attention
 from crosscut.architecture.sublayers.embedding import Embedding
 from crosscut.architecture.sublayers.gated_mlp import GatedMLP
-from crosscut.architecture.sublayers.head import Head, Loss
+from crosscut.architecture.sublayers.heads.head import Head, LossStep
+from crosscut.architecture.sublayers.heads.masked_head import MaskedHead
+from crosscut.architecture.sublayers.heads.next_token_head import NextTokenHead
+from crosscut.architecture.sublayers.heads.spans_head import SpansHead
+from crosscut.architecture.sublayers.heads.summary_heads import ChoiceHead, ClassesHead, NumberHead
 from crosscut.architecture.sublayers.mamba2 import Mamba2
 from crosscut.architecture.sublayers.mlp import MLP
 from crosscut.architecture.sublayers.norm import stream_norm
-from crosscut.architecture.sublayers.task_head import TaskLoss
 from crosscut.config import ModelConfig
+from crosscut.config.model import HeadKind
 from crosscut.config.parts.kinds import Mixer, PartKind, parts_of
 
 _SUBLAYERS: dict[PartKind, Callable[..., Sublayer]] = {
@@ -37,6 +41,16 @@ _SUBLAYERS: dict[PartKind, Callable[..., Sublayer]] = {
 }
 """Functions that describe a sublayer of a model, keyed by its kind. Their arguments are the model and the part's name.
 """
+
+_HEADS: dict[HeadKind, Callable[[ModelConfig, Parameter], Head]] = {
+    HeadKind.NEXT_TOKEN: NextTokenHead.of,
+    HeadKind.MASKED_TOKENS: MaskedHead.of,
+    HeadKind.CLASSES: ClassesHead.of,
+    HeadKind.NUMBER: NumberHead.of,
+    HeadKind.SPANS: SpansHead.of,
+    HeadKind.CHOICE: ChoiceHead.of,
+}
+"""Functions that describe the head of a model, by its kind. Their arguments are the model and the token embedding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,13 +118,13 @@ class Decoder:
         """Whether this part of the model holds a second copy of the token embedding, which the last stage uses as the
         output projection. False for a part that includes the embedding itself.
         """
-        return self.is_last and not self.is_first and self.head.output is None and self.head.task is None
+        return self.is_last and not self.is_first and self.head.uses_embedding
 
     @property
-    def loss(self) -> Loss | TaskLoss:
+    def loss(self) -> LossStep:
         """The loss, which is the last step of the head. Only the last stage has a loss."""
         loss = self.root_steps[1][-1]
-        assert isinstance(loss, Loss | TaskLoss)
+        assert isinstance(loss, LossStep)
         return loss
 
     def root_parameters(self) -> Iterator[Parameter]:
@@ -140,7 +154,9 @@ def describe(model: ModelConfig) -> Decoder:
     kinds = {layer: adapt(_layer(model, layer)) for layer in model.different_layers}
     layers = tuple(kinds[model.layer(i)] for i in range(model.num_layers))
     embedding = Embedding.of(model, _shares(kinds.values()))
-    return Decoder(adapt(embedding), layers, adapt(Head.of(model, embedding.tokens)), tuple(range(model.num_layers)))
+    head = _HEADS[model.head](model, embedding.tokens)
+    embedding = replace(embedding, hides_padding=embedding.hides_padding or head.hides_padding)
+    return Decoder(adapt(embedding), layers, adapt(head), tuple(range(model.num_layers)))
 
 
 @lru_cache(maxsize=4096)

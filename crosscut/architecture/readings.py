@@ -199,6 +199,14 @@ def inner_products(layer: Layer, target: Target) -> tuple[Product, ...]:
     return tuple(product for step in flat(lower(layer, target)) for product in step.inner_products(target))
 
 
+def attention_products(layer: Layer, target: Target) -> tuple[Product, ...]:
+    """Products of attention in a layer's forward pass on one rank: for each attention, first the scores, and then the
+    weighted values. Empty for a layer without attention.
+    """
+    steps = (step for step in flat(lower(layer, target)) if not step.is_scan)
+    return tuple(product for step in steps for product in step.inner_products(target))
+
+
 def weight_flops(layer: Layer, target: Target) -> int:
     """FLOPs of a layer's forward products with its weights, on one rank in one micro-batch."""
     return _flops(flat(lower(layer, target)), target)

@@ -148,6 +148,11 @@ class Product(NamedTuple):
         return 2 * self.batch * self.m * self.k * self.n
 
     @property
+    def elements(self) -> int:
+        """Number of elements of the result."""
+        return self.batch * self.m * self.n
+
+    @property
     def of_input(self) -> "Product":
         """Product that computes the gradient of the first factor."""
         return Product(self.m, self.n, self.k, self.batch)
@@ -194,6 +199,11 @@ class Step:
         """Bytes that the step reads and writes on one rank outside of its matrix products."""
         del target
         return Passes()
+
+    def repeats_of_keys(self, target: Target) -> int:
+        """Number of query heads on one rank that share a key-value head. 1 for a step without heads."""
+        del target
+        return 1
 
     def is_fused(self, target: Target) -> bool:
         """Whether a single kernel computes all `inner_products` of the step, without storing intermediate results."""

@@ -5,6 +5,7 @@ so that a run can say before its first step how long it will take.
 """
 
 from crosscut.architecture import Product, describe, flat, lower
+from crosscut.architecture.readings import attention_products
 from crosscut.architecture.steps import Multiply
 from crosscut.calibration.device import Sizes
 from crosscut.calibration.device_file import device_table
@@ -17,6 +18,8 @@ from crosscut.planner.hardware import Hardware, make_hardware
 
 _MOST_TOKENS, _LONGEST = 2048, 512
 """Maximum number of tokens in the measured products, and maximum length of a sequence in the measured attention."""
+_SCORES = Product(_LONGEST, 64, _LONGEST)
+"""Scores that are measured for a model without attention."""
 _ELEMENTS = 1 << 22
 _MESSAGES = (1 << 17, 1 << 20)
 """Number of float32 elements in each measured message. The sizes are those of activations and gradients of small
@@ -39,18 +42,19 @@ def _sizes(run: RunConfig) -> Sizes:
     is quick.
     """
     target = target_of(run, device="cpu")
+    kinds = describe(run.model).kinds
     products: list[Product] = [
         product
-        for layer in describe(run.model).kinds
+        for layer in kinds
         for step in flat(lower(layer, target))
         if isinstance(step, Multiply)
         for product in step.products(target)
     ]
-    heads = target.own_heads(run.model.num_heads)
+    scores = next((each for layer in kinds for each in attention_products(layer, target)), _SCORES)
     return Sizes(
         tokens=(min(max(product.m for product in products), _MOST_TOKENS),),
         widths=tuple({(product.k, product.n): None for product in products}),
         elements=_ELEMENTS,
-        attention=(1, heads, min(run.training.sequence_length, _LONGEST), run.model.head_size or _HEAD_SIZE),
+        attention=(1, max(1, scores.batch // target.sequences), min(run.training.sequence_length, _LONGEST), scores.k),
         turns=_TURNS,
     )

@@ -1,8 +1,9 @@
 """Evaluation of a model on the tasks in a config."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
+from crosscut.architecture import Ability
 from crosscut.config import ConfigError, EvaluationConfig
 from crosscut.data import Tokenizer
 from crosscut.evaluation.lambada import Lambada
@@ -23,15 +24,15 @@ def make_tasks(
     longest: int,
     vocab_size: int,
     begin_of_text: int | None = None,
-    is_masked: bool = False,
+    abilities: Collection[Ability] = (Ability.WRITE,),
 ) -> list[Task]:
     """Create the tasks of a config and read their files. The model has `vocab_size` tokens and reads at most `longest`
     tokens at once.
 
     `begin_of_text` is the token id that the model expects at the start of every text; each text then starts with this
     id. If `begin_of_text` is None, texts start with the end-of-text id, as in training, and LAMBADA's passages start
-    without an additional id. If `is_masked` is true, the model predicts masked tokens and is scored only on the user's
-    own text (`evaluation.text`). Raises `ConfigError` or `DataError`.
+    without an additional id. `abilities` are those of the model: a model that predicts masked tokens (`FILL`) is scored
+    only on the user's own text (`evaluation.text`). Raises `ConfigError` or `DataError`.
     """
     if tokenizer.vocab_size > vocab_size:
         raise ConfigError(
@@ -39,7 +40,7 @@ def make_tasks(
             f"{tokenizer.vocab_size:,}. Use the tokenizer with which the model was trained."
         )
     window = config.window_for(longest)
-    if is_masked:
+    if Ability.FILL in abilities:
         config.require_masked()
         return [MaskedText(config.text, tokenizer, window=window, seed=config.mask_seed, text_key=config.text_key)]
     return _tasks_of_next_tokens(config, tokenizer, window, begin_of_text)

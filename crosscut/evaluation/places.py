@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TypedDict, final
 
 from crosscut import __version__
+from crosscut.architecture import Ability
 from crosscut.config import EvaluationConfig, write_json
-from crosscut.config.model import HeadKind
 from crosscut.config.system.files import require_writable_file
 from crosscut.evaluation.evaluate import evaluate, make_tasks
 from crosscut.evaluation.ranks import Machinery, find_scored, with_model
@@ -51,14 +51,14 @@ def evaluate_place(
     require_writable(output)
 
     def prepare() -> tuple[ModelSource, list[Task]]:
-        source = find_scored(place, on, masked=True)
+        source = find_scored(place, on, Ability.FILL)
         return source, make_tasks(
             config,
             source.load_tokenizer(),
             longest=source.model.max_sequence_length,
             vocab_size=source.model.vocab_size,
             begin_of_text=source.begin_of_text,
-            is_masked=source.model.head is HeadKind.MASKED_TOKENS,
+            abilities=source.abilities,
         )
 
     score = partial(_score, batch_size=config.batch_size, shown=shown)

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import torch
 
+from crosscut.architecture import Ability
 from crosscut.config import Layout
 from crosscut.config.layouts.limits import require_tensor_axis
-from crosscut.config.model import HeadKind
 from crosscut.launch import Ranks, in_ranks
 from crosscut.launch.door import stay_in_ranks
 from crosscut.model import GPT
@@ -76,13 +76,12 @@ def joined_model(place: str, on: Machinery) -> tuple[GPT, ModelSource]:
     return on.load(source, device), source
 
 
-def find_scored(place: str, on: Machinery, *, masked: bool = False) -> ModelSource:
-    """Find the model at `place`, and check that it can be scored on the layout of `on`. `masked` allows a model that
-    predicts masked tokens instead of the next token. Raises the errors of `find_model`, and `ConfigError` or
-    `LayoutError`.
+def find_scored(place: str, on: Machinery, *others: Ability) -> ModelSource:
+    """Find the model at `place`, and check that it can be scored on the layout of `on`. The model must predict the next
+    token, or have one of the abilities `others`. Raises the errors of `find_model`, and `ConfigError` or `LayoutError`.
     """
     source = on.find(place)
-    if not (masked and source.model.head is HeadKind.MASKED_TOKENS):
+    if source.abilities.isdisjoint(others):
         source.require_decoder(place)
     require_tensor_axis(source.model, on.layout.tensor)
     return source

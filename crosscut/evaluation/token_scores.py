@@ -17,7 +17,7 @@ from crosscut.kernels.products import product_in
 from crosscut.kernels.soft_cap import soft_cap_
 from crosscut.model import GPT, Batch
 from crosscut.model.stages import last_hidden_states
-from crosscut.parallel import Axis, LossSettings, local
+from crosscut.parallel import Axis, LossSettings
 from crosscut.parallel.collectives import all_reduce
 from crosscut.parallel.cross_entropy import VocabularyPart, local_index, loss_chunk, require_fit, vocabulary_part
 
@@ -51,16 +51,14 @@ def score_tokens(model: GPT, batch: Batch) -> TokenScores:
     if found_hidden is None:
         wide = torch.promote_types(model.compute_dtype, torch.float32)
         return TokenScores(torch.zeros_like(targets, dtype=wide), torch.zeros_like(kept))
-    hidden, bias = found_hidden[kept], None
-    if model.prediction is not None:
-        hidden, bias = model.prediction(hidden), local(model.prediction.bias, hidden.dtype)
+    hidden, weight, settings, _ = model.head.operands(found_hidden[kept])
     found = vocab_parallel_scores(
         hidden,
-        local(model.output_weight, hidden.dtype),
+        weight,
         targets[kept],
         vocab_size=model.config.vocab_size,
         axis=model.mesh.tensor,
-        settings=LossSettings(bias=bias, soft_cap=model.config.logit_softcap),
+        settings=settings,
     )
     losses = found.losses.new_zeros(targets.shape).masked_scatter_(kept, found.losses)
     return TokenScores(losses, torch.zeros_like(kept).masked_scatter_(kept, found.hits))

@@ -2,18 +2,18 @@
 masks.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from crosscut.architecture import Ability
 from crosscut.config import ConfigError, Layout
 from crosscut.config.checks import require_at_least
 from crosscut.config.generation.sampling import Sampling
 from crosscut.config.layouts.limits import require_tensor_axis
-from crosscut.config.model import HeadKind
 from crosscut.config.published.generation import check_generation
 from crosscut.config.system.terminal import echo
 from crosscut.data import Tokenizer
@@ -86,20 +86,21 @@ def write_order(place: str, order: Order) -> None:
 
 def _checked(place: str, order: Order) -> ModelSource:
     source = find_model(place, last_weights=order.last_weights, adapter=order.adapter)
-    is_masked = source.model.head is HeadKind.MASKED_TOKENS
-    if not is_masked:
+    if source.abilities.isdisjoint(_WAYS):
         source.require_decoder(place)
     require_tensor_axis(source.model, order.tensor)
-    if is_masked:
-        _check_masked(place, source, order)
-        return source
+    _way(source).check(place, source, order)
+    return source
+
+
+def _check_texts(_place: str, source: ModelSource, order: Order) -> None:
+    """Raise `ConfigError` if an option or a prompt does not suit a model that continues texts."""
     remedy = "The options of the command decide: `--temperature`, `--top-k`, `--top-p` and so on."
     for notice in check_generation(source.settings_folders, order.sampling, remedy):
         echo(f"crosscut: {notice}", err=True)
     tokenizer = source.load_tokenizer()
     for prompt in order.prompts:
         _request(prompt, tokenizer, source, order)
-    return source
 
 
 def _check_masked(place: str, source: ModelSource, order: Order) -> None:
@@ -119,10 +120,11 @@ def _check_masked(place: str, source: ModelSource, order: Order) -> None:
 def _write(order: Order, found: Mapping[str, Any], device: torch.device) -> None:
     source = ModelSource.from_json(found)
     mesh = make_mesh(order.layout, device)
-    model = source.load(mesh, precision=order.precision)
-    if source.model.head is HeadKind.MASKED_TOKENS:
-        _fill(model, source, order, mesh)
-        return
+    _way(source).write(source.load(mesh, precision=order.precision), source, order, mesh)
+
+
+def _continue(model: GPT, source: ModelSource, order: Order, mesh: ParallelMesh) -> None:
+    """Continue all prompts, and print the texts on the first rank. Every rank must call this function."""
     num_rows = min(_MOST_ROWS, max(len(order.prompts), 1) * order.samples)
     pack_weights(model, mesh, num_texts=num_rows)
     tokenizer = source.load_tokenizer()
@@ -149,6 +151,23 @@ def _fill(model: GPT, source: ModelSource, order: Order, mesh: ParallelMesh) -> 
             continue
         if mesh.is_first_rank:
             print_filled(filled, as_json=order.as_json)
+
+
+class _Way(NamedTuple):
+    """Way in which a model generates."""
+
+    check: Callable[[str, ModelSource, Order], None]
+    """Function that raises `ConfigError` if an option or a prompt does not suit the model."""
+    write: Callable[[GPT, ModelSource, Order, ParallelMesh], None]
+    """Function that generates and prints. Every rank must call it."""
+
+
+_WAYS = {Ability.WRITE: _Way(_check_texts, _continue), Ability.FILL: _Way(_check_masked, _fill)}
+"""Ways to generate, by the ability that they need."""
+
+
+def _way(source: ModelSource) -> _Way:
+    return next(way for ability, way in _WAYS.items() if ability in source.abilities)
 
 
 def _rounds(order: Order, mesh: ParallelMesh) -> Iterator[tuple[str, ...]]:

@@ -186,7 +186,7 @@ def last_hidden_states(model: GPT, batch: Batch) -> Tensor | None:
     """
     if model.mesh.pipeline is None:
         return model.hidden_states(batch)
-    filled, num_filled = model.filled(batch)
+    filled, num_filled = model.sharing.filled(batch)
     hidden = _through_stages(model, filled, num_filled=num_filled)
     return None if hidden is None else enter_tensor_parallel(hidden, model.mesh)[:, : batch.tokens.shape[1]]
 

@@ -24,7 +24,7 @@ Legend: `s` tokens of a sequence, `b` sequences of a micro-batch, `h` hidden siz
 from dataclasses import replace
 
 from crosscut.architecture import Device, Kept, Layer, Target, describe, kept
-from crosscut.architecture.readings import weights_read
+from crosscut.architecture.readings import attention_products, weights_read
 from crosscut.config.conventions import AMPERE
 from crosscut.config.precision import precision_on
 from crosscut.config.training import Recompute
@@ -79,12 +79,13 @@ def published_layer_activations(run: Planned) -> float:
     used. The formulas assume dropout and two bytes per element.
     """
     s, b = run.training.sequence_length, run.micro_batch_size
-    h, a, t = run.model.hidden_size, run.model.num_heads, run.layout.tensor
+    h, t = run.model.hidden_size, run.layout.tensor
     split = t if run.layout.sequence_parallel else 1
     if run.training.recompute == Recompute.FULL:
         return 2 * s * b * h / split
-    core = 0.0 if run.training.recompute == Recompute.SELECTIVE else 5 * a * s / (h * t)
-    return s * b * h * (10 / split + 24 / t + core)
+    scores = attention_products(describe(run.model).layers[0], target_of(run, device="cuda"))[0].elements
+    core = 0 if run.training.recompute == Recompute.SELECTIVE else 5 * scores
+    return s * b * h * (10 / split + 24 / t) + core
 
 
 def activations_held(run: Planned, *, device: Device = "cuda") -> int:

@@ -61,7 +61,7 @@ def part_flops_per_token(
     """
     output = 0
     if part.is_last:
-        products = 2 if part.head.vocabulary.is_frozen else 3
+        products = 2 if part.head.is_frozen else 3
         output = products * head_flops_per_token(model, sequence_length, mask_fraction)
     again = 3 if recompute else 2
     return again * _layers(part, sequence_length) + _second_gradients(part, sequence_length) + output

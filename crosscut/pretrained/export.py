@@ -339,7 +339,7 @@ def export_model(
     target = _ExportFolder(
         folder=folder_at(out).alone,
         config=model.config,
-        dtype=model.token_weight.dtype,
+        dtype=model.embedding.weight.dtype,
         tokenizer=tokenizer,
         ends=(Tokenizer.load(tokenizer).end_of_text, *stops),
         labels=labels,

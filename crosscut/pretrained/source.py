@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from crosscut.architecture import Ability, describe
 from crosscut.checkpoint import (
     AVERAGE,
     MODEL,
@@ -99,6 +100,21 @@ class ModelSource(TextEnds):
         places = {"folder": folder_at(table["folder"]), "tokenizer": Path(table["tokenizer"])}
         lists = {name: tuple(table[name]) for name in ("stops", "left_out", "labels")}
         return cls(**{**table, **places, **lists, "model": ModelConfig(**table["model"])})
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """Abilities of the model."""
+        return describe(self.model).head.abilities
+
+    def require_encoder(self, place: str | Path) -> None:
+        """Raise `ConfigError` for a model that cannot turn texts into vectors, because no token sees the whole text.
+        `place` is the path of the model, for the message.
+        """
+        if Ability.EMBED not in self.abilities:
+            raise ConfigError(
+                f"`{place}` must hold an encoder, but holds a model that predicts the next token "
+                f"({self.model.family}). Choose a BERT or a model made from one, such as all-MiniLM-L6-v2."
+            )
 
     def require_decoder(self, place: str | Path) -> None:
         """Raise `ConfigError` for a model that does not predict the next token: an encoder, in which each token also

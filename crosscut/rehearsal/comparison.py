@@ -38,7 +38,7 @@ def compare(rehearsal: Rehearsal) -> list[ComparedFigure]:
     run = rehearsal.run
     held = rehearsed_forecast(rehearsal)
     planned: Counter[str] = Counter()
-    part = describe(run.model).head.vocabulary.on(Target.of(run.layout))
+    part = describe(run.model).embedding.tokens.on(Target.of(run.layout))
     chunk = default_loss_chunk(part.shape[0], run.predicted_tokens, device=rehearsal.device)
     for c in step_traffic(rehearsal.planned, loss_chunk_tokens=chunk, compiled=False):
         planned[c.axis] += c.count * c.elements * c.element_bytes

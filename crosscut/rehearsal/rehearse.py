@@ -124,7 +124,7 @@ def _require_possible(run: RunConfig) -> None:
 
 def _count(run: ResolvedRun, mesh: ParallelMesh, tell: Callable[[int, int], None]) -> tuple[Ledger, CollectiveRecorder]:
     target = Target.of(run.layout)
-    vocabulary = describe(run.model).head.vocabulary.on(target).shape[0]
+    vocabulary = describe(run.model).embedding.tokens.on(target).shape[0]
     chunk = default_loss_chunk(vocabulary, run.config.predicted_tokens, device=run.device)
     trainer = Trainer(run, mesh, loss_chunk_tokens=chunk)
     trainer.optimizer.prepare()

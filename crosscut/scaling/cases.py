@@ -11,13 +11,13 @@ ranks. All numbers of ranks are powers of two, so they meet this condition.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, lcm
+from math import ceil
 from typing import Any, Literal, NamedTuple
 
 from crosscut.config import ConfigError, ModelConfig, ResolvedRun
 from crosscut.config.axes import OPTIONS
 from crosscut.config.checks import divisors
-from crosscut.config.layouts.limits import tensor_limits
+from crosscut.config.layouts.growth import grow
 from crosscut.config.training import Device
 
 Study = Literal["tensor", "data", "strong", "pipeline", "context", "process"]
@@ -161,31 +161,6 @@ def _strong_scaling(
 def whole_ranks(devices: Devices) -> int:
     """Return the largest number of ranks that is a power of two and gives each rank a core or GPU of its own."""
     return min(devices.most, _power_of_two(devices.count))
-
-
-def grow(model: ModelConfig, tensor: int) -> ModelConfig:
-    """Return a larger model for `tensor` ranks, so that each rank holds about as many parameters as `model` has.
-
-    Both the width and the depth grow, as in Figure 6, and the head size stays the same. The number of heads grows with
-    the cube root of the number of ranks, rounded so that the ranks divide the heads. The number of layers grows by the
-    remaining factor. From the 16 heads of the paper's 1.2B model, this gives 20, 24 and 32 heads as in the paper. In a
-    model without attention, the smallest number that tensor ranks must divide takes the place of the attention heads.
-    """
-    limits = (limit.number for limit in tensor_limits(model) if not limit.may_share)
-    before = model.num_heads if model.attends else min(limits)
-    group = model.num_heads // model.num_kv_heads if model.attends else 1
-    unit = lcm(tensor, group)
-    heads = before if tensor == 1 else max(1, round(before * tensor ** (1 / 3) / unit)) * unit
-    hidden = model.hidden_size * heads // before
-    return replace(
-        model,
-        num_layers=max(1, round(model.num_layers * tensor * (before / heads) ** 2)),
-        hidden_size=hidden,
-        **model.resized_sections(hidden),
-        mlp_size=model.mlp_size * heads // before // heads * heads,
-        num_heads=heads if model.attends else 0,
-        num_kv_heads=heads // group if model.attends else 0,
-    )
 
 
 def _case(run: ResolvedRun, devices: Devices, model: ModelConfig, **sizes: int) -> Case:

@@ -65,7 +65,7 @@ def _weak(results: Results, title: str, words: str, rows: Sequence[MeasuredCase]
         (
             _ranks(row),
             _sharing(row),
-            _model(row),
+            row.model,
             f"{row.parameters_per_rank / 1e6:.1f}M",
             *_seconds(row),
             f"{row.flops_per_second / scale:.3g}",
@@ -120,7 +120,7 @@ def _strong(results: Results, axis: str, rows: Sequence[MeasuredCase]) -> Sectio
 def _process(results: Results) -> Section:
     strong = [row for study in STRONG_SCALING for row in results.studies.get(study, ())]
     cells = [
-        (_model(row), scaling, *_seconds(row), _ranks(other), *_seconds(other), f"{row.median / other.median:.2f}")
+        (row.model, scaling, *_seconds(row), _ranks(other), *_seconds(other), f"{row.median / other.median:.2f}")
         for row in results.studies["process"]
         for scaling, rows in (("strong", strong), ("weak", results.studies["tensor"]))
         for other in rows
@@ -136,7 +136,7 @@ def _process(results: Results) -> Section:
 
 
 def _same_model(one: MeasuredCase, other: MeasuredCase) -> bool:
-    return (one.num_layers, one.hidden_size, one.flops) == (other.num_layers, other.hidden_size, other.flops)
+    return (one.model, one.flops) == (other.model, other.flops)
 
 
 def _device(results: Results) -> str:
@@ -150,10 +150,6 @@ def _name(row: MeasuredCase) -> str:
 def _ranks(row: MeasuredCase) -> str:
     axes = reversed([*row.axes.items()])
     return " x ".join(f"{axis} {size}" for axis, size in axes if size > 1) or "1"
-
-
-def _model(row: MeasuredCase) -> str:
-    return f"{row.num_layers} x {row.hidden_size}, {row.num_heads}"
 
 
 def _sharing(row: MeasuredCase) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from statistics import median
 
+from crosscut.architecture.words import shape_in_figures
 from crosscut.config import ResolvedRun
 from crosscut.config.system.files import parse_json
 from crosscut.config.system.records import from_json, to_json
@@ -21,9 +22,8 @@ from crosscut.scaling.cases import Case, Devices, Study
 class MeasuredCase:
     """One case with its measured seconds per step."""
 
-    num_layers: int
-    hidden_size: int
-    num_heads: int
+    model: str
+    """Shape of the model in figures (`architecture.words`)."""
     parameters: int
     parameters_per_rank: int
     """Parameters on one tensor rank. For a pipeline, the sum over one tensor rank of each stage."""
@@ -90,9 +90,7 @@ def row_of(case: Case, seconds: Sequence[float], devices: Devices, hardware: Har
     """Return the row for a case: the measured seconds and, if `hardware` is given, the planner's forecast."""
     run = case.run
     return MeasuredCase(
-        num_layers=run.model.num_layers,
-        hidden_size=run.model.hidden_size,
-        num_heads=run.model.num_heads,
+        model=shape_in_figures(run.model),
         parameters=count_parameters(run.model),
         parameters_per_rank=parameters_per_rank(run.model, run.layout),
         axes=run.layout.axes,

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 import uvicorn
 from starlette.applications import Starlette
 
+from crosscut.architecture import Ability
 from crosscut.config import ConfigError, Layout
 from crosscut.config.layouts.limits import require_tensor_axis
 from crosscut.config.published.generation import check_generation
@@ -119,29 +120,37 @@ def serve(place: str, options: ServerOptions) -> None:
 def _checked(place: str, options: ServerOptions) -> ModelSource:
     source = find_model(place, last_weights=options.last_weights, adapter=options.adapter)
     require_tensor_axis(source.model, options.tensor)
-    if source.model.is_causal:
+    if source.abilities.isdisjoint(_SERVICES):
         source.require_decoder(place)
-        remedy = "The fields of each request decide: `temperature`, `top_k`, `top_p` and so on."
-        for notice in check_generation(source.settings_folders, None, remedy):
-            echo(f"crosscut: {notice}", err=True)
-        ChatTemplate.find(source.tokenizer)  # raises before any process starts, if the template is invalid
-    elif options.slide:
+    _service(source).check(place, source, options)
+    with _bound(options):  # raises if the port is taken
+        return source
+
+
+def _check_texts(_place: str, source: ModelSource, _options: ServerOptions) -> None:
+    """Check a model that continues texts, and print what its files ask for in vain."""
+    remedy = "The fields of each request decide: `temperature`, `top_k`, `top_p` and so on."
+    for notice in check_generation(source.settings_folders, None, remedy):
+        echo(f"crosscut: {notice}", err=True)
+    ChatTemplate.find(source.tokenizer)  # raises before any process starts, if the template is invalid
+
+
+def _check_vectors(place: str, source: ModelSource, options: ServerOptions) -> None:
+    """Check a model that embeds texts, and print how it does so."""
+    if options.slide:
         raise ConfigError(
             f"`--slide` must be used only with a model that generates text, but `{place}` holds an encoder. Remove "
             "--slide."
         )
-    else:
-        for line in about_steps(source, require_embeddings(source, options.tensor).steps):
-            echo(f"crosscut: {line}", err=True)
-    with _bound(options):  # raises if the port is taken
-        return source
+    for line in about_steps(source, require_embeddings(source, options.tensor).steps):
+        echo(f"crosscut: {line}", err=True)
 
 
 def _serve(options: ServerOptions, found: Mapping[str, object], device: torch.device) -> None:
     source = ModelSource.from_json(found)
     mesh = make_mesh(options.layout, device)
     with _bound(options) if mesh.is_first_rank else nullcontext() as listener:
-        (_write if source.model.is_causal else _embed)(source, mesh, options, listener)
+        _service(source).run(source, mesh, options, listener)
 
 
 def _write(source: ModelSource, mesh: ParallelMesh, options: ServerOptions, listener: socket.socket | None) -> None:
@@ -198,6 +207,32 @@ def _embed(source: ModelSource, mesh: ParallelMesh, options: ServerOptions, list
     endpoints = embedding_endpoints(served, desk)
     application = make_application(served, desk, endpoints, key=options.api_key, names=_names(options))
     _lead(work, application, desk, listener, _greeting(source, options, listener))
+
+
+class _Service(NamedTuple):
+    """Way in which a server uses its model."""
+
+    check: Callable[[str, ModelSource, ServerOptions], None]
+    """Function that raises an error if an option does not suit the model."""
+    run: Callable[[ModelSource, ParallelMesh, ServerOptions, socket.socket | None], None]
+    """Function that runs one rank of the server."""
+    rows: str
+    """Words for the texts that the model reads at once."""
+    use: str
+    """Words that tell a user how to use the server."""
+
+
+_SERVICES = {
+    Ability.WRITE: _Service(
+        _check_texts, _write, "texts at once", "Open it in a browser, or point an OpenAI client at /v1."
+    ),
+    Ability.EMBED: _Service(_check_vectors, _embed, "texts per pass", "Point an OpenAI client at /v1 to embed texts."),
+}
+"""Services, by the ability that they need. A model gets the first one that it can do."""
+
+
+def _service(source: ModelSource) -> _Service:
+    return next(service for ability, service in _SERVICES.items() if ability in source.abilities)
 
 
 def _follow(work: Callable[[], None]) -> None:
@@ -319,12 +354,10 @@ def _talking(application: Starlette, listener: socket.socket, desk: Desk[PartT])
 
 
 def _greeting(source: ModelSource, options: ServerOptions, listener: socket.socket) -> str:
-    what, how = "texts at once", "Open it in a browser, or point an OpenAI client at /v1."
-    if not source.model.is_causal:
-        what, how = "texts per pass", "Point an OpenAI client at /v1 to embed texts."
+    service = _service(source)
     return (
         f"{source.title} at http://{_in_url(options.host)}:{listener.getsockname()[1]} (tensor {options.tensor}, "
-        f"{options.rows} {what}). {how} Ctrl-C stops the server."
+        f"{options.rows} {service.rows}). {service.use} Ctrl-C stops the server."
     )
 
 

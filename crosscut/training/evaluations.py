@@ -5,8 +5,8 @@ the last step.
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
+from crosscut.architecture import describe
 from crosscut.config import RunConfig
-from crosscut.config.model import HeadKind
 from crosscut.data import Tokens
 from crosscut.evaluation import Task, evaluate, make_tasks
 from crosscut.launch import StopRequest
@@ -50,10 +50,10 @@ class Evaluations:
         if run.evaluation.has_tasks:
             # Training uses only the positions up to its sequence length, even if the model has more positions.
             sizes = {"longest": run.training.sequence_length, "vocab_size": run.model.vocab_size}
-            spoken, is_masked = speech_of_run(run, tokens.path), run.model.head is HeadKind.MASKED_TOKENS
+            spoken, abilities = speech_of_run(run, tokens.path), describe(run.model).head.abilities
             begin = spoken.begin_of_text if spoken else None
             self.tasks = make_tasks(
-                run.evaluation, tokens.tokenizer(), begin_of_text=begin, is_masked=is_masked, **sizes
+                run.evaluation, tokens.tokenizer(), begin_of_text=begin, abilities=abilities, **sizes
             )
 
     def is_due(self, step: int) -> bool:

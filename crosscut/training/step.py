@@ -13,7 +13,7 @@ from crosscut.config import ResolvedRun
 from crosscut.flight import RECORD, RunPhase
 from crosscut.kernels.deferral import Deferral
 from crosscut.model import GPT, Batch, initialize
-from crosscut.model.gpt import Scales
+from crosscut.model.heads.head import Scales
 from crosscut.model.running import PLAIN_LOSS, Runners
 from crosscut.model.stages import Observer, StageStep
 from crosscut.parallel import (
@@ -154,8 +154,8 @@ class Trainer:
         all-reduce of the loss also tells all ranks whether every rank's gradients are finite.
         """
         RECORD.phase(RunPhase.OPTIMIZER)
-        copies = [copy.grad for copy in self.model.tied_copies if copy.grad is not None]
-        counted = self.model.counted_once(self.parameters)
+        copies = [copy.grad for copy in self.model.embedding.copies if copy.grad is not None]
+        counted = self.model.embedding.counted_once(self.parameters)
         measured = measure_gradients(counted, self.mesh.owners, also=[loss, *copies])
         loss, verdict = self.summed(torch.stack([loss, measured.verdict.to(loss.dtype)])).unbind()
         norm = measured.norm + verdict
@@ -197,8 +197,8 @@ class Trainer:
         total = passes(step, micro_batches, scales)
         RECORD.phase(RunPhase.REDUCTION)
         self.reducer.finish()
-        if self.mesh.ends is not None and self.model.is_tied_over_stages:  # both ranks hold the tied embedding
-            sum_copies(self.model.token_weight, self.mesh.ends)
+        if self.mesh.ends is not None and self.model.embedding.is_trained_twice:  # both ranks hold the tied embedding
+            sum_copies(self.model.embedding.weight, self.mesh.ends)
         if self.loss_scale is not None:
             self.loss_scale.unscale_(self.parameters)
             total = self.loss_scale.unscaled(total)

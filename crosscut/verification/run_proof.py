@@ -11,6 +11,7 @@ from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColum
 from torch import Tensor
 
 from crosscut.architecture import Role, describe
+from crosscut.architecture.words import model_in_words
 from crosscut.config import ConfigError, EvaluationConfig, Layout, RunConfig
 from crosscut.config.layout import PipelineSchedule
 from crosscut.config.optimizer import OptimizerConfig, ParameterGroup, rate_field
@@ -208,7 +209,7 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> LayoutReport:
         make_uncut=lambda on: _RunStep(_plain(run), on),
         drops=run.training.precision is Precision.FLOAT64 and model.dropout > 0,
         layout=told_layout(run),
-        model=f"{model.family}, {count_parameters(model):,} parameters ({model.size})",
+        model=model_in_words(model, f"{count_parameters(model):,}"),
         precision=run.training.precision,
         compute_dtype=torch_dtype(run.training.numbers.compute),
         product_dtype=torch_dtype(run.training.numbers.products),

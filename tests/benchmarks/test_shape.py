@@ -43,7 +43,8 @@ def compile_block(block, mlp):
 
 
 def count(run):
-    return run.model.is_causal, run.layout.tensor, Layout(data=2), run.task.is_causal, run.world.tensor
+    asked = gpt.model.head.logits(run)
+    return asked, run.model.is_causal, run.layout.tensor, Layout(data=2), run.task.is_causal, run.world.tensor
 ''',
     "model/gpt.py": '''class GPT:
     """Of all models, this."""

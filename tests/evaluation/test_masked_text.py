@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from crosscut.architecture import Ability
 from crosscut.config import IGNORED, ConfigError, DataError, EvaluationConfig, Layout
 from crosscut.config.system.terminal import new_console
 from crosscut.data import Tokenizer
@@ -124,9 +125,8 @@ def test_report_is_a_table_of_masked_tokens(model, text, capsys):
 def test_settings_of_the_next_token_are_refused(model, text, settings, message):
     config = EvaluationConfig(text=(text,), **settings)
     tokenizer = Tokenizer.load(model / "tokenizer.json")
-    assert refusal(ConfigError, make_tasks, config, tokenizer, longest=16, vocab_size=V, is_masked=True).startswith(
-        message
-    )
+    sizes = {"longest": 16, "vocab_size": V, "abilities": {Ability.FILL}}
+    assert refusal(ConfigError, make_tasks, config, tokenizer, **sizes).startswith(message)
 
 
 def test_texts_and_tokenizers_without_words_to_mask_are_refused(model, tmp_path):

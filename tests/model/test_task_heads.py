@@ -10,7 +10,7 @@ from torch import Tensor
 
 from crosscut.config import IGNORED, ConfigError, Layout, ModelConfig
 from crosscut.model import Batch
-from crosscut.model.heads.task_head import last_places
+from crosscut.model.heads.summary_heads import last_places
 from crosscut.parallel import make_reducer
 from crosscut.parallel.collectives import all_reduce
 from tests.model.twins import (

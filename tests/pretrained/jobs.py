@@ -40,7 +40,7 @@ def load(source: ModelSource, layout: Layout | ParallelMesh, precision: str) -> 
 @torch.no_grad()
 def logits_at_all_positions(model: GPT, tokens: Tensor) -> Tensor:
     hidden = enter_tensor_parallel(model(Batch(tokens=tokens)), model.mesh)
-    columns = hidden @ local(model.output_weight, hidden.dtype).t()
+    columns = hidden @ local(model.head.projection.weight, hidden.dtype).t()
     logits = gather_from_tensor_parallel(columns, model.mesh.tensor)[..., : model.config.vocab_size]
     reshard(model)
     return soft_cap(logits, model.config.logit_softcap)

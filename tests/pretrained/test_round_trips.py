@@ -94,12 +94,12 @@ def ours(source: ModelSource, out: Path | None) -> list[Tensor]:
     model = jobs.load(source, Layout(), "float64")
     if out is not None:
         export_model(model, out, tokenizer=source.tokenizer, stops=source.stops, labels=source.labels)
-    if model.task is not None:
+    if source.model.solves_task:
         return [model.task_logits(Batch(tokens=TOKENS), num_choices=B if source.model.head == "choice" else 1)]
     hidden = model.hidden_states(Batch(tokens=TOKENS))
-    if not source.model.is_causal and model.prediction is None:
+    if not source.model.is_causal and not source.model.predicts_masked:
         return [hidden]
-    order = [] if model.order is None else [model.order(enter_tensor_parallel(hidden, model.mesh)[:, 0])]
+    order = [] if not source.model.sentence_order else [model.order(enter_tensor_parallel(hidden, model.mesh)[:, 0])]
     return [model.logits_of(hidden.flatten(0, 1)).view(B, S, V), *order]
 
 

@@ -26,8 +26,10 @@ from crosscut.data import mixture
 from crosscut.kernels import deferral
 from crosscut.model import Batch, batch, block, gpt, initialization, stages
 from crosscut.model.building import Builder
-from crosscut.model.gpt import Scales
-from crosscut.model.heads import pooled_head, task_head
+from crosscut.model.embedding import Embedding
+from crosscut.model.heads import pooled_head, projection, spans_head, summary_heads
+from crosscut.model.heads.head import Scales
+from crosscut.model.heads.summary_heads import ChoosingHead
 from crosscut.model.sublayers import attention, gated_mlp, mlp
 from crosscut.parallel import (
     GradientNorm,
@@ -207,7 +209,7 @@ def f_without_backward(patch: Patch) -> None:
 
 @fault("f without its backward all-reduce, before the loss", "loss")
 def f_missing_at_the_loss(patch: Patch) -> None:
-    patch.setattr(gpt, "enter_tensor_parallel", lambda x, mesh: x)
+    patch.setattr(projection, "enter_tensor_parallel", lambda x, mesh: x)
 
 
 @fault("f in place: beside another use of its gradient", "OwnModule", own_module=True)
@@ -491,7 +493,7 @@ def norms_in_the_other_place(make: Any, self: block.Block, part: Layer, build: B
 
 
 @fault("every rank adds the first part of the vocabulary's bias", "loss", **BERT, **MASKED)
-@instead_of(gpt, "vocab_parallel_cross_entropy")
+@instead_of(projection, "vocab_parallel_cross_entropy")
 def first_part_of_the_bias(loss: Any, *hidden: Tensor, axis: Any, settings: Any, **how: Any) -> Tensor:
     bias = settings.bias
     first = all_gather(bias.detach(), axis, 0)[: len(bias)]
@@ -511,13 +513,13 @@ def dense_of_the_head_not_summed(patch: Patch) -> None:
 
 @fault("the pooler takes the first token of a rank's part of the sequence", "order", SPLIT, **BERT, **MASKED)
 def pooler_of_own_part(patch: Patch) -> None:
-    enter, forward, own = gpt.enter_tensor_parallel, pooled_head.PooledHead.forward, []
+    enter, forward, own = projection.enter_tensor_parallel, pooled_head.PooledHead.forward, []
 
     def noted(x: Tensor, mesh: ParallelMesh) -> Tensor:
         own.append(x)
         return enter(x, mesh)
 
-    patch.setattr(gpt, "enter_tensor_parallel", noted)
+    patch.setattr(projection, "enter_tensor_parallel", noted)
     patch.setattr(pooled_head.PooledHead, "forward", lambda self, _first: forward(self, own.pop()[:, 0]))
 
 
@@ -557,11 +559,11 @@ def _own_count(patch: Patch, which: int) -> None:
 
 @fault("the summary is the first token of every rank's part of the sequence", "loss", SPLIT, **BERT, **CLASSES)
 def summary_of_own_part(patch: Patch) -> None:
-    patch.setattr(task_head, "take_summaries", lambda hidden, _last, _mesh: hidden[:, 0])
+    patch.setattr(pooled_head, "take_summaries", lambda hidden, _last, _mesh: hidden[:, 0])
 
 
 @fault("the last token is counted in a rank's own part of the sequence", "loss", SPLIT, **CLASSES)
-@instead_of(task_head, "take_summaries")
+@instead_of(summary_heads, "take_summaries")
 def last_token_of_own_part(_plain: Any, hidden: Tensor, last: Tensor, _mesh: ParallelMesh) -> Tensor:
     return hidden[torch.arange(len(hidden)), last.clamp(max=hidden.shape[1] - 1)]
 
@@ -573,7 +575,7 @@ def classes_not_summed(patch: Patch) -> None:
 
 @fault("gradients of the summaries not summed", "loss", **BERT, **CLASSES)
 def summaries_not_summed(patch: Patch) -> None:
-    patch.setattr(task_head, "copy_to_tensor_parallel", lambda x, axis: x)
+    patch.setattr(pooled_head, "copy_to_tensor_parallel", lambda x, axis: x)
 
 
 @fault("dropout of the pooled vector from the stream that ranks share", "task.dropout", **BERT, **CLASSES)
@@ -591,34 +593,34 @@ def own_labels(patch: Patch) -> None:
 
 
 @fault("the softmax of a choice runs over all questions of a data rank", "loss", DATA, **BERT, **CHOICE)
-@instead_of(gpt, "task_loss")
-def choice_over_all_questions(plain: Any, logits: Tensor, labels: Tensor) -> Tensor:
+@instead_of(ChoosingHead, "loss_of")
+def choice_over_all_questions(plain: Any, self: ChoosingHead, logits: Tensor, labels: Tensor) -> Tensor:
     places = labels + torch.arange(len(labels)) * logits.shape[1]
-    return plain(logits.view(1, -1).expand(len(labels), -1), places.where(labels != IGNORED, IGNORED))
+    return plain(self, logits.view(1, -1).expand(len(labels), -1), places.where(labels != IGNORED, IGNORED))
 
 
 @fault("the options of a question are spread over the batch", "loss", DATA, **BERT, **CHOICE)
-def options_not_beside_each_other(patch: Patch) -> None:
-    plain = gpt.task_loss
-    patch.setattr(gpt, "task_loss", lambda logits, labels: plain(logits.flatten().view(-1, len(labels)).t(), labels))
+@instead_of(ChoosingHead, "loss_of")
+def options_not_beside_each_other(plain: Any, self: ChoosingHead, logits: Tensor, labels: Tensor) -> Tensor:
+    return plain(self, logits.flatten().view(-1, len(labels)).t(), labels)
 
 
 @fault("logits of spans are another rank's part of the sequence", "task", SPLIT, **BERT, **SPANS)
 def spans_of_another_rank(patch: Patch) -> None:
-    join = task_head.join_from_sequence_parallel
+    join = spans_head.join_from_sequence_parallel
     patch.setattr(
-        task_head, "join_from_sequence_parallel", lambda x, axis: torch.cat(join(x, axis).chunk(axis.size, 1)[::-1], 1)
+        spans_head, "join_from_sequence_parallel", lambda x, axis: torch.cat(join(x, axis).chunk(axis.size, 1)[::-1], 1)
     )
 
 
 @fault("gradients of the logits of spans are summed over the ranks", "task", SPLIT, **BERT, **SPANS)
 def spans_summed(patch: Patch) -> None:
-    patch.setattr(task_head, "join_from_sequence_parallel", operators.gather_from_sequence_parallel)
+    patch.setattr(spans_head, "join_from_sequence_parallel", operators.gather_from_sequence_parallel)
 
 
 @fault("gradients of the classifier of spans not summed", "task.classifier", SPLIT, **BERT, **SPANS)
 def classifier_of_spans_not_summed(patch: Patch) -> None:
-    patch.setattr(task_head, "local_on_sequence", lambda parameter, _mesh, dtype: local(parameter, dtype))
+    patch.setattr(spans_head, "local_on_sequence", lambda parameter, _mesh, dtype: local(parameter, dtype))
 
 
 # --- norm, clipping, normalisation -----------------------------------------------------------------------------------
@@ -988,7 +990,7 @@ def verdict_not_sent(summed: Any, self: training_step.Trainer, part: Tensor) -> 
 
 @fault("the gradient norm counts the tied weight twice", "gradient norm", STAGES)
 def norm_counts_the_tied_weight_twice(patch: Patch) -> None:
-    patch.setattr(gpt.GPT, "counted_once", lambda self, parameters: list(parameters))
+    patch.setattr(Embedding, "counted_once", lambda self, parameters: list(parameters))
 
 
 @fault("each stage clips by the norm of its own gradients", "gradient norm", STAGES)

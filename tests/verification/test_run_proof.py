@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from crosscut.config import IGNORED, ConfigError, Layout, LayoutError, TrainingError, load_run
 from crosscut.kernels import ORDINARY, Products
-from crosscut.model import gpt
+from crosscut.model.heads import projection
 from crosscut.planner import step_traffic
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.precision import resolve_on
@@ -257,7 +257,7 @@ def wrong_weight_gradients(weight_gradient: Any, self: Products, grad: Tensor, x
     return product * 0.55 if x.element_size() == 2 else product
 
 
-@instead_of(gpt, "vocab_parallel_cross_entropy")
+@instead_of(projection, "vocab_parallel_cross_entropy")
 def wrong_loss(loss: Any, hidden: Tensor, *arguments: object, **more: object) -> Tensor:
     """Half as large again, and its gradients are not."""
     y = loss(hidden, *arguments, **more)

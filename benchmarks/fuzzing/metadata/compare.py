@@ -147,7 +147,7 @@ def _ours(source: ModelSource, mesh: ParallelMesh) -> Tensor | None:
         return model.logits_of(hidden)[..., : source.model.vocab_size]
     if source.model.head != "next_token" or not source.model.is_causal:
         return hidden
-    logits = hidden @ local(model.output_weight, hidden.dtype).t()
+    logits = hidden @ local(model.head.projection.weight, hidden.dtype).t()
     return soft_cap(logits[..., : source.model.vocab_size], source.model.logit_softcap)
 
 

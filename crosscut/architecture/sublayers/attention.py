@@ -218,6 +218,10 @@ class Attend(Step):
         gathered = Value(f"{attention.name} gathered keys and values", width, Rows.SHARED, cut=True, heads=kv_heads)
         return (self.reads[0], gathered, *self.gives, sums, *inner)
 
+    def repeats_of_keys(self, target: Target) -> int:
+        """Number of query heads on one rank that share a key-value head."""
+        return (self.attention.num_heads // target.tensor) // max(self.attention.num_kv_heads // target.tensor, 1)
+
     @property
     def is_core(self) -> bool:
         """True: `training.recompute = "selective"` runs the attention core again in the backward pass."""

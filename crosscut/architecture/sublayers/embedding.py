@@ -19,7 +19,6 @@ from crosscut.architecture.sublayers.residual import Draw, Drop, dropout_mask
 from crosscut.architecture.target import Kind, Target
 from crosscut.config import ModelConfig
 from crosscut.config.layout import ContextAttention
-from crosscut.config.model import HeadKind
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Embedding:
     is_causal: bool
     """Whether attention is causal."""
     hides_padding: bool
-    """Whether attention has a mask of padding, as bidirectional attention has, and causal attention to find spans."""
+    """Whether attention has a mask of padding, as bidirectional attention has, and causal attention for some heads."""
     shares: frozenset[needs.Share]
     """Shared tensors that the layers read."""
 
@@ -62,7 +61,7 @@ class Embedding:
             dropout=model.dropout,
             rotated=0 if learns else model.head_size,
             is_causal=model.is_causal,
-            hides_padding=not model.is_causal or model.head is HeadKind.SPANS,
+            hides_padding=not model.is_causal,
             shares=shares,
         )
 

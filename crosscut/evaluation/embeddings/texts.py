@@ -120,11 +120,7 @@ def encode_texts(
     the errors are the same as those of `embed`.
     """
     source = on.find(place)
-    if source.model.is_causal:
-        raise ConfigError(
-            f"`{place}` must hold an encoder, but holds a model that predicts the next token ({source.model.family}). "
-            "Choose a BERT or a model made from one, such as all-MiniLM-L6-v2."
-        )
+    source.require_encoder(place)
     encoder = require_embeddings(source, on.layout.tensor, options)
     for line in about_steps(source, encoder.steps):
         tell(line)

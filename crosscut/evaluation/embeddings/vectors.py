@@ -58,7 +58,7 @@ def embeddings(
     """
     pooling = SentencePooling() if pooling is None else pooling
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-    device = model.token_weight.device
+    device = model.embedding.weight.device
     parts = []
     for start in range(0, len(order), batch_size):
         chosen = [torch.tensor(ids[i], device=device) for i in order[start : start + batch_size]]

@@ -60,9 +60,9 @@ def root_sizes(decoder: Decoder, target: Target, shares: int) -> RootSizes:
         tokens = decoder.embedding.tokens.on(target)
         last = tokens.size if decoder.is_first and not tokens.is_frozen else 0
         return RootSizes(_size(root), *_shares(root, shares), 0, 0, last)
-    vocabulary = decoder.head.vocabulary.on(target)
+    vocabulary = (decoder.head.vocabulary or decoder.embedding.tokens).on(target)
     gradient = 0 if vocabulary.is_frozen else vocabulary.size
-    if decoder.head.task is not None:
+    if decoder.head.vocabulary is None:
         return RootSizes(_size(root), *_shares(root, shares), 0, 0, gradient)
     return RootSizes(_size(root), *_shares(root, shares), vocabulary.size, gradient, gradient)
 

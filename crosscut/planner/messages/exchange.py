@@ -26,11 +26,11 @@ from functools import lru_cache
 from math import ceil, lcm
 from typing import NamedTuple
 
-from crosscut.architecture import Operation, Overlap, Target
+from crosscut.architecture import Operation, Overlap, describe, flat, lower
 from crosscut.architecture.messages import Phase
 from crosscut.architecture.steps import weight_gradients
 from crosscut.config import Layout
-from crosscut.planner.candidate import Planned
+from crosscut.planner.candidate import Planned, target_of
 from crosscut.planner.hardware import Hardware, Where
 from crosscut.planner.messages.collective import Collective
 from crosscut.planner.products import Speed
@@ -147,9 +147,10 @@ def exchange(collective: Collective, run: Planned, program: Program, beside: Bes
 
 
 def _repeats_of_keys(run: Planned) -> int:
-    """Number of query heads per key-value head on a tensor rank."""
-    target, model = Target.of(run.layout), run.model
-    return target.own_heads(model.num_heads) // target.own_heads(model.num_kv_heads or model.num_heads)
+    """Largest number of query heads per key-value head on a tensor rank."""
+    target = target_of(run, device="cuda")
+    steps = (step for layer in describe(run.model).kinds for step in flat(lower(layer, target)))
+    return max(step.repeats_of_keys(target) for step in steps)
 
 
 def _follows_passes(collective: Collective, layout: Layout, program: Program) -> bool:

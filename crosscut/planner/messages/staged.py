@@ -62,8 +62,7 @@ def compared_ends(run: Planned, all_reduce: partial[Collective]) -> list[Collect
 def _holds_tied(run: Planned) -> bool:
     """Whether the rank holds a tied embedding that another rank of the pipeline also holds."""
     part = part_of(run)
-    is_tied = part.head.output is None and part.head.task is None
-    return run.layout.num_stages > 1 and is_tied and (part.is_first or part.is_last)
+    return run.layout.num_stages > 1 and part.head.uses_embedding and (part.is_first or part.is_last)
 
 
 def _ends(run: Planned) -> str:

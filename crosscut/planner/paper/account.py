@@ -12,7 +12,10 @@ therefore computed for several rates, beginning with the stated rate of the link
 from collections.abc import Callable
 from typing import NamedTuple
 
+from crosscut.architecture import Product, describe
+from crosscut.architecture.readings import attention_products
 from crosscut.config import RunConfig
+from crosscut.planner.candidate import target_of
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
 from crosscut.planner.paper.runs import (
@@ -74,16 +77,19 @@ def _optimizer(run: RunConfig, _: float) -> float:
 
 def _scaled_scores(run: RunConfig, _: float) -> float:
     # The forward pass, the recomputed forward pass and the backward pass each read and write 2 bytes per element.
-    heads = run.model.num_heads // run.layout.tensor
-    scores = run.micro_batch_size * heads * run.training.sequence_length**2
-    return run.model.num_layers * 6 * 2 * scores / _MEMORY_RATE
+    return 6 * 2 * sum(each.elements for each in _attention(run)[::2]) / _MEMORY_RATE
 
 
 def _heads_apart(run: RunConfig, _: float) -> float:
     # Tensors moved: the forward pass reads and writes queries, keys, values and results (8), and so does recomputation
     # (8). The backward pass reads and writes one gradient and joins the other three (8).
-    tokens = run.micro_batch_size * run.training.sequence_length
-    return run.model.num_layers * 24 * 2 * tokens * run.model.query_size / run.layout.tensor / _MEMORY_RATE
+    return 24 * 2 * sum(each.elements for each in _attention(run)[1::2]) / _MEMORY_RATE
+
+
+def _attention(run: RunConfig) -> list[Product]:
+    """Products of attention in all layers: in turn, the scores and the weighted values."""
+    target = target_of(run, device="cuda")
+    return [each for layer in describe(run.model).layers for each in attention_products(layer, target)]
 
 
 TERMS = (

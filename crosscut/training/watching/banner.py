@@ -8,6 +8,7 @@ from typing import TypedDict
 import torch
 from rich.console import Console
 
+from crosscut.architecture.words import model_in_words
 from crosscut.config import ResolvedRun, RunConfig
 from crosscut.config.data import Objective
 from crosscut.config.recipes import describe_recipe
@@ -147,7 +148,7 @@ def model_rows(run: RunConfig) -> list[tuple[str, str]]:
     parameters = short(count_parameters(model), COUNTS)
     processes = f"{layout.world_size} process{'es' if layout.world_size > 1 else ''}"
     return [
-        ("model", f"{model.family}, {parameters} parameters ({model.size}, vocabulary {model.vocab_size:,})"),
+        ("model", model_in_words(model, parameters, f"vocabulary {model.vocab_size:,}")),
         ("layout", f"{layout}: {processes}"),
     ]
 

@@ -198,7 +198,7 @@ def _watched(model: nn.Module, seen: list[tuple[str, str]]) -> Iterator[list[int
 
 def _norm_is_finite(trainer: Trainer) -> bool:
     """Whether the norm of the repeated step's gradients is finite. Every rank must call this function."""
-    norm = global_gradient_norm(trainer.model.counted_once(trainer.parameters), trainer.mesh.owners)
+    norm = global_gradient_norm(trainer.model.embedding.counted_once(trainer.parameters), trainer.mesh.owners)
     return all(from_all_ranks(bool(norm.isfinite()), trainer.mesh))
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from crosscut.architecture import Ability, describe
 from crosscut.checkpoint import list_checkpoints
 from crosscut.checkpoint.format.manifest import current_versions
 from crosscut.config import ConfigError, DataError, GenerationError, RunConfig, write_json, write_whole
@@ -95,10 +96,10 @@ def write_report(run: RunConfig, model: GPT, samples: RunSamples, outcome: RunOu
 def _samples(run: RunConfig, model: GPT, tokens: Tokens) -> dict[str, str]:
     """Generate the samples, keyed by title: a new document and, if the run has a prompt, a continuation of the prompt.
     The samples are not selected: each sample is the first one that is drawn. Returns no samples if none are wanted, if
-    the model predicts masked tokens, or if the layout has a pipeline.
+    the model cannot write, or if the layout has a pipeline.
     """
-    output = run.output
-    if not output.sample_tokens or run.model.predicts_masked or run.layout.num_stages > 1:
+    output, writes = run.output, Ability.WRITE in describe(run.model).head.abilities
+    if not output.sample_tokens or not writes or run.layout.num_stages > 1:
         return {}
     prompts = {"sample": ""}
     if output.sample_prompt:
@@ -244,15 +245,17 @@ def print_summary(
 def _next_commands(run: RunConfig, steps: int) -> Iterator[str]:
     """Commands to type after a run: use the model, train it longer, look at its curves."""
     command, folder = typed_command(), shlex.quote(run.output.folder)
-    if run.model.predicts_masked:
-        yield f"{command} generate {folder} --prompt 'It was a [MASK] day.'"
-        yield f"{command} embed {folder} --text 'It was a fine day.'"
-        yield f"{command} finetune table --model {folder} --train TRAIN.tsv --dev DEV.tsv --text COLUMN --label COLUMN"
-    else:
+    abilities = describe(run.model).head.abilities
+    if Ability.WRITE in abilities:
         options = f" --prompt {shlex.quote(run.output.sample_prompt)}" if run.output.sample_prompt else ""
         if run.output.sample_temperature != Sampling.temperature:
             options += f" --temperature {run.output.sample_temperature:g}"
         yield f"{command} generate {folder}{options}"
+    if Ability.FILL in abilities:
+        yield f"{command} generate {folder} --prompt 'It was a [MASK] day.'"
+    if Ability.EMBED in abilities:
+        yield f"{command} embed {folder} --text 'It was a fine day.'"
+        yield f"{command} finetune table --model {folder} --train TRAIN.tsv --dev DEV.tsv --text COLUMN --label COLUMN"
     yield f"{command} train {shlex.quote(f'{run.output.folder}/{CONFIG_FILE}')} --resume training.steps={2 * steps}"
     yield f"{_tensorboard()} --logdir {folder}"
 

@@ -39,7 +39,7 @@ def made_up_batch(run: RunConfig) -> Batch:
     batch, length, vocabulary = run.training.batch_size, run.training.sequence_length, run.model.vocab_size
     generator = torch.Generator().manual_seed(seed_of("verify", run.training.seed))
     tokens = torch.randint(0, vocabulary, (batch, length + 1), generator=generator)
-    part = describe(run.model).head.vocabulary.on(Target.of(run.layout)).shape[0]
+    part = describe(run.model).embedding.tokens.on(Target.of(run.layout)).shape[0]
     edges = {0, vocabulary - 1} | {edge + side for edge in range(part, vocabulary, part) for side in (-1, 0)}
     if run.training.document_mask:
         num_free = length - 1 - -(-len(edges) // batch)

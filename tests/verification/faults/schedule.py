@@ -175,7 +175,7 @@ def summed_too_early(forward: Any, self: Any, action: Any, hidden: Tensor | None
 @instead_of(training_step, "initialize")
 def copy_starts_apart(initialize: Any, model: gpt.GPT, seed: int, **how: Any) -> None:
     initialize(model, seed, **how)
-    for copy in model.tied_copies:
+    for copy in model.embedding.copies:
         normal_(copy, std=0.02, seed=seed, name="another")
 
 

@@ -16,10 +16,14 @@ the order of segments is the pooler and the classifier of `pooled_head`, on the 
 
 from dataclasses import dataclass, replace
 
+from crosscut.architecture.inputs import LossTerm, Read
 from crosscut.architecture.parameters import Cut, Matrix, Parameter, Role
-from crosscut.architecture.steps import Multiply, Pointwise, Rows, Step, Value
+from crosscut.architecture.steps import Multiply, Pointwise, Rows, Step, Value, enter
+from crosscut.architecture.sublayers.heads.abilities import Ability, abilities
+from crosscut.architecture.sublayers.heads.head import final_norm
+from crosscut.architecture.sublayers.heads.pooled_head import PooledHead
+from crosscut.architecture.sublayers.heads.projection import OutputProjection, TokenHead
 from crosscut.architecture.sublayers.norm import Norm, region_norm
-from crosscut.architecture.sublayers.pooled_head import PooledHead
 from crosscut.architecture.target import Kind
 from crosscut.config import ModelConfig
 
@@ -68,6 +72,47 @@ class MaskedPrediction:
         return normed, steps
 
 
-def order_head(model: ModelConfig) -> PooledHead:
-    """Describe the head that predicts the order of two segments."""
-    return PooledHead.of("order", model.hidden_size, NUM_ORDERS, role=Role.MATRIX)
+@dataclass(frozen=True, kw_only=True)
+class MaskedHead(TokenHead):
+    """Head of an encoder that predicts masked tokens and, if `order` is given, the order of two segments."""
+
+    prediction: MaskedPrediction
+    order: PooledHead | None
+
+    @classmethod
+    def of(cls, model: ModelConfig, tokens: Parameter) -> "MaskedHead":
+        """Describe the head of a model whose token embedding is `tokens`."""
+        hidden = model.hidden_size
+        return cls(
+            name=model.head,
+            hidden=hidden,
+            norm=final_norm(model),
+            abilities=abilities(Ability.FILL, is_causal=model.is_causal),
+            projection=OutputProjection.of(model, tokens),
+            prediction=MaskedPrediction.of(model),
+            order=PooledHead.of("order", hidden, NUM_ORDERS, role=Role.MATRIX) if model.sentence_order else None,
+        )
+
+    @property
+    def reads(self) -> dict[str, Read]:
+        """The targets, the indexes of the tokens to predict and, for the order of segments, the order."""
+        found = [Read("targets", num_values=self.vocabulary.shape[0])]
+        if self.order is not None:
+            found.append(Read("order", num_values=NUM_ORDERS))
+        found.append(Read("predicted"))
+        return {read.name: read for read in found}
+
+    @property
+    def loss_terms(self) -> tuple[LossTerm, ...]:
+        """The cross entropies of the masked tokens and, for the order of segments, those of the orders."""
+        of_tokens = LossTerm("tokens", "targets")
+        return (of_tokens,) if self.order is None else (of_tokens, LossTerm("order", "order"))
+
+    def after_norm(self, x: Value) -> list[Step]:
+        """Enter the parallel region, and compute both losses."""
+        entered, entering = enter(x, "output projection input", overlaps=False)
+        ordering: list[Step] = []
+        if self.order is not None:
+            _, ordering = self.order.steps(replace(entered, name="first tokens", rows=Rows.SEQUENCES))
+        normed, predicting = self.prediction.steps(entered)
+        return [entering, *ordering, *predicting, self.projection.loss(normed, self.prediction.bias)]

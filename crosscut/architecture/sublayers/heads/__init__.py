@@ -1,0 +1,1 @@
+"""Heads: the steps from the last hidden states to the loss. A model has one head, which `model.head` chooses."""
