@@ -31,10 +31,10 @@ from crosscut.architecture.sublayers.mlp import MLP
 from crosscut.architecture.sublayers.norm import stream_norm
 from crosscut.config import ModelConfig
 from crosscut.config.model import HeadKind
-from crosscut.config.parts.kinds import Mixer, PartKind, parts_of
+from crosscut.config.parts.kinds import ATTENTIONS, Mixer, PartKind, parts_of
 
 _SUBLAYERS: dict[PartKind, Callable[..., Sublayer]] = {
-    Mixer.ATTENTION: Attention.of,
+    **{kind: partial(Attention.of, kind=kind) for kind in ATTENTIONS},
     Mixer.MAMBA2: Mamba2.of,
     **{kind: partial(MLP.of, kind=kind) for kind in mlp.KINDS},
     **{kind: partial(GatedMLP.of, kind=kind) for kind in gated_mlp.KINDS},

@@ -11,6 +11,8 @@ class Share(Enum):
 
     ROTATION = "cosines and sines of the positions"
     MASK = "tokens that each token may see"
+    WINDOW_ROTATION = "cosines and sines of the positions in layers with a sliding window"
+    WINDOW_MASK = "tokens that each token may see through a sliding window"
     DOCUMENTS = "number of the document of each token"
 
 

@@ -1,10 +1,11 @@
 """Parts of a layer. A part is a sublayer, such as attention or an MLP, with a norm and a residual sum around it.
 
-The norm is before the sublayer (`model.norm_place = "before"`) or after the residual sum ("after", as in the original
-BERT):
+The norm is before the sublayer (`model.norm_place = "before"`), after the residual sum ("after", as in the original
+BERT), or on the sublayer's output ("output", as in OLMo 2):
 
     before    x = x + dropout(sublayer(norm(x)))
     after     x = norm(x + dropout(sublayer(x)))
+    output    x = x + dropout(norm(sublayer(x)))
 
 A part's name is the name of its module, the prefix of its parameters, values and messages, and its name in reports of
 hangs. Parts that mix tokens are called `attention`, and parts that treat each token alone are called `mlp`, whatever
@@ -54,16 +55,19 @@ class Part:
 
     def steps(self, x: Value) -> tuple[Value, tuple[Step, ...]]:
         """Return the residual stream after the part, and the steps that compute it from the stream `x` before."""
-        name = f"{self.name}_norm"
-        if self.norm_place is NormPosition.AFTER:
-            y, steps = self.inner.steps(x)
-            out, adding = add_residual(self.name, y, around=x, dropout=self.dropout)
-            normed, normalise = self.norm.step(name, out)
-            return normed, (*steps, *adding, normalise)
-        normed, normalise = self.norm.step(name, x)
-        y, steps = self.inner.steps(normed)
-        out, adding = add_residual(self.name, y, around=x, dropout=self.dropout)
-        return out, (normalise, *steps, *adding)
+        y, before = self._normed(x, NormPosition.BEFORE)
+        y, inner = self.inner.steps(y)
+        y, on_output = self._normed(y, NormPosition.OUTPUT)
+        y, adding = add_residual(self.name, y, around=x, dropout=self.dropout)
+        y, after = self._normed(y, NormPosition.AFTER)
+        return y, (*before, *inner, *on_output, *adding, *after)
+
+    def _normed(self, x: Value, place: NormPosition) -> tuple[Value, list[Step]]:
+        """Return the norm of `x`, and its step, if the part's norm is at this place; otherwise `x`."""
+        if self.norm_place is not place:
+            return x, []
+        normed, normalise = self.norm.step(f"{self.name}_norm", x)
+        return normed, [normalise]
 
 
 @dataclass(frozen=True, eq=False)

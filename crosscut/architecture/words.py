@@ -7,7 +7,7 @@ def model_in_words(model: ModelConfig, parameters: str, *more: str) -> str:
     """Return the family and the size of a model in words. `parameters` is the number of parameters, and `more` are
     further sizes.
     """
-    return f"{model.family}, {parameters} parameters ({', '.join((model.size, *more))})"
+    return f"{model.family}, {parameters} parameters ({'; '.join((model.size, *more))})"
 
 
 def shape_in_figures(model: ModelConfig) -> str:

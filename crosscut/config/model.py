@@ -18,9 +18,10 @@ from crosscut.config.checks import (
     shown,
 )
 from crosscut.config.errors import ConfigError
-from crosscut.config.parts.kinds import Mixer, PartKind, checked_layers, parts_of
+from crosscut.config.parts.kinds import ATTENTIONS, Mixer, PartKind, checked_layers, parts_of, pattern_of
 from crosscut.config.parts.mamba2 import MAMBA2, Mamba2Config
 from crosscut.config.parts.section import MixerSection
+from crosscut.config.parts.sliding_attention import SLIDING_ATTENTION, SlidingAttentionConfig
 from crosscut.config.system.wording import counted
 
 _MOST = MappingProxyType(
@@ -47,10 +48,11 @@ class AttentionKind(Choice):
 
 
 class NormPosition(Choice):
-    """Place of the normalisation: before attention and the MLP, or after their residual sums."""
+    """Place of a part's norm: before the sublayer, after the residual sum, or on the sublayer's output."""
 
     BEFORE = "before"
     AFTER = "after"
+    OUTPUT = "output"
 
 
 class HeadKind(Choice):
@@ -85,6 +87,13 @@ class NormKind(Choice):
 
     LAYER = "layer"
     RMS = "rms"
+
+
+class NormSpan(Choice):
+    """Elements of the queries or keys of a token that a norm treats as one vector."""
+
+    HEAD = "head"
+    ALL_HEADS = "all_heads"
 
 
 class Biases(Choice):
@@ -151,8 +160,15 @@ class ModelConfig:
     all tokens of the sequence except padding, as in BERT.
     """
 
+    attention_gate: bool = False
+    """Whether the result of each head is multiplied by the sigmoid of a gate before the output projection, as in
+    Qwen3-Next. The projection to queries then has twice as many rows: for each head, first its query and then its gate.
+    """
+
     positions: Positions = Positions.LEARNED
-    """Encoding of a token's position: `learned` adds a vector to the embedding; `rotary` rotates queries and keys."""
+    """Encoding of a token's position: `learned` adds a vector to the embedding; `rotary` rotates queries and keys,
+    except those of `nope_attention`.
+    """
 
     token_types: int = 0
     """Number of token types, such as 2 in BERT for the tokens of a first and of a second sentence. Each type has a
@@ -161,6 +177,11 @@ class ModelConfig:
 
     rotary_base: float = 10_000.0
     """Base of the rotary frequencies (theta)."""
+
+    rotary_fraction: float = 1.0
+    """Fraction of the elements of each head that rotary positions rotate, such as 0.5 in Bamba and 0.25 in Qwen3-Next.
+    The first elements of a head are rotated.
+    """
 
     rotary_factor: float = 1.0
     """Factor by which `rotary_scaling` reduces rotary frequencies: about the longest sequence divided by
@@ -188,8 +209,9 @@ class ModelConfig:
     """Norm: `layer` subtracts the mean and scales to unit variance; `rms` only scales."""
 
     norm_place: NormPosition = NormPosition.BEFORE
-    """Place of the norms: `before` attention and the MLP, as in GPT-2, with one more norm after the last layer; or
-    `after` their residual sums, as in the original BERT, with one more norm of the embedding.
+    """Place of the norms: `before` attention and the MLP, as in GPT-2, with one more norm after the last layer;
+    `after` their residual sums, as in the original BERT, with one more norm of the embedding; or on their `output`,
+    before the residual sum, as in OLMo 2, with one more norm after the last layer.
     """
 
     norm_epsilon: float = 1e-5
@@ -209,8 +231,9 @@ class ModelConfig:
     spaces, run in this order. The list is repeated until every layer has an entry; the last repetition may be
     incomplete. A layer may have one part, or several.
 
-    `attention` is self-attention, and `mamba2` is a state-space mixer ([model.mamba2]). The other kinds are MLPs:
-    `gelu`, `gelu_exact` and `relu2` have two matrices, with GeLU or squared ReLU between the matrices. `gelu` is
+    `attention` is self-attention; `sliding_attention` attends only to the last tokens ([model.sliding_attention]), and
+    `nope_attention` rotates no queries and keys. `mamba2` is a state-space mixer ([model.mamba2]). The other kinds are
+    MLPs: `gelu`, `gelu_exact` and `relu2` have two matrices, with GeLU or squared ReLU between the matrices. `gelu` is
     GPT-2's tanh approximation of GeLU, and `gelu_exact` is GeLU itself, as in BERT. `swiglu` and `geglu` have a
     third matrix as a gate: its output passes through SiLU (`swiglu`) or GeLU (`geglu`) and is multiplied by the
     output of the first matrix.
@@ -218,6 +241,9 @@ class ModelConfig:
 
     mamba2: Mamba2Config = MAMBA2
     """Settings of state-space mixers (the section [model.mamba2])."""
+
+    sliding_attention: SlidingAttentionConfig = SLIDING_ATTENTION
+    """Settings of attention with a sliding window (the section [model.sliding_attention])."""
 
     biases: Biases = Biases.ALL
     """Matrices of a layer that have a bias: `all`, only those of queries, keys and values (`qkv`), or `none`."""
@@ -227,6 +253,11 @@ class ModelConfig:
 
     qk_norm_kind: NormKind = NormKind.RMS
     """Norm of queries and keys under `qk_norm`: `rms` as in Qwen3, `layer` as in Persimmon."""
+
+    qk_norm_over: NormSpan = NormSpan.HEAD
+    """Vector that the norm of `qk_norm` normalises: the queries or the keys of each `head`, or those of `all_heads`
+    together, as in OLMo 2.
+    """
 
     tied: bool = True
     """Whether the output projection shares its weight with the token embedding."""
@@ -340,6 +371,10 @@ class ModelConfig:
             object.__setattr__(self, "head_size", self.hidden_size // self.num_heads)
         if not self.num_kv_heads:
             object.__setattr__(self, "num_kv_heads", self.num_heads)
+        if self.qk_norm_over is NormSpan.ALL_HEADS:
+            over = 'with `model.qk_norm_over` = "all_heads"'
+            self._require_value("qk_norm", True, over, "Set model.qk_norm=true.")
+            self._require_value("qk_norm_kind", NormKind.RMS, over, 'Set model.qk_norm_kind="rms".')
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"`model.num_kv_heads` must divide `model.num_heads` ({self.num_heads}), but is {self.num_kv_heads}. "
@@ -358,14 +393,7 @@ class ModelConfig:
 
     def _check_rotary(self) -> None:
         scaling, factor = self.rotary_scaling, self.rotary_factor
-        if self.positions is Positions.ROTARY and self.head_size % 2:
-            raise ConfigError(
-                f"`model.head_size` must be even, but is {self.head_size}. Rotary positions rotate pairs of elements. "
-                "Choose an even head size."
-            )
-        if self.positions is not Positions.ROTARY:
-            remedy = 'Remove `model.rotary_factor`, or set model.positions="rotary".'
-            self._require_value("rotary_factor", 1, "for a model with learned positions", remedy)
+        self._check_rotated()
         if factor == 1 and scaling is not RotaryScaling.LLAMA3:
             raise ConfigError(
                 f'`model.rotary_factor` must be above 1 with `model.rotary_scaling` = "{scaling}", but is 1. Set '
@@ -375,7 +403,7 @@ class ModelConfig:
         if scaling is not RotaryScaling.YARN:
             remedy = "Only YaRN uses this factor. Remove `model.rotary_attention_factor`."
             self._require_value("rotary_attention_factor", 0, f'with `model.rotary_scaling` = "{scaling}"', remedy)
-        if scaling is RotaryScaling.DYNAMIC and self.head_size == 2:
+        if scaling is RotaryScaling.DYNAMIC and self.rotary_size == 2:
             raise ConfigError(
                 '`model.head_size` must be above 2 with `model.rotary_scaling` = "dynamic", but is 2. The scaled base '
                 'has the exponent `model.head_size` / (`model.head_size` - 2). Set model.rotary_scaling="linear".'
@@ -385,6 +413,58 @@ class ModelConfig:
                 '`model.rotary_base` must be above 1 with `model.rotary_scaling` = "yarn", but is '
                 f"{shown(self.rotary_base)}. Set model.rotary_base=10000, or the base of the published model."
             )
+
+    def _check_rotated(self) -> None:
+        is_rotary = self.positions is Positions.ROTARY
+        if not 0 < self.rotary_fraction <= 1:
+            raise ConfigError(
+                f"`model.rotary_fraction` must be above 0 and at most 1, but is {shown(self.rotary_fraction)}. Set 1 "
+                "to rotate whole heads, or choose the part `nope_attention` in `model.layers` to rotate nothing."
+            )
+        if is_rotary and self.rotary_size % 2 and self.rotary_fraction == 1:
+            raise ConfigError(
+                f"`model.head_size` must be even, but is {self.head_size}. Rotary positions rotate pairs of elements. "
+                "Choose an even head size."
+            )
+        if is_rotary and (self.rotary_size % 2 or not self.rotary_size):
+            raise ConfigError(
+                f"`model.rotary_fraction` must be an even number of elements of a head (`model.head_size` is "
+                f"{self.head_size}), but is {shown(self.rotary_fraction)}. Rotary positions rotate pairs of elements. "
+                "Try 0.5."
+            )
+        if not is_rotary:
+            for name in ("rotary_factor", "rotary_fraction"):
+                remedy = f'Remove `model.{name}`, or set model.positions="rotary".'
+                self._require_value(name, 1, "for a model with learned positions", remedy)
+        if Mixer.NOPE_ATTENTION in self.kinds and not is_rotary:
+            raise ConfigError(
+                '`model.positions` must be "rotary" for a model with `nope_attention` in `model.layers`, but is '
+                '"learned". Learned positions enter every layer. Set model.positions="rotary", or write `attention`.'
+            )
+
+    @property
+    def rotary_size(self) -> int:
+        """Number of elements of a head that rotary positions rotate."""
+        return int(self.head_size * self.rotary_fraction)
+
+    @property
+    def attends(self) -> bool:
+        """Whether a layer has attention of any kind."""
+        return any(kind in ATTENTIONS for kind in self.kinds)
+
+    @property
+    def in_windows(self) -> "ModelConfig":
+        """Model whose rotary frequencies are those of the layers with a sliding window."""
+        section = self.sliding_attention
+        model = replace(self, rotary_base=section.rotary_base or self.rotary_base)
+        if section.rotary_scaled:
+            return model
+        unscaled: Settings = {
+            "rotary_factor": 1.0,
+            "rotary_scaling": RotaryScaling.LLAMA3,
+            "rotary_attention_factor": 0.0,
+        }
+        return replace(model, **unscaled)
 
     @property
     def generation_length(self) -> int:
@@ -420,14 +500,14 @@ class ModelConfig:
         return tuple(dict.fromkeys(self.layers[: self.num_layers]))
 
     @property
+    def pattern(self) -> str:
+        """Layers of the model in words (`pattern_of`)."""
+        return pattern_of([self.layer(index) for index in range(self.num_layers)])
+
+    @property
     def kinds(self) -> tuple[PartKind, ...]:
         """Kinds of the parts of the model's layers, in the order of their first use."""
         return tuple(dict.fromkeys(kind for layer in self.different_layers for _, kind in parts_of(layer)))
-
-    @property
-    def attends(self) -> bool:
-        """Whether a layer has attention."""
-        return Mixer.ATTENTION in self.kinds
 
     @property
     def sections(self) -> tuple[MixerSection, ...]:
@@ -478,9 +558,9 @@ class ModelConfig:
 
     @property
     def size(self) -> str:
-        """Sizes of the model for display, such as "2 layers, hidden 64, 4 heads"."""
-        heads = f", {counted(self.num_heads, 'head')}" if self.attends else ""
-        return f"{counted(self.num_layers, 'layer')}, hidden {self.hidden_size}{heads}"
+        """Sizes of the model for display, such as "2 layers of attention and swiglu; hidden 64; 4 heads"."""
+        heads = f"; {counted(self.num_heads, 'head')}" if self.attends else ""
+        return f"{self.pattern}; hidden {self.hidden_size}{heads}"
 
     @property
     def without_adapters(self) -> "ModelConfig":

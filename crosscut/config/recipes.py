@@ -9,7 +9,7 @@ from collections import Counter
 from crosscut.config.checks import Settings
 from crosscut.config.data import DataConfig
 from crosscut.config.model import ModelConfig, Positions
-from crosscut.config.parts.kinds import FeedForward, Mixer
+from crosscut.config.parts.kinds import ATTENTIONS, FeedForward
 from crosscut.config.published.presets import DEMO_PRESET, MODERN
 from crosscut.config.run import RunConfig
 
@@ -88,11 +88,13 @@ def num_parameters(model: ModelConfig) -> int:
     the default of `data.vocab_size` is used. The planner counts all parameters exactly.
     """
     kinds = Counter(kind for i in range(model.num_layers) for _, kind in model.parts_of(i))
-    attention = model.hidden_size * (2 * model.query_size + model.key_value_size)
+    attention = model.hidden_size * ((2 + model.attention_gate) * model.query_size + model.key_value_size)
     num_matrices = sum(number * (3 if kind in _GATED else 2) for kind, number in kinds.items() if kind in FeedForward)
     rows = (model.vocab_size or DataConfig.vocab_size) * (1 if model.tied else 2)
     rows += model.max_sequence_length if model.positions is Positions.LEARNED else 0
-    return kinds[Mixer.ATTENTION] * attention + model.hidden_size * (num_matrices * model.mlp_size + rows)
+    return sum(kinds[kind] for kind in ATTENTIONS) * attention + model.hidden_size * (
+        num_matrices * model.mlp_size + rows
+    )
 
 
 def describe_recipe(run: RunConfig) -> str:

@@ -1,5 +1,6 @@
 """One transformer layer: parts with a norm and a residual sum each (paper, section 2.2, Figure 2). The norms are before
-the sublayers, or after the residual sums, as in the original BERT (Devlin et al. 2018, arXiv 1810.04805).
+the sublayers, after the residual sums, as in the original BERT (Devlin et al. 2018, arXiv 1810.04805), or on the
+outputs of the sublayers, as in OLMo 2 (Walsh et al. 2024, arXiv 2501.00656).
 """
 
 from collections.abc import Callable
@@ -23,8 +24,8 @@ from crosscut.model.sublayers.mlp import MLP
 
 
 class Block(nn.Module):
-    """One layer: for each of its parts, x + part(norm(x)); or, with the norms after the residual sums,
-    norm(x + part(x)). Maps [B, S, H] to [B, S, H].
+    """One layer: for each of its parts, x + part(norm(x)); with the norms after the residual sums, norm(x + part(x));
+    or, with the norms on the outputs, x + norm(part(x)). Maps [B, S, H] to [B, S, H].
 
     `build` is the builder of the layer's modules. The builder's runner calls the layer and the functions inside the
     layer. The plain runner adds nothing to these calls.
@@ -33,8 +34,8 @@ class Block(nn.Module):
     def __init__(self, layer: architecture.Layer, build: Builder) -> None:
         super().__init__()
         self.runner = build.runner
-        self.parts = [(part.name, part.norm_place is NormPosition.AFTER) for part in layer.parts]
-        """Name of each part, and whether its norm is after the residual sum."""
+        self.parts = [(part.name, part.norm_place) for part in layer.parts]
+        """Name of each part, and the place of its norm."""
         for part in layer.parts:
             is_last = part is layer.parts[-1] and part.norm_place is NormPosition.BEFORE
             of_part = build if is_last else replace(build, runner=replace(build.runner, skips_last_product=False))
@@ -49,11 +50,11 @@ class Block(nn.Module):
         return self.runner.layer(self._forward, x, shared, memory)
 
     def _forward(self, x: Tensor, shared: Shared, memory: LayerMemory | None) -> Tensor:
-        for name, is_after in self.parts:
+        for name, place in self.parts:
             norm = getattr(self, f"{name}_norm")
-            y = self._run(name, x if is_after else norm(x), shared, memory)
-            x = x + self.dropout(y)
-            x = norm(x) if is_after else x
+            y = self._run(name, norm(x) if place is NormPosition.BEFORE else x, shared, memory)
+            x = x + self.dropout(norm(y) if place is NormPosition.OUTPUT else y)
+            x = norm(x) if place is NormPosition.AFTER else x
         return x
 
     def _run(self, name: str, x: Tensor, shared: Shared, memory: LayerMemory | None) -> Tensor:

@@ -22,6 +22,7 @@ from crosscut.parallel import (
     RMSNorm,
     RowParallelLinear,
 )
+from crosscut.parallel.recurrent import HeadsNorm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +72,12 @@ class Builder:
         """Build a norm of the residual stream. The runner may recompute this norm in the backward pass."""
         return self._norm(norm, NormPlace(call=self.runner.cheap))
 
-    def head_norm(self, norm: Norm | None) -> LayerNorm | RMSNorm | None:
-        """Build the norm that is applied to each head. Returns None if `norm` is None."""
-        return None if norm is None else self._norm(norm, NormPlace(inside=norm.inside))
+    def head_norm(self, norm: Norm | None) -> LayerNorm | RMSNorm | HeadsNorm | None:
+        """Build the norm that is applied to each head, or to all heads together. Returns None if `norm` is None."""
+        if norm is None or not norm.heads:
+            return None if norm is None else self._norm(norm, NormPlace(inside=norm.inside))
+        heads, affine = Blocks(norm.heads, norm.size // norm.heads), bool(norm.parameters)
+        return HeadsNorm(heads, mesh=self.mesh, epsilon=self.epsilon, affine=affine, dtype=self.dtype)
 
     def region_norm(self, norm: Norm) -> LayerNorm | RMSNorm:
         """Build a norm of whole hidden states inside a parallel region."""

@@ -170,9 +170,25 @@ class Reading:
         """Mask of the keys that each query may see, [B, 1, S, keys]. None if no mask is needed, because each query sees
         all keys or all keys up to its own position.
         """
+        self._windows: dict[int, Tensor] = {}
+        """Masks for layers with a sliding window, by the length of the window."""
         if self.start is None or (self.start > 0 and length > 1):
             keys = torch.arange(self.end, device=device)
             self.sees = (keys <= self.places.unsqueeze(-1)).unsqueeze(1)
+
+    def seen(self, window: int) -> tuple[Tensor | None, int]:
+        """Return the mask of the keys that each query may see, as `sees`, and the position of the first of these keys.
+        A `window` above 0 limits each query to the last `window` keys.
+        """
+        if not 0 < window < self.end:
+            return self.sees, 0
+        if self.start is not None and self.places.shape[1] == 1:
+            return None, self.end - window
+        if window not in self._windows:
+            places = self.places.clamp(max=self.end - 1).unsqueeze(-1)  # so that padding sees a key, too
+            keys = torch.arange(self.end, device=places.device)
+            self._windows[window] = ((keys <= places) & (keys > places - window)).unsqueeze(1)
+        return self._windows[window], 0
 
     def layer(self, index: int) -> "LayerMemory":
         """Return what the parts of the layer at `index` remember. They read and extend it during the forward pass."""
@@ -190,18 +206,20 @@ class PartMemory(NamedTuple):
     kept: Mapping[str, Tensor]
     """Tensors by their names."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, window: int = 0) -> Tensor:
         """Store the keys `k` and values `v`, each [B, K/T, S, D]. Let each query of `q` [B, A/T, S, D] attend to all
-        keys that this query may see.
+        keys that this query may see, or, with a `window` above 0, to the last `window` of these.
         """
-        reading = self.reading
         keys, values = self.extended("keys", k), self.extended("values", v)
+        sees, first = self.reading.seen(window)
+        if first:
+            keys, values = keys[:, :, first:], values[:, :, first:]
         num_groups = q.shape[1] // k.shape[1]
         if q.shape[2] == 1:  # treat the queries of a group, which see the same keys, like several positions
             grouped = q.reshape(*k.shape[:2], num_groups, -1)
-            return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=reading.sees).reshape(q.shape)
+            return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=sees).reshape(q.shape)
         return F.scaled_dot_product_attention(
-            q, keys, values, attn_mask=reading.sees, is_causal=reading.sees is None, enable_gqa=num_groups > 1
+            q, keys, values, attn_mask=sees, is_causal=sees is None, enable_gqa=num_groups > 1
         )
 
     def extended(self, name: str, new: Tensor) -> Tensor:

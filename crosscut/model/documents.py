@@ -87,10 +87,11 @@ def find_documents(tokens: Tensor, *, end_of_text: int) -> Documents:
 
 
 def attention_mask(
-    batch: Inputs[Tensor], dtype: torch.dtype, *, is_causal: bool, queries: Tensor | None = None
+    batch: Inputs[Tensor], dtype: torch.dtype, *, is_causal: bool, queries: Tensor | None = None, window: int = 0
 ) -> AttentionMask | None:
     """Make the attention mask. A token may see the tokens of its document that are not padding. `is_causal` restricts
-    this to the token itself and earlier tokens. Returns None if the batch has neither documents nor padding.
+    this to the token itself and earlier tokens, and a `window` above 0 to the last `window` of these. Returns None if
+    the batch has neither documents nor padding, and no window or context ranks (`shared_mask`).
 
     `queries` [Q] are the indexes of the queries in their sequences; None means that all tokens are queries.
 
@@ -99,7 +100,10 @@ def attention_mask(
     whose keys are all padding, every key is visible: the output of attention is not used there, but must be finite.
     """
     if batch.documents is None and batch.mask is None:
-        return None
+        if not window or batch.places is not None:
+            return None
+        places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+        return _later_hidden(places, len(places), window, dtype)
     parts = [] if batch.mask is None else [batch.mask.unsqueeze(1)]
     if (numbers := batch.documents) is not None:
         own = numbers if queries is None else numbers[:, queries]
@@ -107,17 +111,18 @@ def attention_mask(
     shown = parts[0] if len(parts) == 1 else parts[0] & parts[1]
     if is_causal and queries is None:
         shown = shown.expand(-1, shown.shape[-1], -1).tril()
+        shown = shown.triu(1 - window) if window else shown
     elif is_causal and queries is not None:
-        shown = shown & _earlier(queries, shown.shape[-1])
+        shown = shown & _earlier(queries, shown.shape[-1], window)
     hidden = ~shown & shown.any(-1, keepdim=True)
     return AttentionMask(_added(hidden, dtype).unsqueeze(1))
 
 
 def shared_mask(
-    batch: Inputs[Tensor], dtype: torch.dtype, *, is_causal: bool, axis: Axis, way: ContextAttention
+    batch: Inputs[Tensor], dtype: torch.dtype, *, is_causal: bool, axis: Axis, way: ContextAttention, window: int = 0
 ) -> AttentionMask:
     """Make the attention mask for sequences that the ranks of `axis` share. `batch` has this rank's tokens, but the
-    documents of the whole sequences.
+    documents of the whole sequences. A `window` above 0 is that of a sliding window.
 
     For `all_to_all`, the queries are all tokens; otherwise, the queries are this rank's tokens. The keys are always all
     tokens, in the order of the sequence. Communication: with padding, an all-gather of its mask.
@@ -125,18 +130,26 @@ def shared_mask(
     assert batch.places is not None
     queries = None if way is ContextAttention.ALL_TO_ALL else batch.places
     whole = replace(batch, mask=None if batch.mask is None else gather_tokens(batch.mask, axis))
-    mask = attention_mask(whole, dtype, is_causal=is_causal, queries=queries)
-    if mask is not None:
-        return AttentionMask(mask.added, is_shared=True)
-    if way is not ContextAttention.GATHER or not is_causal:
-        return AttentionMask(None, is_shared=True)
-    earlier = _earlier(batch.places, len(batch.places) * axis.size)
-    return AttentionMask(_added(~earlier, dtype).view(1, 1, *earlier.shape), is_shared=True)
+    mask = attention_mask(whole, dtype, is_causal=is_causal, queries=queries, window=window)
+    if mask is None and is_causal and (way is ContextAttention.GATHER or window):
+        length = len(batch.places) * axis.size
+        places = torch.arange(length, device=batch.places.device) if queries is None else queries
+        mask = _later_hidden(places, length, window, dtype)
+    return AttentionMask(None if mask is None else mask.added, is_shared=True)
 
 
-def _earlier(queries: Tensor, num_keys: int) -> Tensor:
-    """Return a mask [Q, S] that is true where the key's index in the sequence is at most the query's index."""
-    return torch.arange(num_keys, device=queries.device) <= queries.unsqueeze(1)
+def _later_hidden(queries: Tensor, num_keys: int, window: int, dtype: torch.dtype) -> AttentionMask:
+    """Return the mask [1, 1, Q, S] of causal attention without documents and padding."""
+    earlier = _earlier(queries, num_keys, window)
+    return AttentionMask(_added(~earlier, dtype).view(1, 1, *earlier.shape))
+
+
+def _earlier(queries: Tensor, num_keys: int, window: int) -> Tensor:
+    """Return a mask [Q, S] that is true where the key's index in the sequence is at most the query's index and, with a
+    `window` above 0, above the query's index less the window.
+    """
+    keys, queries = torch.arange(num_keys, device=queries.device), queries.unsqueeze(1)
+    return (keys <= queries) & (keys > queries - window) if window else keys <= queries
 
 
 def _added(hidden: Tensor, dtype: torch.dtype) -> Tensor:

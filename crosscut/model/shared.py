@@ -13,6 +13,10 @@ class Shared(NamedTuple):
     """Cosines and sines of the positions, which rotate queries and keys. None for a model with learned positions."""
     mask: AttentionMask | None = None
     """Tokens that each token may see. None if a token sees all tokens, or all earlier tokens."""
+    window_rotation: Rotation | None = None
+    """Cosines and sines for layers with a sliding window whose frequencies differ from those of other layers."""
+    window_mask: AttentionMask | None = None
+    """Tokens that each token may see through a sliding window. None as for `mask`."""
     documents: DocumentNumbers | None = None
     """Numbers of the tokens' documents. None if no layer reads them, or if generation continues texts."""
 

@@ -4,6 +4,7 @@ Shapes: B batch, S sequence.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from crosscut.model.shared import Shared
 from crosscut.model.sublayers.rotary import rotations
 from crosscut.parallel import ParallelMesh
 
+_OF_DOCUMENTS = {Share.MASK, Share.WINDOW_MASK, Share.DOCUMENTS}
+"""Shared tensors that depend on the tokens' documents."""
+
 
 class Sharing:
     """Tensors that the layers of a model share on one rank. `described` describes the whole model."""
@@ -27,20 +31,35 @@ class Sharing:
     ) -> None:
         self.config, self.mesh, self.context_attention = config, mesh, context_attention
         self.shares, self.is_causal = described.shares, described.embedding.is_causal
+        self._rotations = (
+            (Share.ROTATION, "rotation", config),
+            (Share.WINDOW_ROTATION, "window_rotation", config.in_windows),
+        )
 
     def of(self, batch: Batch, places: Tensor | None, *, length: int, dtype: torch.dtype) -> Shared:
         """Compute the tensors that the layers read, in the element type `dtype`. `places` are the tokens' positions, by
         default their indexes. `length` is the length of the whole sequences, without padding.
         """
-        rotation = mask = documents = None
-        if self.shares & {Share.MASK, Share.DOCUMENTS}:
+        made: dict[str, Any] = {}
+        for share, name, config in self._rotations:
+            if share in self.shares:
+                places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device) if places is None else places
+                made[name] = rotations(places, config, dtype, length=length)
+        if self.shares & _OF_DOCUMENTS:
             documents = document_numbers(batch.documents, None if batch.places is None else self.mesh.context)
-        if Share.ROTATION in self.shares:
-            places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device) if places is None else places
-            rotation = rotations(places, self.config, dtype, length=length)
-        if Share.MASK in self.shares and documents is not None:
-            mask = self._mask(replace(batch, documents=documents.numbers), dtype)
-        return Shared(rotation, mask, documents if Share.DOCUMENTS in self.shares else None)
+            made |= self._masks(replace(batch, documents=documents.numbers), length, dtype)
+            made |= {"documents": documents} if Share.DOCUMENTS in self.shares else {}
+        return Shared(**made)
+
+    def _masks(self, batch: Batch, length: int, dtype: torch.dtype) -> dict[str, AttentionMask | None]:
+        """Make the masks that the layers read. `batch` has the documents of the whole sequences."""
+        made, window = {}, self.config.sliding_attention.window
+        is_short = window < length  # texts that are continued have a mask of their own
+        if Share.MASK in self.shares or (Share.WINDOW_MASK in self.shares and not is_short):
+            made["mask"] = made["window_mask"] = self._mask(batch, dtype)
+        if Share.WINDOW_MASK in self.shares and is_short:
+            made["window_mask"] = self._mask(batch, dtype, window=window)
+        return made
 
     def whole_length(self, batch: Batch) -> int:
         """Return the number of tokens in each whole sequence, which several context ranks may share."""
@@ -58,9 +77,9 @@ class Sharing:
         """Return the number of padding tokens that sequences of `length` tokens need to be split over the ranks."""
         return -length % self.mesh.tensor.size if self.mesh.sequence_parallel else 0
 
-    def _mask(self, batch: Batch, dtype: torch.dtype) -> AttentionMask | None:
-        """Make the attention mask. `batch` has the documents of the whole sequences."""
-        is_causal = self.is_causal
+    def _mask(self, batch: Batch, dtype: torch.dtype, *, window: int = 0) -> AttentionMask | None:
+        """Make the attention mask, with a `window` above 0 that of layers with a sliding window."""
+        how: Any = {"is_causal": self.is_causal, "window": window}
         if batch.places is None:
-            return attention_mask(batch, dtype, is_causal=is_causal)
-        return shared_mask(batch, dtype, is_causal=is_causal, axis=self.mesh.context, way=self.context_attention)
+            return attention_mask(batch, dtype, **how)
+        return shared_mask(batch, dtype, axis=self.mesh.context, way=self.context_attention, **how)

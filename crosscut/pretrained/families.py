@@ -146,6 +146,14 @@ _LLAMA = _TensorNames(
     },
     buffers=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
 )
+_OLMO2 = replace(
+    _LLAMA,
+    block={
+        **_LLAMA.block,
+        "attention_norm": (Source("post_attention_layernorm"),),
+        "mlp_norm": (Source("post_feedforward_layernorm"),),
+    },
+)
 _STARCODER2 = replace(
     _LLAMA,
     block={
@@ -240,6 +248,8 @@ def _names_of(config: ModelConfig) -> _TensorNames:
 def _family_names(config: ModelConfig) -> _TensorNames:
     if config.norm_place == "after":
         return _BERT if config.head is HeadKind.NEXT_TOKEN else _BERT_WITH_HEADS
+    if config.norm_place == "output":
+        return _OLMO2
     if config.embedding_norm:
         return _NANOCHAT
     if config.positions == "rotary":

@@ -1,13 +1,16 @@
 """The shape of a decoder, and what it leaves to others."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from crosscut.config import ConfigError, LayoutError, ModelConfig
 from crosscut.config.layouts.limits import require_tensor_axis
+from crosscut.config.parts.mamba2 import Mamba2Config
 from tests.refusals import refusal
 
+SMALL_STATES = Mamba2Config(head_size=8)
 LLAMA = {"positions": "rotary", "norm": "rms", "layers": ("attention swiglu",), "biases": "none", "tied": False}
 
 
@@ -103,3 +106,98 @@ def test_layers_are_repeated() -> None:
 def test_layers_of_other_parts_are_refused(layers: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ModelConfig(**SHAPE, layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("number", "layers", "pattern"),
+    [
+        (1, ("mamba2",), "1 layer of mamba2"),
+        (24, ("attention swiglu",), "24 layers of attention and swiglu"),
+        (6, ("mamba2", "relu2", "attention", "relu2"), "6 layers: 2 x mamba2, 3 x relu2, 1 x attention"),
+        (3, ("mamba2 swiglu", "attention"), "3 layers: 2 x mamba2, 2 x swiglu, 1 x attention"),
+    ],
+)
+def test_the_pattern_counts_the_parts_of_all_layers(number: int, layers: tuple[str, ...], pattern: str) -> None:
+    assert ModelConfig(num_layers=number, hidden_size=32, num_heads=4, layers=layers, mamba2=SMALL_STATES).pattern == (
+        pattern
+    )
+
+
+def test_a_norm_of_all_heads_is_an_rms_norm_of_queries_and_keys() -> None:
+    shape: dict[str, Any] = {"num_layers": 1, "hidden_size": 32, "num_heads": 4, "qk_norm_over": "all_heads"}
+    assert refusal(ConfigError, ModelConfig, **shape) == (
+        '`model.qk_norm` must be true with `model.qk_norm_over` = "all_heads", but is false. Set model.qk_norm=true.'
+    )
+    assert refusal(ConfigError, ModelConfig, **shape, qk_norm=True, qk_norm_kind="layer") == (
+        "`model.qk_norm_kind` must be 'rms' with `model.qk_norm_over` = \"all_heads\", but is 'layer'. Set "
+        'model.qk_norm_kind="rms".'
+    )
+
+
+ROTARY: dict[str, Any] = {"num_layers": 2, "hidden_size": 48, "num_heads": 4, "positions": "rotary"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"rotary_fraction": 0.0},
+            (
+                "`model.rotary_fraction` must be above 0 and at most 1, but is 0.0. Set 1 to rotate whole heads, or "
+                "choose the part `nope_attention` in `model.layers` to rotate nothing."
+            ),
+        ),
+        (
+            {"rotary_fraction": 0.25},
+            (
+                "`model.rotary_fraction` must be an even number of elements of a head (`model.head_size` is 12), but "
+                "is 0.25. Rotary positions rotate pairs of elements. Try 0.5."
+            ),
+        ),
+        (
+            {"rotary_fraction": 0.5, "positions": "learned"},
+            (
+                "`model.rotary_fraction` must be 1 for a model with learned positions, but is 0.5. Remove "
+                '`model.rotary_fraction`, or set model.positions="rotary".'
+            ),
+        ),
+        (
+            {"layers": ("nope_attention gelu",), "positions": "learned"},
+            (
+                '`model.positions` must be "rotary" for a model with `nope_attention` in `model.layers`, but is '
+                '"learned". Learned positions enter every layer. Set model.positions="rotary", or write `attention`.'
+            ),
+        ),
+        (
+            {"layers": ("sliding_attention gelu",), "attention": "bidirectional"},
+            (
+                '`model.attention` must be "causal" for a model with `sliding_attention` in `model.layers`, but is '
+                '"bidirectional": a window holds a token and the tokens before it. Set model.attention="causal", or '
+                "choose other layers."
+            ),
+        ),
+        ({"sliding_attention": {"window": 0}}, "`model.sliding_attention.window` must be at least 1, but is 0."),
+        (
+            {"sliding_attention": {"rotary_base": -1.0}},
+            "`model.sliding_attention.rotary_base` must be at least 0 and finite, but is -1.0.",
+        ),
+    ],
+)
+def test_kinds_of_attention_are_refused_with_a_reason(changes: dict[str, Any], message: str) -> None:
+    assert refusal(ConfigError, ModelConfig, **{**ROTARY, **changes}) == message
+
+
+def test_layers_with_a_window_may_have_frequencies_of_their_own() -> None:
+    scaling = {"rotary_factor": 8.0, "rotary_scaling": "yarn", "rotary_attention_factor": 1.5}
+    plain = ModelConfig(**ROTARY, **scaling)
+    assert plain.in_windows == plain
+    own = ModelConfig(**ROTARY, **scaling, sliding_attention={"rotary_base": 100.0, "rotary_scaled": False})
+    assert (own.in_windows.rotary_base, own.in_windows.rotary_factor) == (100.0, 1.0)
+    assert (own.rotary_base, own.rotary_factor) == (10_000.0, 8.0)
+
+
+def test_kinds_of_attention_have_the_limits_of_attention() -> None:
+    model = ModelConfig(**ROTARY, layers=("nope_attention gelu", "sliding_attention gelu"))
+    assert refusal(LayoutError, require_tensor_axis, model, 3) == (
+        "`layout.tensor` must divide `model.num_heads` (4), but is 3. Try 1, 2 or 4."
+    )

@@ -4,6 +4,7 @@ import torch
 
 from crosscut.config import Layout, ModelConfig
 from crosscut.config.parts.mamba2 import Mamba2Config
+from crosscut.config.parts.sliding_attention import SlidingAttentionConfig
 from crosscut.model import GPT, initialize
 from crosscut.parallel import RandomStreams, make_mesh, shard_model
 
@@ -26,9 +27,15 @@ FAMILIES = {
         "layers": ("mamba2 gelu", "attention mamba2"), "norm": "rms", "biases": "none", "positions": "rotary",
         "mamba2": Mamba2Config(head_size=4, state_size=4, num_groups=2, chunk_size=4),
     },
+    "windows": {
+        "layers": ("sliding_attention swiglu", "nope_attention gelu", "attention gelu"), "num_layers": 3,
+        "sliding_attention": SlidingAttentionConfig(window=3, rotary_base=100.0), "positions": "rotary", "norm": "rms",
+        "attention_gate": True, "rotary_fraction": 0.5, "num_kv_heads": 2, "qk_norm": True, "biases": "none",
+        "qk_norm_over": "all_heads", "norm_place": "output",
+    },
 }  # fmt: skip
-"""Settings by family. No program but Crosscut has models like the last two: one is gated, with learned positions, with
-layers of one part and of three, and the other one has states."""
+"""Settings by family. No program but Crosscut has models like the last three: one is gated, with learned positions,
+with layers of one part and of three, one has states, and one has windows."""
 
 ALONE = Layout()
 

@@ -21,9 +21,9 @@ PIECES: tuple[tuple[int, tuple[int, ...]], ...] = (
 """First row and number of tokens of each row in each pass."""
 
 
-def states_in_pieces(layout: Layout, **model: Any) -> list[tuple[Tensor, Tensor]]:
+def states_in_pieces(layout: Layout, family: str = "hybrid", **model: Any) -> list[tuple[Tensor, Tensor]]:
     """For each row, hidden states of pieces, and of the whole text."""
-    gpt = make(layout, "hybrid", **model).eval()
+    gpt = make(layout, family, **model).eval()
     cache = GenerationCache(gpt.config, mesh=gpt.mesh, dtype=torch.float64, num_rows=3, capacity=4)
     texts = torch.randint(100, (3, 12), generator=torch.Generator().manual_seed(1))
     found: list[list[Tensor]] = [[], [], []]
@@ -49,9 +49,10 @@ def states_in_pieces(layout: Layout, **model: Any) -> list[tuple[Tensor, Tensor]
 
 
 @pytest.mark.one_in(3)
+@pytest.mark.parametrize("family", ["hybrid", "windows"])
 @pytest.mark.parametrize("layout", [Layout(tensor=2, sequence_parallel=True), Layout(), Layout(tensor=4)], ids=str)
-def test_states_are_those_of_whole_texts(ranks: RankPool, layout: Layout) -> None:
-    for pairs in ranks.run(layout.world_size, states_in_pieces, layout):
+def test_states_are_those_of_whole_texts(ranks: RankPool, layout: Layout, family: str) -> None:
+    for pairs in ranks.run(layout.world_size, states_in_pieces, layout, family):
         assert [len(pair[0]) for pair in pairs] == [9, 4, 6]
         for pieces, whole in pairs:
             torch.testing.assert_close(pieces, whole, rtol=1e-12, atol=1e-12)

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crosscut.config import Layout, ModelConfig
+from crosscut.config.parts.kinds import ATTENTIONS, Mixer
 from crosscut.config.parts.mamba2 import Mamba2Config
+from crosscut.config.parts.sliding_attention import SlidingAttentionConfig
 from crosscut.model import GPT, Batch, initialize
 from crosscut.parallel import (
     IGNORED,
@@ -39,6 +41,11 @@ LLAMA: dict[str, Any] = {
     "norm_epsilon": 1e-6,
     "layers": ("attention swiglu",),
     "biases": "none",
+}
+OLMO2: dict[str, Any] = {"norm_place": "output", "qk_norm": True, "qk_norm_over": "all_heads"}
+WINDOWS: dict[str, Any] = {
+    "layers": ("sliding_attention swiglu", "nope_attention gelu attention gelu"),
+    "sliding_attention": SlidingAttentionConfig(window=5, rotary_base=100.0),
 }
 BERT: dict[str, Any] = {"attention": "bidirectional", "token_types": 3, "layers": ("attention gelu_exact",)}
 MASKED: dict[str, Any] = {"head": "masked_tokens", "sentence_order": True}
@@ -73,6 +80,12 @@ FAMILIES = {
     "BERT with norms before": dataclasses.replace(CONFIG, **BERT),
     "masked BERT": dataclasses.replace(CONFIG, norm_place="after", **BERT, **MASKED),
     "masked BERT with norms before": dataclasses.replace(CONFIG, **BERT, **MASKED, tied=False),
+    "OLMo 2": dataclasses.replace(CONFIG, num_kv_heads=2, mlp_size=88, tied=False, **LLAMA, **OLMO2),
+    "Qwen3-Next's attention": dataclasses.replace(
+        CONFIG, num_kv_heads=2, qk_norm=True, attention_gate=True, rotary_fraction=0.5, **LLAMA
+    ),
+    "windows": dataclasses.replace(CONFIG, num_kv_heads=2, mlp_size=88, **LLAMA | WINDOWS),
+    "norms on outputs": dataclasses.replace(CONFIG, norm_place="output"),
     "rotary BERT": dataclasses.replace(CONFIG, **{**LLAMA, **BERT}, num_kv_heads=2, norm_place="after"),
     "Mamba-2": dataclasses.replace(
         CONFIG, layers=("mamba2",), num_heads=0, mamba2=Mamba2Config(head_size=8, state_size=6, chunk_size=5)
@@ -112,38 +125,53 @@ SHARDED = [
 
 
 class PlainAttention(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, kind: str) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.kind = config, kind
         bias = config.biases != "none"
         self.qkv = nn.ModuleDict(
             {
-                "query": nn.Linear(config.hidden_size, config.query_size, bias=bias),
+                "query": nn.Linear(config.hidden_size, config.query_size * (1 + config.attention_gate), bias=bias),
                 "key_value": nn.Linear(config.hidden_size, config.key_value_size, bias=bias),  # all keys, all values
             }
         )
         if config.qk_norm:
             self.query_norm, self.key_norm = (
-                PlainNorm(config, size=config.head_size, kind=config.qk_norm_kind) for _ in range(2)
+                PlainNorm(config, size=self.normed(heads), kind=config.qk_norm_kind)
+                for heads in (config.num_heads, config.num_kv_heads)
             )
         self.output = nn.Linear(config.query_size, config.hidden_size, bias=config.biases == "all")
+
+    def normed(self, heads: int) -> int:
+        return self.config.head_size * (heads if self.config.qk_norm_over == "all_heads" else 1)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         batch, length, _ = x.shape
         c = self.config
         query = self.qkv["query"](x)
+        if c.attention_gate:
+            query, gate = (y.reshape(x.shape) for y in query.view(batch, length, c.num_heads, 2, -1).unbind(3))
         key, value = self.qkv["key_value"](x).chunk(2, dim=2)
-        q, k, v = (y.view(batch, length, -1, c.head_size).permute(0, 2, 1, 3) for y in (query, key, value))
         if c.qk_norm:
-            q, k = self.query_norm(q), self.key_norm(k)
-        if c.positions == "rotary":
-            q, k = turned(q, c.rotary_base), turned(k, c.rotary_base)
+            query, key = (
+                norm(y.view(batch, length, -1, self.normed(heads)))
+                for norm, y, heads in ((self.query_norm, query, c.num_heads), (self.key_norm, key, c.num_kv_heads))
+            )
+        q, k, v = (y.reshape(batch, length, -1, c.head_size).permute(0, 2, 1, 3) for y in (query, key, value))
+        if c.positions == "rotary" and self.kind != "nope_attention":
+            base = (c.sliding_attention.rotary_base if self.kind == "sliding_attention" else 0) or c.rotary_base
+            size = int(c.head_size * c.rotary_fraction)
+            q, k = (torch.cat((turned(y[..., :size], base), y[..., size:]), 3) for y in (q, k))
         k, v = (y.repeat_interleave(c.num_heads // c.num_kv_heads, dim=1) for y in (k, v))
         scores = q @ k.transpose(2, 3) / math.sqrt(c.head_size)
         later = torch.ones(length, length, dtype=torch.bool).triu(1)
         hidden = ~mask[:, None, None, :] | (later & (c.attention == "causal"))
+        if self.kind == "sliding_attention":
+            distance = torch.arange(length)[:, None] - torch.arange(length)
+            hidden = hidden | (distance >= c.sliding_attention.window)
         weights = torch.softmax(scores.masked_fill(hidden, -math.inf), dim=3)
-        return self.output((weights @ v).permute(0, 2, 1, 3).reshape(batch, length, c.query_size))
+        attended = (weights @ v).permute(0, 2, 1, 3).reshape(batch, length, c.query_size)
+        return self.output(attended / (1 + torch.exp(-gate)) if c.attention_gate else attended)
 
 
 def turned(x: Tensor, base: float) -> Tensor:
@@ -172,7 +200,7 @@ class PlainTaps(nn.Module):
 class PlainMamba2(nn.Module):
     """State-space mixer, token by token. The rows of `bc` have Crosscut's order: (group, B or C, element)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, kind: str) -> None:
         super().__init__()
         self.sizes, self.epsilon, bias = config.mamba2, config.norm_epsilon, config.biases == "all"
         inner, heads, groups = self.sizes.inner_size, self.sizes.num_heads, self.sizes.num_groups
@@ -245,20 +273,26 @@ def gelu(y: Tensor) -> Tensor:
     return 0.5 * y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)))
 
 
+PLAIN = {Mixer.MAMBA2: PlainMamba2, **dict.fromkeys(ATTENTIONS, PlainAttention)}
+
+
 class PlainBlock(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.is_after = config.norm_place == "after"
+        self.place = config.norm_place
         self.names = [name for name, _ in config.parts_of(layer)]
         for name, kind in config.parts_of(layer):
             self.add_module(f"{name}_norm", PlainNorm(config))
-            mixers = {"attention": PlainAttention, "mamba2": PlainMamba2}
-            self.add_module(name, mixers[kind](config) if kind in mixers else PlainMLP(config, kind))
+            self.add_module(name, PLAIN.get(kind, PlainMLP)(config, kind))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         for name in self.names:
             norm, part = getattr(self, f"{name}_norm"), getattr(self, name)
-            x = norm(x + part(x, mask)) if self.is_after else x + part(norm(x), mask)
+            x = {
+                "before": lambda x, norm=norm, part=part: x + part(norm(x), mask),
+                "after": lambda x, norm=norm, part=part: norm(x + part(x, mask)),
+                "output": lambda x, norm=norm, part=part: x + norm(part(x, mask)),
+            }[self.place](x)
         return x
 
 

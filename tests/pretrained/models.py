@@ -37,6 +37,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {**LLAMA_SHAPE, "sliding_window": 16}),
     "qwen2": ("qwen2", {**LLAMA_SHAPE, "tie_word_embeddings": True}),
     "qwen3": ("qwen3", {**LLAMA_SHAPE, "head_dim": 16}),
+    "olmo2": ("olmo2", {**LLAMA_SHAPE, "num_key_value_heads": 2}),
+    "olmo2 with many key heads": ("olmo2", {**LLAMA_SHAPE, "num_key_value_heads": 4, "tie_word_embeddings": True}),
     "arcee": ("arcee", {**LLAMA_SHAPE, "hidden_act": "relu2"}),
     "nanochat": ("nanochat", {**LLAMA_SHAPE, "final_logit_softcapping": 2.0}),
     "nanochat without a cap": ("nanochat", {**LLAMA_SHAPE, "head_dim": 16, "final_logit_softcapping": None}),

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from crosscut.config import PRESETS, Layout, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
 from crosscut.config.parts.mamba2 import Mamba2Config
+from crosscut.config.parts.sliding_attention import SlidingAttentionConfig
 from crosscut.planner import Candidate, step_traffic
 from crosscut.rehearsal import ComparedFigure, Device, Rehearsal, compare
 
@@ -33,6 +34,13 @@ BERT = {"attention": "bidirectional", "norm_place": "after", "token_types": 2, "
 MASKED = {"head": "masked_tokens", "sentence_order": True}
 SIX_LAYERS = {"num_layers": 6}
 NORMS_AFTER = {"norm_place": "after", **SIX_LAYERS}
+NORMS_ON_OUTPUTS = {"norm_place": "output", **SIX_LAYERS}
+OLMO2 = {**LLAMA, **NORMS_ON_OUTPUTS, "qk_norm": True, "qk_norm_over": "all_heads"}
+GATES = {**LLAMA, "attention_gate": True, "rotary_fraction": 0.5, "qk_norm": True, **SIX_LAYERS}
+WINDOWS = {
+    **LLAMA, **SIX_LAYERS, "layers": ("sliding_attention swiglu", "nope_attention swiglu", "attention swiglu"),
+    "sliding_attention": SlidingAttentionConfig(window=48, rotary_base=100.0),
+}  # fmt: skip
 AVERAGED = OptimizerConfig(ema_decay=0.999)
 MUON = OptimizerConfig(matrices="muon", matrix_learning_rate=0.02)
 WIDE = {"num_layers": 1, "hidden_size": 512}
@@ -174,6 +182,20 @@ SMALL = (
     small("spans of a decoder", "cpu", {"tensor": 2}, {}, {**LLAMA, "tied": True, "head": "spans"}),
     small("norms after, offloaded", "cuda", {}, {**LAYERS, "offload": ("activations",)}, NORMS_AFTER),
     small("norms after", "cuda", {"tensor": 2}, HALF, LLAMA | NORMS_AFTER),
+    small("norms on outputs", "cpu", {"tensor": 2}, {}, NORMS_ON_OUTPUTS),
+    small("norms on outputs, split", "cuda", SPLIT, HALF, NORMS_ON_OUTPUTS),
+    small("norms on outputs, operators again", "cpu", {}, OPERATORS, NORMS_ON_OUTPUTS),
+    small("norms on outputs, layers again", "cuda", {"tensor": 2}, LAYERS | HALF, NORMS_ON_OUTPUTS),
+    small("norms of all heads", "cpu", {"tensor": 2}, {}, OLMO2),
+    small("norms of all heads, split", "cuda", SPLIT, HALF, OLMO2),
+    small("norms of all heads, many ranks", "cuda", {"tensor": 8}, OPERATORS | HALF, OLMO2),
+    small("norms of all heads, layers again", "cpu", {"tensor": 2}, LAYERS, OLMO2),
+    small("gates", "cpu", {"tensor": 2}, {}, GATES),
+    small("gates, operators again", "cuda", SPLIT, OPERATORS | HALF, GATES),
+    small("windows", "cpu", {"tensor": 2}, {}, WINDOWS),
+    small("windows, documents", "cuda", {"tensor": 2}, DOCUMENTS | HALF, WINDOWS),
+    small("windows, attention again", "cuda", {}, CORE | HALF, WINDOWS),
+    small("windows on context ranks", "cpu", {"context": 2, "tensor": 2}, DOCUMENTS, WINDOWS),
     small("Muon", "cpu", {"tensor": 2}, {}, {}, MUON),
     small("Muon, one token", "cpu", {}, {"sequence_length": 1, "batch_size": 1}, {"vocab_size": 256, **WIDE}, MUON),
     small("Muon, shared", "cuda", GROUPS, HALF, LLAMA, MUON),

@@ -1056,5 +1056,12 @@ def stages_drop_otherwise(_plain: Any, self: RandomStreams, index: int) -> None:
     torch.manual_seed(seed_of(self.seed, index, self.mesh.tensor.rank))
 
 
-for _of in ("context", "dropout", "scans", "schedule", "sharding"):  # they register their faults after those above
+for _of in (
+    "attention_kinds",
+    "context",
+    "dropout",
+    "scans",
+    "schedule",
+    "sharding",
+):  # they register their faults after those above
     import_module(f"tests.verification.faults.{_of}")

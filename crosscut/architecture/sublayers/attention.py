@@ -3,7 +3,7 @@
     X --f--> queries, keys and values of a rank's heads --> norm and rotation --> attend --> Z_i O_i --g--> sum + bias
 
 f is the entry into the parallel region, and g is the exit, which sums the results of all ranks. Z_i is the attention
-result of rank i, and O_i are the rank's rows of the output matrix.
+result of rank i, which may pass through a gate, and O_i are the rank's rows of the output matrix.
 
 If there are fewer key-value heads than query heads, adjacent query heads share a key-value head. If there are more
 tensor ranks than key-value heads, several ranks hold the same head.
@@ -17,6 +17,7 @@ from crosscut.architecture.needs import PerToken, Share
 from crosscut.architecture.parameters import Matrix, columns, columns_by_heads, rows
 from crosscut.architecture.steps import (
     Message,
+    Operation,
     Passes,
     Pointwise,
     Product,
@@ -34,6 +35,7 @@ from crosscut.architecture.target import Kind, Target
 from crosscut.config import ModelConfig
 from crosscut.config.conventions import takes_shared_heads
 from crosscut.config.layout import ContextAttention
+from crosscut.config.parts.kinds import Mixer
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,15 @@ class Attention:
     dropout: float
     is_causal: bool
     """Whether a token attends only to itself and to earlier tokens."""
-    is_rotary: bool
-    """Whether queries and keys are rotated by their positions."""
+    rotation: Share | None
+    """Shared cosines and sines that rotate queries and keys by their positions; None if nothing is rotated."""
+    window: int
+    """Number of tokens to which a token attends: itself and the tokens before it. 0 means all."""
+    has_gate: bool
+    """Whether the result of each head is multiplied by the sigmoid of a gate."""
     query: Matrix
+    """Projection to queries and, if attention has a gate, to gates. The rows are then grouped by head: first a head's
+    query rows, then its gate rows."""
     key_value: Matrix
     """Projection to keys and values. The rows are grouped by head: first a head's key rows, then its value rows."""
     output: Matrix
@@ -58,9 +66,11 @@ class Attention:
     key_norm: Norm | None
 
     @classmethod
-    def of(cls, model: ModelConfig, name: str) -> "Attention":
-        """Describe the attention of a model in the part `name`."""
+    def of(cls, model: ModelConfig, name: str, kind: Mixer = Mixer.ATTENTION) -> "Attention":
+        """Describe the attention of a model in the part `name`, of one of the kinds `ATTENTIONS`."""
         hidden, bias = model.hidden_size, model.biases != "none"
+        query = {"heads": model.num_heads, "num_matrices": 2} if model.attention_gate else {}
+        make = columns_by_heads if model.attention_gate else columns
         return cls(
             name=name,
             num_heads=model.num_heads,
@@ -68,8 +78,10 @@ class Attention:
             head_size=model.head_size,
             dropout=model.dropout,
             is_causal=model.is_causal,
-            is_rotary=model.positions == "rotary",
-            query=columns(f"{name}.qkv.query", hidden, model.query_size, bias=bias),
+            rotation=_rotation(model, kind),
+            window=model.sliding_attention.window if kind is Mixer.SLIDING_ATTENTION else 0,
+            has_gate=model.attention_gate,
+            query=make(f"{name}.qkv.query", hidden, model.query_size * (1 + model.attention_gate), bias=bias, **query),
             key_value=columns_by_heads(
                 f"{name}.qkv.key_value",
                 hidden,
@@ -79,29 +91,33 @@ class Attention:
                 num_matrices=2,
             ),
             output=rows(f"{name}.output", model.query_size, hidden, bias=model.biases == "all"),
-            query_norm=head_norm(model, f"{name}.query_norm"),
-            key_norm=head_norm(model, f"{name}.key_norm"),
+            query_norm=head_norm(model, f"{name}.query_norm", heads=model.num_heads),
+            key_norm=head_norm(model, f"{name}.key_norm", heads=model.num_kv_heads),
         )
 
     def steps(self, x: Value) -> tuple[Value, list[Step]]:
         """Return the sublayer's output, and the steps that compute the output from the input `x`."""
         name = self.name
         entered, entering = enter(x, f"{name} input")
-        query, multiply_query = multiply_columns(entered, self.query, name=f"{name} query", keeps=x)
+        query, multiply_query = multiply_columns(
+            entered, self.query, name=f"{name} query", keeps=x, heads=self.num_heads
+        )
         key_value, multiply_key_value = multiply_columns(
             entered, self.key_value, name=f"{name} key_value", keeps=x, heads=self.num_kv_heads
         )
         operands, placing = self._placed(query, key_value)
         attended = Value(f"{name} attended", self.num_heads * self.head_size, cut=True)
         attend = Attend(reads=operands, gives=(attended,), name=f"{name} over context", attention=self)
-        projected, project = multiply_rows(attended, self.output, name=f"{name} projected")
+        result, gating = self._gated(attended, query)
+        projected, project = multiply_rows(result, self.output, name=f"{name} projected")
         left, leaving = leave(projected, f"{name} output", bias=self.output.bias)
-        return left, [entering, multiply_query, multiply_key_value, *placing, attend, project, leaving]
+        return left, [entering, multiply_query, multiply_key_value, *placing, attend, *gating, project, leaving]
 
     @property
     def shares(self) -> frozenset[Share]:
         """The mask and, for queries and keys that are rotated, the rotation."""
-        return frozenset({Share.MASK, Share.ROTATION} if self.is_rotary else {Share.MASK})
+        mask = Share.WINDOW_MASK if self.window else Share.MASK
+        return frozenset({mask} if self.rotation is None else {mask, self.rotation})
 
     def memory(self, tensor: int) -> tuple[PerToken, ...]:
         """Return the keys and the values of the heads of one of `tensor` ranks."""
@@ -110,28 +126,53 @@ class Attention:
 
     def has_mask(self, target: Target) -> bool:
         """Whether the kernel reads a mask from memory: the mask of documents, or, in bidirectional attention, the mask
-        of padding. If context ranks gather the keys, causal attention needs a mask even without documents.
+        of padding. If context ranks gather the keys, causal attention needs a mask even without documents. So does
+        attention with a window that is shorter than the sequences.
         """
-        return target.document_mask or not self.is_causal or target.way is ContextAttention.GATHER
+        gathers, is_short = target.way is ContextAttention.GATHER, 0 < self.window < target.length
+        return target.document_mask or not self.is_causal or gathers or is_short
 
     def _placed(self, query: Value, key_value: Value) -> tuple[tuple[Value, ...], list[Step]]:
         """Return the operands of attention after the norm of heads and the rotation, and the steps to compute them.
 
         The operands are queries, keys, and `key_value`, which holds the values.
         """
-        if self.query_norm is None and not self.is_rotary:
+        if self.query_norm is None and self.rotation is None:
             return (query, key_value), []
-        q = replace(query, name=f"{self.name} placed query")
+        q = replace(query, name=f"{self.name} placed query", width=self.num_heads * self.head_size)
         k = replace(key_value, name=f"{self.name} placed key", width=key_value.width // 2)
         norms = [norm for norm in (self.query_norm, self.key_norm) if norm is not None]
         parameters = tuple(parameter for norm in norms for parameter in norm.parameters)
-        placing = Place(reads=(query, key_value), gives=(q, k), parameters=parameters, attention=self)
+        placing = Place(
+            reads=(query, key_value),
+            gives=(q, k),
+            parameters=parameters,
+            name=f"{self.name} norm",
+            attention=self,
+        )
         return (q, k, key_value), [placing]
+
+    def _gated(self, attended: Value, query: Value) -> tuple[Value, list[Step]]:
+        """Return the result of attention after the gate, if there is one, and the step. `query` holds the gates."""
+        if not self.has_gate:
+            return attended, []
+        gated = replace(attended, name=f"{self.name} gated", is_cheap=True)
+        return gated, [Gate(reads=(attended, query), gives=(gated,), keeps=(attended, query))]
+
+
+def _rotation(model: ModelConfig, kind: Mixer) -> Share | None:
+    """Return the shared rotation that attention of a kind reads. Layers with a window read that of all layers, unless
+    their frequencies differ.
+    """
+    if model.positions != "rotary" or kind is Mixer.NOPE_ATTENTION:
+        return None
+    is_own = kind is Mixer.SLIDING_ATTENTION and model.in_windows != model
+    return Share.WINDOW_ROTATION if is_own else Share.ROTATION
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place(Pointwise):
-    """Normalise queries and keys per head, then rotate queries and keys by their positions.
+    """Normalise queries and keys, each head or all heads together, then rotate queries and keys by their positions.
 
     A model may have only the norm or only the rotation. The rotation saves nothing for its backward pass.
     """
@@ -139,17 +180,23 @@ class Place(Pointwise):
     attention: Attention
 
     def on(self, target: Target) -> Step:
-        """Return the step with the values that the norm saves for the backward pass.
+        """Return the step with the values that the norm saves for the backward pass, and with its messages.
 
-        The norm saves its input, and the statistics of each head on the rank.
+        The norm saves its input, and the statistics of each head on the rank, or one number for all queries and one for
+        all keys. In the latter case, tensor ranks sum these numbers.
         """
-        if self.attention.query_norm is None:
+        norm = self.attention.query_norm
+        if norm is None:
             return self
-        width, kind = self.attention.query_norm.statistics
+        width, kind = norm.statistics
         own = target.own_heads(self.attention.num_heads) + target.own_heads(self.attention.num_kv_heads)
-        return replace(
-            self, keeps=(*self.reads, Value(f"{self.attention.name} head statistics", own * width, kind=kind))
-        )
+        own = 2 if norm.heads else own
+        statistics = Value(f"{self.attention.name} head statistics", own * width, kind=kind)
+        kept = replace(self, keeps=(*self.reads, statistics))
+        if not norm.heads or not target.share_heads(1):
+            return kept
+        message = Message(Operation.ALL_REDUCE, own * target.tokens, kind=Kind.WIDE)
+        return replace(kept, forward=(message,), backward=(message,))
 
     def passes(self, target: Target) -> Passes:
         """Bytes that the norm and the rotation read and write.
@@ -157,11 +204,31 @@ class Place(Pointwise):
         If compiled, the norm and the rotation each read and write all queries and keys once. Uncompiled, each of them
         reads and writes all queries and keys three times.
         """
-        times = (self.attention.query_norm is not None) + self.attention.is_rotary
+        times = (self.attention.query_norm is not None) + (self.attention.rotation is not None)
         heads = self.attention.num_heads + self.attention.num_kv_heads
         placed = target.own(target.tokens * heads * self.attention.head_size) * target.compute_bytes
         moved = (2 if target.compiled else 6) * times * placed
         return Passes(forward=moved, backward=moved)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate(Pointwise):
+    """Multiply the result of attention by the sigmoid of the gates."""
+
+    def passes(self, target: Target) -> Passes:
+        """Bytes that the gate reads and writes.
+
+        If compiled, the forward pass reads two tensors and writes one, and the backward pass reads three and writes
+        two. Uncompiled, the forward pass reads and writes five tensors in total, and the backward pass eleven.
+        """
+        inner = self.gives[0].bytes(target)
+        forward, backward = (3, 5) if target.compiled else (5, 11)
+        return Passes(forward=forward * inner, backward=backward * inner)
+
+    def temporary(self, target: Target, inside: int) -> int:
+        """Bytes of the sigmoid, and of three gradients: of the result, of the heads and of the gates."""
+        del inside
+        return 4 * self.gives[0].bytes(target)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,8 @@ class Embedding:
     dropout: float
     rotated: int
     """Elements of a head that rotary positions rotate; 0 if the model learns positions."""
+    window: int
+    """Number of tokens to which a token attends in layers with a sliding window."""
     is_causal: bool
     """Whether attention is causal."""
     hides_padding: bool
@@ -59,7 +61,8 @@ class Embedding:
             token_types=_whole("token_types", (model.token_types, hidden), num_inputs) if model.token_types else None,
             norm=stream_norm(model, "embedding_norm") if model.norms_embedding else None,
             dropout=model.dropout,
-            rotated=0 if learns else model.head_size,
+            rotated=0 if learns else model.rotary_size,
+            window=model.sliding_attention.window,
             is_causal=model.is_causal,
             hides_padding=not model.is_causal,
             shares=shares,
@@ -108,6 +111,7 @@ class Embedding:
             gives=(),
             name="documents",
             rotated=self.rotated,
+            window=self.window,
             is_causal=self.is_causal,
             hides_padding=self.hides_padding,
             shares=self.shares,
@@ -153,6 +157,7 @@ class Share(Step):
     """Compute the tensors that all layers share: the mask of attention, and cosines and sines of rotary positions."""
 
     rotated: int
+    window: int
     is_causal: bool
     hides_padding: bool
     shares: frozenset[needs.Share]
@@ -164,27 +169,48 @@ class Share(Step):
         If context ranks share the sequences, the ranks gather the document numbers. Without documents, the cosines and
         sines of one sequence serve all sequences.
         """
-        masks = self._masks(target) if needs.Share.MASK in self.shares else ()
+        masks = [mask for share in self._masked(target) for mask in self._masks(target, share)]
         if not target.document_mask:
-            return replace(self, keeps=masks)
+            return replace(self, keeps=tuple(masks))
         numbers = Message(Operation.ALL_GATHER, target.shared_tokens, axis="context", kind=Kind.POSITION)
-        reads = self.shares & {needs.Share.MASK, needs.Share.DOCUMENTS}
-        rotation = Value("cosines and sines", 2 * self.rotated)
-        kept = (*masks, rotation) if needs.Share.ROTATION in self.shares else masks
-        return replace(self, keeps=kept, forward=(numbers,) if reads and target.way else ())
+        readers = self.shares & {needs.Share.MASK, needs.Share.WINDOW_MASK, needs.Share.DOCUMENTS}
+        rotations = [
+            Value(share.value, 2 * self.rotated)
+            for share in (needs.Share.ROTATION, needs.Share.WINDOW_ROTATION)
+            if share in self.shares
+        ]
+        return replace(self, keeps=(*masks, *rotations), forward=(numbers,) if readers and target.way else ())
 
-    def _masks(self, target: Target) -> tuple[Value, ...]:
-        """The mask of attention.
+    def _masked(self, target: Target) -> list[needs.Share]:
+        """Masks that layers read. A window of at least the sequence shares the mask of other layers."""
+        plain, windowed = needs.Share.MASK, needs.Share.WINDOW_MASK
+        if self.window >= target.length:
+            return [plain] if self.shares & {plain, windowed} else []
+        return [mask for mask in (plain, windowed) if mask in self.shares]
+
+    def _masks(self, target: Target, share: needs.Share) -> tuple[Value, ...]:
+        """The mask of attention, which is a value or nothing.
 
         Causal attention needs a mask only if the documents of a sequence are hidden from each other, or if padding is
         hidden. Bidirectional attention always has a mask, which hides padding: one row for all queries of a sequence,
         or, with documents, a row for each query. If context ranks share the sequences, the mask has one row for each
         query whose attention the rank computes. If the ranks also gather the keys, causal attention needs a mask even
-        without documents.
+        without documents, and so does attention with a window.
         """
+        if share is needs.Share.WINDOW_MASK:
+            return (self._of_window(target),)
         if target.document_mask:
             rows = Rows.SHARED if target.way is ContextAttention.ALL_TO_ALL else Rows.TOKENS
             return (Value("document mask", target.length, rows),)
         if self.is_causal and target.way is ContextAttention.GATHER:
             return (Value("mask of later keys", target.length, Rows.SEQUENCE),)
         return (Value("padding mask", target.length if self.is_causal else 1),) if self.hides_padding else ()
+
+    def _of_window(self, target: Target) -> Value:
+        """The mask of layers with a sliding window: a row for each query, or, if all sequences have the same rows, for
+        each query of one sequence.
+        """
+        has_all_queries = target.way is ContextAttention.ALL_TO_ALL
+        if target.document_mask or self.hides_padding:
+            return Value("window mask", target.length, Rows.SHARED if has_all_queries else Rows.TOKENS)
+        return Value("window mask", target.length * (target.context if has_all_queries else 1), Rows.SEQUENCE)

@@ -7,16 +7,17 @@ A model may leave out the weight and the bias of its norms (`model.norm_affine`)
 
 A norm of the residual stream is outside of the parallel regions, and every rank holds all parameters of the norm. A
 norm of heads (QK-norm) is inside a region: each rank normalises only its own heads, so each rank computes only a part
-of the gradient of the norm's parameters.
+of the gradient of the norm's parameters. A norm of all heads together, as in OLMo 2, has the parameters of a rank's
+heads on each rank, and the ranks sum their squares.
 """
 
 from dataclasses import dataclass, replace
 
-from crosscut.architecture.parameters import ONES, ZEROS, Parameter, Role
+from crosscut.architecture.parameters import ONES, ZEROS, Cut, Parameter, Role
 from crosscut.architecture.steps import Passes, Pointwise, Value
 from crosscut.architecture.target import Kind, Target
 from crosscut.config import ModelConfig
-from crosscut.config.model import NormKind
+from crosscut.config.model import NormKind, NormSpan
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Norm:
     """Weight of the norm, and the bias if the norm is a layer norm. Empty for a norm without learned parameters."""
     inside: bool
     """Whether the norm is inside a parallel region."""
+    heads: int = 0
+    """Number of heads that the norm treats as one vector. 0 for a norm of each head, or of the residual stream."""
 
     @property
     def statistics(self) -> tuple[int, Kind]:
@@ -72,11 +75,18 @@ def region_norm(model: ModelConfig, name: str) -> Norm:
     return _norm(model, name, size=model.hidden_size, kind=model.norm, inside=True)
 
 
-def head_norm(model: ModelConfig, name: str) -> Norm | None:
-    """Describe the norm of each head's queries or keys; None if the model has no QK-norm."""
+def head_norm(model: ModelConfig, name: str, *, heads: int) -> Norm | None:
+    """Describe the norm of the queries or keys of `heads` heads: of each head, or of all heads together. None if the
+    model has no QK-norm.
+    """
     if not model.qk_norm:
         return None
-    return _norm(model, name, size=model.head_size, kind=model.qk_norm_kind, inside=True)
+    norm = _norm(model, name, size=model.head_size, kind=model.qk_norm_kind, inside=True)
+    if model.qk_norm_over is NormSpan.HEAD:
+        return norm
+    size = heads * model.head_size
+    parameters = (replace(each, shape=(size,), cut=Cut.HEADS, heads=heads) for each in norm.parameters)
+    return Norm(size, norm.kind, tuple(parameters), inside=True, heads=heads)
 
 
 def _norm(model: ModelConfig, name: str, *, size: int, kind: NormKind, inside: bool) -> Norm:

@@ -54,7 +54,7 @@ def _heading(plans: "Plans", options: "ForecastOptions", asked: RunConfig) -> It
     batch = f"{training.batch_size:,} sequences of {training.sequence_length:,} tokens per step"
     if training.initial_batch_size:
         batch += f" ({training.initial_batch_size:,} at the start, growing over {training.ramp_steps:,} steps)"
-    yield f"{batch}{vocabulary}"
+    yield f"{model.pattern}; {batch}{vocabulary}"
     yield f"recipe {describe_recipe(asked)}" if asked.recipe else describe_recipe(asked)
     given = [name for name in (argument.partition("=")[0] for argument in options.arguments) if name in CHOSEN]
     if given:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from crosscut.config.checks import divisors, listed
 from crosscut.config.errors import LayoutError
 from crosscut.config.model import ModelConfig
-from crosscut.config.parts.kinds import FeedForward, Mixer, PartKind
+from crosscut.config.parts.kinds import ATTENTIONS, FeedForward, PartKind
 from crosscut.config.parts.limits import Limit
 
 
@@ -48,6 +48,6 @@ def _of_mlp(model: ModelConfig) -> tuple[Limit, ...]:
 
 
 _OF_KINDS: Mapping[PartKind, Callable[[ModelConfig], tuple[Limit, ...]]] = MappingProxyType(
-    {Mixer.ATTENTION: _of_attention, **dict.fromkeys(FeedForward, _of_mlp)}
+    {**dict.fromkeys(ATTENTIONS, _of_attention), **dict.fromkeys(FeedForward, _of_mlp)}
 )
 """Limits of the kinds of parts that have no section of their own."""

@@ -1,9 +1,11 @@
 """Layers of a model by the names of their parts' kinds, such as "attention swiglu"."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from crosscut.config.checks import Choice, divisors, listed, shown
 from crosscut.config.errors import ConfigError
+from crosscut.config.system.wording import counted
 
 _MOST_PARTS = 8
 """Maximum number of parts of a layer."""
@@ -13,6 +15,8 @@ class Mixer(Choice):
     """Kind of a part that mixes the tokens of a sequence."""
 
     ATTENTION = "attention"
+    SLIDING_ATTENTION = "sliding_attention"
+    NOPE_ATTENTION = "nope_attention"
     MAMBA2 = "mamba2"
 
 
@@ -27,6 +31,9 @@ class FeedForward(Choice):
 
 
 PartKind = Mixer | FeedForward
+
+ATTENTIONS = (Mixer.ATTENTION, Mixer.SLIDING_ATTENTION, Mixer.NOPE_ATTENTION)
+"""Kinds of attention, which have the same matrices."""
 
 KINDS: dict[str, PartKind] = {str(kind): kind for kinds in (Mixer, FeedForward) for kind in kinds}
 """Kinds of parts by their names."""
@@ -43,6 +50,17 @@ def parts_of(layer: str) -> tuple[tuple[str, PartKind], ...]:
         counts[name] += 1
         parts.append((name if counts[name] == 1 else f"{name}_{counts[name]}", kind))
     return tuple(parts)
+
+
+def pattern_of(layers: Sequence[str]) -> str:
+    """Return the layers of a model in words: "24 layers of attention and swiglu", or, if the layers differ, the number
+    of parts of each kind: "52 layers: 24 x mamba2, 4 x attention, 24 x relu2". `layers` has an entry for each layer.
+    """
+    number = counted(len(layers), "layer")
+    if len(set(layers)) == 1:
+        return f"{number} of {' and '.join(layers[0].split())}"
+    parts = Counter(kind for layer in layers for kind in layer.split())
+    return f"{number}: {', '.join(f'{count} x {kind}' for kind, count in parts.items())}"
 
 
 def checked_layers(layers: Sequence[str]) -> tuple[str, ...]:

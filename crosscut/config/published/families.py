@@ -74,6 +74,8 @@ SOFT_CAP_FIELD = "logit_softcap"
 """Field of `ModelConfig` for the soft cap. Families with a soft cap write null for a model without one."""
 _PLAIN = {
     "attention": "causal",
+    "attention_gate": False,
+    "rotary_fraction": 1.0,
     "norm_place": "before",
     "token_types": 0,
     "head": "next_token",
@@ -207,10 +209,26 @@ QWEN3 = dataclasses.replace(
     _WINDOWED,
     model_type="qwen3",
     architecture="Qwen3ForCausalLM",
-    fixed={**_LLAMA_FIXED, "qk_norm": True, "qk_norm_kind": "rms"},
+    fixed={**_LLAMA_FIXED, "qk_norm": True, "qk_norm_kind": "rms", "qk_norm_over": "head"},
     defaults={**_QWEN_DEFAULTS, "head_size": 128},
     required={**_LLAMA_REQUIRED, "attention_bias": (False,)},
     heads=_task_models("Qwen3", "classes", "spans"),
+)
+OLMO2 = dataclasses.replace(
+    LLAMA,
+    model_type="olmo2",
+    architecture="Olmo2ForCausalLM",
+    fixed={
+        **_LLAMA_FIXED,
+        "norm_place": "output",
+        "qk_norm": True,
+        "qk_norm_kind": "rms",
+        "qk_norm_over": "all_heads",
+    },
+    defaults={**_LLAMA_DEFAULTS, "vocab_size": 50_304, "norm_epsilon": 1e-5},
+    required={**_LLAMA_REQUIRED, "attention_bias": (False,)},
+    biases=(),
+    heads=_task_models("Olmo2", "classes"),
 )
 STARCODER2 = Family(
     "starcoder2",
@@ -268,6 +286,7 @@ NANOCHAT = dataclasses.replace(
         "layers": ("attention relu2",),
         "qk_norm": True,
         "qk_norm_kind": "rms",
+        "qk_norm_over": "head",
         "norm_affine": False,
         "embedding_norm": True,
     },
@@ -360,11 +379,12 @@ FAMILIES = MappingProxyType(
     {
         family.model_type: family
         for family in (
-            GPT2, BIGCODE, LLAMA, MISTRAL, QWEN2, QWEN3, STARCODER2, ARCEE, NANOCHAT, BERT, ROBERTA,
+            GPT2, BIGCODE, LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, STARCODER2, ARCEE, NANOCHAT, BERT, ROBERTA,
         )
     }
 )  # fmt: skip
 """Families by `model_type`. SmolLM is a Llama. GPT-BigCode is GPT-2 with multi-query attention, and StarCoder2 is GPT-2
-with rotary positions. Arcee is a Llama whose MLP has no gate and uses squared ReLU. NanoChat is an Arcee with QK-norm,
+with rotary positions. OLMo 2 is a Llama with norms on the outputs of the parts, and with norms of all queries and of
+all keys. Arcee is a Llama whose MLP has no gate and uses squared ReLU. NanoChat is an Arcee with QK-norm,
 a norm of the embedding and a soft cap on the logits, and its norms have no weights. RoBERTa is a BERT whose positions
 begin at `pad_token_id` + 1; MiniLM and BGE are BERTs."""

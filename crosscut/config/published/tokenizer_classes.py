@@ -21,11 +21,11 @@ PLAIN = "PreTrainedTokenizerFast"
 REGISTERED = MappingProxyType(
     {
         "gpt2": GPT2, "gpt_bigcode": PLAIN, "mistral": PLAIN, "qwen2": QWEN2, "qwen3": QWEN2, "starcoder2": GPT2,
-        "bert": BERT, "roberta": ROBERTA,
+        "olmo2": PLAIN, "bert": BERT, "roberta": ROBERTA,
     }
 )  # fmt: skip
 """Class of a tokenizer without `tokenizer_class`, by the type of the model. `PLAIN` for other types."""
-_ALWAYS = ("gpt_bigcode", "mistral", "qwen2")
+_ALWAYS = ("gpt_bigcode", "mistral", "qwen2", "olmo2")
 """Types of models for which `transformers` ignores `tokenizer_class`."""
 _TOKENS: Mapping[str, Mapping[str, str]] = {
     BERT: {

@@ -19,10 +19,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
+from crosscut.architecture.needs import Share
 from crosscut.architecture.sublayers import attention as architecture
 from crosscut.config.conventions import takes_shared_heads
 from crosscut.config.layout import ContextAttention
+from crosscut.kernels.functions import AutogradContext, run
 from crosscut.model.building import Builder
 from crosscut.model.cache import PartMemory
 from crosscut.model.documents import AttentionMask
@@ -30,6 +34,7 @@ from crosscut.model.shared import NOTHING_SHARED, Shared
 from crosscut.model.sublayers.rotary import Rotation, rotate
 from crosscut.parallel import ColumnParallelLinears
 from crosscut.parallel.context import enter_context, leave_context, ring_attention
+from crosscut.parallel.recurrent import HeadsNorm, normalise_heads
 
 _NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}
 
@@ -42,6 +47,7 @@ class SelfAttention(nn.Module):
         self.runner, self.streams = build.runner, build.streams
         self.context, self.way = build.mesh.context, build.context_attention
         self.head_size, self.dropout, self.is_causal = part.head_size, part.dropout, part.is_causal
+        self.window, self.rotation, self.has_gate = part.window, part.rotation, part.has_gate
         self._capability = capability_of(build.mesh.device)
         self.qkv = ColumnParallelLinears(query=build.columns(part.query), key_value=build.columns(part.key_value))
         self.query_norm, self.key_norm = build.head_norm(part.query_norm), build.head_norm(part.key_norm)
@@ -58,12 +64,26 @@ class SelfAttention(nn.Module):
         mask shows. Other ranks that share the sequence may hold some of these positions.
         """
         query, key_value = self.qkv(x)
-        q = query.unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # [B, A/T, S, D]
-        k, v = key_value.unflatten(-1, (-1, 2, self.head_size)).transpose(1, 2).unbind(-2)  # each [B, K/T, S, D]
-        q, k = _placed(q, self.query_norm, shared.rotation), _placed(k, self.key_norm, shared.rotation)
-        heads = self.runner.core(self._attend, q, k, v, shared.mask) if memory is None else memory.attend(q, k, v)
-        y: Tensor = self.output(heads.transpose(1, 2).flatten(2))  # from [B, A/T, S, D]
+        q = query.unflatten(-1, (-1, *([2] if self.has_gate else []), self.head_size))  # [B, S, A/T, D]
+        q, gate = q.unbind(-2) if self.has_gate else (q, None)
+        k, v = key_value.unflatten(-1, (-1, 2, self.head_size)).unbind(-2)  # each [B, S, K/T, D]
+        if isinstance(self.query_norm, HeadsNorm) and isinstance(self.key_norm, HeadsNorm):
+            q, k = normalise_heads(q, k, self.query_norm, self.key_norm)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, A/T, S, D], and each [B, K/T, S, D]
+        rotation = None if self.rotation is None else self._rotation(shared)
+        q, k = _placed(q, self.query_norm, rotation), _placed(k, self.key_norm, rotation)
+        heads = self._heads(q, k, v, shared, memory).transpose(1, 2)  # [B, S, A/T, D]
+        y: Tensor = self.output(self.runner.cheap(gated, heads, gate) if gate is not None else heads.flatten(2))
         return y
+
+    def _rotation(self, shared: Shared) -> Rotation | None:
+        return shared.window_rotation if self.rotation is Share.WINDOW_ROTATION else shared.rotation
+
+    def _heads(self, q: Tensor, k: Tensor, v: Tensor, shared: Shared, memory: PartMemory | None) -> Tensor:
+        """Attend, and return the result [B, A/T, S, D]."""
+        if memory is not None:
+            return memory.attend(q, k, v, window=self.window)
+        return self.runner.core(self._attend, q, k, v, shared.window_mask if self.window else shared.mask)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask | None = None) -> Tensor:
         """Let this rank's tokens attend to their whole sequences, parts of which other ranks may hold."""
@@ -101,6 +121,33 @@ class SelfAttention(nn.Module):
         )
 
 
+def gated(heads: Tensor, gate: Tensor) -> Tensor:
+    """Multiply the results of heads by the sigmoid of their gates, both [B, S, A/T, D], and join the heads. Only
+    `heads` and `gate` are kept for the backward pass (Qiu et al. 2025, arXiv 2505.06708, G1).
+    """
+    return run(_Gated, heads, gate, twin=_gated)
+
+
+def _gated(heads: Tensor, gate: Tensor) -> Tensor:
+    return (heads * gate.sigmoid()).flatten(2)
+
+
+class _Gated(Function):
+    """Autograd function that computes `_gated`, and keeps only the heads and the gates for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: AutogradContext[tuple[Tensor, Tensor]], heads: Tensor, gate: Tensor) -> Tensor:
+        ctx.save_for_backward(heads, gate)
+        return (gate.sigmoid() * heads).flatten(2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: AutogradContext[tuple[Tensor, Tensor]], grad: Tensor) -> tuple[Tensor, Tensor]:
+        heads, gate = ctx.saved_tensors
+        grad, opened = grad.view(heads.shape), gate.sigmoid()
+        return grad * opened, torch.ops.aten.sigmoid_backward(grad * heads, opened)
+
+
 def capability_of(device: torch.device) -> tuple[int, int] | None:
     """Return the compute capability of a GPU, or None for other devices. The capability decides which attention kernels
     the GPU has.
@@ -109,7 +156,7 @@ def capability_of(device: torch.device) -> tuple[int, int] | None:
 
 
 def _placed(heads: Tensor, norm: nn.Module | None, rotation: Rotation | None) -> Tensor:
-    """Apply the per-head norm and the rotation to queries or keys. A `norm` or `rotation` of None is skipped."""
-    if norm is not None:
+    """Apply the norm of each head and the rotation to queries or keys. A `norm` or `rotation` of None is skipped."""
+    if norm is not None and not isinstance(norm, HeadsNorm):
         heads = norm(heads)
     return heads if rotation is None else rotate(heads, rotation)

@@ -1,12 +1,12 @@
 """Rotary position embeddings (RoPE): pairs of a head's elements are rotated in proportion to the token's position.
 
-    angle(position, i) = position * base^(-2 i / D)          i = 0 ... D/2 - 1, the pair of elements i and i + D/2
+    angle(position, i) = position * base^(-2 i / R)          i = 0 ... R/2 - 1, the pair of elements i and i + R/2
 
 Positions then enter the dot product of a query and a key only through their distance (Su et al. 2021, arXiv 2104.09864,
 section 3.2). Elements are paired as in Llama's published weights, and angles are computed in float32 in every
 precision, as in Llama. For sequences longer than those seen in training, `model.rotary_scaling` lowers the frequencies.
 
-Shapes: B batch, A heads, S sequence, D elements of a head.
+Shapes: B batch, A heads, S sequence, D elements of a head, R of which are rotated.
 """
 
 import math
@@ -27,8 +27,8 @@ limit counts as low, and a frequency above the second limit counts as high."""
 
 
 def rotations(places: Tensor, config: ModelConfig, dtype: torch.dtype, *, length: int = 0) -> Rotation:
-    """Compute cosines and sines for tokens at the positions `places`. For `places` [S], both results are [S, D]; for
-    [B, S], both are [B, 1, S, D]. `length` is the number of tokens in each sequence, without padding; only dynamic
+    """Compute cosines and sines for tokens at the positions `places`. For `places` [S], both results are [S, R]; for
+    [B, S], both are [B, 1, S, R]. `length` is the number of tokens in each sequence, without padding; only dynamic
     scaling uses it.
 
     The sines for the first element of each pair are negated, because `rotate` expects negated sines. With YaRN, both
@@ -45,17 +45,21 @@ def rotations(places: Tensor, config: ModelConfig, dtype: torch.dtype, *, length
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate queries or keys [B, A, S, D] by the cosines and sines that `rotations` returns."""
+    """Rotate queries or keys [B, A, S, D] by the cosines and sines [S, R] that `rotations` returns. Only the first R
+    elements of a head are rotated.
+    """
     cos, sin = rotation
+    if (rotated := cos.shape[-1]) < x.shape[-1]:
+        return torch.cat((rotate(x[..., :rotated], rotation), x[..., rotated:]), -1)
     turned: Tensor = x * cos + x.roll(x.shape[-1] // 2, -1) * sin
     return turned
 
 
 def frequencies(config: ModelConfig, device: torch.device, *, length: int = 0) -> Tensor:
-    """Return the frequencies in radians per position [D/2] for sequences of `length` tokens. Operations run in the same
+    """Return the frequencies in radians per position [R/2] for sequences of `length` tokens. Operations run in the same
     order as in the published code, so that the results agree bit for bit.
     """
-    exponents = torch.arange(0, config.head_size, 2, device=device).float() / config.head_size
+    exponents = torch.arange(0, config.rotary_size, 2, device=device).float() / config.rotary_size
     if config.rotary_factor == 1.0:
         return _unscaled(config.rotary_base, exponents)
     return _SCALINGS[config.rotary_scaling](config, exponents, length)
@@ -93,7 +97,7 @@ def _dynamic(config: ModelConfig, exponents: Tensor, length: int) -> Tensor:
     """Raise the base so that the lowest frequency falls with the length of the sequence. Sequences of at most
     `rotary_original_length` tokens keep the base. The rule is known as dynamic NTK.
     """
-    original, size, factor = config.rotary_original_length, config.head_size, config.rotary_factor
+    original, size, factor = config.rotary_original_length, config.rotary_size, config.rotary_factor
     if length <= original:
         return _unscaled(config.rotary_base, exponents)
     longer = factor * torch.tensor(float(length), device=exponents.device) / original
@@ -104,7 +108,7 @@ def _yarn(config: ModelConfig, exponents: Tensor, _: int) -> Tensor:
     """Divide low frequencies by `rotary_factor`, keep high ones, and interpolate linearly in the index of the pair
     between the two limits (Peng et al. 2023, arXiv 2309.00071, section 3.2).
     """
-    size, base = config.head_size, config.rotary_base
+    size, base = config.rotary_size, config.rotary_base
     low_turns, high_turns = _YARN_TURNS
 
     def pair_with(turns: float) -> float:

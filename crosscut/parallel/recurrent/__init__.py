@@ -1,6 +1,9 @@
-"""Parallel layers of mixers that read a sequence from its start, such as Mamba-2: convolution and norm of groups."""
+"""Parallel layers inside mixers: the convolution and the norm of groups of mixers that read a sequence from its start,
+such as Mamba-2, and the norm of all heads of attention.
+"""
 
 from crosscut.parallel.recurrent.convolution import ChannelParallelConvolution
 from crosscut.parallel.recurrent.group_norm import GatedGroupNorm
+from crosscut.parallel.recurrent.heads_norm import HeadsNorm, normalise_heads
 
-__all__ = ["ChannelParallelConvolution", "GatedGroupNorm"]
+__all__ = ["ChannelParallelConvolution", "GatedGroupNorm", "HeadsNorm", "normalise_heads"]

@@ -78,6 +78,13 @@ class GatedGroupNorm(nn.Module):
         return run(_Norm, y, gate, local(self.weight, y.dtype), self.groups, self.epsilon, twin=_plain)
 
 
+def normal_gradient(of_normal: Tensor, normal: Tensor, *, root: Tensor, mean: Tensor) -> Tensor:
+    """Return the gradient of x from that of n = x `root`, where `root` is the inverse root of the mean square of x, and
+    `mean` the mean of n times its gradient.
+    """
+    return (of_normal - normal * mean) * root
+
+
 def _gated(y: Tensor, gate: Tensor, groups: Groups) -> Tensor:
     """Return y silu(gate) in float32 or wider, cut into groups: [B, S, own groups, width]."""
     wide = torch.promote_types(y.dtype, torch.float32)
@@ -121,7 +128,7 @@ class _Norm(Function):
         of_weight = (grad * normal.flatten(-2)).sum((0, 1)).to(weight.dtype)
         of_normal = (grad * weight).to(root.dtype).unflatten(-1, (groups.own, -1))
         shared = groups.summed((of_normal * normal).sum(-1)).unsqueeze(-1) / groups.width
-        of_gated = ((of_normal - normal * shared) * root).flatten(-2)
+        of_gated = normal_gradient(of_normal, normal, root=root, mean=shared).flatten(-2)
         wide = gate.to(root.dtype)
         of_gate = torch.ops.aten.silu_backward(of_gated * y, wide)
         return (of_gated * F.silu(wide)).to(y.dtype), of_gate.to(gate.dtype), of_weight, None, None

@@ -52,7 +52,7 @@ def test_the_table_is_readable_at_a_hundred_columns() -> None:
     assert "…" not in text
     assert lines[:3] == [
         "8.31 billion parameters on 512 x V100 SXM3 32 GB (DGX-2H), in float16",
-        "512 sequences of 1,024 tokens per step",
+        "72 layers of attention and gelu; 512 sequences of 1,024 tokens per step",
         "recipe paper (the default from 100M parameters on): learning rate 0.00015",
     ]
     assert sum(" x " in line and "%" in line for line in lines) == 12

@@ -153,8 +153,8 @@ REFUSED = {
 }
 INCOMPLETE = {
     "model_type = 'gemma'\narchitectures = ['GemmaForCausalLM']": "`model_type` in `{path}` must be 'gpt2', "
-    "'gpt_bigcode', 'llama', 'mistral', 'qwen2', 'qwen3', 'starcoder2', 'arcee', 'nanochat', 'bert' or 'roberta', but "
-    "is 'gemma' (GemmaForCausalLM). Choose a model of one of these families.",
+    "'gpt_bigcode', 'llama', 'mistral', 'qwen2', 'qwen3', 'olmo2', 'starcoder2', 'arcee', 'nanochat', 'bert' or "
+    "'roberta', but is 'gemma' (GemmaForCausalLM). Choose a model of one of these families.",
     f"rope_scaling = {{{LLAMA3}, low_freq_factor = 1.0}}": "`factor` must be given in `{path}` for rope_type 'llama3', "
     "but is missing. Download the file again.",
     "rope_scaling = {type = 'linear'}": "`factor` must be given in `{path}` for rope_type 'linear', but is missing. "
@@ -478,6 +478,9 @@ def test_what_keeps_a_model_from_all_families_can_be_asked_before():
     assert reason_against_export(bare) == (
         "`model.norm_affine` must be true and `model.embedding_norm` must be false in a Hugging Face model of the "
         "closest family, 'llama', but `model.norm_affine` is false and `model.embedding_norm` is true"
+    )
+    assert reason_against_export(ModelConfig(**OURS, attention_gate=True)) == (
+        "`model.attention_gate` must be false in a Hugging Face model of the closest family, 'llama', but is true"
     )
     assert reason_against_export(ModelConfig(**OURS, logit_softcap=15.0, qk_norm_kind="layer", qk_norm=True)) == (
         "`model.qk_norm` must be false and `model.logit_softcap` must be 0.0 in a Hugging Face model of the closest "

@@ -64,8 +64,8 @@ def test_banner_says_the_recipe_and_the_learning_rate(run_with):
 
 def test_a_model_of_one_layer_has_no_layers(run_with):
     text = printed(run_with("model.num_layers=1", "model.num_heads=1"))
-    assert "(1 layer, hidden 64, 1 head, vocabulary 500)" in text
-    assert "(2 layers, hidden 64, 4 heads, vocabulary 500)" in printed(run_with())
+    assert "(1 layer of attention and gelu; hidden 64; 1 head; vocabulary 500)" in text
+    assert "(2 layers of attention and gelu; hidden 64; 4 heads; vocabulary 500)" in printed(run_with())
 
 
 def test_a_batch_that_grows_is_told(run_with):

@@ -121,4 +121,4 @@ class Head(ABC):
 
 def final_norm(model: ModelConfig) -> Norm | None:
     """Describe the norm after the last layer."""
-    return stream_norm(model, "final_norm") if model.norm_place is NormPosition.BEFORE else None
+    return None if model.norm_place is NormPosition.AFTER else stream_norm(model, "final_norm")
