@@ -20,6 +20,7 @@ from crosscut.architecture.steps import Step
 from crosscut.architecture.sublayers import gated_mlp, mlp
 from crosscut.architecture.sublayers.attention import Attention
 from crosscut.architecture.sublayers.embedding import Embedding
+from crosscut.architecture.sublayers.gated_delta import GatedDelta
 from crosscut.architecture.sublayers.gated_mlp import GatedMLP
 from crosscut.architecture.sublayers.heads.head import Head, LossStep
 from crosscut.architecture.sublayers.heads.masked_head import MaskedHead
@@ -36,6 +37,7 @@ from crosscut.config.parts.kinds import ATTENTIONS, Mixer, PartKind, parts_of
 _SUBLAYERS: dict[PartKind, Callable[..., Sublayer]] = {
     **{kind: partial(Attention.of, kind=kind) for kind in ATTENTIONS},
     Mixer.MAMBA2: Mamba2.of,
+    Mixer.GATED_DELTA: GatedDelta.of,
     **{kind: partial(MLP.of, kind=kind) for kind in mlp.KINDS},
     **{kind: partial(GatedMLP.of, kind=kind) for kind in gated_mlp.KINDS},
 }

@@ -35,7 +35,7 @@ class Role(Enum):
     """Scale or shift of a norm."""
     BIAS = "bias"
     TAPS = "taps of a convolution"
-    DYNAMICS = "decay rate, step size or skip of a state-space mixer"
+    DYNAMICS = "decay rate, step size or skip of a recurrent mixer"
     DOWN = "first matrix of an adapter"
     UP = "second matrix of an adapter"
     """This matrix starts at zero, so that a new adapter changes nothing."""
@@ -43,7 +43,7 @@ class Role(Enum):
     @property
     def decays(self) -> bool:
         """Whether weight decay applies. It applies to matrices, embeddings and taps, but not to norms and biases
-        (paper, section 4.1.1), and not to the dynamics of a state-space mixer (Gu and Dao 2023, arXiv 2312.00752).
+        (paper, section 4.1.1), and not to the dynamics of a recurrent mixer (Gu and Dao 2023, arXiv 2312.00752).
         """
         return self not in (Role.NORM, Role.BIAS, Role.DYNAMICS)
 
@@ -146,6 +146,11 @@ class Parameter:
         by_inputs = spread is InitialSpread.FAN_IN
         deviation = (self.num_inputs or self.shape[1]) ** -0.5 if by_inputs else INITIAL_SPREAD
         return Start(Law.NORMAL, deviation / num_residual_sums**0.5 if self.role is Role.BEFORE_RESIDUAL else deviation)
+
+    @property
+    def module(self) -> str:
+        """Name of the parameter's module in the module around it."""
+        return self.name.split(".")[-2]
 
     def named(self, prefix: str) -> "Parameter":
         """Return the parameter with `prefix` added before its name."""

@@ -49,7 +49,7 @@ def hardware_flops_per_rank(run: Planned, *, compiled: bool = False) -> int:
     """FLOPs that one rank computes in one step, including recomputation.
 
     The tensor ranks divide the products evenly, with one exception: if there are fewer key-value heads, or groups
-    of state-space heads, than tensor ranks, several ranks compute the same head or group. This function includes
+    of a scan's heads, than tensor ranks, several ranks compute the same head or group. This function includes
     the duplicated FLOPs, but `flops_per_step` does not. This function also includes the products of Muon on the
     first rank. In a pipeline, the result is for one rank of the pipeline (`Candidate.pipeline_rank`). Raises
     `ConfigError` if `model.vocab_size` is still 0.

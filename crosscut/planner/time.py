@@ -56,7 +56,7 @@ class StepTime:
     """Attention core: scores and weighted values, without the projections."""
 
     scan: float
-    """Scans of state-space mixers: the products inside chunks and between them, without the projections."""
+    """Scans of mixers with a state: the products inside chunks and between them, without the projections."""
 
     passes: float
     """Operators that are limited by memory bandwidth, such as norms and activations."""

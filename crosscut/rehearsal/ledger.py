@@ -250,8 +250,14 @@ def _linear(x: Tensor, weight: Tensor, *_: object, **__: object) -> int:
     return 2 * x.numel() * weight.shape[0]
 
 
+def _solved(system: Tensor, wanted: Tensor, *_: object, **__: object) -> int:
+    """Return the FLOPs of a triangular system as those of a product with the whole square."""
+    return 2 * wanted.numel() * system.shape[-1]
+
+
 _COUNTS: dict[object, Callable[..., int]] = {
     aten.addmm_: _added,
+    aten.linalg_solve_triangular: _solved,
     **({torch.ops.mkldnn._linear_pointwise: _linear} if onednn.IS_THERE else {}),
     aten._scaled_dot_product_flash_attention: _forward,
     aten._scaled_dot_product_flash_attention_backward: _backward,

@@ -217,7 +217,10 @@ def _assemble(grid: Grid, how: _Arrangement) -> Assembled:
 
 
 def _joined(axis: str, parts: list[Tensor], dim: int | None) -> Tensor:
-    """Join the parts along an axis. Context ranks divide a sequence in zigzag order."""
+    """Join the parts along an axis. Context ranks divide a sequence in zigzag order, in two pieces each. Parts that
+    cannot be halved are no parts of a sequence, such as one head of each rank.
+    """
     if dim is None:
         return parts[0]
-    return join_zigzag(parts, dim) if axis == "context" else torch.cat(parts, dim)
+    is_zigzag = axis == "context" and parts[0].shape[dim] % 2 == 0
+    return join_zigzag(parts, dim) if is_zigzag else torch.cat(parts, dim)

@@ -127,6 +127,7 @@ LIMITS = {
     "methods replaced from outside": 1,  # PyTorch has no hook for `UntypedStorage.resize_`
     "decisions by the end of a name": 0,
     "branches on a kind of sublayer elsewhere": 0,
+    "facts about a kind of layer or head read elsewhere": 0,
     "ways into the ranks": 1,
     "calls of `settled`": 0,
     "deepest nesting of `training/loop.py`": 4,

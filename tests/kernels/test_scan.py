@@ -1,15 +1,13 @@
 """The chunked scan against the recurrence, token by token."""
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from crosscut.kernels.scan import Operands, Place, ScanShape, scan, scan_on
-
-BATCH, HEADS, HEAD, GROUPS, STATE = 2, 6, 4, 3, 5
+from crosscut.kernels.recurrent.chunks import Place
+from crosscut.kernels.recurrent.scan import Operands, ScanShape, scan, scan_on
+from tests.kernels.recurrences import BATCH, GIVEN, GROUPS, HEAD, HEADS, STATE, gradients, place_of, states_of_heads
 
 
 def recurrence(operands: Operands, shape: ScanShape, place: Place) -> tuple[Tensor, Tensor]:
@@ -23,7 +21,7 @@ def recurrence(operands: Operands, shape: ScanShape, place: Place) -> tuple[Tens
         sizes = sizes * place.is_real.unsqueeze(-1)
     state = x.new_zeros(len(x), heads, shape.state_size, shape.head_size)
     if place.state is not None:
-        state = place.state.unflatten(-1, (-1, shape.head_size)).transpose(2, 3).flatten(1, 2)
+        state = states_of_heads(place.state)
     outputs = []
     for t in range(x.shape[1]):
         decay = torch.exp(-operands.log_rate.exp() * sizes[:, t])
@@ -43,27 +41,8 @@ def operands_of(length: int, dtype: torch.dtype = torch.float64) -> Operands:
     return Operands(*(each.to(dtype).requires_grad_() for each in drawn))
 
 
-def place_of(length: int, *, documents: bool = False, state: bool = False, real: bool = False) -> Place:
-    starts = torch.rand(BATCH, length) < 0.2
-    first = torch.randn(BATCH, GROUPS, STATE, HEADS // GROUPS * HEAD, dtype=torch.float64)
-    return Place(
-        starts.cumsum(1) if documents else None,
-        first.requires_grad_() if state else None,
-        torch.arange(length) < torch.tensor([[length - 3], [0]]) if real else None,
-    )
-
-
-def gradients(outputs: Any, operands: Operands, place: Place) -> list[Tensor]:
-    torch.manual_seed(5)
-    loss = sum((each * torch.randn_like(each)).sum() for each in outputs)
-    wanted = [*operands, *(() if place.state is None else (place.state,))]
-    return list(torch.autograd.grad(loss, wanted))
-
-
 @pytest.mark.parametrize("length", [1, 8, 21])
-@pytest.mark.parametrize(
-    "given", [{}, {"documents": True}, {"state": True}, {"documents": True, "state": True}, {"real": True}], ids=str
-)
+@pytest.mark.parametrize("given", GIVEN, ids=str)
 @pytest.mark.parametrize("limits", [{}, {"least_step": 0.3, "most_step": 1.1}], ids=str)
 def test_chunks_equal_the_recurrence(length: int, given: dict[str, bool], limits: dict[str, float]) -> None:
     operands, place = operands_of(length), place_of(length, **given)

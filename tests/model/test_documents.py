@@ -56,14 +56,23 @@ def masked(**fields: Tensor) -> Batch:
     return Batch(tokens=like, **fields, **more)
 
 
-def seen(batch: Batch, *, is_causal: bool) -> list[list[list[int]]]:
+def seen(batch: Batch, **how: Any) -> list[list[list[int]]]:
     """Keys that each query of each sequence sees; one query stands for all where all see the same."""
-    found = attention_mask(batch, torch.float32, is_causal=is_causal)
+    found = attention_mask(batch, torch.float32, **how)
     return [[[j for j in range(4) if row[j] == 0] for row in each[0]] for each in found.added]
 
 
 def test_nothing_hidden_needs_no_mask() -> None:
     assert attention_mask(masked(segments=torch.zeros(1, 4)), torch.float32, is_causal=False) is None
+
+
+def test_a_window_shows_the_last_tokens_of_the_document() -> None:
+    windows = {"is_causal": True, "window": 2}
+    assert seen(masked(segments=torch.zeros(1, 4)), **windows) == [[[0], [0, 1], [1, 2], [2, 3]]]
+    packed = masked(documents=torch.tensor([[0, 0, 0, 1]]))
+    assert seen(packed, **windows) == [[[0], [0, 1], [1, 2], [3]]]
+    late = attention_mask(packed, torch.float32, queries=torch.tensor([2, 3]), **windows)
+    assert torch.isfinite(late.added[0, 0]).tolist() == [[False, True, True, False], [False, False, False, True]]
 
 
 def test_padding_is_seen_by_no_token() -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from crosscut.config import Layout, ModelConfig
+from crosscut.config.parts.gated_delta import GatedDeltaConfig
 from crosscut.config.parts.mamba2 import Mamba2Config
 from crosscut.config.training import InitialSpread
 from crosscut.model import initialize
@@ -132,3 +133,15 @@ def test_decay_rates_and_step_sizes_are_those_of_the_published_code(ranks: RankP
     assert weights["blocks.0.attention.skip"].eq(1).all()
     assert weights["blocks.0.attention.norm.weight"].eq(1).all()
     assert weights["blocks.0.attention.convolution.weight"].std().item() == pytest.approx(12**-0.5, rel=0.1)
+
+
+def test_heads_of_gated_delta_nets_start_as_in_the_published_code(ranks: RankPool) -> None:
+    sizes = GatedDeltaConfig(num_key_heads=64, num_value_heads=512, key_head_size=1, value_head_size=1)
+    model = dataclasses.replace(WIDE, layers=("gated_delta",), num_layers=1, gated_delta=sizes)
+    weights = ranks.run(1, _weights, Layout(), model)[0]
+    rates = weights["blocks.0.attention.log_rate"].exp()
+    assert 0.01 <= rates.min() < 0.5 < 15.5 < rates.max() <= 16
+    sizes_of_steps = torch.nn.functional.softplus(weights["blocks.0.attention.step_bias"])
+    assert 0.001 <= sizes_of_steps.min() < 0.0012 < 0.09 < sizes_of_steps.max() <= 0.1
+    assert weights["blocks.0.attention.norm.weight"].eq(1).all()
+    assert "blocks.0.attention.convolution.bias" not in weights

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from crosscut.config import PRESETS, Layout, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
+from crosscut.config.parts.gated_delta import GatedDeltaConfig
 from crosscut.config.parts.mamba2 import Mamba2Config
 from crosscut.config.parts.sliding_attention import SlidingAttentionConfig
 from crosscut.planner import Candidate, step_traffic
@@ -29,6 +30,17 @@ HYBRID = {
 STATES = {
     **HYBRID, "layers": ("mamba2",), "hidden_size": 256, "num_layers": 6,
     "mamba2": Mamba2Config(head_size=64, state_size=64, chunk_size=48),
+}  # fmt: skip
+DELTA = {
+    "layers": ("gated_delta gelu", "attention gelu"),
+    "gated_delta": GatedDeltaConfig(
+        num_key_heads=2, num_value_heads=8, key_head_size=16, value_head_size=32, chunk_size=32
+    ),
+    "dropout": 0.0,
+}
+DELTAS = {
+    **DELTA, "layers": ("gated_delta",), "hidden_size": 256, "num_layers": 6,
+    "gated_delta": GatedDeltaConfig(key_head_size=64, value_head_size=64, chunk_size=48),
 }  # fmt: skip
 BERT = {"attention": "bidirectional", "norm_place": "after", "token_types": 2, "layers": ("attention gelu_exact",)}
 MASKED = {"head": "masked_tokens", "sentence_order": True}
@@ -214,6 +226,16 @@ SMALL = (
     small("hybrid, adapters", "cpu", {"tensor": 2}, {}, {**HYBRID, "lora_rank": 8}),
     small("hybrid, Muon", "cpu", {"tensor": 2}, {}, HYBRID, MUON),
     small("hybrid on context ranks", "cpu", {"context": 2, "tensor": 2}, DOCUMENTS, HYBRID),
+    small("delta rules", "cpu", {}, {}, DELTAS),
+    small("delta rules, half precision", "cuda", {"tensor": 4}, HALF, DELTAS),
+    small("delta rules again", "cpu", {"tensor": 2}, CORE, DELTAS),
+    small("delta rules' operators again", "cpu", {}, OPERATORS | DOCUMENTS, DELTAS),
+    small("delta rules' layers again", "cuda", {}, LAYERS, DELTAS),
+    small("delta rules, split", "cuda", SPLIT, HALF, DELTA),
+    small("delta rules, shared, documents", "cuda", ZERO3, HALF | DOCUMENTS, DELTA),
+    small("delta rules, adapters", "cpu", {"tensor": 2}, {}, {**DELTA, "lora_rank": 8}),
+    small("delta rules, Muon", "cpu", {"tensor": 2}, {}, DELTA, MUON),
+    small("delta rules on context ranks", "cpu", {"context": 2, "tensor": 2}, DOCUMENTS, DELTA),
     small("512 ranks", "cuda", {"tensor": 8, "data": 64}, HALF),
 )
 """Cases with a small model. Each takes about half a second."""

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from crosscut.config import PRESETS, ConfigError, ModelConfig, ResolvedRun, load_run, resolve
+from crosscut.config.layouts.growth import grow
 from crosscut.config.layouts.limits import require_tensor_axis
 from crosscut.config.parts.mamba2 import Mamba2Config
 from crosscut.planner import count_parameters
@@ -15,7 +16,6 @@ from crosscut.scaling.cases import (
     Devices,
     Study,
     choose_devices,
-    grow,
     study_cases,
     whole_ranks,
 )

@@ -1061,6 +1061,7 @@ for _of in (
     "context",
     "dropout",
     "scans",
+    "deltas",
     "schedule",
     "sharding",
 ):  # they register their faults after those above

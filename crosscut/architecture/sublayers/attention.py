@@ -287,7 +287,7 @@ class Attend(Step):
 
     def repeats_of_keys(self, target: Target) -> int:
         """Number of query heads on one rank that share a key-value head."""
-        return (self.attention.num_heads // target.tensor) // max(self.attention.num_kv_heads // target.tensor, 1)
+        return target.own_heads(self.attention.num_heads) // target.own_heads(self.attention.num_kv_heads)
 
     @property
     def is_core(self) -> bool:

@@ -18,6 +18,7 @@ class Mixer(Choice):
     SLIDING_ATTENTION = "sliding_attention"
     NOPE_ATTENTION = "nope_attention"
     MAMBA2 = "mamba2"
+    GATED_DELTA = "gated_delta"
 
 
 class FeedForward(Choice):

@@ -3,7 +3,15 @@ such as Mamba-2, and the norm of all heads of attention.
 """
 
 from crosscut.parallel.recurrent.convolution import ChannelParallelConvolution
-from crosscut.parallel.recurrent.group_norm import GatedGroupNorm
+from crosscut.parallel.recurrent.group_norm import GATE_FIRST, GATE_OF_HEADS, GatedGroupNorm, Gating
 from crosscut.parallel.recurrent.heads_norm import HeadsNorm, normalise_heads
 
-__all__ = ["ChannelParallelConvolution", "GatedGroupNorm", "HeadsNorm", "normalise_heads"]
+__all__ = [
+    "GATE_FIRST",
+    "GATE_OF_HEADS",
+    "ChannelParallelConvolution",
+    "GatedGroupNorm",
+    "Gating",
+    "HeadsNorm",
+    "normalise_heads",
+]

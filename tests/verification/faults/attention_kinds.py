@@ -29,7 +29,7 @@ WINDOWS: dict[str, Any] = {
     "sliding_attention": {"window": 5},
     "attention_gate": True,
 }
-SHARED = Layout(context=2)
+SHARED = Layout(context=2, context_attention="gather")
 OF_SHARED: dict[str, Any] = {**WINDOWS, "dropout": 0.0, "max_sequence_length": 32}
 
 
@@ -39,7 +39,7 @@ def own_heads_alone(_sum: Any, numbers: Tensor, axis: Any) -> Tensor:
     return numbers * axis.size
 
 
-@fault("the gradients of other ranks' heads are left out", "blocks.0.attention", FOUR, **OLMO2)
+@fault("the gradients of other ranks' heads are left out", "blocks.1.attention", FOUR, **OLMO2)
 @instead_of(heads_norm._Norms, "backward")
 def own_gradients_alone(backward: Any, ctx: Any, *grads: Tensor) -> Any:
     with Patch.context() as inside:
@@ -56,12 +56,12 @@ def weights_of_another_head(own: Any, size: int, num_blocks: int, axis: Any) -> 
     return slice(head * width, (head + 1) * width)
 
 
-@fault("gradients of key norms that ranks share not summed", "blocks.0.attention.key_norm", FOUR, **OLMO2)
+@fault("gradients of key norms that ranks share not summed", "blocks.1.attention.key_norm", FOUR, **OLMO2)
 def shared_norms_not_summed(patch: Patch) -> None:
     patch.setattr(heads_norm, "local_inside", local)
 
 
-@fault("norms before the parts in place of their outputs", "blocks.0.attention", SPLIT, **OLMO2)
+@fault("norms before the parts in place of their outputs", "blocks.0.attention.qkv", SPLIT, **OLMO2)
 @instead_of(block.Block, "__init__")
 def norms_before_parts(make: Any, self: block.Block, layer: Layer, build: Builder) -> None:
     is_cut = build.mesh.tensor.size > 1
@@ -95,7 +95,7 @@ def gates_of_another_head(gated: Any, heads: Tensor, gate: Tensor) -> Tensor:
     return gated(heads, gate.roll(1, 2) if gate.shape[2] < NUM_HEADS else gate)
 
 
-@fault("gates get no gradient", "blocks.0.attention.qkv", TENSOR, **WINDOWS)
+@fault("gates get no gradient", "blocks.1.attention", TENSOR, **WINDOWS)
 @instead_of(attention, "gated")
 def gates_without_gradient(gated: Any, heads: Tensor, gate: Tensor) -> Tensor:
     return gated(heads, gate.detach() if gate.shape[2] < NUM_HEADS else gate)

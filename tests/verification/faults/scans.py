@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from crosscut.config import Layout
-from crosscut.kernels.scan import Operands, Place, ScanShape
+from crosscut.kernels.recurrent.chunks import Place
+from crosscut.kernels.recurrent.scan import Operands, ScanShape
 from crosscut.model import initialization
-from crosscut.model.sublayers import mamba2
+from crosscut.model.sublayers import mamba2, recurrent
 from crosscut.parallel.recurrent import convolution, group_norm
 from crosscut.parallel.state.parameters import local
 from tests.verification.mutations import FOUR, PACKED, SPLIT, TENSOR, Patch, fault, instead_of
@@ -43,7 +44,7 @@ def local_norm_backward(backward: Any, ctx: Any, grad: Tensor) -> Any:
 
 
 @fault("taps reach into the document before", "documents", SPLIT, **HYBRID, training=PACKED)
-@instead_of(mamba2, "convolve")
+@instead_of(recurrent, "convolve")
 def convolution_over_documents(convolve: Any, *arguments: Tensor, documents: Any = None) -> Tensor:
     del documents
     return convolve(*arguments)
@@ -87,7 +88,7 @@ def shared_taps_not_summed(patch: Patch) -> None:
 
 
 @fault("copies of the groups in the wrong order", "blocks.0.attention", SHARED, **OF_SHARED)
-@instead_of(mamba2, "_repeated")
+@instead_of(recurrent, "_repeated")
 def groups_copied_in_turns(_plain: Any, x: Tensor, times: int, width: int, *, dim: int) -> Tensor:
     del width
     return x if times == 1 else torch.cat([x] * times, dim)

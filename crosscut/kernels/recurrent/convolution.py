@@ -18,24 +18,29 @@ from torch.autograd.function import once_differentiable
 
 from crosscut.kernels.functions import AutogradContext, run
 
-_Saved = tuple[Tensor, Tensor, Tensor, Tensor | None]
+_Saved = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 """Inputs, taps, bias, and the numbers of the documents."""
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | None = None) -> Tensor:
-    """Return SiLU of the convolution of `x` [B, S, D] with the taps `weight` [D, K]: [B, S, D]. The last tap belongs to
-    the token itself. Before the first token, the inputs are 0.
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+    """Return SiLU of the convolution of `x` [B, S, D] with the taps `weight` [D, K] and the bias [D]: [B, S, D]. The
+    last tap belongs to the token itself. Before the first token, the inputs are 0.
 
     `documents` [B, S] are the numbers of the tokens' documents. For the backward pass, only the arguments are saved.
     """
     return run(_Convolution, x, weight, bias, documents, twin=_plain)
 
 
-def _plain(x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | None) -> Tensor:
-    z = x * weight[:, -1] + bias
+def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, documents: Tensor | None) -> Tensor:
+    z = _of_tokens(x, weight, bias)
     for back in range(1, _num_taps(x, weight)):
         z = z + F.pad(_before(x, back, documents) * weight[:, -1 - back], (0, 0, back, 0))
     return F.silu(z)
+
+
+def _of_tokens(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the product with the last tap, which belongs to the token itself, plus the bias."""
+    return x * weight[:, -1] if bias is None else torch.addcmul(bias, x, weight[:, -1])
 
 
 def _num_taps(x: Tensor, weight: Tensor) -> int:
@@ -56,8 +61,8 @@ def _is_other(documents: Tensor, back: int) -> Tensor:
     return (documents[:, back:] != documents[:, :-back]).unsqueeze(-1)
 
 
-def _sums(x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | None) -> Tensor:
-    z = torch.addcmul(bias, x, weight[:, -1])
+def _sums(x: Tensor, weight: Tensor, bias: Tensor | None, documents: Tensor | None) -> Tensor:
+    z = _of_tokens(x, weight, bias)
     for back in range(1, _num_taps(x, weight)):
         z[:, back:].addcmul_(_before(x, back, documents), weight[:, -1 - back])
     return z
@@ -65,7 +70,9 @@ def _sums(x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | None) -> 
 
 class _Convolution(Function):
     @staticmethod
-    def forward(ctx: AutogradContext[_Saved], x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | None) -> Any:
+    def forward(
+        ctx: AutogradContext[_Saved], x: Tensor, weight: Tensor, bias: Tensor | None, documents: Tensor | None
+    ) -> Any:
         ctx.save_for_backward(x, weight, bias, documents)
         return F.silu(_sums(x, weight, bias, documents), inplace=True)
 
@@ -82,4 +89,4 @@ class _Convolution(Function):
                 later = later.masked_fill(_is_other(documents, back), 0.0)
             of_x[:, :-back].addcmul_(later, weight[:, -1 - back])
             of_weight[:, -1 - back] = (later * x[:, :-back]).sum((0, 1))
-        return of_x, of_weight, of_sums.sum((0, 1)), None
+        return of_x, of_weight, None if bias is None else of_sums.sum((0, 1)), None
