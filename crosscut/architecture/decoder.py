@@ -187,4 +187,4 @@ def _layer(model: ModelConfig, layer: str) -> Layer:
 
 def _part_of(model: ModelConfig, name: str, kind: PartKind) -> Part:
     norm = stream_norm(model, f"{name}_norm")
-    return Part(name, norm, _SUBLAYERS[kind](model, name), model.norm_place, model.dropout)
+    return Part(name, norm, _SUBLAYERS[kind](model, name), model.norm_place, model.dropout, model.residual_multiplier)

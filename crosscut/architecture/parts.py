@@ -52,6 +52,8 @@ class Part:
     inner: Sublayer
     norm_place: NormPosition
     dropout: float
+    multiplier: float
+    """Factor of the sublayer's result in the residual sum."""
 
     def steps(self, x: Value) -> tuple[Value, tuple[Step, ...]]:
         """Return the residual stream after the part, and the steps that compute it from the stream `x` before."""

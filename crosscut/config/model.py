@@ -72,6 +72,7 @@ class Positions(Choice):
 
     LEARNED = "learned"
     ROTARY = "rotary"
+    NONE = "none"
 
 
 class RotaryScaling(Choice):
@@ -168,7 +169,8 @@ class ModelConfig:
 
     positions: Positions = Positions.LEARNED
     """Encoding of a token's position: `learned` adds a vector to the embedding; `rotary` rotates queries and keys,
-    except those of `nope_attention`.
+    except those of `nope_attention`. With `none`, only the causal mask and the state of mixers such as `mamba2` tell
+    the order of the tokens.
     """
 
     token_types: int = 0
@@ -286,6 +288,18 @@ class ModelConfig:
     """Soft cap on the absolute value of the logits: each logit becomes cap x tanh(logit / cap), as in Gemma 2. 0 means
     no cap."""
 
+    embedding_multiplier: float = 1.0
+    """Factor by which the token embedding is multiplied, as in Granite."""
+
+    residual_multiplier: float = 1.0
+    """Factor by which the result of each part is multiplied before its residual sum, as in Granite."""
+
+    attention_multiplier: float = 0.0
+    """Factor of the attention scores, as in Granite. 0 means 1 / sqrt(`head_size`)."""
+
+    logit_divisor: float = 1.0
+    """Number by which the logits are divided, as in Granite."""
+
     lora_rank: int = 0
     """Rank of the low-rank adapters (LoRA) of every matrix in the layers. With adapters, only the adapters train, and
     all other weights stay as they are. 0 means no adapters (docs/lora.md)."""
@@ -309,8 +323,9 @@ class ModelConfig:
         for name, least in (("rotary_factor", 1), ("rotary_attention_factor", 0)):
             require_at_least(f"model.{name}", getattr(self, name), least)
         require_at_least("model.logit_softcap", self.logit_softcap, 0)
+        require_at_least("model.attention_multiplier", self.attention_multiplier, 0)
         self._resolve_adapters()
-        for name in ("rotary_base", "norm_epsilon"):
+        for name in ("rotary_base", "norm_epsilon", "embedding_multiplier", "residual_multiplier", "logit_divisor"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"`model.{name}` must be above 0 and finite, but is {getattr(self, name)}.")
         self._check_head()
@@ -341,6 +356,8 @@ class ModelConfig:
         if self.head is not HeadKind.NEXT_TOKEN:
             remedy = "Adapters are for models that predict the next token. Remove `model.lora_rank`."
             self._require_value("lora_rank", 0, f"for a model {kind}", remedy)
+            remedy = "Only the logits of next tokens can be divided. Remove `model.logit_divisor`."
+            self._require_value("logit_divisor", 1.0, f"for a model {kind}", remedy)
         if not self.predicts_masked:
             remedy = 'Set model.head="masked_tokens", or remove `model.sentence_order`.'
             self._require_value("sentence_order", False, f"for a model {kind}", remedy)
@@ -438,11 +455,12 @@ class ModelConfig:
         if not is_rotary:
             for name in ("rotary_factor", "rotary_fraction"):
                 remedy = f'Remove `model.{name}`, or set model.positions="rotary".'
-                self._require_value(name, 1, "for a model with learned positions", remedy)
+                self._require_value(name, 1, f'with `model.positions` = "{self.positions}"', remedy)
         if Mixer.NOPE_ATTENTION in self.kinds and not is_rotary:
             raise ConfigError(
                 '`model.positions` must be "rotary" for a model with `nope_attention` in `model.layers`, but is '
-                '"learned". Learned positions enter every layer. Set model.positions="rotary", or write `attention`.'
+                f'"{self.positions}", which is the same in every layer. Set model.positions="rotary", or write '
+                "`attention`."
             )
 
     @property
@@ -546,12 +564,12 @@ class ModelConfig:
 
     @property
     def family(self) -> str:
-        """Name of the model's family for display: "hybrid" with several kinds of mixers, and the kind's name without
-        attention; "BERT" with bidirectional attention; "GPT-2" with learned positions; with rotary positions,
-        "NanoChat" if the norms have no weights, and "Llama" otherwise.
+        """Name of the model's family for display. With mixers other than attention: the kind's name, or "hybrid" with
+        several kinds. Otherwise "BERT" with bidirectional attention, "GPT-2" with learned positions, "NanoChat" if the
+        norms have no weights, and "Llama" if they have.
         """
         mixers = [kind for kind in self.kinds if isinstance(kind, Mixer)]
-        if mixers and mixers != [Mixer.ATTENTION]:
+        if any(kind not in ATTENTIONS for kind in mixers):
             return str(mixers[0]) if len(mixers) == 1 else "hybrid"
         if not self.is_causal:
             return "BERT"
@@ -574,7 +592,7 @@ class ModelConfig:
         """Return the model with another head on the same layers. The settings of the old head's logits are reset to
         their defaults.
         """
-        logits: Settings = {"sentence_order": False, "tied": True, "logit_softcap": 0.0}
+        logits: Settings = {"sentence_order": False, "tied": True, "logit_softcap": 0.0, "logit_divisor": 1.0}
         return replace(self, **{"head": head, "num_classes": num_classes, **logits})
 
     def resized(self, hidden_size: int) -> "ModelConfig":

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from crosscut import architecture
@@ -44,6 +45,7 @@ class Block(nn.Module):
             self.add_module(f"{part.name}_norm", build.stream_norm(part.norm))
             self.add_module(part.name, MODULES[type(part.inner)](part.inner, of_part))
         self.dropout = build.dropout(layer.parts[0].dropout)
+        self.multiplier = layer.parts[0].multiplier
 
     def forward(self, x: Tensor, shared: Shared = NOTHING_SHARED, memory: LayerMemory | None = None) -> Tensor:
         """Apply the layer. `shared` holds tensors that all layers read, and `memory` what the layer remembers of
@@ -55,7 +57,8 @@ class Block(nn.Module):
         for name, place in self.parts:
             norm = getattr(self, f"{name}_norm")
             y = self._run(name, norm(x) if place is NormPosition.BEFORE else x, shared, memory)
-            x = x + self.dropout(norm(y) if place is NormPosition.OUTPUT else y)
+            y = self.dropout(norm(y) if place is NormPosition.OUTPUT else y)
+            x = torch.add(x, y, alpha=self.multiplier)
             x = norm(x) if place is NormPosition.AFTER else x
         return x
 

@@ -38,7 +38,7 @@ class Embedding:
         self.positions = None if positions is None else PositionEmbedding(*positions.shape, **place)
         self.token_types = None if types is None else TokenTypeEmbedding(*types.shape, **place)
         self.norm = None if norm is None else build.stream_norm(norm)
-        self.dropout = build.dropout(own.dropout)
+        self.dropout, self.multiplier = build.dropout(own.dropout), own.multiplier
 
     @property
     def modules(self) -> dict[str, nn.Module | None]:
@@ -87,6 +87,8 @@ class Embedding:
         assert self.tokens is not None, "the stage has no embedding"
         enter(ModelPart.EMBEDDING)
         x, tied = self.tokens(batch.tokens, with_weight=True) if with_weight else (self.tokens(batch.tokens), None)
+        if self.multiplier != 1.0:
+            x = x * self.multiplier
         if self.positions is not None:
             length = batch.tokens.shape[1]
             of_sequence = {"num_filled": num_filled, "places": batch.places}

@@ -126,7 +126,7 @@ class GPT(nn.Module):
         stage_input: StageInput | None = None,
     ) -> Tensor | tuple[Tensor, TiedWeight]:
         """Compute the last hidden states [B, S, H] of the tokens [B, S] of a batch. Under sequence parallelism, the
-        result is [B, S/T, H].
+        result is [B, S/T, H]. They are divided by `model.logit_divisor`.
 
         The last `num_filled` tokens of each sequence are padding that makes the sequence length divisible by the
         tensor-parallel size. `reading` gives the positions of tokens that continue earlier text. If context ranks share
@@ -151,6 +151,8 @@ class GPT(nn.Module):
             enter(ModelPart.LAYER, i)
             x = leave(block(x, shared, None if reading is None else reading.layer(place)), ModelPart.LAYER, i)
         y: Tensor = self.final_norm(x) if stage.is_last and self.final_norm is not None else x
+        if stage.is_last and self.config.logit_divisor != 1.0:  # the logits are linear in the hidden states
+            y = y / self.config.logit_divisor
         return y if tied is None else (y, tied)
 
     def _blocks_of(self, stage: Stage) -> Sequence[nn.Module]:

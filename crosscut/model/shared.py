@@ -10,7 +10,8 @@ class Shared(NamedTuple):
     """Tensors that all layers read. A sublayer uses those that it needs."""
 
     rotation: Rotation | None = None
-    """Cosines and sines of the positions, which rotate queries and keys. None for a model with learned positions."""
+    """Cosines and sines of the positions, which rotate queries and keys. None for a model without rotary
+    positions."""
     mask: AttentionMask | None = None
     """Tokens that each token may see. None if a token sees all tokens, or all earlier tokens."""
     window_rotation: Rotation | None = None

@@ -26,7 +26,8 @@ from crosscut.config.checks import shown
 from crosscut.parallel import reshard
 from crosscut.parallel.state.parameters import local_offsets, local_part
 from crosscut.pretrained.adapter_settings import CONFIG_NAME, AdapterSettings, read_settings
-from crosscut.pretrained.families import Source, Weight, weights_of, with_prefix
+from crosscut.pretrained.families import Weight, weights_of, with_prefix
+from crosscut.pretrained.names import Source
 from crosscut.pretrained.tensors import DTYPES, StoredTensor, list_file, read_whole
 from crosscut.pretrained.writing import json_bytes
 
@@ -187,7 +188,7 @@ def _sources(model: ModelConfig) -> Iterator[tuple[Weight, int, Source]]:
     tensor among the weight's sources.
     """
     for weight in weights_of(model.without_adapters):
-        if len(weight.shape) == 2 and weight.name.startswith("blocks."):
+        if weight.is_matrix and len(weight.shape) == 2 and weight.name.startswith("blocks."):
             yield from ((weight, index, source) for index, source in enumerate(weight.sources))
 
 

@@ -1,9 +1,12 @@
 """Names and layouts of published weights: one table per model family, used for reading and for writing.
 
-A published model has the same matrices as Crosscut's model, under other names and in other layouts. Five things differ:
+A published model has the same matrices as Crosscut's model, under other names (`names`) and in other layouts. Six
+things differ:
 
 - Queries, keys and values are three tensors (in GPT-2: stacked in one tensor). In Crosscut, one parameter holds the
   queries, and a second parameter holds keys and values, which alternate head by head.
+- One tensor stacks the input projections of a state-space mixer, and another one the channels of its convolution. In
+  Crosscut, they are several parameters, one of which holds the vectors B and C, which alternate group by group.
 - GPT-2 stores its matrices transposed, [in, out].
 - The published vocabulary is not padded.
 - RoBERTa's table of positions begins with rows that belong to no position.
@@ -13,7 +16,7 @@ A published model has the same matrices as Crosscut's model, under other names a
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -21,25 +24,11 @@ import torch
 from torch import Tensor
 
 from crosscut.architecture import Parameter, describe
+from crosscut.architecture.parameters import Role
 from crosscut.config import ModelConfig
 from crosscut.config.model import HeadKind
-
-
-@dataclass(frozen=True)
-class Source:
-    """A published tensor, or a range of its rows, from which rows of a Crosscut parameter are taken."""
-
-    name: str
-    stacked: int | None = None
-    """Index in a tensor that stacks queries (0), keys (1) and values (2). None if the tensor is not stacked."""
-    transposed: bool = False
-    """Whether rows of the Crosscut parameter are columns of the published tensor."""
-    start: int = 0
-    """Index of the tensor's first row that belongs to this source."""
-    num_rows: int = 0
-    """Number of rows in the whole tensor. 0 if all rows belong to this source."""
-    swaps_halves: bool = False
-    """Whether the Crosscut parameter holds the two halves of each group of rows in the opposite order."""
+from crosscut.config.published.folders import family_of
+from crosscut.pretrained.names import BERT_WITH_HEADS, NAMES, OUTPUT, Source, TensorNames
 
 
 @dataclass(frozen=True)
@@ -53,9 +42,11 @@ class Weight:
     """Shape without the vocabulary's padding."""
     sources: tuple[Source, ...]
     group: int
-    """Number of consecutive rows that come from the same source. This is the head size if there are several sources or
-    if halves are swapped, otherwise the number of all rows.
+    """Number of consecutive rows that come from the same source. This is the size of a head or of a group's vector if
+    there are several sources, or if halves are swapped; otherwise the number of all rows.
     """
+    is_matrix: bool = False
+    """Whether the parameter is a matrix of a layer, which adapters may change."""
 
     @property
     def source_rows(self) -> int:
@@ -64,7 +55,8 @@ class Weight:
 
     def shape_of(self, source: Source) -> tuple[int, ...]:
         """Shape of the whole published tensor of a source."""
-        shape = (source.num_rows or self.source_rows, *self.shape[1:])
+        channel = (1,) if source.has_channel and len(self.shape) > 1 else ()
+        shape = (source.num_rows or self.source_rows, *channel, *self.shape[1:])
         return shape[::-1] if source.transposed else shape
 
     def rows(self, index: int) -> Tensor:
@@ -81,145 +73,11 @@ class Weight:
         return len(self.sources) == 1 and not self.sources[0].swaps_halves
 
 
-@dataclass(frozen=True)
-class _TensorNames:
-    """Names of a family's published tensors. A module's name stands for its weight and its bias."""
-
-    prefix: str
-    """Prefix of all names except the names of heads. Files of a model without its output projection omit the prefix."""
-    layer: str
-    """Prefix of the names in a layer."""
-    root: Mapping[str, Source]
-    """Sources of modules outside the layers, keyed by Crosscut's name of the module."""
-    block: Mapping[str, tuple[Source, ...]]
-    """Sources of modules in a layer, keyed by Crosscut's name of the module."""
-    buffers: str
-    """Pattern for names of buffers that older versions of `transformers` stored with the parameters. Newer versions
-    compute the buffers.
-    """
-    optional_prefix: str = ""
-    """Pattern for the prefix of the names in files that also hold a head. Files of the bare model omit the prefix."""
-    heads: str = ""
-    """Pattern for names of heads and poolers. Crosscut loads only the heads and poolers that the model has."""
-
-
-_OUTPUT = Source("lm_head")
 _CLASSES, _SPANS, _SCORE = Source("classifier"), Source("qa_outputs"), Source("score")
 """Sources of the classifiers of tasks. The name `score` belongs to the classifier of a decoder."""
-_BESIDE = (_OUTPUT.name, "cls.", _CLASSES.name, _SPANS.name, _SCORE.name)
+_BESIDE = (OUTPUT.name, "cls.", _CLASSES.name, _SPANS.name, _SCORE.name)
 """Beginnings of the names of heads. These names have no prefix, because heads are not part of the bare model."""
 
-_GPT2 = _TensorNames(
-    prefix="transformer.",
-    layer="h.{}.",
-    root={"tokens": Source("wte"), "positions": Source("wpe"), "final_norm": Source("ln_f"), "output": _OUTPUT},
-    block={
-        "attention_norm": (Source("ln_1"),),
-        "attention.qkv.query": (Source("attn.c_attn", 0, transposed=True),),
-        "attention.qkv.key_value": tuple(Source("attn.c_attn", part, transposed=True) for part in (1, 2)),
-        "attention.output": (Source("attn.c_proj", transposed=True),),
-        "mlp_norm": (Source("ln_2"),),
-        "mlp.expand": (Source("mlp.c_fc", transposed=True),),
-        "mlp.contract": (Source("mlp.c_proj", transposed=True),),
-    },
-    buffers=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
-)
-_BIGCODE = replace(
-    _GPT2,
-    block={module: tuple(replace(one, transposed=False) for one in sources) for module, sources in _GPT2.block.items()},
-)
-_LLAMA = _TensorNames(
-    prefix="model.",
-    layer="layers.{}.",
-    root={"tokens": Source("embed_tokens"), "final_norm": Source("norm"), "output": _OUTPUT},
-    block={
-        "attention_norm": (Source("input_layernorm"),),
-        "attention.qkv.query": (Source("self_attn.q_proj"),),
-        "attention.qkv.key_value": (Source("self_attn.k_proj"), Source("self_attn.v_proj")),
-        "attention.query_norm": (Source("self_attn.q_norm"),),
-        "attention.key_norm": (Source("self_attn.k_norm"),),
-        "attention.output": (Source("self_attn.o_proj"),),
-        "mlp_norm": (Source("post_attention_layernorm"),),
-        "mlp.expand.gate": (Source("mlp.gate_proj"),),
-        "mlp.expand.up": (Source("mlp.up_proj"),),
-        "mlp.contract": (Source("mlp.down_proj"),),
-    },
-    buffers=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
-)
-_OLMO2 = replace(
-    _LLAMA,
-    block={
-        **_LLAMA.block,
-        "attention_norm": (Source("post_attention_layernorm"),),
-        "mlp_norm": (Source("post_feedforward_layernorm"),),
-    },
-)
-_STARCODER2 = replace(
-    _LLAMA,
-    block={
-        **{module: sources for module, sources in _LLAMA.block.items() if not module.startswith("mlp.")},
-        "mlp.expand": (Source("mlp.c_fc"),),
-        "mlp.contract": (Source("mlp.c_proj"),),
-    },
-)
-
-
-_ARCEE = replace(
-    _LLAMA,
-    block={
-        **_STARCODER2.block,
-        "mlp.expand": (Source("mlp.up_proj"),),
-        "mlp.contract": (Source("mlp.down_proj"),),
-    },
-)
-
-
-_NANOCHAT = replace(
-    _ARCEE,
-    block={
-        **_ARCEE.block,
-        "attention.qkv.query": (Source("self_attn.q_proj", swaps_halves=True),),
-        "attention.qkv.key_value": (Source("self_attn.k_proj", swaps_halves=True), Source("self_attn.v_proj")),
-        "mlp.expand": (Source("mlp.fc1"),),
-        "mlp.contract": (Source("mlp.fc2"),),
-    },
-)
-
-
-_BERT = _TensorNames(
-    prefix="",
-    layer="encoder.layer.{}.",
-    root={
-        "tokens": Source("embeddings.word_embeddings"),
-        "positions": Source("embeddings.position_embeddings"),
-        "token_types": Source("embeddings.token_type_embeddings"),
-        "embedding_norm": Source("embeddings.LayerNorm"),
-    },
-    block={
-        "attention.qkv.query": (Source("attention.self.query"),),
-        "attention.qkv.key_value": (Source("attention.self.key"), Source("attention.self.value")),
-        "attention.output": (Source("attention.output.dense"),),
-        "attention_norm": (Source("attention.output.LayerNorm"),),
-        "mlp.expand": (Source("intermediate.dense"),),
-        "mlp.contract": (Source("output.dense"),),
-        "mlp_norm": (Source("output.LayerNorm"),),
-    },
-    buffers=r"(bert\.)?embeddings\.(position_ids|token_type_ids)|cls\.predictions\.decoder\.(weight|bias)",
-    optional_prefix=r"^(bert|roberta)\.",
-    heads=r"(bert\.)?(pooler|cls|lm_head|classifier|qa_outputs)\..+",
-)
-_BERT_WITH_HEADS = replace(
-    _BERT,
-    prefix="bert.",
-    root={
-        **_BERT.root,
-        "prediction": Source("cls.predictions"),
-        "prediction.dense": Source("cls.predictions.transform.dense"),
-        "prediction.norm": Source("cls.predictions.transform.LayerNorm"),
-        "order.pooler": Source("pooler.dense"),
-        "order.classifier": Source("cls.seq_relationship"),
-    },
-)
 _OLD_KINDS = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 """Endings of the names of norms in BERT's oldest files, with the endings in today's files."""
 
@@ -235,7 +93,7 @@ _MASKED_OF_ROBERTA = {
 
 
 @lru_cache(maxsize=64)
-def _names_of(config: ModelConfig) -> _TensorNames:
+def _names_of(config: ModelConfig) -> TensorNames:
     names = _family_names(config)
     if not config.solves_task:
         return names
@@ -245,16 +103,10 @@ def _names_of(config: ModelConfig) -> _TensorNames:
     return replace(names, root=root, prefix="transformer." if is_spans and config.is_causal else names.prefix)
 
 
-def _family_names(config: ModelConfig) -> _TensorNames:
-    if config.norm_place == "after":
-        return _BERT if config.head is HeadKind.NEXT_TOKEN else _BERT_WITH_HEADS
-    if config.norm_place == "output":
-        return _OLMO2
-    if config.embedding_norm:
-        return _NANOCHAT
-    if config.positions == "rotary":
-        return {"attention swiglu": _LLAMA, "attention relu2": _ARCEE}.get(config.layers[0], _STARCODER2)
-    return _GPT2 if config.num_kv_heads == config.num_heads else _BIGCODE
+def _family_names(config: ModelConfig) -> TensorNames:
+    model_type = family_of(config).model_type
+    has_heads = model_type == "bert" and config.head is not HeadKind.NEXT_TOKEN
+    return BERT_WITH_HEADS if has_heads else NAMES[model_type]
 
 
 def weights_of(config: ModelConfig, *, first_position: int = 0) -> list[Weight]:
@@ -271,14 +123,14 @@ def weights_of(config: ModelConfig, *, first_position: int = 0) -> list[Weight]:
             source = replace(source, start=first_position, num_rows=first_position + config.max_sequence_length)
         weights.append(_weight(config, parameter, (source,), _prefix(names, source.name), kind))
     for i, layer in enumerate(decoder.layers):
-        prefix = names.prefix + names.layer.format(i)
+        prefix, of_layer = names.prefix + names.layer.format(i), names.of_layer(config.layer(i))
         for parameter in layer.parameters():
-            module, kind = _split(parameter.name)
-            weights.append(_weight(config, parameter.named(f"blocks.{i}."), names.block[module], prefix, kind))
+            module, kind = (parameter.name, "") if parameter.name in of_layer else _split(parameter.name)
+            weights.append(_weight(config, parameter.named(f"blocks.{i}."), of_layer[module], prefix, kind))
     return weights
 
 
-def _prefix(names: _TensorNames, name: str) -> str:
+def _prefix(names: TensorNames, name: str) -> str:
     """Return the prefix of a tensor outside the layers. The names of heads have no prefix."""
     return "" if name.startswith(_BESIDE) else names.prefix
 
@@ -291,10 +143,13 @@ def _split(name: str) -> tuple[str, str]:
 
 def _weight(config: ModelConfig, parameter: Parameter, sources: tuple[Source, ...], prefix: str, kind: str) -> Weight:
     """Return a parameter with the published tensors that hold it. Rows of several tensors alternate head by head."""
-    placed = tuple(replace(_placed(config, source), name=f"{prefix}{source.name}.{kind}") for source in sources)
-    is_by_heads = len(sources) > 1 or sources[0].swaps_halves
-    group = config.head_size if is_by_heads else parameter.shape[0]
-    return Weight(parameter.name, parameter.shape, placed, group)
+    end = f".{kind}" if kind else ""
+    placed = tuple(replace(source.placed(config), name=f"{prefix}{source.name}{end}") for source in sources)
+    group = parameter.shape[0] // (parameter.heads * parameter.num_matrices) if len(sources) > 1 else 0
+    if sources[0].swaps_halves:
+        group = config.head_size
+    is_matrix = parameter.role in (Role.MATRIX, Role.BEFORE_RESIDUAL)
+    return Weight(parameter.name, parameter.shape, placed, group or parameter.shape[0], is_matrix)
 
 
 def published_shapes(config: ModelConfig, *, first_position: int = 0) -> dict[str, tuple[int, ...]]:
@@ -344,27 +199,17 @@ def tied_names(config: ModelConfig) -> tuple[str, str]:
     if not (config.tied and config.is_causal):
         return "", ""
     embedding = next(weight for weight in weights_of(config) if weight.name == "tokens.weight")
-    return embedding.sources[0].name, f"{_OUTPUT.name}.weight"
+    return embedding.sources[0].name, f"{OUTPUT.name}.weight"
 
 
 def is_harmless(config: ModelConfig, name: str) -> bool:
     """Whether a file may contain this tensor although the tensor is not a parameter of the model: a copy of tied
     weights, or a buffer that newer versions of `transformers` compute.
     """
-    tied = config.tied and name == f"{_OUTPUT.name}.weight"
+    tied = config.tied and name == f"{OUTPUT.name}.weight"
     return tied or re.fullmatch(_names_of(config).buffers, name) is not None
 
 
 def is_head(config: ModelConfig, name: str) -> bool:
     """Whether a tensor belongs to a head or a pooler of an encoder. `name` is the tensor's full name."""
     return re.fullmatch(_names_of(config).heads, name) is not None
-
-
-def _placed(config: ModelConfig, source: Source) -> Source:
-    """Return the source with the range of its rows in the stacked tensor of queries, keys and values. A source that is
-    not stacked is returned unchanged.
-    """
-    if source.stacked is None:
-        return source
-    rows = [heads * config.head_size for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
-    return replace(source, start=sum(rows[: source.stacked]), num_rows=sum(rows))

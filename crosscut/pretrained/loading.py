@@ -128,8 +128,10 @@ def fill(parameter: Tensor, weight: Weight, tensors: Mapping[str, StoredTensor])
             for first, block in blocks(tensors[source.name], (*columns, rows)):
                 _put(local[:, first : first + len(block)], ours, block.t())
         else:
-            for first, block in blocks(tensors[source.name], (rows, *columns)):
-                _put(local, ours[first : first + len(block)], block)
+            stored = tensors[source.name]
+            channel = [slice(0, 1)] * (len(stored.shape) - 1 - len(columns))
+            for first, block in blocks(stored, (rows, *channel, *columns)):
+                _put(local, ours[first : first + len(block)], block.view(-1, *local.shape[1:]))
 
 
 def _put(local: Tensor, rows: Tensor, values: Tensor) -> None:

@@ -134,8 +134,9 @@ MESSAGES = {
     "model.num_heads=5": "`model.num_heads` must divide `model.hidden_size` (48), but is 5. Try 1, 2, 3, 4, 6 or 8.",
     "model.num_kv_heads=4": "`model.num_kv_heads` must divide `model.num_heads` (6), but is 4. Try 1, 2, 3 or 6.",
     "model.norm_epsilon=0.0": "`model.norm_epsilon` must be above 0 and finite, but is 0.0.",
-    "model.layers=relu": "`model.layers` must list layers of 1 to 8 parts each (attention, mamba2, gated_delta, gelu, "
-    "gelu_exact, relu2, swiglu or geglu), but has the layer 'relu'. Write for example layers = [\"attention swiglu\"].",
+    "model.layers=relu": "`model.layers` must list layers of 1 to 8 parts each (attention, sliding_attention, "
+    "nope_attention, mamba2, gated_delta, gelu, gelu_exact, relu2, swiglu or geglu), but has the layer 'relu'. Write "
+    'for example layers = ["attention swiglu"].',
     "model.mlp=swiglu": '`model.mlp` must be a key of `model`, but there is no such key. Write layers = ["attention '
     'swiglu"] in its place.',
     "optimizer.learning_rate=0 optimizer.min_learning_rate=0 optimizer.head_learning_rate=0.1 model.tied=false": (
@@ -202,7 +203,7 @@ MESSAGES = {
     "rank (`training.batch_size` 12 / `layout.data` 2), but is 12. Try 1, 2, 3 or 6.",
     "training.sequence_length=1025": "`training.sequence_length` must be at most `model.max_sequence_length` (1024), "
     "but is 1025. Use shorter sequences, or raise `model.max_sequence_length`.",
-    "model.norm_place=between": "`model.norm_place` must be 'before' or 'after', but is 'between'.",
+    "model.norm_place=between": "`model.norm_place` must be 'before', 'after' or 'output', but is 'between'.",
     "model.attention=between": "`model.attention` must be 'causal' or 'bidirectional', but is 'between'.",
     "model.token_types=-1": "`model.token_types` must be at least 0, but is -1.",
     "model.head=masked_tokens": '`model.attention` must be "bidirectional" for a model that predicts masked tokens, '
@@ -228,7 +229,7 @@ MESSAGES = {
     "but is 'class'.",
     "model.hidden_size=9 model.num_heads=3 model.positions=rotary": "`model.head_size` must be even, but is 3. Rotary "
     "positions rotate pairs of elements. Choose an even head size.",
-    "model.rotary_factor=4.0": "`model.rotary_factor` must be 1 for a model with learned positions, but is 4.0. Remove "
+    "model.rotary_factor=4.0": '`model.rotary_factor` must be 1 with `model.positions` = "learned", but is 4.0. Remove '
     '`model.rotary_factor`, or set model.positions="rotary".',
     "model.positions=rotary model.rotary_scaling=yarn": "`model.rotary_factor` must be above 1 with "
     '`model.rotary_scaling` = "yarn", but is 1. Set `model.rotary_factor` to the longest sequence divided by '

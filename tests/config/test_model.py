@@ -157,7 +157,7 @@ ROTARY: dict[str, Any] = {"num_layers": 2, "hidden_size": 48, "num_heads": 4, "p
         (
             {"rotary_fraction": 0.5, "positions": "learned"},
             (
-                "`model.rotary_fraction` must be 1 for a model with learned positions, but is 0.5. Remove "
+                '`model.rotary_fraction` must be 1 with `model.positions` = "learned", but is 0.5. Remove '
                 '`model.rotary_fraction`, or set model.positions="rotary".'
             ),
         ),
@@ -165,7 +165,7 @@ ROTARY: dict[str, Any] = {"num_layers": 2, "hidden_size": 48, "num_heads": 4, "p
             {"layers": ("nope_attention gelu",), "positions": "learned"},
             (
                 '`model.positions` must be "rotary" for a model with `nope_attention` in `model.layers`, but is '
-                '"learned". Learned positions enter every layer. Set model.positions="rotary", or write `attention`.'
+                '"learned", which is the same in every layer. Set model.positions="rotary", or write `attention`.'
             ),
         ),
         (

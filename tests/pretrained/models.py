@@ -27,6 +27,32 @@ LLAMA3_ROPE = {
 }  # fmt: skip
 """Rotary settings with which some rotations of the tiny models are slow, some are fast, and some are in between."""
 
+_MIXER = {"chunk_size": 4, "conv_kernel": 3}
+STATE_SPACE_SHAPES: dict[str, dict[str, Any]] = {
+    "mamba2": {
+        "num_hidden_layers": 2, "hidden_size": 32, "num_heads": 8, "head_dim": 8, "state_size": 16, "n_groups": 2,
+        **_MIXER,
+    },
+    "nemotron_h": {
+        "hybrid_override_pattern": "M-*-", "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 8, "intermediate_size": 48, "ssm_state_size": 16, "mamba_num_heads": 8, "mamba_head_dim": 8,
+        "n_groups": 1, "max_position_embeddings": 64, **_MIXER,
+    },
+    "bamba": {
+        "attn_layer_indices": [1], "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 48, "mamba_n_heads": 8, "mamba_n_groups": 1,
+        "mamba_d_state": 16, "mamba_d_conv": 3, "mamba_chunk_size": 4, "max_position_embeddings": 64,
+    },
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "attention"], "num_local_experts": 0, "num_hidden_layers": 2, "hidden_size": 32,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "shared_intermediate_size": 48, "mamba_n_heads": 8,
+        "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_d_conv": 3, "mamba_chunk_size": 4,
+        "max_position_embeddings": 64, "embedding_multiplier": 3.0, "residual_multiplier": 0.22,
+        "attention_multiplier": 0.2, "logits_scaling": 1.5,
+    },
+}  # fmt: skip
+"""Sizes of the families with state-space layers. A sequence of 12 tokens has three chunks."""
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", _GPT2),
     "gpt2 untied": ("gpt2", {**_GPT2, "n_inner": 48, "tie_word_embeddings": False}),
@@ -44,14 +70,37 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "nanochat without a cap": ("nanochat", {**LLAMA_SHAPE, "head_dim": 16, "final_logit_softcapping": None}),
     "starcoder2": ("starcoder2", {**LLAMA_SHAPE, "tie_word_embeddings": True}),
     "starcoder2 without biases": ("starcoder2", {**LLAMA_SHAPE, "use_bias": False, "head_dim": 16}),
-}
+    **{name: (name, shape) for name, shape in STATE_SPACE_SHAPES.items()},
+    "mamba2 with limits": (
+        "mamba2",
+        {
+            **STATE_SPACE_SHAPES["mamba2"], "time_step_limit": [0.9, 1.4], "use_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "bamba with biases": (
+        "bamba",
+        {**STATE_SPACE_SHAPES["bamba"], **dict.fromkeys(("attention_bias", "mlp_bias", "mamba_proj_bias"), True)},
+    ),
+    "granitemoehybrid with rotary positions": (
+        "granitemoehybrid",
+        {
+            **STATE_SPACE_SHAPES["granitemoehybrid"], "position_embedding_type": "rope", "tie_word_embeddings": True,
+            "time_step_limit": [0.5, float("inf")],
+        },
+    ),
+}  # fmt: skip
 
 
 def _in_threes(fields: dict[str, Any]) -> dict[str, Any]:
     if "n_head" in fields:
         return {**fields, "n_head": 6, "n_embd": 48}
+    mixer = {"num_heads": 12, "mamba_num_heads": 12, "mamba_n_heads": 12, "n_groups": 3, "mamba_n_groups": 3}
+    fields = {**fields, **{name: number for name, number in mixer.items() if name in fields}, "hidden_size": 48}
+    if "num_attention_heads" not in fields:
+        return fields
     shared = max(1, fields["num_key_value_heads"] * 3 // 2)
-    return {**fields, "num_attention_heads": 6, "hidden_size": 48, "num_key_value_heads": shared}
+    return {**fields, "num_attention_heads": 6, "num_key_value_heads": shared}
 
 
 IN_THREES = {f"{name} in threes": (kind, _in_threes(fields)) for name, (kind, fields) in FAMILIES.items()}

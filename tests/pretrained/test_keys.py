@@ -7,17 +7,25 @@ import re
 import shutil
 
 import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassClassValidationError
 
-from crosscut.config import ConfigError
+from crosscut.config import ConfigError, ModelConfig
 from crosscut.config.published.families import FAMILIES
 from crosscut.config.published.folders import read_published
 from crosscut.config.published.keys import ADAPTER, GENERATION, SPECIAL_TOKENS, TOKENIZER, keys_of_model
+from crosscut.config.published.presets import PRESETS
 from crosscut.config.published.tokenizer_classes import PLAIN, REGISTERED, TokenizerClass
 from crosscut.config.published.tokenizers import check_tokenizer
 from crosscut.data import Tokenizer
 from crosscut.data.tokenization.inner import read_inner
+from crosscut.planner import count_parameters
 from crosscut.pretrained import find_model
 from tests.pretrained.encoders import make_encoder
+from tests.refusals import refusal
+
+STATED = {"nemotron_h": {"hybrid_override_pattern": "M-*-"}, "granitemoehybrid": {"num_local_experts": 0}}
+"""Keys that a file must have, because their defaults are mixtures of experts."""
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -35,16 +43,45 @@ def test_a_key_that_a_file_omits_has_the_default_of_transformers(model_type, tmp
     from transformers import AutoConfig
 
     def read(table: dict[str, object]) -> object:
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **table}))
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **stated, **table}))
         return read_published(tmp_path).model
 
-    theirs = AutoConfig.for_model(model_type).to_dict()
+    family, stated = FAMILIES[model_type], STATED.get(model_type, {})
+    theirs = AutoConfig.for_model(model_type, **stated).to_dict()
     assert read({}) == read(theirs)
-    heads = FAMILIES[model_type].keys["num_heads"]  # half as many heads would be fewer than the default of keys
-    for key in {*FAMILIES[model_type].keys.values(), *FAMILIES[model_type].aliases} & set(theirs) - {heads}:
-        if type(theirs[key]) is int:
+    heads = family.keys.get("num_heads", "")  # half as many heads would be fewer than the default of keys
+    for key in {*family.keys.values(), *family.aliases} & set(theirs) - {heads}:
+        if type(theirs[key]) is int and theirs[key] > 1:
             half = {key: theirs[key] // 2}
-            assert read(half) == read(AutoConfig.for_model(model_type, **half).to_dict()), key
+            try:
+                wanted = AutoConfig.for_model(model_type, **stated, **half).to_dict()
+            except StrictDataclassClassValidationError:  # a width of heads that contradicts `expand`
+                with pytest.raises(ConfigError):
+                    read(half)
+            else:
+                assert read(half) == read(wanted), key
+
+
+@pytest.mark.parametrize("model_type", [name for name in FAMILIES if name in STATED])
+def test_a_key_with_a_default_that_is_not_supported_must_be_given(model_type, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    told = refusal(ConfigError, read_published, tmp_path)
+    assert told.startswith(f"`{next(iter(STATED[model_type]))}` in `{tmp_path}/config.json` must be ")
+
+
+def test_the_preset_of_nemotron_h_is_the_published_model(tmp_path):
+    """Sizes are the defaults of `transformers`, and the number of parameters is that of the paper, 8.1 billion."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model = ModelConfig(**PRESETS["nemotron-h-8b"])
+    letters = {"mamba2": "M", "attention": "*", "relu2": "-"}
+    pattern = "".join(letters[model.layer(index)] for index in range(model.num_layers))
+    config = AutoConfig.for_model("nemotron_h", hybrid_override_pattern=pattern, max_position_embeddings=8192)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    assert read_published(tmp_path).model == model
+    with torch.device("meta"):
+        theirs = AutoModelForCausalLM.from_config(config)
+    assert sum(parameter.numel() for parameter in theirs.parameters()) == count_parameters(model) == 8_100_852_736
 
 
 def test_each_key_of_an_adapter_is_in_the_table():

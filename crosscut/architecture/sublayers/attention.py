@@ -56,6 +56,8 @@ class Attention:
     """Number of tokens to which a token attends: itself and the tokens before it. 0 means all."""
     has_gate: bool
     """Whether the result of each head is multiplied by the sigmoid of a gate."""
+    query_scale: float
+    """Factor of the queries, so that the scores have the factor `model.attention_multiplier`. 1 for none."""
     query: Matrix
     """Projection to queries and, if attention has a gate, to gates. The rows are then grouped by head: first a head's
     query rows, then its gate rows."""
@@ -81,6 +83,7 @@ class Attention:
             rotation=_rotation(model, kind),
             window=model.sliding_attention.window if kind is Mixer.SLIDING_ATTENTION else 0,
             has_gate=model.attention_gate,
+            query_scale=model.attention_multiplier * model.head_size**0.5 or 1.0,
             query=make(f"{name}.qkv.query", hidden, model.query_size * (1 + model.attention_gate), bias=bias, **query),
             key_value=columns_by_heads(
                 f"{name}.qkv.key_value",

@@ -32,6 +32,8 @@ class Embedding:
     token_types: Parameter | None
     norm: Norm | None
     dropout: float
+    multiplier: float
+    """Factor of the tokens' rows."""
     rotated: int
     """Elements of a head that rotary positions rotate; 0 if the model learns positions."""
     window: int
@@ -61,6 +63,7 @@ class Embedding:
             token_types=_whole("token_types", (model.token_types, hidden), num_inputs) if model.token_types else None,
             norm=stream_norm(model, "embedding_norm") if model.norms_embedding else None,
             dropout=model.dropout,
+            multiplier=model.embedding_multiplier,
             rotated=0 if learns else model.rotary_size,
             window=model.sliding_attention.window,
             is_causal=model.is_causal,

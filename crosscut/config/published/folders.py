@@ -7,12 +7,14 @@ this key, an error names the key.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from crosscut.config.checks import MOST, Settings, listed, shown
 from crosscut.config.errors import ConfigError
 from crosscut.config.model import Biases, HeadKind, ModelConfig, Positions, RotaryScaling
-from crosscut.config.published.families import FAMILIES, MISTRAL, ROBERTA, SOFT_CAP_FIELD, Family
+from crosscut.config.published.families import FAMILIES, MISTRAL, REFUSED, ROBERTA, SOFT_CAP_FIELD, Family
+from crosscut.config.published.hybrid import layer_fields, layer_keys, mixer_fields, mixer_keys, mixers_of_family
 from crosscut.config.published.keys import keys_of_model
 from crosscut.config.published.rotary import rotary_fields, rotary_keys, rotary_notice
 from crosscut.config.published.table import PublishedTable, Table
@@ -60,14 +62,14 @@ def read_published(folder: Path) -> Published:
     family = _family_of(table)
     table.resolve_names(family.aliases)
     notices = [keys_of_model(family.model_type).check(table.values, table.path), notice_of_two_sets(folder)]
-    fields: Settings = {
-        **family.defaults,
-        **{ours: table.take(key, ours) for ours, key in family.keys.items() if key in table.values},
-    }
-    fields.update(family.fixed, **_heads(table, family), **_positions(table, family, fields))
+    fields: Settings = {**family.defaults, **_given(table, family), **family.fixed}
+    fields.update(**_heads(table, family), **_positions(table, family, fields), **_biases(table, family))
+    fields.update(layer_fields(table, family, fields["num_layers"]))
+    fields.update(mixer_fields(table, family, fields))
     window: Settings = {}
     if fields["positions"] == Positions.ROTARY:
-        fields.update(_biases(table, family), **rotary_fields(table, fields["max_sequence_length"]))
+        fraction = fields.get("rotary_fraction", 1.0)
+        fields.update(rotary_fields(table, fields["max_sequence_length"], fraction=fraction))
         if family.rotates_before_norm and fields.get("rotary_scaling") is RotaryScaling.YARN:
             fields["rotary_attention_factor"] = 1.0
         fields.update(window := _window(table, family, fields))
@@ -79,8 +81,28 @@ def read_published(folder: Path) -> Published:
     return Published(model, stops, labels, is_windowed=bool(window), notices=tuple(filter(None, notices)))
 
 
+def _given(table: PublishedTable, family: Family) -> Settings:
+    """Values of a file for the fields of a family. Raises `ConfigError` for a missing key whose default is not
+    supported.
+    """
+    for key in family.stated:
+        if key not in table.values:
+            raise ConfigError(
+                f"`{key}` in `{table.path}` must be {listed(map(shown, family.required[key]))}, but is missing. Choose "
+                "another model."
+            )
+    given = {ours: key for ours, key in family.keys.items() if key in table.values}
+    if table.get(given.get("mamba2.head_size", "")) == "auto":
+        given.pop("mamba2.head_size")
+    return {ours: table.take(key, ours) for ours, key in given.items()}
+
+
 def _positions(table: PublishedTable, family: Family, fields: Settings) -> Settings:
-    """Maximum sequence length of a family in which no text uses the first positions. Empty for other families."""
+    """Kind of the positions, if it depends on the file, and the maximum sequence length of a family in which no text
+    uses the first positions.
+    """
+    if family.positions:
+        return {"positions": "rotary" if table.get(family.positions) == "rope" else "none"}
     if not (first := family.first_position):
         return {}
     if (longest := fields["max_sequence_length"]) <= first:
@@ -121,12 +143,21 @@ def first_position_of(folder: Path) -> int:
 def _model(fields: Settings, family: Family, path: Path) -> ModelConfig:
     """Build a model from the values of a `config.json`. Errors name the file's keys instead of our fields."""
     try:
-        return ModelConfig(**fields)
+        return ModelConfig(**_in_sections(fields))
     except ConfigError as error:
         message = str(error)
         for ours, key in {**family.keys, "rotary_base": "rope_theta", "rotary_factor": "factor"}.items():
             message = message.replace(f"`model.{ours}`", f"`{key}` in `{path}`")
         raise ConfigError(f"{message} Choose another model.") from None
+
+
+def _in_sections(fields: Settings) -> Settings:
+    """Return the fields with those of a section, such as `mamba2.num_heads`, in a mapping of their own."""
+    found: Settings = {name: value for name, value in fields.items() if "." not in name}
+    for name in fields.keys() - found.keys():
+        section, _, field = name.partition(".")
+        found.setdefault(section, {})[field] = fields[name]
+    return found
 
 
 def end_ids(folder: Path) -> dict[Path, tuple[int, ...]]:
@@ -169,13 +200,11 @@ def reason_against_export(model: ModelConfig) -> str:
     """Reason why the model belongs to no family, as a clause that follows a colon. The reason names all settings that
     differ from the closest family. Empty if the model can be exported.
     """
-    if len(model.different_layers) > 1:
-        return f"`model.layers` must be one layer in every Hugging Face family, but is {shown(list(model.layers))}"
     family, differences = _nearest(model)
     if not differences:
         return ""
-    must = " and ".join(f"`model.{name}` must be {shown(wanted)}" for name, wanted in differences.items())
-    values = {name: shown(getattr(model, name)) for name in differences}
+    must = " and ".join(f"`model.{name}` must be {wanted}" for name, wanted in differences.items())
+    values = {name: shown(_value(model, name)) for name in differences}
     told = " and ".join(f"`model.{name}` is {value}" for name, value in values.items())
     if len(values) == 1:
         told = f"is {next(iter(values.values()))}"
@@ -201,7 +230,12 @@ def published_table(
     require_exportable(model)
     family, _ = _nearest(model)
     table: Table = {"architectures": [_architecture(family, model)], "model_type": family.model_type}
-    table.update({key: getattr(model, ours) for ours, key in family.keys.items()})
+    table.update({key: attrgetter(ours)(model) for ours, key in family.keys.items()})
+    table.update({**layer_keys(model, family), **mixer_keys(model, family)})
+    if family.positions:
+        table[family.positions] = "rope" if model.positions is Positions.ROTARY else "nope"
+    if "attention_multiplier" in family.keys and not model.attention_multiplier:
+        table[family.keys["attention_multiplier"]] = model.head_size**-0.5
     if not model.logit_softcap and SOFT_CAP_FIELD in family.keys:
         table[family.keys[SOFT_CAP_FIELD]] = None
     table.update({key: allowed[0] for key, allowed in family.required.items() if allowed[0] is not None})
@@ -236,6 +270,8 @@ def _family_of(table: PublishedTable) -> Family:
         architectures = table.get("architectures", [])
         names = ", ".join(map(str, architectures)) if isinstance(architectures, list) else shown(architectures)
         architecture = f" ({names})" if names else ""
+        if isinstance(name, str) and name in REFUSED:
+            architecture += f", {REFUSED[name]}"
         raise ConfigError(
             f"`model_type` in `{table.path}` must be {listed(map(repr, FAMILIES))}, but is {shown(name)}"
             f"{architecture}. Choose a model of one of these families."
@@ -316,6 +352,8 @@ def _window(table: PublishedTable, family: Family, fields: Settings) -> Settings
     """Maximum sequence length of a model with a sliding window: the length of the window. For sequences up to this
     length, a sliding window is the same as full attention.
     """
+    if family.layers is not None:
+        return {}
     is_used = family.is_windowed or (family.has_window and table.flag("use_sliding_window", False))
     kinds, known = table.get("layer_types", []), ("full_attention", "sliding_attention")[: 1 + is_used]
     if not isinstance(kinds, list) or any(kind not in known for kind in kinds):
@@ -326,18 +364,25 @@ def _window(table: PublishedTable, family: Family, fields: Settings) -> Settings
     return {"max_sequence_length": min(fields["max_sequence_length"], table.number("sliding_window", window, int))}
 
 
-def _nearest(model: ModelConfig) -> tuple[Family, Table]:
-    """Return the family that is closest to a model, and the fields in which the model differs, with the family's
-    values. There are no such fields if the model belongs to the family.
+def family_of(model: ModelConfig) -> Family:
+    """Family to which a model belongs, or the closest one. A Mistral is a Llama, and a RoBERTa is a BERT."""
+    return _nearest(model)[0]
+
+
+def _nearest(model: ModelConfig) -> tuple[Family, dict[str, str]]:
+    """Return the family that is closest to a model, and the fields in which the model differs, with descriptions of the
+    family's values. There are no such fields if the model belongs to the family.
     """
     candidates = [_differences(family, model) for family in FAMILIES.values() if family not in (MISTRAL, ROBERTA)]
     return min(candidates, key=lambda candidate: len(candidate[1]))
 
 
-def _differences(family: Family, model: ModelConfig) -> tuple[Family, Table]:
-    """Return the family, and the fields in which the model differs from it, with the family's values."""
+def _differences(family: Family, model: ModelConfig) -> tuple[Family, dict[str, str]]:
+    """Return the family, and the fields in which the model differs from it, with descriptions of the family's
+    values.
+    """
     wanted = dict(family.fixed)
-    if wanted["positions"] == Positions.LEARNED and model.attends:
+    if wanted.get("positions") == Positions.LEARNED and model.attends:
         wanted = {"num_kv_heads": model.num_heads, "head_size": model.hidden_size // model.num_heads, **wanted}
     if "token_types" in family.keys and not model.token_types:
         wanted["token_types"] = family.defaults["token_types"]
@@ -347,4 +392,13 @@ def _differences(family: Family, model: ModelConfig) -> tuple[Family, Table]:
         wanted["rotary_attention_factor"] = 1.0
     if any(fields["head"] == _head_of(model) for fields in family.heads.values()):
         wanted.pop("head", None)
-    return family, {name: value for name, value in wanted.items() if getattr(model, name) != value}
+    wanted |= mixers_of_family(model, family)
+    differences = {name: shown(value) for name, value in wanted.items() if _value(model, name) != value}
+    if family.layers is not None and not set(model.different_layers) <= set(family.layers.kinds.values()):
+        differences["layers"] = f"a list of {listed(map(repr, family.layers.kinds.values()))}"
+    return family, differences
+
+
+def _value(model: ModelConfig, name: str) -> object:
+    """Value of a field of a model or of one of its sections. The layers are those that the model uses."""
+    return model.different_layers if name == "layers" else attrgetter(name)(model)

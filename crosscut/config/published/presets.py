@@ -1,5 +1,5 @@
 """Named models: the paper's models, GPT-2 in four sizes, three larger models of the GPT kind, BERT, published models of
-the Llama kind, and small models for a laptop.
+the Llama kind, Nemotron-H, and small models for a laptop.
 
 `PRESETS[name]` gives the fields of a `ModelConfig`, and `sequence_length_of` the length of the sequences on which the
 model was trained. The models of the paper's scaling study (Table 1) have a head size of 96, and 1.2, 2.5, 4.2 and 8.3
@@ -27,6 +27,13 @@ def _gpt(num_layers: int, hidden_size: int, num_heads: int, **rest: object) -> S
 def _llama(num_layers: int, hidden_size: int, num_heads: int, **rest: object) -> Settings:
     family = {"positions": "rotary", "norm": "rms", "layers": ("attention swiglu",), "biases": "none", "dropout": 0.0}
     return {**_shape(num_layers, hidden_size, num_heads), **family, **rest}
+
+
+def _nemotron_h(pattern: str, hidden_size: int, num_heads: int, **rest: object) -> Settings:
+    kinds = {"M": "mamba2", "*": "attention", "-": "relu2"}
+    layers = tuple(kinds[letter] for letter in pattern)
+    family = {"positions": "none", "norm": "rms", "biases": "none", "tied": False, "dropout": 0.0}
+    return {**_shape(len(layers), hidden_size, num_heads), "layers": layers, **family, **rest}
 
 
 def _bert(num_layers: int, hidden_size: int, num_heads: int, **rest: object) -> Settings:
@@ -98,6 +105,18 @@ PRESETS: dict[str, Settings] = {
     "llama2-13b": _llama(40, 5120, 40, mlp_size=13_824, **_LLAMA2),
     "llama3-8b": _llama(32, 4096, 32, mlp_size=14_336, **_LLAMA3),
     "llama3-70b": _llama(80, 8192, 64, mlp_size=28_672, **_LLAMA3),
+    # Nemotron-H (arXiv 2504.03624): state-space layers, four layers of attention, and MLPs, with one part per layer.
+    "nemotron-h-8b": _nemotron_h(
+        "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+        4096,
+        32,
+        num_kv_heads=8,
+        head_size=128,
+        mlp_size=21_504,
+        vocab_size=131_072,
+        max_sequence_length=8192,
+        mamba2={"num_heads": 128, "head_size": 64, "num_groups": 8, "state_size": 128},
+    ),
     # Models for a laptop's CPU. The tokenizer determines the vocabulary size.
     "laptop-tiny": _shape(2, 64, 4, max_sequence_length=128),
     "laptop-small": _shape(4, 256, 4, max_sequence_length=256),

@@ -32,8 +32,9 @@ def rotary_notice(table: PublishedTable) -> str:
     return ROTARY.notice(_section(table), table.path)
 
 
-def rotary_fields(table: PublishedTable, longest: int) -> Settings:
-    """Fields of `ModelConfig` for the rotary positions in a file. `longest` is the file's maximum sequence length.
+def rotary_fields(table: PublishedTable, longest: int, *, fraction: float) -> Settings:
+    """Fields of `ModelConfig` for the rotary positions in a file. `longest` is the file's maximum sequence length, and
+    `fraction` the fraction of each head that models of the family rotate.
 
     Raises `ConfigError` for a value that is missing or that Crosscut does not support.
     """
@@ -42,9 +43,9 @@ def rotary_fields(table: PublishedTable, longest: int) -> Settings:
     kind = _type_of(rope)
     base = rope.get("rope_theta", table.get("rope_theta", 10_000.0))
     fields: Settings = {"rotary_base": table.number("rope_theta", base, float)}
-    partial = rope.get("partial_rotary_factor", table.get("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise table.refusal("partial_rotary_factor", "1.0", partial)
+    partial = rope.get("partial_rotary_factor", table.get("partial_rotary_factor", fraction))
+    if partial != fraction:
+        raise table.refusal("partial_rotary_factor", shown(fraction), partial)
     if kind == _UNSCALED:
         return fields
     scaling = next((scaling for scaling in RotaryScaling if scaling == kind), None)

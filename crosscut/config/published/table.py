@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from crosscut.config.checks import MOST_SEED, shown
 from crosscut.config.errors import ConfigError
-from crosscut.config.model import ModelConfig
+from crosscut.config.model import ModelConfig, mixer_sections
 from crosscut.config.published.keys.form import json_shown, refusal
 from crosscut.config.system.files import read_json
 
@@ -42,7 +42,8 @@ class PublishedTable:
 
     def take(self, key: str, field: str) -> object:
         """Value for a field of `ModelConfig`. Raises `ConfigError` unless the value has the field's type."""
-        value, kind = self.values[key], ModelConfig.__annotations__[field]
+        section, _, name = field.rpartition(".")
+        value, kind = self.values[key], (mixer_sections()[section] if section else ModelConfig).__annotations__[name]
         if value is None and field in _NULLABLE:
             return kind()
         if kind is float:

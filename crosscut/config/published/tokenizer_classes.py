@@ -15,17 +15,17 @@ from crosscut.config.published.folders import MODEL_FILE, TOKENIZER_CONFIG_FILE
 from crosscut.config.system.files import json_or_none, read_json
 
 BERT, ROBERTA = "BertTokenizer", "RobertaTokenizer"
-GPT2, LLAMA, QWEN2 = "GPT2Tokenizer", "LlamaTokenizer", "Qwen2Tokenizer"
+GPT2, LLAMA, QWEN2, GPT_NEOX = "GPT2Tokenizer", "LlamaTokenizer", "Qwen2Tokenizer", "GPTNeoXTokenizer"
 PLAIN = "PreTrainedTokenizerFast"
 """Class that tokenizes as `tokenizer.json` says."""
 REGISTERED = MappingProxyType(
     {
         "gpt2": GPT2, "gpt_bigcode": PLAIN, "mistral": PLAIN, "qwen2": QWEN2, "qwen3": QWEN2, "starcoder2": GPT2,
-        "olmo2": PLAIN, "bert": BERT, "roberta": ROBERTA,
+        "olmo2": PLAIN, "bert": BERT, "roberta": ROBERTA, "mamba2": GPT_NEOX, "granitemoehybrid": PLAIN,
     }
 )  # fmt: skip
 """Class of a tokenizer without `tokenizer_class`, by the type of the model. `PLAIN` for other types."""
-_ALWAYS = ("gpt_bigcode", "mistral", "qwen2", "olmo2")
+_ALWAYS = ("gpt_bigcode", "mistral", "qwen2", "olmo2", "granitemoehybrid")
 """Types of models for which `transformers` ignores `tokenizer_class`."""
 _TOKENS: Mapping[str, Mapping[str, str]] = {
     BERT: {
@@ -150,6 +150,8 @@ def _class_steps(name: str, settings: Mapping[str, Any]) -> Mapping[str, list[_S
         return {"model": [model], "normalizer": steps, "pre_tokenizer": [("BertPreTokenizer", {})]}
     if name in (ROBERTA, GPT2):
         return {"model": [("BPE", plain)], "normalizer": [], "pre_tokenizer": [("ByteLevel", byte_level)]}
+    if name == GPT_NEOX:
+        return {"model": [("BPE", plain)], "normalizer": [("NFC", {})], "pre_tokenizer": [("ByteLevel", byte_level)]}
     if name == LLAMA:
         scheme = ("always" if settings.get("legacy", False) else "first") if flag("add_prefix_space", True) else "never"
         space = {"replacement": "\u2581", "prepend_scheme": scheme, "split": False}

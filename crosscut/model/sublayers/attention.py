@@ -47,6 +47,7 @@ class SelfAttention(nn.Module):
         self.runner, self.streams = build.runner, build.streams
         self.context, self.way = build.mesh.context, build.context_attention
         self.head_size, self.dropout, self.is_causal = part.head_size, part.dropout, part.is_causal
+        self.query_scale = part.query_scale
         self.window, self.rotation, self.has_gate = part.window, part.rotation, part.has_gate
         self._capability = capability_of(build.mesh.device)
         self.qkv = ColumnParallelLinears(query=build.columns(part.query), key_value=build.columns(part.key_value))
@@ -72,6 +73,8 @@ class SelfAttention(nn.Module):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, A/T, S, D], and each [B, K/T, S, D]
         rotation = None if self.rotation is None else self._rotation(shared)
         q, k = _placed(q, self.query_norm, rotation), _placed(k, self.key_norm, rotation)
+        if self.query_scale != 1.0:
+            q = q * self.query_scale
         heads = self._heads(q, k, v, shared, memory).transpose(1, 2)  # [B, S, A/T, D]
         y: Tensor = self.output(self.runner.cheap(gated, heads, gate) if gate is not None else heads.flatten(2))
         return y

@@ -152,9 +152,34 @@ REFUSED = {
     "quantization_config = {bits = 4}": "`quantization_config` in `{path}` must be null, but is {{'bits': 4}}.",
 }
 INCOMPLETE = {
+    "model_type = 'falcon_h1'\narchitectures = ['FalconH1ForCausalLM']": "but is 'falcon_h1' (FalconH1ForCausalLM), "
+    "whose layers run attention and a state-space mixer side by side on one input. Choose a model of one of these "
+    "families.",
+    "model_type = 'zamba2'": "but is 'zamba2', whose layers share one block of attention and an MLP, which also reads "
+    "the embedding. Choose a model of one of these families.",
+    "model_type = 'qwen3_moe'": "but is 'qwen3_moe', whose MLPs are mixtures of experts. Choose a model of one of "
+    "these families.",
+    "model_type = 'nemotron_h'\nhybrid_override_pattern = 'ME*'": "`hybrid_override_pattern` in `{path}` must list "
+    "only layers of the kinds 'mamba', 'attention' or 'mlp', but has 'moe', a mixture of experts. Choose another "
+    "model.",
+    "model_type = 'nemotron_h'\nnum_hidden_layers = 3\nhybrid_override_pattern = 'M*'": (
+        "`hybrid_override_pattern` in `{path}` must be a list of 3 kinds (`num_hidden_layers`), but is ['mamba', "
+        "'attention']. Crosscut supports no other value. Choose another model."
+    ),
+    "model_type = 'nemotron_h'\nlayers_block_type = []": "`layers_block_type` in `{path}` must be a list with the kind "
+    "of each layer, but is []. Crosscut supports no other value. Choose another model.",
+    "model_type = 'granitemoehybrid'\nnum_local_experts = 8": "`num_local_experts` in `{path}` must be 0, but is 8. "
+    "Crosscut supports no other value. Choose another model.",
+    "model_type = 'bamba'\nattn_layer_indices = 'all'": "`attn_layer_indices` in `{path}` must be a list of indices of "
+    "layers, but is 'all'. Crosscut supports no other value. Choose another model.",
+    "model_type = 'mamba2'\nnum_heads = 3": "`head_dim` in `{path}` must be the size of each of 3 heads that together "
+    "have 8192 elements (`expand`), but is 64. Crosscut supports no other value. Choose another model.",
+    "model_type = 'mamba2'\ntime_step_limit = [0.1, 0.01]": "`time_step_limit` in `{path}` must be two numbers from 0 "
+    "to infinity, the smaller one first, but is [0.1, 0.01]. Crosscut supports no other value. Choose another model.",
     "model_type = 'gemma'\narchitectures = ['GemmaForCausalLM']": "`model_type` in `{path}` must be 'gpt2', "
-    "'gpt_bigcode', 'llama', 'mistral', 'qwen2', 'qwen3', 'olmo2', 'starcoder2', 'arcee', 'nanochat', 'bert' or "
-    "'roberta', but is 'gemma' (GemmaForCausalLM). Choose a model of one of these families.",
+    "'gpt_bigcode', 'llama', 'mistral', 'qwen2', 'qwen3', 'olmo2', 'starcoder2', 'arcee', 'nanochat', 'bert', "
+    "'roberta', 'mamba2', 'nemotron_h', 'bamba' or 'granitemoehybrid', but is 'gemma' (GemmaForCausalLM). Choose a "
+    "model of one of these families.",
     f"rope_scaling = {{{LLAMA3}, low_freq_factor = 1.0}}": "`factor` must be given in `{path}` for rope_type 'llama3', "
     "but is missing. Download the file again.",
     "rope_scaling = {type = 'linear'}": "`factor` must be given in `{path}` for rope_type 'linear', but is missing. "

@@ -24,11 +24,34 @@ _ROTARY = because(
         "each layer must have full attention or the sliding window": "layer_types",
     }
 )
+_MIXER = because({"the minimum and the maximum of the step sizes of state-space mixers": "time_step_limit"})
 _WINDOW = because({"the longest sequence is the sliding window": "sliding_window use_sliding_window"})
 _WINDOW_WITHOUT_EFFECT = because(
     {"names the layers of the sliding window, and no sequence is longer than the window": "max_window_layers"}
 )
 _NO_WINDOW = because({"the family has no sliding window": "sliding_window use_sliding_window max_window_layers"})
+
+_MIXER_WITHOUT_EFFECT = because(
+    {
+        "initial values of new weights": (
+            "rescale_prenorm_residual time_step_min time_step_max time_step_floor time_step_rank mamba_dt_min "
+            "mamba_dt_max mamba_dt_init_floor"
+        ),
+        "the same numbers in another precision": "residual_in_fp32 mamba_ssm_cache_dtype",
+        "another implementation of the same numbers": "num_logits_to_keep use_mamba_kernels",
+        "the family does not read it": "expand mamba_expand mamba_proj_bias layers_block_type",
+        "belongs to mixtures of experts, which the model must not have": (
+            "n_routed_experts num_local_experts n_shared_experts num_experts_per_tok moe_intermediate_size "
+            "moe_latent_size moe_shared_expert_intermediate_size moe_shared_expert_overlap n_group topk_group "
+            "norm_topk_prob routed_scaling_factor output_router_logits router_aux_loss_coef intermediate_size"
+        ),
+        "belongs to layers that predict several tokens, which the model must not have": (
+            "mtp_layers_block_type mtp_hybrid_override_pattern"
+        ),
+        "only in training, where the run decides": "z_loss_coefficient",
+    }
+)
+"""Keys of families with state-space mixers."""
 
 _ONLY: dict[str, tuple[object, ...]] = {
     "is_encoder_decoder": (False, None),
@@ -102,8 +125,17 @@ def keys_of_model(model_type: str) -> Keys:
     fields = {key: f"`model.{field}`" for field, key in family.keys.items()}
     second = {name: f"another name of `{key}`" for name, key in family.aliases.items()}
     used = {**_USED, **second, **dict.fromkeys(family.biases, "`model.biases`"), **fields}
-    if family.fixed["positions"] == "rotary":
+    if family.may_rotate:
         used |= _ROTARY
+    if family.layers is not None:
+        used = {key: use for key, use in used.items() if key != "layer_types" or key in family.aliases}
+        used |= dict.fromkeys(family.layers.keys, "`model.layers`")
+    if has_mixer := "mamba2.num_heads" in family.keys:
+        used |= _MIXER
+    if family.expansion:
+        used[family.expansion] = "the width of all state-space heads together, divided by the hidden size"
+    if family.positions:
+        used[family.positions] = "`model.positions`"
     if family.has_window:
         used |= _WINDOW
     causal = _ONLY_CAUSAL if family.fixed["attention"] == "causal" else {}
@@ -115,6 +147,7 @@ def keys_of_model(model_type: str) -> Keys:
         **_WITHOUT_EFFECT,
         **dropouts,
         **(_WINDOW_WITHOUT_EFFECT if family.has_window else _NO_WINDOW),
+        **(_MIXER_WITHOUT_EFFECT if has_mixer else {}),
     }
     return Keys(
         title=f"`config.json` of `{family.model_type}`",

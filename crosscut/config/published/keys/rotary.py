@@ -16,7 +16,7 @@ ROTARY = Keys(
             "must be true for YaRN": "truncate",
             "must be 1 for Llama 3": "low_freq_factor",
             "must be 4 for Llama 3": "high_freq_factor",
-            "every number of a head is rotated, so the value must be 1": "partial_rotary_factor",
+            "the fraction of a head that is rotated, which must be the family's": "partial_rotary_factor",
         }
     ),
     only=dict.fromkeys(

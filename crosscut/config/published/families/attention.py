@@ -1,53 +1,16 @@
-"""Families of published models, with each family's keys for the fields of `ModelConfig`."""
+"""Published families whose layers are attention and an MLP, with each family's keys for the fields of `ModelConfig`.
+
+SmolLM is a Llama. GPT-BigCode is GPT-2 with multi-query attention, and StarCoder2 is GPT-2 with rotary positions. OLMo
+2 is a Llama with norms on the outputs of the parts, and with norms of all queries and of all keys. Arcee is a Llama
+whose MLP has no gate and uses squared ReLU. NanoChat is an Arcee with QK-norm, a norm of the embedding and a soft cap
+on the logits, and its norms have no weights. RoBERTa is a BERT whose positions begin at `pad_token_id` + 1; MiniLM and
+BGE are BERTs.
+"""
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
 
-
-@dataclass(frozen=True)
-class Family:
-    """Family of published models. Hugging Face calls the family's name the `model_type`."""
-
-    model_type: str
-    architecture: str
-    keys: Mapping[str, str]
-    """Mapping from the name of a field in `ModelConfig` to the field's key in the family's `config.json`."""
-    fixed: Mapping[str, object]
-    """Fields of `ModelConfig` that have the same value in all models of the family."""
-    defaults: Mapping[str, object]
-    """Values of the family's fields if a file omits their keys: the defaults of the family's configuration in
-    `transformers`. A field in none of the mappings has the default of `ModelConfig`."""
-    required: Mapping[str, tuple[object, ...]]
-    """Other keys that change the computation, with the values that Crosscut supports. The first value applies if a file
-    omits the key, and is written on export unless it is null."""
-    biases: tuple[str, ...] = ()
-    """Keys that say whether all matrices have biases. If a file omits these keys, the value in `fixed` applies."""
-    dropouts: tuple[str, ...] = ()
-    """Additional keys for dropout. Crosscut writes these keys on export and ignores them on import."""
-    window: int | None = None
-    """Length of the sliding attention window in tokens, if a file does not give it. None means full attention."""
-    is_windowed: bool = False
-    """Whether the sliding window is active even if a file does not set `use_sliding_window`."""
-    heads: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """Heads of the family's other architectures. Each key is the name of an architecture in the file, and its value
-    holds the fields of `ModelConfig` that describe the head. A file with an unknown architecture is read without its
-    head."""
-    tied_tensors: tuple[tuple[str, str], ...] = ()
-    """Ends of the names of tensors that are the same if `tie_word_embeddings` is true, in pairs."""
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    """Second names of keys. In `transformers`, the value under the second name has precedence."""
-    rotates_before_norm: bool = False
-    """Whether queries and keys are normalised after their rotation. The norm then removes YaRN's attention factor."""
-    first_position: int = 0
-    """Row of the first position in the table of learned positions. No text uses the rows before it."""
-
-    @property
-    def has_window(self) -> bool:
-        """Whether some files of the family have a sliding window."""
-        return self.is_windowed or self.window is not None
-
+from crosscut.config.published.families.family import PLAIN, SOFT_CAP_FIELD, Family
 
 _TASK_MODELS = {"classes": "SequenceClassification", "spans": "QuestionAnswering", "choice": "MultipleChoice"}
 """Ends of the names of architectures that solve a task, keyed by their head."""
@@ -58,7 +21,7 @@ def _task_models(prefix: str, *heads: str) -> dict[str, Mapping[str, object]]:
     return {f"{prefix}For{_TASK_MODELS[head]}": {"head": head} for head in heads}
 
 
-_LLAMA_KEYS = {
+LLAMA_KEYS = {
     "num_layers": "num_hidden_layers",
     "hidden_size": "hidden_size",
     "num_heads": "num_attention_heads",
@@ -70,28 +33,13 @@ _LLAMA_KEYS = {
     "norm_epsilon": "rms_norm_eps",
     "tied": "tie_word_embeddings",
 }
-SOFT_CAP_FIELD = "logit_softcap"
-"""Field of `ModelConfig` for the soft cap. Families with a soft cap write null for a model without one."""
-_PLAIN = {
-    "attention": "causal",
-    "attention_gate": False,
-    "rotary_fraction": 1.0,
-    "norm_place": "before",
-    "token_types": 0,
-    "head": "next_token",
-    "sentence_order": False,
-    "norm_affine": True,
-    "embedding_norm": False,
-    SOFT_CAP_FIELD: 0.0,
-}
-"""Settings that few families support, with their values in all other families."""
 _LLAMA_FIXED = {
     "positions": "rotary",
     "norm": "rms",
     "layers": ("attention swiglu",),
     "biases": "none",
     "qk_norm": False,
-    **_PLAIN,
+    **PLAIN,
 }
 _LLAMA_DEFAULTS = {
     "num_layers": 32,
@@ -104,7 +52,7 @@ _LLAMA_DEFAULTS = {
     "tied": False,
     "dropout": 0.0,
 }
-_LLAMA_TIED = (("embed_tokens.weight", "lm_head.weight"),)
+LLAMA_TIED = (("embed_tokens.weight", "lm_head.weight"),)
 _QWEN_DEFAULTS = {
     **_LLAMA_DEFAULTS,
     "num_kv_heads": 32,
@@ -134,7 +82,7 @@ GPT2 = Family(
         "layers": ("attention gelu",),
         "biases": "all",
         "qk_norm": False,
-        **_PLAIN,
+        **PLAIN,
     },
     {
         "num_layers": 12,
@@ -180,13 +128,13 @@ BIGCODE = dataclasses.replace(
 LLAMA = Family(
     "llama",
     "LlamaForCausalLM",
-    _LLAMA_KEYS,
+    LLAMA_KEYS,
     _LLAMA_FIXED,
     _LLAMA_DEFAULTS,
     _LLAMA_REQUIRED,
     biases=("attention_bias", "mlp_bias"),
     heads=_task_models("Llama", "classes", "spans"),
-    tied_tensors=_LLAMA_TIED,
+    tied_tensors=LLAMA_TIED,
 )
 _WINDOWED = dataclasses.replace(LLAMA, biases=(), window=4096)
 MISTRAL = dataclasses.replace(
@@ -233,14 +181,14 @@ OLMO2 = dataclasses.replace(
 STARCODER2 = Family(
     "starcoder2",
     "Starcoder2ForCausalLM",
-    {**_LLAMA_KEYS, "norm_epsilon": "norm_epsilon", "dropout": "residual_dropout"},
+    {**LLAMA_KEYS, "norm_epsilon": "norm_epsilon", "dropout": "residual_dropout"},
     {
         "positions": "rotary",
         "norm": "layer",
         "layers": ("attention gelu",),
         "biases": "all",
         "qk_norm": False,
-        **_PLAIN,
+        **PLAIN,
     },
     {
         **_LLAMA_DEFAULTS,
@@ -259,7 +207,7 @@ STARCODER2 = Family(
     dropouts=("embedding_dropout", "attention_dropout"),
     is_windowed=True,
     heads=_task_models("Starcoder2", "classes"),
-    tied_tensors=_LLAMA_TIED,
+    tied_tensors=LLAMA_TIED,
 )
 ARCEE = dataclasses.replace(
     LLAMA,
@@ -280,7 +228,7 @@ NANOCHAT = dataclasses.replace(
     LLAMA,
     model_type="nanochat",
     architecture="NanoChatForCausalLM",
-    keys={**_LLAMA_KEYS, SOFT_CAP_FIELD: "final_logit_softcapping"},
+    keys={**LLAMA_KEYS, SOFT_CAP_FIELD: "final_logit_softcapping"},
     fixed={
         **{name: value for name, value in _LLAMA_FIXED.items() if name != SOFT_CAP_FIELD},
         "layers": ("attention relu2",),
@@ -326,7 +274,7 @@ BERT = Family(
         "biases": "all",
         "qk_norm": False,
         "tied": True,
-        **{name: value for name, value in _PLAIN.items() if name not in ("token_types", "head", "sentence_order")},
+        **{name: value for name, value in PLAIN.items() if name not in ("token_types", "head", "sentence_order")},
         "attention": "bidirectional",
         "norm_place": "after",
     },
@@ -375,16 +323,7 @@ ROBERTA = dataclasses.replace(
     ),
     first_position=2,
 )
-FAMILIES = MappingProxyType(
-    {
-        family.model_type: family
-        for family in (
-            GPT2, BIGCODE, LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, STARCODER2, ARCEE, NANOCHAT, BERT, ROBERTA,
-        )
-    }
+ATTENTION_FAMILIES = (
+    GPT2, BIGCODE, LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, STARCODER2, ARCEE, NANOCHAT, BERT, ROBERTA,
 )  # fmt: skip
-"""Families by `model_type`. SmolLM is a Llama. GPT-BigCode is GPT-2 with multi-query attention, and StarCoder2 is GPT-2
-with rotary positions. OLMo 2 is a Llama with norms on the outputs of the parts, and with norms of all queries and of
-all keys. Arcee is a Llama whose MLP has no gate and uses squared ReLU. NanoChat is an Arcee with QK-norm,
-a norm of the embedding and a soft cap on the logits, and its norms have no weights. RoBERTa is a BERT whose positions
-begin at `pad_token_id` + 1; MiniLM and BGE are BERTs."""
+"""Families in the order in which a model's family is looked for."""

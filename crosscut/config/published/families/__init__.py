@@ -1,0 +1,22 @@
+"""Families of published models by their `model_type`, and the types that are refused for a reason."""
+
+from types import MappingProxyType
+
+from crosscut.config.published.families.attention import ATTENTION_FAMILIES, MISTRAL, ROBERTA
+from crosscut.config.published.families.family import SOFT_CAP_FIELD, Family
+from crosscut.config.published.families.state_space import STATE_SPACE_FAMILIES
+
+FAMILIES = MappingProxyType({family.model_type: family for family in (*ATTENTION_FAMILIES, *STATE_SPACE_FAMILIES)})
+"""Families by `model_type`."""
+
+_OF_EXPERTS = ("deepseek_v3", "gpt_oss", "granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+REFUSED = MappingProxyType(
+    {
+        "falcon_h1": "whose layers run attention and a state-space mixer side by side on one input",
+        "zamba2": "whose layers share one block of attention and an MLP, which also reads the embedding",
+        **dict.fromkeys(_OF_EXPERTS, "whose MLPs are mixtures of experts"),
+    }
+)
+"""Reasons why models of other types do not fit `ModelConfig`, as clauses that follow the type."""
+
+__all__ = ["FAMILIES", "MISTRAL", "REFUSED", "ROBERTA", "SOFT_CAP_FIELD", "Family"]

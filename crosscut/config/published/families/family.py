@@ -1,0 +1,106 @@
+"""Description of a family of published models: its keys for the fields of `ModelConfig`, and their values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerList:
+    """Keys of a `config.json` that say which kind each layer has."""
+
+    kinds: Mapping[str, str]
+    """Mapping from a file's name of a kind to the entry of `model.layers`. The first kind is that of a layer of which
+    a file says nothing."""
+    key: str = ""
+    """Key of a list with the kind of each layer."""
+    letters_key: str = ""
+    """Key of a text with one letter for each layer, which is the kind's key in `letters`. It is written on export."""
+    letters: Mapping[str, str] = field(default_factory=dict)
+    """Mapping from the letters to a file's names of the kinds."""
+    indices_key: str = ""
+    """Key of a list with the indices of the layers of the second kind. All other layers have the first kind."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys that the family has."""
+        return tuple(filter(None, (self.key, self.letters_key, self.indices_key)))
+
+
+@dataclass(frozen=True)
+class Family:
+    """Family of published models. Hugging Face calls the family's name the `model_type`. The name of a field in a
+    section of `ModelConfig` has the section's name before a point, as in `mamba2.num_heads`.
+    """
+
+    model_type: str
+    architecture: str
+    keys: Mapping[str, str]
+    """Mapping from the name of a field in `ModelConfig` to the field's key in the family's `config.json`."""
+    fixed: Mapping[str, object]
+    """Fields of `ModelConfig` that have the same value in all models of the family."""
+    defaults: Mapping[str, object]
+    """Values of the family's fields if a file omits their keys: the defaults of the family's configuration in
+    `transformers`. A field in none of the mappings has the default of `ModelConfig`."""
+    required: Mapping[str, tuple[object, ...]]
+    """Other keys that change the computation, with the values that Crosscut supports. The first value applies if a file
+    omits the key, and is written on export unless it is null."""
+    stated: tuple[str, ...] = ()
+    """Keys of `required` that a file must have, because Crosscut does not support their defaults."""
+    layers: LayerList | None = None
+    """Keys that say which kind each layer has. None if `fixed` has the layers of all models."""
+    expansion: str = ""
+    """Key for the width of all heads of a state-space mixer, as a multiple of the hidden size. Empty if the family has
+    no such key."""
+    positions: str = ""
+    """Key that says whether positions are rotary. Empty if `fixed` has the positions of all models."""
+    biases: tuple[str, ...] = ()
+    """Keys that say whether all matrices have biases. If a file omits these keys, the value in `fixed` applies."""
+    dropouts: tuple[str, ...] = ()
+    """Additional keys for dropout. Crosscut writes these keys on export and ignores them on import."""
+    window: int | None = None
+    """Length of the sliding attention window in tokens, if a file does not give it. None means full attention."""
+    is_windowed: bool = False
+    """Whether the sliding window is active even if a file does not set `use_sliding_window`."""
+    heads: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Heads of the family's other architectures. Each key is the name of an architecture in the file, and its value
+    holds the fields of `ModelConfig` that describe the head. A file with an unknown architecture is read without its
+    head."""
+    tied_tensors: tuple[tuple[str, str], ...] = ()
+    """Ends of the names of tensors that are the same if `tie_word_embeddings` is true, in pairs."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Second names of keys. In `transformers`, the value under the second name has precedence."""
+    rotates_before_norm: bool = False
+    """Whether queries and keys are normalised after their rotation. The norm then removes YaRN's attention factor."""
+    first_position: int = 0
+    """Row of the first position in the table of learned positions. No text uses the rows before it."""
+
+    @property
+    def has_window(self) -> bool:
+        """Whether some files of the family have a sliding window."""
+        return self.is_windowed or self.window is not None
+
+    @property
+    def may_rotate(self) -> bool:
+        """Whether positions are rotary in some models of the family."""
+        return self.fixed.get("positions", "rotary") == "rotary"
+
+
+SOFT_CAP_FIELD = "logit_softcap"
+"""Field of `ModelConfig` for the soft cap. Families with a soft cap write null for a model without one."""
+PLAIN = {
+    "attention": "causal",
+    "attention_gate": False,
+    "rotary_fraction": 1.0,
+    "norm_place": "before",
+    "token_types": 0,
+    "head": "next_token",
+    "sentence_order": False,
+    "norm_affine": True,
+    "embedding_norm": False,
+    SOFT_CAP_FIELD: 0.0,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": 0.0,
+    "logit_divisor": 1.0,
+}
+"""Settings that few families support, with their values in all other families."""

@@ -1,0 +1,153 @@
+"""Read and write what a `config.json` says about the kinds of a model's layers, and about its state-space mixers."""
+
+import math
+from collections.abc import Sequence
+
+from crosscut.config.checks import Settings, listed
+from crosscut.config.errors import ConfigError
+from crosscut.config.model import ModelConfig
+from crosscut.config.parts.kinds import Mixer
+from crosscut.config.published.families import Family
+from crosscut.config.published.families.family import LayerList
+from crosscut.config.published.table import PublishedTable, Table
+
+_NEW_NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
+"""Names of kinds of layers in files that `transformers` 5 writes, with the older names."""
+_LIMIT = "time_step_limit"
+
+
+def layer_fields(table: PublishedTable, family: Family, num_layers: int) -> Settings:
+    """Fields of `ModelConfig` for the kinds of the layers. Empty for a family whose layers are all the same.
+
+    Raises `ConfigError` for a kind that Crosscut does not support, such as a mixture of experts, and for a list whose
+    length is not the number of layers.
+    """
+    if family.layers is None:
+        return {}
+    listing = family.layers
+    if listing.indices_key:
+        kinds = _by_indices(table, listing, num_layers)
+    else:
+        key, kinds = _named(table, listing, num_layers)
+        if "num_layers" in family.keys and num_layers and len(kinds) != num_layers:
+            raise table.refusal(key, f"a list of {num_layers} kinds (`{family.keys['num_layers']}`)", kinds)
+    return {"layers": tuple(listing.kinds[kind] for kind in kinds), "num_layers": len(kinds)}
+
+
+def _by_indices(table: PublishedTable, listing: LayerList, num_layers: int) -> list[str]:
+    indices = table.get(listing.indices_key, [])
+    first, second, *_ = listing.kinds
+    if not isinstance(indices, list) or any(type(index) is not int for index in indices):
+        raise table.refusal(listing.indices_key, "a list of indices of layers", indices)
+    return [second if index in indices else first for index in range(num_layers)]
+
+
+def _named(table: PublishedTable, listing: LayerList, num_layers: int) -> tuple[str, Sequence[str]]:
+    """Return the key that names the kinds of the layers, and the kinds."""
+    key = listing.key
+    given = table.get(key, [next(iter(listing.kinds))] * num_layers)
+    if listing.letters_key and key not in table:
+        key = listing.letters_key
+        letters = table.get(key)
+        if not isinstance(letters, str) or not listing.letters.keys() >= set(letters) or not letters:
+            raise table.refusal(key, f"a text of the letters {listed(map(repr, listing.letters))}", letters)
+        given = [listing.letters[letter] for letter in letters]
+    if not isinstance(given, list) or not given:
+        raise table.refusal(key, "a list with the kind of each layer", given)
+    kinds = [_NEW_NAMES.get(str(kind), str(kind)) for kind in given]
+    if unknown := next((kind for kind in kinds if kind not in listing.kinds), ""):
+        experts = ", a mixture of experts" if unknown == "moe" else ""
+        raise ConfigError(
+            f"`{key}` in `{table.path}` must list only layers of the kinds {listed(map(repr, listing.kinds))}, but has "
+            f"{unknown!r}{experts}. Choose another model."
+        )
+    return key, kinds
+
+
+def layer_keys(model: ModelConfig, family: Family) -> Table:
+    """Keys of a `config.json` for the kinds of a model's layers. Empty for a family whose layers are all the same."""
+    if family.layers is None:
+        return {}
+    listing = family.layers
+    names = {layer: kind for kind, layer in listing.kinds.items()}
+    kinds = [names[model.layer(index)] for index in range(model.num_layers)]
+    if listing.indices_key:
+        _, second, *_ = listing.kinds
+        return {listing.indices_key: [index for index, kind in enumerate(kinds) if kind == second]}
+    if listing.letters_key:
+        letters = {kind: letter for letter, kind in listing.letters.items()}
+        return {listing.letters_key: "".join(letters[kind] for kind in kinds)}
+    return {listing.key: kinds}
+
+
+def mixer_fields(table: PublishedTable, family: Family, fields: Settings) -> Settings:
+    """Fields of the section `mamba2` that do not have keys of their own: the limits of the step sizes, and the size of
+    a head that the file leaves out. Empty for a family without state-space mixers. `fields` are the other fields.
+
+    Raises `ConfigError` for limits that are not two numbers, and for heads that together are not as wide as the file
+    says.
+    """
+    if "mamba2.num_heads" not in family.keys:
+        return {}
+    found: Settings = {}
+    if family.expansion:
+        found["mamba2.head_size"] = _head_size(table, family, fields)
+    least, most = _limits(table)
+    return {**found, "mamba2.least_time_step": least, "mamba2.most_time_step": 0.0 if math.isinf(most) else most}
+
+
+def _head_size(table: PublishedTable, family: Family, fields: Settings) -> int:
+    """Size of a head: what the file gives, or what the expansion leaves for each head."""
+    key, heads = family.keys["mamba2.head_size"], fields["mamba2.num_heads"]
+    width = table.number(family.expansion, table.get(family.expansion, 2), int) * fields["hidden_size"]
+    size = fields.get("mamba2.head_size")
+    if size is None:
+        size = width // max(heads, 1)
+    if size * heads != width:
+        must = f"the size of each of {heads} heads that together have {width} elements (`{family.expansion}`)"
+        raise table.refusal(key, must, size)
+    return int(size)
+
+
+def _limits(table: PublishedTable) -> tuple[float, float]:
+    """Minimum and maximum of the step sizes. `transformers` writes infinity as an object."""
+    given = table.get(_LIMIT, [0.0, math.inf])
+    limits = [_number(one) for one in given] if isinstance(given, list) else []
+    if len(limits) != 2 or any(type(one) not in (int, float) for one in limits) or not 0 <= limits[0] < limits[1]:
+        raise table.refusal(_LIMIT, "two numbers from 0 to infinity, the smaller one first", given)
+    return float(limits[0]), float(limits[1])
+
+
+def _number(value: object) -> object:
+    return float("inf") if value == {"__float__": "Infinity"} else value
+
+
+def mixer_keys(model: ModelConfig, family: Family) -> Table:
+    """Keys of a `config.json` for the state-space mixers that are not keys of fields. Empty for a family without
+    state-space mixers.
+    """
+    if "mamba2.num_heads" not in family.keys:
+        return {}
+    sizes, keys = model.mamba2, Table()
+    if not sizes.num_heads:  # no layer has a mixer, but `transformers` wants a number that divides the width
+        return {family.keys["mamba2.num_heads"]: 1, family.keys["mamba2.head_size"]: 2 * model.hidden_size}
+    if family.expansion:
+        keys[family.expansion] = sizes.inner_size // model.hidden_size
+    if sizes.least_time_step or sizes.most_time_step:
+        most = sizes.most_time_step or {"__float__": "Infinity"}
+        keys[_LIMIT] = [sizes.least_time_step, most]
+    return keys
+
+
+def mixers_of_family(model: ModelConfig, family: Family) -> Settings:
+    """Values that fields of the section `mamba2` must have in a model of the family. Empty for a family without
+    state-space mixers.
+    """
+    if "mamba2.num_heads" not in family.keys or Mixer.MAMBA2 not in model.kinds:
+        return {}
+    sizes = model.mamba2
+    wanted: Settings = {"mamba2.norm_groups": sizes.num_groups}
+    if family.expansion:
+        times = max(round(sizes.inner_size / model.hidden_size), 1)
+        wanted["mamba2.num_heads"] = times * model.hidden_size // sizes.head_size
+    return wanted

@@ -1,0 +1,37 @@
+"""Names of published tensors, by the `model_type` of the family."""
+
+from types import MappingProxyType
+
+from crosscut.pretrained.names.attention import (
+    ARCEE,
+    BERT,
+    BERT_WITH_HEADS,
+    BIGCODE,
+    GPT2,
+    LLAMA,
+    NANOCHAT,
+    OLMO2,
+    STARCODER2,
+)
+from crosscut.pretrained.names.source import OUTPUT, Source, TensorNames
+from crosscut.pretrained.names.state_space import BAMBA, GRANITE, NEMOTRON_H
+
+NAMES = MappingProxyType(
+    {
+        "gpt2": GPT2,
+        "gpt_bigcode": BIGCODE,
+        **dict.fromkeys(("llama", "qwen2", "qwen3"), LLAMA),
+        "olmo2": OLMO2,
+        "starcoder2": STARCODER2,
+        "arcee": ARCEE,
+        "nanochat": NANOCHAT,
+        "bert": BERT,
+        "mamba2": NEMOTRON_H,
+        "nemotron_h": NEMOTRON_H,
+        "bamba": BAMBA,
+        "granitemoehybrid": GRANITE,
+    }
+)
+"""Names of the tensors of a model without a head for masked tokens or a task."""
+
+__all__ = ["BERT_WITH_HEADS", "NAMES", "OUTPUT", "Source", "TensorNames"]

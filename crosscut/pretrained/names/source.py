@@ -1,0 +1,94 @@
+"""Published tensors from which parameters are taken, and their names in a family."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from crosscut.config import ModelConfig
+
+
+class Stack(Enum):
+    """Matrices that one published tensor stacks."""
+
+    QUERY_KEY_VALUE = "queries, keys and values"
+    GATE_UP = "gate and up of a gated MLP"
+    MIXER = "gate, inputs, vectors B, vectors C and step sizes of a state-space mixer"
+    CHANNELS = "channels of the inputs, of B and of C in a state-space mixer's convolution"
+
+
+def _rows_of(stack: Stack, config: ModelConfig) -> list[int]:
+    """Return the number of rows of each matrix of a stack."""
+    if stack is Stack.QUERY_KEY_VALUE:
+        return [heads * config.head_size for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+    if stack is Stack.GATE_UP:
+        return [config.mlp_size] * 2
+    sizes = config.mamba2
+    channels = [sizes.inner_size, *[sizes.num_groups * sizes.state_size] * 2]
+    return channels if stack is Stack.CHANNELS else [sizes.inner_size, *channels, sizes.num_heads]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A published tensor, or a range of its rows, from which rows of a Crosscut parameter are taken."""
+
+    name: str
+    stacked: int | None = None
+    """Index of the matrix in a tensor that stacks several (`stack`). None if the tensor is not stacked."""
+    transposed: bool = False
+    """Whether rows of the Crosscut parameter are columns of the published tensor."""
+    start: int = 0
+    """Index of the tensor's first row that belongs to this source."""
+    num_rows: int = 0
+    """Number of rows in the whole tensor. 0 if all rows belong to this source."""
+    stack: Stack = Stack.QUERY_KEY_VALUE
+    """Matrices of the tensor, if it is stacked."""
+    has_channel: bool = False
+    """Whether the published weight has a dimension of size 1 after its rows, for the one input channel of a
+    convolution."""
+    swaps_halves: bool = False
+    """Whether the Crosscut parameter holds the two halves of each group of rows in the opposite order."""
+
+    def placed(self, config: ModelConfig) -> "Source":
+        """Return the source with the range of its rows in a stacked tensor. A source that is not stacked is returned
+        unchanged.
+        """
+        if self.stacked is None:
+            return self
+        rows = _rows_of(self.stack, config)
+        return replace(self, start=sum(rows[: self.stacked]), num_rows=sum(rows))
+
+
+@dataclass(frozen=True)
+class TensorNames:
+    """Names of a family's published tensors. A module's name stands for its weight and its bias."""
+
+    prefix: str
+    """Prefix of all names except the names of heads. Files of a model without its output projection omit the prefix."""
+    layer: str
+    """Prefix of the names in a layer."""
+    root: Mapping[str, Source]
+    """Sources of modules outside the layers, keyed by Crosscut's name of the module."""
+    block: Mapping[str, tuple[Source, ...]]
+    """Sources of modules in a layer, and of parameters whose names end with no `weight` or `bias`, keyed by Crosscut's
+    name."""
+    buffers: str
+    """Pattern for names of buffers that older versions of `transformers` stored with the parameters. Newer versions
+    compute the buffers.
+    """
+    optional_prefix: str = ""
+    """Pattern for the prefix of the names in files that also hold a head. Files of the bare model omit the prefix."""
+    kinds: Mapping[str, Mapping[str, tuple[Source, ...]]] = field(default_factory=dict)
+    """Sources in layers with a part of a kind, by the kind's name, which replace and add to those of `block`."""
+    heads: str = ""
+    """Pattern for names of heads and poolers. Crosscut loads only the heads and poolers that the model has."""
+
+    def of_layer(self, layer: str) -> dict[str, tuple[Source, ...]]:
+        """Sources in a layer with the parts `layer` (an entry of `model.layers`)."""
+        found = dict(self.block)
+        for kind in layer.split():
+            found.update(self.kinds.get(kind, {}))
+        return found
+
+
+OUTPUT = Source("lm_head")
+"""Output projection of a decoder."""
