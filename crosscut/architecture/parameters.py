@@ -73,6 +73,7 @@ class Law(Enum):
     NORMAL = "normal distribution with mean 0"
     CONSTANT = "the same value everywhere"
     LOG_UNIFORM = "logarithm of a number that is uniform between two limits"
+    LOG_INDEX = "logarithm of the index in dimension 1, counted from 1"
     STEP_SIZE = "inverse softplus of a step size whose logarithm is uniform between the logarithms of two limits"
 
 
@@ -81,9 +82,9 @@ class Start(NamedTuple):
 
     law: Law
     first: float
-    """Standard deviation of a normal distribution, the constant, or the lower limit."""
+    """Standard deviation of a normal distribution, the constant, or the lower limit; unused by indexes."""
     last: float = 0.0
-    """Upper limit; unused by the normal distribution and by a constant."""
+    """Upper limit; unused by the normal distribution, by a constant and by indexes."""
 
 
 ZEROS, ONES = Start(Law.CONSTANT, 0.0), Start(Law.CONSTANT, 1.0)

@@ -20,6 +20,7 @@ from crosscut.config.checks import (
 from crosscut.config.errors import ConfigError
 from crosscut.config.parts.gated_delta import GATED_DELTA, GatedDeltaConfig
 from crosscut.config.parts.kinds import ATTENTIONS, Mixer, PartKind, checked_layers, parts_of, pattern_of
+from crosscut.config.parts.mamba import MAMBA, MambaConfig
 from crosscut.config.parts.mamba2 import MAMBA2, Mamba2Config
 from crosscut.config.parts.section import MixerSection
 from crosscut.config.parts.sliding_attention import SLIDING_ATTENTION, SlidingAttentionConfig
@@ -235,12 +236,16 @@ class ModelConfig:
     incomplete. A layer may have one part, or several.
 
     `attention` is self-attention; `sliding_attention` attends only to the last tokens ([model.sliding_attention]), and
-    `nope_attention` rotates no queries and keys. `mamba2` is a state-space mixer ([model.mamba2]), and
-    `gated_delta` is a gated delta net ([model.gated_delta]). The other kinds are MLPs: `gelu`, `gelu_exact` and `relu2`
-    have two matrices, with GeLU or squared ReLU between the matrices. `gelu` is GPT-2's tanh approximation of GeLU, and
-    `gelu_exact` is GeLU itself, as in BERT. `swiglu` and `geglu` have a third matrix as a gate: its output passes
-    through SiLU (`swiglu`) or GeLU (`geglu`) and is multiplied by the output of the first matrix.
+    `nope_attention` rotates no queries and keys. `mamba` and `mamba2` are state-space mixers ([model.mamba] and
+    [model.mamba2]), and `gated_delta` is a gated delta net ([model.gated_delta]). The other kinds are MLPs: `gelu`,
+    `gelu_exact` and `relu2` have two matrices, with GeLU or squared ReLU between the matrices. `gelu` is GPT-2's tanh
+    approximation of GeLU, and `gelu_exact` is GeLU itself, as in BERT. `swiglu` and `geglu` have a third matrix as a
+    gate: its output passes through SiLU (`swiglu`) or GeLU (`geglu`) and is multiplied by the output of the first
+    matrix.
     """
+
+    mamba: MambaConfig = MAMBA
+    """Settings of state-space mixers of the first kind (the section [model.mamba])."""
 
     mamba2: Mamba2Config = MAMBA2
     """Settings of state-space mixers (the section [model.mamba2])."""

@@ -80,7 +80,7 @@ class Builder:
         return HeadsNorm(heads, mesh=self.mesh, epsilon=self.epsilon, affine=affine, dtype=self.dtype)
 
     def region_norm(self, norm: Norm) -> LayerNorm | RMSNorm:
-        """Build a norm of whole hidden states inside a parallel region."""
+        """Build a norm that the runner does not recompute, inside or outside of a parallel region."""
         return self._norm(norm, NormPlace(inside=norm.inside))
 
     def _norm(self, norm: Norm, place: NormPlace) -> LayerNorm | RMSNorm:

@@ -42,6 +42,9 @@ def _fill(parameter: nn.Parameter, start: Start, *, seed: int, name: str) -> Non
     """Set the initial values of a parameter by a rule."""
     if start.law is Law.CONSTANT:
         local_part(parameter).fill_(start.first)
+    elif start.law is Law.LOG_INDEX:
+        part = local_part(parameter)
+        part.copy_(torch.arange(1, part.shape[1] + 1, device=part.device).log())
     elif start.law is Law.NORMAL:
         normal_(parameter, std=start.first, seed=seed, name=name)
     else:

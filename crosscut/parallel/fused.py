@@ -136,6 +136,30 @@ def _is_alone(mesh: ParallelMesh) -> bool:
     return mesh.tensor.size == 1 and not torch.is_grad_enabled()
 
 
+def multiply_inside(x: Tensor, weight: Tensor, products: Products = ORDINARY) -> Tensor:
+    """Multiply `x` [B, S, I] by `weight` [O, I] inside a parallel region, without f and g: [B, S, O]. Sends nothing."""
+    return run(_MultiplyInside, x, weight, products)
+
+
+class _InsideContext(AutogradContext[tuple[Tensor, Tensor]], Protocol):
+    products: Products
+
+
+class _MultiplyInside(Function):
+    @staticmethod
+    def forward(ctx: _InsideContext, x: Tensor, weight: Tensor, products: Products) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.products = products
+        return products.output(x, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _InsideContext, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, _ = ctx.needs_input_grad
+        return *_factor_gradients(ctx.products, grad, (x, weight, needs_x, needs_weight)), None
+
+
 class LowRank(NamedTuple):
     """Two factors whose product is the output of a low-rank adapter. This product is added to X_i A_i before g."""
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from crosscut.config import LayoutError
 from crosscut.kernels.products import ORDINARY, Products, product_dtype
-from crosscut.parallel.fused import LowRank, enter_and_multiply, multiply_and_leave, skip_and_leave
+from crosscut.parallel.fused import LowRank, enter_and_multiply, multiply_and_leave, multiply_inside, skip_and_leave
 from crosscut.parallel.mesh import Axis, ParallelMesh
 from crosscut.parallel.state.parameters import ParameterMaker, local, local_inside, local_on_sequence
 
@@ -139,6 +139,17 @@ class ColumnParallelLinear(nn.Module):
         parts = [F.linear(part, own.flatten(0, 1)) for part, own in zip(low.chunk(num, -1), rows, strict=True)]
         joined = torch.stack([part.unflatten(-1, (-1, self._block_width // num)) for part in parts], dim=-2)
         return y + joined.flatten(-3)
+
+    def inside(self, x: Tensor, part: slice | None = None) -> Tensor:
+        """Compute X A_i, or the columns `part` of it, without f and without the bias. `x` [B, S, I] is inside the
+        parallel region. Sends nothing.
+        """
+        x = x.to(product_dtype(x))
+        y = multiply_inside(x, part_of(self.own_weight(x.dtype), part), self.products)
+        if self.adapter is None:
+            return y
+        low = F.linear(x, local_inside(self.adapter.down, x.dtype)) * self.adapter.scale
+        return y + F.linear(low, part_of(self._own(self.adapter.up, x.dtype), part))
 
     def own_weight(self, dtype: torch.dtype) -> Tensor:
         """Return the rows of the weight by which this rank multiplies, cast to `dtype`: [O/T, I], the transpose of
@@ -263,6 +274,17 @@ class RowParallelLinear(nn.Module):
         adapter = None if self.adapter is None else self._low_rank(x)
         return leave(x, weight, bias, mesh=self.mesh, products=self.products, adapter=adapter)
 
+    def inside(self, x: Tensor, part: slice | None = None) -> Tensor:
+        """Compute X_i A_i, without g and without the bias: a term of the sum over all ranks. `x` [B, S, I/T] may have
+        only the columns `part` of X_i. Sends nothing.
+        """
+        x = x.to(product_dtype(x))
+        y = multiply_inside(x, part_of(local(self.weight, x.dtype), part, dim=1), self.products)
+        if self.adapter is None:
+            return y
+        low = F.linear(x, part_of(local(self.adapter.down, x.dtype), part, dim=1)) * self.adapter.scale
+        return y + F.linear(low, local_inside(self.adapter.up, x.dtype))
+
     def add_adapter(self, rank: int, *, scale: float) -> None:
         """Give the layer a low-rank adapter, and freeze the weight and the bias: Y = g(X_i A_i + scale (X_i D_i) U) +
         b. The adapter changes nothing until `adapter.up` differs from zero.
@@ -316,6 +338,11 @@ class ReplicatedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Compute X A + b."""
         return nn.functional.linear(x, local_inside(self.weight, x.dtype), local_inside(self.bias, x.dtype))
+
+
+def part_of(x: Tensor, part: slice | None, dim: int = 0) -> Tensor:
+    """Return `part` of a dimension of `x`. With None, return `x` itself, which may be a packed weight."""
+    return x if part is None else x.narrow(dim, part.start, part.stop - part.start)
 
 
 def is_recomputing() -> bool:

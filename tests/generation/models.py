@@ -4,6 +4,7 @@ import torch
 
 from crosscut.config import Layout, ModelConfig
 from crosscut.config.parts.gated_delta import GatedDeltaConfig
+from crosscut.config.parts.mamba import MambaConfig
 from crosscut.config.parts.mamba2 import Mamba2Config
 from crosscut.config.parts.sliding_attention import SlidingAttentionConfig
 from crosscut.model import GPT, initialize
@@ -25,7 +26,8 @@ FAMILIES = {
         "tied": False, "embedding_norm": True, "logit_softcap": 2.0,
     },
     "hybrid": {
-        "layers": ("mamba2 gelu", "attention gated_delta"), "norm": "rms", "biases": "none", "positions": "rotary",
+        "layers": ("mamba2 gelu", "attention gated_delta mamba"), "norm": "rms", "biases": "none",
+        "positions": "rotary", "mamba": MambaConfig(state_size=4, chunk_size=4, vector_norms=True),
         "mamba2": Mamba2Config(head_size=4, state_size=4, num_groups=2, chunk_size=4),
         "gated_delta": GatedDeltaConfig(
             num_key_heads=2, num_value_heads=8, key_head_size=6, value_head_size=4, chunk_size=4

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from crosscut.config import Layout, ModelConfig
 from crosscut.config.parts.gated_delta import GatedDeltaConfig
+from crosscut.config.parts.mamba import MambaConfig
 from crosscut.config.parts.mamba2 import Mamba2Config
 from crosscut.config.training import InitialSpread
 from crosscut.model import initialize
@@ -145,3 +146,13 @@ def test_heads_of_gated_delta_nets_start_as_in_the_published_code(ranks: RankPoo
     assert 0.001 <= sizes_of_steps.min() < 0.0012 < 0.09 < sizes_of_steps.max() <= 0.1
     assert weights["blocks.0.attention.norm.weight"].eq(1).all()
     assert "blocks.0.attention.convolution.bias" not in weights
+
+
+CHANNELS = dataclasses.replace(WIDE, layers=("mamba",), num_layers=1, mamba=MambaConfig(state_size=5, step_rank=12))
+
+
+def test_the_elements_of_a_channel_decay_at_rates_from_one_on(ranks: RankPool) -> None:
+    weights = ranks.run(1, _weights, Layout(), CHANNELS)[0]
+    rates = weights["blocks.0.attention.log_rate"].exp()
+    torch.testing.assert_close(rates, torch.arange(1.0, 6.0).expand_as(rates).to(rates.dtype))
+    assert weights["blocks.0.attention.step.weight"].std().item() == pytest.approx(36**-0.5, rel=0.1)

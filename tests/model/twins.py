@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from crosscut.config import Layout, ModelConfig
 from crosscut.config.parts.kinds import ATTENTIONS, Mixer
+from crosscut.config.parts.mamba import MambaConfig
 from crosscut.config.parts.mamba2 import Mamba2Config
 from crosscut.config.parts.sliding_attention import SlidingAttentionConfig
 from crosscut.model import GPT, Batch, initialize
@@ -86,6 +87,9 @@ FAMILIES = {
     ),
     "windows": dataclasses.replace(CONFIG, num_kv_heads=2, mlp_size=88, **LLAMA | WINDOWS),
     "norms on outputs": dataclasses.replace(CONFIG, norm_place="output"),
+    "Mamba": dataclasses.replace(
+        CONFIG, layers=("mamba", "attention mamba"), mamba=MambaConfig(state_size=5, chunk_size=6, vector_norms=True)
+    ),
     "rotary BERT": dataclasses.replace(CONFIG, **{**LLAMA, **BERT}, num_kv_heads=2, norm_place="after"),
     "Mamba-2": dataclasses.replace(
         CONFIG, layers=("mamba2",), num_heads=0, mamba2=Mamba2Config(head_size=8, state_size=6, chunk_size=5)
@@ -273,7 +277,47 @@ def gelu(y: Tensor) -> Tensor:
     return 0.5 * y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)))
 
 
-PLAIN = {Mixer.MAMBA2: PlainMamba2, **dict.fromkeys(ATTENTIONS, PlainAttention)}
+class PlainMamba(nn.Module):
+    """State-space mixer of the first kind, token by token."""
+
+    def __init__(self, config: ModelConfig, kind: str) -> None:
+        super().__init__()
+        self.sizes, hidden, bias = config.mamba, config.hidden_size, config.biases == "all"
+        inner, rank, state = self.sizes.inner_size, self.sizes.step_rank, self.sizes.state_size
+        self.inputs = nn.ModuleDict({name: nn.Linear(hidden, inner, bias) for name in ("gate", "inner")})
+        self.convolution = nn.ParameterDict(
+            {"weight": torch.zeros(inner, self.sizes.conv_size), "bias": torch.zeros(inner)}
+        )
+        self.selection, self.step = nn.Linear(inner, rank + 2 * state, False), nn.Linear(rank, inner, False)
+        self.step_norm, self.b_norm, self.c_norm = (
+            PlainNorm(config, size=size, kind="rms") for size in (rank, state, state)
+        )
+        self.log_rate = nn.Parameter(torch.zeros(inner, state))
+        self.skip, self.step_bias = (nn.Parameter(torch.zeros(inner)) for _ in range(2))
+        self.output = nn.Linear(inner, hidden, bias)
+
+    def forward(self, x: Tensor, _mask: Tensor) -> Tensor:
+        taps = self.convolution["weight"].unsqueeze(1)
+        padded = F.pad(self.inputs["inner"](x).mT, (taps.shape[-1] - 1, 0))
+        channels = F.silu(F.conv1d(padded, taps, self.convolution["bias"], groups=len(taps))).mT
+        rank, state_size = self.sizes.step_rank, self.sizes.state_size
+        vector, b, c = self.selection(channels).split((rank, state_size, state_size), -1)
+        b, c = self.b_norm(b), self.c_norm(c)
+        size = torch.log1p(torch.exp(self.step(self.step_norm(vector)) + self.step_bias))
+        state, outputs = torch.zeros(()), []
+        for t in range(x.shape[1]):
+            decay = torch.exp(-size[:, t, :, None] * torch.exp(self.log_rate))
+            state = decay * state + torch.einsum("bd,bd,bn->bdn", size[:, t], channels[:, t], b[:, t])
+            outputs.append(torch.einsum("bdn,bn->bd", state, c[:, t]))
+        y = torch.stack(outputs, 1) + self.skip * channels
+        return self.output(y * F.silu(self.inputs["gate"](x)))
+
+
+PLAIN = {
+    Mixer.MAMBA: PlainMamba,
+    Mixer.MAMBA2: PlainMamba2,
+    **dict.fromkeys(ATTENTIONS, PlainAttention),
+}
 
 
 class PlainBlock(nn.Module):

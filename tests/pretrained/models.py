@@ -29,6 +29,12 @@ LLAMA3_ROPE = {
 
 _MIXER = {"chunk_size": 4, "conv_kernel": 3}
 STATE_SPACE_SHAPES: dict[str, dict[str, Any]] = {
+    "mamba": {"num_hidden_layers": 2, "hidden_size": 32, "state_size": 6, "conv_kernel": 3},
+    "jamba": {
+        "num_hidden_layers": 3, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 48, "mamba_d_state": 6, "mamba_d_conv": 3, "mamba_dt_rank": 5, "num_experts": 1,
+        "attn_layer_period": 2, "attn_layer_offset": 1, "max_position_embeddings": 64,
+    },
     "mamba2": {
         "num_hidden_layers": 2, "hidden_size": 32, "num_heads": 8, "head_dim": 8, "state_size": 16, "n_groups": 2,
         **_MIXER,
@@ -71,6 +77,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("starcoder2", {**LLAMA_SHAPE, "tie_word_embeddings": True}),
     "starcoder2 without biases": ("starcoder2", {**LLAMA_SHAPE, "use_bias": False, "head_dim": 16}),
     **{name: (name, shape) for name, shape in STATE_SPACE_SHAPES.items()},
+    "mamba with biases": ("mamba", {**STATE_SPACE_SHAPES["mamba"], "use_bias": True, "tie_word_embeddings": False}),
     "mamba2 with limits": (
         "mamba2",
         {

@@ -24,7 +24,11 @@ from crosscut.pretrained import find_model
 from tests.pretrained.encoders import make_encoder
 from tests.refusals import refusal
 
-STATED = {"nemotron_h": {"hybrid_override_pattern": "M-*-"}, "granitemoehybrid": {"num_local_experts": 0}}
+STATED = {
+    "jamba": {"num_experts": 1},
+    "nemotron_h": {"hybrid_override_pattern": "M-*-"},
+    "granitemoehybrid": {"num_local_experts": 0},
+}
 """Keys that a file must have, because their defaults are mixtures of experts."""
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from crosscut.config import PRESETS, Layout, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
 from crosscut.config.parts.gated_delta import GatedDeltaConfig
+from crosscut.config.parts.mamba import MambaConfig
 from crosscut.config.parts.mamba2 import Mamba2Config
 from crosscut.config.parts.sliding_attention import SlidingAttentionConfig
 from crosscut.planner import Candidate, step_traffic
@@ -41,6 +42,9 @@ DELTA = {
 DELTAS = {
     **DELTA, "layers": ("gated_delta",), "hidden_size": 256, "num_layers": 6,
     "gated_delta": GatedDeltaConfig(key_head_size=64, value_head_size=64, chunk_size=48),
+}  # fmt: skip
+CHANNELS = {
+    "layers": ("mamba gelu", "attention gelu"), "mamba": MambaConfig(chunk_size=32, vector_norms=True), "dropout": 0.0,
 }  # fmt: skip
 BERT = {"attention": "bidirectional", "norm_place": "after", "token_types": 2, "layers": ("attention gelu_exact",)}
 MASKED = {"head": "masked_tokens", "sentence_order": True}
@@ -236,6 +240,12 @@ SMALL = (
     small("delta rules, adapters", "cpu", {"tensor": 2}, {}, {**DELTA, "lora_rank": 8}),
     small("delta rules, Muon", "cpu", {"tensor": 2}, {}, DELTA, MUON),
     small("delta rules on context ranks", "cpu", {"context": 2, "tensor": 2}, DOCUMENTS, DELTA),
+    small("channels", "cpu", {}, {}, {**CHANNELS, "layers": ("mamba",), "num_layers": 6}),
+    small("channels' scans again", "cuda", {"tensor": 2}, CORE | HALF, CHANNELS),
+    small("channels' operators again", "cpu", {"tensor": 2}, OPERATORS | DOCUMENTS, CHANNELS),
+    small("channels, split, layers again", "cuda", SPLIT, LAYERS, CHANNELS),
+    small("channels, shared, adapters", "cuda", ZERO3, HALF, {**CHANNELS, "lora_rank": 8}),
+    small("channels on context ranks", "cpu", {"context": 2, "tensor": 2}, DOCUMENTS, CHANNELS),
     small("512 ranks", "cuda", {"tensor": 8, "data": 64}, HALF),
 )
 """Cases with a small model. Each takes about half a second."""

@@ -1061,6 +1061,7 @@ for _of in (
     "context",
     "dropout",
     "scans",
+    "selective_scans",
     "deltas",
     "schedule",
     "sharding",

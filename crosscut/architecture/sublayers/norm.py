@@ -75,6 +75,11 @@ def region_norm(model: ModelConfig, name: str) -> Norm:
     return _norm(model, name, size=model.hidden_size, kind=model.norm, inside=True)
 
 
+def vector_norm(model: ModelConfig, name: str, size: int) -> Norm:
+    """Describe an RMS norm of vectors of `size` elements outside of the parallel regions."""
+    return _norm(model, name, size=size, kind=NormKind.RMS, inside=False)
+
+
 def head_norm(model: ModelConfig, name: str, *, heads: int) -> Norm | None:
     """Describe the norm of the queries or keys of `heads` heads: of each head, or of all heads together. None if the
     model has no QK-norm.

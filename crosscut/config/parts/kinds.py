@@ -17,6 +17,7 @@ class Mixer(Choice):
     ATTENTION = "attention"
     SLIDING_ATTENTION = "sliding_attention"
     NOPE_ATTENTION = "nope_attention"
+    MAMBA = "mamba"
     MAMBA2 = "mamba2"
     GATED_DELTA = "gated_delta"
 

@@ -14,7 +14,14 @@ from crosscut.config.checks import MOST, Settings, listed, shown
 from crosscut.config.errors import ConfigError
 from crosscut.config.model import Biases, HeadKind, ModelConfig, Positions, RotaryScaling
 from crosscut.config.published.families import FAMILIES, MISTRAL, REFUSED, ROBERTA, SOFT_CAP_FIELD, Family
-from crosscut.config.published.hybrid import layer_fields, layer_keys, mixer_fields, mixer_keys, mixers_of_family
+from crosscut.config.published.hybrid import (
+    layer_fields,
+    layer_keys,
+    mixer_fields,
+    mixer_keys,
+    mixers_of_family,
+    period_of,
+)
 from crosscut.config.published.keys import keys_of_model
 from crosscut.config.published.rotary import rotary_fields, rotary_keys, rotary_notice
 from crosscut.config.published.table import PublishedTable, Table
@@ -92,8 +99,9 @@ def _given(table: PublishedTable, family: Family) -> Settings:
                 "another model."
             )
     given = {ours: key for ours, key in family.keys.items() if key in table.values}
-    if table.get(given.get("mamba2.head_size", "")) == "auto":
-        given.pop("mamba2.head_size")
+    for ours in ("mamba2.head_size", "mamba.step_rank"):
+        if table.get(given.get(ours, "")) == "auto":
+            given.pop(ours)
     return {ours: table.take(key, ours) for ours, key in given.items()}
 
 
@@ -396,6 +404,10 @@ def _differences(family: Family, model: ModelConfig) -> tuple[Family, dict[str, 
     differences = {name: shown(value) for name, value in wanted.items() if _value(model, name) != value}
     if family.layers is not None and not set(model.different_layers) <= set(family.layers.kinds.values()):
         differences["layers"] = f"a list of {listed(map(repr, family.layers.kinds.values()))}"
+    elif family.layers is not None and family.layers.period_key:
+        _, second, *_ = family.layers.kinds.values()
+        if period_of([model.layer(index) == second for index in range(model.num_layers)]) is None:
+            differences["layers"] = f"a list with {second!r} once in each period"
     return family, differences
 
 

@@ -27,6 +27,8 @@ def layer_fields(table: PublishedTable, family: Family, num_layers: int) -> Sett
     listing = family.layers
     if listing.indices_key:
         kinds = _by_indices(table, listing, num_layers)
+    elif listing.period_key:
+        kinds = _by_period(table, listing, num_layers)
     else:
         key, kinds = _named(table, listing, num_layers)
         if "num_layers" in family.keys and num_layers and len(kinds) != num_layers:
@@ -40,6 +42,29 @@ def _by_indices(table: PublishedTable, listing: LayerList, num_layers: int) -> l
     if not isinstance(indices, list) or any(type(index) is not int for index in indices):
         raise table.refusal(listing.indices_key, "a list of indices of layers", indices)
     return [second if index in indices else first for index in range(num_layers)]
+
+
+def _by_period(table: PublishedTable, listing: LayerList, num_layers: int) -> list[str]:
+    period, offset = (
+        table.number(key, table.get(key, default), int)
+        for key, default in zip((listing.period_key, listing.offset_key), listing.period, strict=True)
+    )
+    if not 0 <= offset < period:
+        raise table.refusal(listing.offset_key, f"at least 0 and below `{listing.period_key}` ({period})", offset)
+    first, second, *_ = listing.kinds
+    return [second if index % period == offset else first for index in range(num_layers)]
+
+
+def period_of(kinds: Sequence[bool]) -> tuple[int, int] | None:
+    """Period and offset of the layers of the second kind. None if these layers have no period. A period above the
+    number of layers means that there are none.
+    """
+    places = [index for index, is_second in enumerate(kinds) if is_second]
+    if not places:
+        return len(kinds) + 1, len(kinds)
+    period, offset = places[1] - places[0] if len(places) > 1 else len(kinds), places[0]
+    fits = offset < period and places == [*range(offset, len(kinds), period)]
+    return (period, offset) if fits else None
 
 
 def _named(table: PublishedTable, listing: LayerList, num_layers: int) -> tuple[str, Sequence[str]]:
@@ -74,6 +99,11 @@ def layer_keys(model: ModelConfig, family: Family) -> Table:
     if listing.indices_key:
         _, second, *_ = listing.kinds
         return {listing.indices_key: [index for index, kind in enumerate(kinds) if kind == second]}
+    if listing.period_key:
+        _, second, *_ = listing.kinds
+        found = period_of([kind == second for kind in kinds])
+        assert found is not None, "models without a period are no models of the family"
+        return dict(zip((listing.period_key, listing.offset_key), found, strict=True))
     if listing.letters_key:
         letters = {kind: letter for letter, kind in listing.letters.items()}
         return {listing.letters_key: "".join(letters[kind] for kind in kinds)}
@@ -81,12 +111,16 @@ def layer_keys(model: ModelConfig, family: Family) -> Table:
 
 
 def mixer_fields(table: PublishedTable, family: Family, fields: Settings) -> Settings:
-    """Fields of the section `mamba2` that do not have keys of their own: the limits of the step sizes, and the size of
-    a head that the file leaves out. Empty for a family without state-space mixers. `fields` are the other fields.
+    """Fields of the sections `mamba` and `mamba2` that do not have keys of their own: the number of channels, the
+    limits of the step sizes, and the size of a head that the file leaves out. Empty for a family without state-space
+    mixers. `fields` are the other fields.
 
     Raises `ConfigError` for limits that are not two numbers, and for heads that together are not as wide as the file
     says.
     """
+    if "mamba.step_rank" in family.keys:
+        times = table.number(family.expansion, table.get(family.expansion, 2), int)
+        return {"mamba.inner_size": times * fields["hidden_size"]}
     if "mamba2.num_heads" not in family.keys:
         return {}
     found: Settings = {}
@@ -126,6 +160,8 @@ def mixer_keys(model: ModelConfig, family: Family) -> Table:
     """Keys of a `config.json` for the state-space mixers that are not keys of fields. Empty for a family without
     state-space mixers.
     """
+    if "mamba.step_rank" in family.keys:
+        return {family.expansion: max(model.mamba.inner_size // model.hidden_size, 1)}
     if "mamba2.num_heads" not in family.keys:
         return {}
     sizes, keys = model.mamba2, Table()
@@ -140,9 +176,11 @@ def mixer_keys(model: ModelConfig, family: Family) -> Table:
 
 
 def mixers_of_family(model: ModelConfig, family: Family) -> Settings:
-    """Values that fields of the section `mamba2` must have in a model of the family. Empty for a family without
-    state-space mixers.
+    """Values that fields of the sections `mamba` and `mamba2` must have in a model of the family. Empty for a family
+    without state-space mixers.
     """
+    if "mamba.step_rank" in family.keys and Mixer.MAMBA in model.kinds:
+        return {"mamba.inner_size": max(round(model.mamba.inner_size / model.hidden_size), 1) * model.hidden_size}
     if "mamba2.num_heads" not in family.keys or Mixer.MAMBA2 not in model.kinds:
         return {}
     sizes = model.mamba2

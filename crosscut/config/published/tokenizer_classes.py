@@ -21,7 +21,8 @@ PLAIN = "PreTrainedTokenizerFast"
 REGISTERED = MappingProxyType(
     {
         "gpt2": GPT2, "gpt_bigcode": PLAIN, "mistral": PLAIN, "qwen2": QWEN2, "qwen3": QWEN2, "starcoder2": GPT2,
-        "olmo2": PLAIN, "bert": BERT, "roberta": ROBERTA, "mamba2": GPT_NEOX, "granitemoehybrid": PLAIN,
+        "olmo2": PLAIN, "bert": BERT, "roberta": ROBERTA, "mamba": GPT_NEOX, "mamba2": GPT_NEOX,
+        "granitemoehybrid": PLAIN,
     }
 )  # fmt: skip
 """Class of a tokenizer without `tokenizer_class`, by the type of the model. `PLAIN` for other types."""

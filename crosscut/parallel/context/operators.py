@@ -60,6 +60,15 @@ def gather_sequence(x: Tensor, axis: Axis) -> Tensor:
     return exchanged(x, axis, forward=_join_parts, backward=_sum_parts)
 
 
+def scatter_sum_of_sequence(x: Tensor, axis: Axis) -> Tensor:
+    """Sum over the context ranks, and keep the sums of this rank's part of the sequence: [B, K, S, D] to [B, K, S/C,
+    D]. This operator is the conjugate of `gather_sequence`.
+
+    Forward: reduce-scatter. Backward: all-gather.
+    """
+    return exchanged(x, axis, forward=_sum_parts, backward=_join_parts)
+
+
 def exchange_heads(x: Tensor, axis: Axis) -> Tensor:
     """Exchange heads for tokens: [B, A, S/C, D] to [B, A/C, S, D]. Rank r gets all tokens of the r-th part of the
     heads.

@@ -14,7 +14,7 @@ from crosscut.pretrained.names.attention import (
     STARCODER2,
 )
 from crosscut.pretrained.names.source import OUTPUT, Source, TensorNames
-from crosscut.pretrained.names.state_space import BAMBA, GRANITE, NEMOTRON_H
+from crosscut.pretrained.names.state_space import BAMBA, GRANITE, JAMBA, MAMBA, NEMOTRON_H
 
 NAMES = MappingProxyType(
     {
@@ -26,10 +26,12 @@ NAMES = MappingProxyType(
         "arcee": ARCEE,
         "nanochat": NANOCHAT,
         "bert": BERT,
+        "mamba": MAMBA,
         "mamba2": NEMOTRON_H,
         "nemotron_h": NEMOTRON_H,
         "bamba": BAMBA,
         "granitemoehybrid": GRANITE,
+        "jamba": JAMBA,
     }
 )
 """Names of the tensors of a model without a head for masked tokens or a task."""

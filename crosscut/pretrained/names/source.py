@@ -13,6 +13,7 @@ class Stack(Enum):
     QUERY_KEY_VALUE = "queries, keys and values"
     GATE_UP = "gate and up of a gated MLP"
     MIXER = "gate, inputs, vectors B, vectors C and step sizes of a state-space mixer"
+    INNER_GATE = "inputs and gate of a state-space mixer of the first kind"
     CHANNELS = "channels of the inputs, of B and of C in a state-space mixer's convolution"
 
 
@@ -22,6 +23,8 @@ def _rows_of(stack: Stack, config: ModelConfig) -> list[int]:
         return [heads * config.head_size for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
     if stack is Stack.GATE_UP:
         return [config.mlp_size] * 2
+    if stack is Stack.INNER_GATE:
+        return [config.mamba.inner_size] * 2
     sizes = config.mamba2
     channels = [sizes.inner_size, *[sizes.num_groups * sizes.state_size] * 2]
     return channels if stack is Stack.CHANNELS else [sizes.inner_size, *channels, sizes.num_heads]

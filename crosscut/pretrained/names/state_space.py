@@ -27,6 +27,25 @@ def _mixer(module: str) -> dict[str, tuple[Source, ...]]:
     }
 
 
+def _selective_mixer(module: str) -> dict[str, tuple[Source, ...]]:
+    """Sources of a state-space mixer of the first kind in the published module `module`."""
+    inner, gate = (Source(f"{module}.in_proj", part, stack=Stack.INNER_GATE) for part in range(2))
+    return {
+        "attention.inputs.gate": (gate,),
+        "attention.inputs.inner": (inner,),
+        "attention.convolution": (Source(f"{module}.conv1d", has_channel=True),),
+        "attention.selection": (Source(f"{module}.x_proj"),),
+        "attention.step_norm": (Source(f"{module}.dt_layernorm"),),
+        "attention.b_norm": (Source(f"{module}.b_layernorm"),),
+        "attention.c_norm": (Source(f"{module}.c_layernorm"),),
+        "attention.step": (Source(f"{module}.dt_proj"),),
+        "attention.step_bias": (Source(f"{module}.dt_proj.bias"),),
+        "attention.log_rate": (Source(f"{module}.A_log"),),
+        "attention.skip": (Source(f"{module}.D"),),
+        "attention.output": (Source(f"{module}.out_proj"),),
+    }
+
+
 NEMOTRON_H = TensorNames(
     prefix="backbone.",
     layer="layers.{}.",
@@ -56,6 +75,7 @@ BAMBA = replace(
     },
     kinds={"mamba2": _mixer("mamba")},
 )
+MAMBA = replace(NEMOTRON_H, kinds={"mamba": _selective_mixer("mixer")})
 GRANITE = replace(
     LLAMA,
     block={
@@ -65,4 +85,16 @@ GRANITE = replace(
         "mlp.contract": (Source("shared_mlp.output_linear"),),
     },
     kinds={"mamba2": _mixer("mamba")},
+)
+JAMBA = replace(
+    LLAMA,
+    root={**LLAMA.root, "final_norm": Source("final_layernorm")},
+    block={
+        **LLAMA.block,
+        "mlp_norm": (Source("pre_ff_layernorm"),),
+        "mlp.expand.gate": (Source("feed_forward.gate_proj"),),
+        "mlp.expand.up": (Source("feed_forward.up_proj"),),
+        "mlp.contract": (Source("feed_forward.down_proj"),),
+    },
+    kinds={"mamba": _selective_mixer("mamba")},
 )

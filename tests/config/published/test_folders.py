@@ -178,8 +178,8 @@ INCOMPLETE = {
     "to infinity, the smaller one first, but is [0.1, 0.01]. Crosscut supports no other value. Choose another model.",
     "model_type = 'gemma'\narchitectures = ['GemmaForCausalLM']": "`model_type` in `{path}` must be 'gpt2', "
     "'gpt_bigcode', 'llama', 'mistral', 'qwen2', 'qwen3', 'olmo2', 'starcoder2', 'arcee', 'nanochat', 'bert', "
-    "'roberta', 'mamba2', 'nemotron_h', 'bamba' or 'granitemoehybrid', but is 'gemma' (GemmaForCausalLM). Choose a "
-    "model of one of these families.",
+    "'roberta', 'mamba', 'mamba2', 'nemotron_h', 'bamba', 'granitemoehybrid' or 'jamba', but is 'gemma' "
+    "(GemmaForCausalLM). Choose a model of one of these families.",
     f"rope_scaling = {{{LLAMA3}, low_freq_factor = 1.0}}": "`factor` must be given in `{path}` for rope_type 'llama3', "
     "but is missing. Download the file again.",
     "rope_scaling = {type = 'linear'}": "`factor` must be given in `{path}` for rope_type 'linear', but is missing. "

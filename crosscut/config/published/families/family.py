@@ -20,10 +20,18 @@ class LayerList:
     indices_key: str = ""
     """Key of a list with the indices of the layers of the second kind. All other layers have the first kind."""
 
+    period_key: str = ""
+    """Key of a number of layers, of which one has the second kind. All other layers have the first kind."""
+    offset_key: str = ""
+    """Key of the index of the first layer of the second kind."""
+    period: tuple[int, int] = (1, 0)
+    """Period and offset in a file without these keys."""
+
     @property
     def keys(self) -> tuple[str, ...]:
         """Keys that the family has."""
-        return tuple(filter(None, (self.key, self.letters_key, self.indices_key)))
+        given = (self.key, self.letters_key, self.indices_key, self.period_key, self.offset_key)
+        return tuple(filter(None, given))
 
 
 @dataclass(frozen=True)
@@ -49,8 +57,8 @@ class Family:
     layers: LayerList | None = None
     """Keys that say which kind each layer has. None if `fixed` has the layers of all models."""
     expansion: str = ""
-    """Key for the width of all heads of a state-space mixer, as a multiple of the hidden size. Empty if the family has
-    no such key."""
+    """Key for the width of all heads or channels of a state-space mixer, as a multiple of the hidden size. Empty if the
+    family has no such key."""
     positions: str = ""
     """Key that says whether positions are rotary. Empty if `fixed` has the positions of all models."""
     biases: tuple[str, ...] = ()

@@ -1,7 +1,8 @@
-"""Published families with state-space layers (Mamba-2), with each family's keys for the fields of `ModelConfig`.
+"""Published families with state-space layers, with each family's keys for the fields of `ModelConfig`.
 
-Mamba-2 has only such layers. Nemotron-H mixes layers of one part each: state-space mixers, attention and MLPs. The
-layers of Bamba and of Granite 4 have a mixer, which is either attention or a state-space mixer, and an MLP.
+Mamba and Mamba-2 have only such layers. Nemotron-H mixes layers of one part each: state-space mixers, attention and
+MLPs. The layers of Bamba, of Granite 4 and of Jamba have a mixer, which is either attention or a state-space mixer, and
+an MLP. The state-space mixers of Mamba and Jamba are of the first kind (`mamba`).
 """
 
 from crosscut.config.published.families.attention import LLAMA_KEYS, LLAMA_TIED
@@ -60,6 +61,38 @@ MAMBA2 = Family(
         "mamba2.head_size": 64,
         "mamba2.num_groups": 8,
         "mamba2.chunk_size": 256,
+    },
+    {"hidden_act": ("silu",), "use_conv_bias": (True,), "quantization_config": (None,)},
+    expansion="expand",
+    biases=("use_bias",),
+    tied_tensors=(("embeddings.weight", "lm_head.weight"),),
+)
+"""A file of this family names no maximum length. The published models were trained on sequences of 2,048 tokens."""
+
+MAMBA = Family(
+    "mamba",
+    "MambaForCausalLM",
+    {
+        "num_layers": "num_hidden_layers",
+        "hidden_size": "hidden_size",
+        "vocab_size": "vocab_size",
+        "max_sequence_length": "max_position_embeddings",
+        "norm_epsilon": "layer_norm_epsilon",
+        "tied": "tie_word_embeddings",
+        "mamba.state_size": "state_size",
+        "mamba.conv_size": "conv_kernel",
+        "mamba.step_rank": "time_step_rank",
+    },
+    {"positions": "none", "layers": ("mamba",), "mamba.vector_norms": False, **_FIXED},
+    {
+        "num_layers": 32,
+        "hidden_size": 768,
+        "num_heads": 1,
+        "vocab_size": 50_280,
+        "max_sequence_length": 2048,
+        "norm_epsilon": 1e-5,
+        "tied": True,
+        "dropout": 0.0,
     },
     {"hidden_act": ("silu",), "use_conv_bias": (True,), "quantization_config": (None,)},
     expansion="expand",
@@ -184,5 +217,46 @@ GRANITE = Family(
     aliases={"layers_block_type": "layer_types"},
 )
 
-STATE_SPACE_FAMILIES = (MAMBA2, NEMOTRON_H, BAMBA, GRANITE)
+JAMBA = Family(
+    "jamba",
+    "JambaForCausalLM",
+    {
+        **LLAMA_KEYS,
+        "mamba.state_size": "mamba_d_state",
+        "mamba.conv_size": "mamba_d_conv",
+        "mamba.step_rank": "mamba_dt_rank",
+    },
+    {"positions": "none", "mamba.vector_norms": True, **_FIXED},
+    {
+        "num_layers": 32,
+        "hidden_size": 4096,
+        "num_heads": 32,
+        "num_kv_heads": 8,
+        "mlp_size": 14_336,
+        "vocab_size": 65_536,
+        "max_sequence_length": 262_144,
+        "norm_epsilon": 1e-6,
+        "tied": False,
+        "dropout": 0.0,
+    },
+    {
+        "num_experts": (1,),
+        "hidden_act": ("silu",),
+        "mamba_proj_bias": (False,),
+        "mamba_conv_bias": (True,),
+        "quantization_config": (None,),
+    },
+    stated=("num_experts",),
+    layers=LayerList(
+        kinds={"mamba": "mamba swiglu", "attention": "attention swiglu"},
+        period_key="attn_layer_period",
+        offset_key="attn_layer_offset",
+        period=(8, 4),
+    ),
+    expansion="mamba_expand",
+    tied_tensors=LLAMA_TIED,
+    aliases={"num_local_experts": "num_experts"},
+)
+
+STATE_SPACE_FAMILIES = (MAMBA, MAMBA2, NEMOTRON_H, BAMBA, GRANITE, JAMBA)
 """Families in the order in which a model's family is looked for."""

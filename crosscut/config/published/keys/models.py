@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from crosscut.config.published.families import FAMILIES
+from crosscut.config.published.families import FAMILIES, Family
 from crosscut.config.published.keys.form import Keys, because
 
 _USED = because(
@@ -35,15 +35,18 @@ _MIXER_WITHOUT_EFFECT = because(
     {
         "initial values of new weights": (
             "rescale_prenorm_residual time_step_min time_step_max time_step_floor time_step_rank mamba_dt_min "
-            "mamba_dt_max mamba_dt_init_floor"
+            "mamba_dt_max mamba_dt_init_floor time_step_scale time_step_init_scheme"
         ),
         "the same numbers in another precision": "residual_in_fp32 mamba_ssm_cache_dtype",
-        "another implementation of the same numbers": "num_logits_to_keep use_mamba_kernels",
+        "another implementation of the same numbers": (
+            "num_logits_to_keep use_mamba_kernels use_mambapy use_associative_scan"
+        ),
         "the family does not read it": "expand mamba_expand mamba_proj_bias layers_block_type",
         "belongs to mixtures of experts, which the model must not have": (
             "n_routed_experts num_local_experts n_shared_experts num_experts_per_tok moe_intermediate_size "
             "moe_latent_size moe_shared_expert_intermediate_size moe_shared_expert_overlap n_group topk_group "
-            "norm_topk_prob routed_scaling_factor output_router_logits router_aux_loss_coef intermediate_size"
+            "norm_topk_prob routed_scaling_factor output_router_logits router_aux_loss_coef intermediate_size "
+            "expert_layer_period expert_layer_offset"
         ),
         "belongs to layers that predict several tokens, which the model must not have": (
             "mtp_layers_block_type mtp_hybrid_override_pattern"
@@ -52,6 +55,8 @@ _MIXER_WITHOUT_EFFECT = because(
     }
 )
 """Keys of families with state-space mixers."""
+
+_WIDTH = "`expand` and the hidden size give the width"
 
 _ONLY: dict[str, tuple[object, ...]] = {
     "is_encoder_decoder": (False, None),
@@ -118,6 +123,11 @@ _WITHOUT_EFFECT = because(
 )
 
 
+def _has_mixer(family: Family) -> bool:
+    """Whether the family has state-space mixers."""
+    return any(field.startswith(("mamba.", "mamba2.")) for field in family.keys)
+
+
 @cache
 def keys_of_model(model_type: str) -> Keys:
     """Table of the keys of a family's `config.json`. Call it with the family's `model_type`."""
@@ -130,10 +140,11 @@ def keys_of_model(model_type: str) -> Keys:
     if family.layers is not None:
         used = {key: use for key, use in used.items() if key != "layer_types" or key in family.aliases}
         used |= dict.fromkeys(family.layers.keys, "`model.layers`")
-    if has_mixer := "mamba2.num_heads" in family.keys:
+    if "mamba2.num_heads" in family.keys:
         used |= _MIXER
     if family.expansion:
-        used[family.expansion] = "the width of all state-space heads together, divided by the hidden size"
+        of = "heads" if "mamba2.num_heads" in family.keys else "channels"
+        used[family.expansion] = f"the width of all state-space {of} together, divided by the hidden size"
     if family.positions:
         used[family.positions] = "`model.positions`"
     if family.has_window:
@@ -147,7 +158,8 @@ def keys_of_model(model_type: str) -> Keys:
         **_WITHOUT_EFFECT,
         **dropouts,
         **(_WINDOW_WITHOUT_EFFECT if family.has_window else _NO_WINDOW),
-        **(_MIXER_WITHOUT_EFFECT if has_mixer else {}),
+        **(_MIXER_WITHOUT_EFFECT if _has_mixer(family) else {}),
+        **({"intermediate_size": _WIDTH} if "mamba.step_rank" in family.keys else {}),
     }
     return Keys(
         title=f"`config.json` of `{family.model_type}`",
