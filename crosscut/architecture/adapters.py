@@ -2,6 +2,7 @@
 
     columns   X --f--> X A_i + scale (X D) U_i          D whole on every rank, U cut like the columns of A
     rows      X_i A_i + scale (X_i D_i) U  --g--> sum   D cut like the rows of A, U whole on every rank
+    whole     X A + scale (X D) U                       D and U whole on every rank, outside of the parallel regions
 
 X is the input, A the matrix, and D and U its adapter. f and g are the entry and the exit of the parallel region.
 
@@ -43,13 +44,13 @@ def _changed(part: Any, rank: int, alpha: float) -> Any:
 
 def _with_adapter(matrix: Matrix, rank: int, alpha: float) -> Matrix:
     weight, name = matrix.weight, matrix.adapter_name
-    is_by_rows = weight.cut is Cut.ROWS
+    is_by_rows, is_whole = weight.cut is Cut.ROWS, weight.cut is Cut.WHOLE
     down = Parameter(
         name=f"{name}.down",
         shape=(rank * weight.num_matrices, matrix.in_features),
         role=Role.DOWN,
         cut=Cut.ROWS if is_by_rows else Cut.WHOLE,
-        inside=not is_by_rows,
+        inside=not (is_by_rows or is_whole),
     )
     up = replace(
         weight,

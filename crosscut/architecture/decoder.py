@@ -27,6 +27,7 @@ from crosscut.architecture.sublayers.heads.masked_head import MaskedHead
 from crosscut.architecture.sublayers.heads.next_token_head import NextTokenHead
 from crosscut.architecture.sublayers.heads.spans_head import SpansHead
 from crosscut.architecture.sublayers.heads.summary_heads import ChoiceHead, ClassesHead, NumberHead
+from crosscut.architecture.sublayers.latent_attention import LatentAttention
 from crosscut.architecture.sublayers.mamba import Mamba
 from crosscut.architecture.sublayers.mamba2 import Mamba2
 from crosscut.architecture.sublayers.mlp import MLP
@@ -38,6 +39,7 @@ from crosscut.config.parts.kinds import ATTENTIONS, Mixer, PartKind, parts_of
 _SUBLAYERS: dict[PartKind, Callable[..., Sublayer]] = {
     **{kind: partial(Attention.of, kind=kind) for kind in ATTENTIONS},
     Mixer.MAMBA: Mamba.of,
+    Mixer.LATENT_ATTENTION: LatentAttention.of,
     Mixer.MAMBA2: Mamba2.of,
     Mixer.GATED_DELTA: GatedDelta.of,
     **{kind: partial(MLP.of, kind=kind) for kind in mlp.KINDS},

@@ -294,6 +294,12 @@ def columns_by_heads(name: str, inputs: int, outputs: int, *, heads: int, bias: 
     return Matrix(weight, _bias(name, weight) if bias else None)
 
 
+def whole(name: str, inputs: int, outputs: int, *, bias: bool) -> Matrix:
+    """Describe a matrix outside of the parallel regions. Every rank holds the whole matrix and its bias."""
+    weight = Parameter(name=f"{name}.weight", shape=(outputs, inputs), role=Role.MATRIX)
+    return Matrix(weight, _bias(name, weight) if bias else None)
+
+
 def rows(name: str, inputs: int, outputs: int, *, bias: bool) -> Matrix:
     """Describe a row-parallel matrix before a residual sum.
 
@@ -304,5 +310,5 @@ def rows(name: str, inputs: int, outputs: int, *, bias: bool) -> Matrix:
 
 
 def _bias(name: str, weight: Parameter) -> Parameter:
-    """Describe the bias of a column-parallel matrix. The bias is cut like the columns of the matrix."""
+    """Describe the bias of a matrix whose columns may be cut. The bias is cut like the columns of the matrix."""
     return replace(weight, name=f"{name}.bias", shape=weight.shape[:1], role=Role.BIAS)

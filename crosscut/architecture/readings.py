@@ -115,7 +115,7 @@ def _purpose(value: Value) -> str:
         return "norms"
     if value.kind in (Kind.WIDE, Kind.WIDENING) or value.rows is Rows.SEQUENCES:
         return "core"
-    if value.rows is Rows.TOKENS:
+    if value.rows in (Rows.TOKENS, Rows.KEYS):
         return "inside"
     return "norms" if value.is_cheap else "inputs"
 

@@ -25,6 +25,7 @@ class Rows(Enum):
     STREAM = "tokens of the micro-batch; if the layout splits the sequence, each of T ranks has 1/T of the tokens"
     TOKENS = "all tokens of the micro-batch; each context rank has its own tokens"
     SHARED = "all tokens of the micro-batch, of all context ranks together"
+    KEYS = "tokens whose keys a rank computes from gathered latents: SHARED if context ranks gather, otherwise TOKENS"
     PREDICTED = "tokens of the micro-batch for which the head computes logits"
     SEQUENCES = "sequences of the micro-batch"
     SEQUENCE = "tokens of one sequence; each context rank has its own tokens"
@@ -64,6 +65,7 @@ class Value:
             Rows.STREAM: target.own_tokens,
             Rows.TOKENS: target.tokens,
             Rows.SHARED: target.shared_tokens,
+            Rows.KEYS: target.key_tokens,
             Rows.PREDICTED: target.predicted_tokens,
             Rows.SEQUENCES: target.sequences,
             Rows.SEQUENCE: target.own_length,
@@ -373,6 +375,15 @@ def multiply_columns(entered: Value, matrix: Matrix, *, name: str, keeps: Value,
     y = Value(name, matrix.out_features, cut=True, heads=heads)
     kept = (keeps, *_low(matrix, name))
     return y, Multiply(reads=(entered,), gives=(y,), keeps=kept, parameters=matrix.parameters, matrix=matrix)
+
+
+def multiply_whole(x: Value, matrix: Matrix, *, name: str) -> tuple[Value, Step]:
+    """Multiply by a matrix that every rank holds whole, outside of the parallel regions: X A. Return the product, and
+    the step. Each rank multiplies its own part of the residual stream.
+    """
+    y = Value(name, matrix.out_features, x.rows)
+    low = tuple(replace(value, rows=x.rows) for value in _low(matrix, name))
+    return y, Multiply(reads=(x,), gives=(y,), keeps=(x, *low), parameters=matrix.parameters, matrix=matrix)
 
 
 def multiply_rows(x: Value, matrix: Matrix, *, name: str) -> tuple[Value, Step]:

@@ -124,6 +124,18 @@ class Target:
         """Number of tokens of a micro-batch inside a parallel region, on one context rank."""
         return self.sequences * self.own_length
 
+    @property
+    def gathers(self) -> bool:
+        """Whether context ranks gather the keys of whole sequences, or what the keys are computed from."""
+        return self.way is ContextAttention.GATHER
+
+    @property
+    def key_tokens(self) -> int:
+        """Number of tokens of a micro-batch whose keys one rank computes, if it computes them from what context ranks
+        may gather.
+        """
+        return self.shared_tokens if self.gathers else self.tokens
+
     def ranks_of(self, axis: str) -> int:
         """Number of ranks along the axis `tensor` or `context`."""
         return self.context if axis == "context" else self.tensor

@@ -20,6 +20,7 @@ from crosscut.config.checks import (
 from crosscut.config.errors import ConfigError
 from crosscut.config.parts.gated_delta import GATED_DELTA, GatedDeltaConfig
 from crosscut.config.parts.kinds import ATTENTIONS, Mixer, PartKind, checked_layers, parts_of, pattern_of
+from crosscut.config.parts.latent_attention import LATENT_ATTENTION, LatentAttentionConfig
 from crosscut.config.parts.mamba import MAMBA, MambaConfig
 from crosscut.config.parts.mamba2 import MAMBA2, Mamba2Config
 from crosscut.config.parts.section import MixerSection
@@ -236,12 +237,12 @@ class ModelConfig:
     incomplete. A layer may have one part, or several.
 
     `attention` is self-attention; `sliding_attention` attends only to the last tokens ([model.sliding_attention]), and
-    `nope_attention` rotates no queries and keys. `mamba` and `mamba2` are state-space mixers ([model.mamba] and
-    [model.mamba2]), and `gated_delta` is a gated delta net ([model.gated_delta]). The other kinds are MLPs: `gelu`,
-    `gelu_exact` and `relu2` have two matrices, with GeLU or squared ReLU between the matrices. `gelu` is GPT-2's tanh
-    approximation of GeLU, and `gelu_exact` is GeLU itself, as in BERT. `swiglu` and `geglu` have a third matrix as a
-    gate: its output passes through SiLU (`swiglu`) or GeLU (`geglu`) and is multiplied by the output of the first
-    matrix.
+    `nope_attention` rotates no queries and keys. `latent_attention` computes queries, keys and values from narrower
+    vectors ([model.latent_attention]). `mamba` and `mamba2` are state-space mixers ([model.mamba] and [model.mamba2]),
+    and `gated_delta` is a gated delta net ([model.gated_delta]). The other kinds are MLPs: `gelu`, `gelu_exact` and
+    `relu2` have two matrices, with GeLU or squared ReLU between the matrices. `gelu` is GPT-2's tanh approximation of
+    GeLU, and `gelu_exact` is GeLU itself, as in BERT. `swiglu` and `geglu` have a third matrix as a gate: its output
+    passes through SiLU (`swiglu`) or GeLU (`geglu`) and is multiplied by the output of the first matrix.
     """
 
     mamba: MambaConfig = MAMBA
@@ -252,6 +253,8 @@ class ModelConfig:
 
     sliding_attention: SlidingAttentionConfig = SLIDING_ATTENTION
     """Settings of attention with a sliding window (the section [model.sliding_attention])."""
+    latent_attention: LatentAttentionConfig = LATENT_ATTENTION
+    """Settings of latent attention (the section [model.latent_attention])."""
     gated_delta: GatedDeltaConfig = GATED_DELTA
     """Settings of gated delta nets (the section [model.gated_delta])."""
 
@@ -418,7 +421,7 @@ class ModelConfig:
 
     def _check_rotary(self) -> None:
         scaling, factor = self.rotary_scaling, self.rotary_factor
-        self._check_rotated()
+        self._check_positions()
         if factor == 1 and scaling is not RotaryScaling.LLAMA3:
             raise ConfigError(
                 f'`model.rotary_factor` must be above 1 with `model.rotary_scaling` = "{scaling}", but is 1. Set '
@@ -428,10 +431,11 @@ class ModelConfig:
         if scaling is not RotaryScaling.YARN:
             remedy = "Only YaRN uses this factor. Remove `model.rotary_attention_factor`."
             self._require_value("rotary_attention_factor", 0, f'with `model.rotary_scaling` = "{scaling}"', remedy)
+        name = next(iter(self._rotated_sizes))
         if scaling is RotaryScaling.DYNAMIC and self.rotary_size == 2:
             raise ConfigError(
-                '`model.head_size` must be above 2 with `model.rotary_scaling` = "dynamic", but is 2. The scaled base '
-                'has the exponent `model.head_size` / (`model.head_size` - 2). Set model.rotary_scaling="linear".'
+                f'`model.{name}` must be above 2 with `model.rotary_scaling` = "dynamic", but is 2. The scaled base '
+                f'has the exponent `model.{name}` / (`model.{name}` - 2). Set model.rotary_scaling="linear".'
             )
         if scaling is RotaryScaling.YARN and self.rotary_base <= 1:
             raise ConfigError(
@@ -439,25 +443,16 @@ class ModelConfig:
                 f"{shown(self.rotary_base)}. Set model.rotary_base=10000, or the base of the published model."
             )
 
-    def _check_rotated(self) -> None:
+    def _check_positions(self) -> None:
         is_rotary = self.positions is Positions.ROTARY
         if not 0 < self.rotary_fraction <= 1:
             raise ConfigError(
                 f"`model.rotary_fraction` must be above 0 and at most 1, but is {shown(self.rotary_fraction)}. Set 1 "
                 "to rotate whole heads, or choose the part `nope_attention` in `model.layers` to rotate nothing."
             )
-        if is_rotary and self.rotary_size % 2 and self.rotary_fraction == 1:
-            raise ConfigError(
-                f"`model.head_size` must be even, but is {self.head_size}. Rotary positions rotate pairs of elements. "
-                "Choose an even head size."
-            )
-        if is_rotary and (self.rotary_size % 2 or not self.rotary_size):
-            raise ConfigError(
-                f"`model.rotary_fraction` must be an even number of elements of a head (`model.head_size` is "
-                f"{self.head_size}), but is {shown(self.rotary_fraction)}. Rotary positions rotate pairs of elements. "
-                "Try 0.5."
-            )
-        if not is_rotary:
+        if is_rotary:
+            self._check_rotated()
+        else:
             for name in ("rotary_factor", "rotary_fraction"):
                 remedy = f'Remove `model.{name}`, or set model.positions="rotary".'
                 self._require_value(name, 1, f'with `model.positions` = "{self.positions}"', remedy)
@@ -468,14 +463,53 @@ class ModelConfig:
                 "`attention`."
             )
 
+    def _check_rotated(self) -> None:
+        (first, of_all), *others = self._rotated_sizes.items()
+        for name, size in ((first, of_all), *others):
+            if size % 2 and (name != "head_size" or self.rotary_fraction == 1):
+                raise ConfigError(
+                    f"`model.{name}` must be even, but is {size}. Rotary positions rotate pairs of elements. Choose an "
+                    "even head size."
+                )
+            if size % 2 or not size:
+                raise ConfigError(
+                    f"`model.rotary_fraction` must be an even number of elements of a head (`model.head_size` is "
+                    f"{self.head_size}), but is {shown(self.rotary_fraction)}. Rotary positions rotate pairs of "
+                    "elements. Try 0.5."
+                )
+            if size != of_all:
+                must = f"`model.{first}` ({of_all})"
+                if self.rotary_fraction != 1:
+                    must = f"the {of_all} elements that `model.rotary_fraction` leaves of `model.{first}`"
+                raise ConfigError(
+                    f"`model.{name}` must be {must} in a model with both kinds of attention, but is {size}. All layers "
+                    'share the rotations of one size. Change one of the two, or set model.positions="learned".'
+                )
+
+    @property
+    def _rotated_sizes(self) -> Mapping[str, int]:
+        """Numbers of elements of a head that rotary positions rotate, by the name of their setting. Kinds without a
+        section of their own rotate the fraction `rotary_fraction` of `head_size`.
+        """
+        own = {name: getattr(self, name).rotated for name in self._own_sections}
+        names = {f"{section}.{name}": size for section, sizes in own.items() for name, size in sizes.items()}
+        if names and not any(kind in ATTENTIONS and kind is not Mixer.NOPE_ATTENTION for kind in self.kinds):
+            return names
+        return {"head_size": int(self.head_size * self.rotary_fraction), **names}
+
     @property
     def rotary_size(self) -> int:
         """Number of elements of a head that rotary positions rotate."""
-        return int(self.head_size * self.rotary_fraction)
+        return next(iter(self._rotated_sizes.values()))
 
     @property
     def attends(self) -> bool:
         """Whether a layer has attention of any kind."""
+        return self.has_keys_of_heads or Mixer.LATENT_ATTENTION in self.kinds
+
+    @property
+    def has_keys_of_heads(self) -> bool:
+        """Whether a layer projects hidden states to keys and values of `head_size` elements."""
         return any(kind in ATTENTIONS for kind in self.kinds)
 
     @property
@@ -538,8 +572,12 @@ class ModelConfig:
     @property
     def sections(self) -> tuple[MixerSection, ...]:
         """Settings of the kinds of mixers in the model that have a section of their own."""
+        return tuple(getattr(self, name) for name in self._own_sections)
+
+    @property
+    def _own_sections(self) -> tuple[str, ...]:
         names = mixer_sections()
-        return tuple(getattr(self, kind) for kind in self.kinds if kind in names)
+        return tuple(str(kind) for kind in self.kinds if kind in names)
 
     @property
     def is_causal(self) -> bool:

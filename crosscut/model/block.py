@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from crosscut import architecture
 from crosscut.architecture.sublayers.attention import Attention
 from crosscut.architecture.sublayers.gated_delta import GatedDelta as GatedDeltaPart
+from crosscut.architecture.sublayers.latent_attention import LatentAttention as LatentPart
 from crosscut.architecture.sublayers.mamba import Mamba as MambaPart
 from crosscut.architecture.sublayers.mamba2 import Mamba2 as Mamba2Part
 from crosscut.config.model import NormPosition
@@ -23,6 +24,7 @@ from crosscut.model.shared import NOTHING_SHARED, Shared
 from crosscut.model.sublayers.attention import SelfAttention
 from crosscut.model.sublayers.gated_delta import GatedDelta
 from crosscut.model.sublayers.gated_mlp import GatedMLP
+from crosscut.model.sublayers.latent_attention import LatentAttention
 from crosscut.model.sublayers.mamba import Mamba
 from crosscut.model.sublayers.mamba2 import Mamba2
 from crosscut.model.sublayers.mlp import MLP
@@ -80,6 +82,7 @@ MODULES: dict[type, Callable[[Any, Builder], nn.Module]] = {
     MambaPart: Mamba,
     Mamba2Part: Mamba2,
     GatedDeltaPart: GatedDelta,
+    LatentPart: LatentAttention,
     architecture.MLP: MLP,
     architecture.GatedMLP: GatedMLP,
 }

@@ -2,7 +2,7 @@
 matrix is split over the ranks.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,6 +19,7 @@ from crosscut.parallel import (
     NormPlace,
     ParallelMesh,
     RandomStreams,
+    ReplicatedLinear,
     RMSNorm,
     RowParallelLinear,
 )
@@ -39,6 +40,10 @@ class Builder:
     context_attention: ContextAttention = ContextAttention.GATHER
     """Way in which attention is computed over a sequence that several ranks share."""
 
+    def with_epsilon(self, epsilon: float) -> "Builder":
+        """Return a builder whose norms add another small number."""
+        return replace(self, epsilon=epsilon)
+
     def columns(self, matrix: Matrix) -> ColumnParallelLinear:
         """Build a column-parallel layer."""
         weight, heads = matrix.weight, matrix.weight.heads
@@ -52,6 +57,20 @@ class Builder:
         )
         if (adapter := matrix.adapter) is not None:
             layer.add_adapter(adapter.rank, scale=adapter.scale, num_matrices=weight.num_matrices)
+        return layer
+
+    def whole(self, matrix: Matrix) -> ReplicatedLinear:
+        """Build a layer outside of the parallel regions, which every rank holds whole."""
+        layer = ReplicatedLinear(
+            matrix.in_features,
+            matrix.out_features,
+            mesh=self.mesh,
+            bias=matrix.bias is not None,
+            dtype=self.dtype,
+            how=self.runner.linear,
+        ).on_stream()
+        if (adapter := matrix.adapter) is not None:
+            layer.add_adapter(adapter.rank, scale=adapter.scale)
         return layer
 
     def rows(self, matrix: Matrix) -> RowParallelLinear:

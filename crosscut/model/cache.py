@@ -206,9 +206,10 @@ class PartMemory(NamedTuple):
     kept: Mapping[str, Tensor]
     """Tensors by their names."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, window: int = 0) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, window: int = 0, scale: float | None = None) -> Tensor:
         """Store the keys `k` and values `v`, each [B, K/T, S, D]. Let each query of `q` [B, A/T, S, D] attend to all
-        keys that this query may see, or, with a `window` above 0, to the last `window` of these.
+        keys that this query may see, or, with a `window` above 0, to the last `window` of these. `scale` is the factor
+        of the products of queries and keys; None means 1 / sqrt(D).
         """
         keys, values = self.extended("keys", k), self.extended("values", v)
         sees, first = self.reading.seen(window)
@@ -217,9 +218,9 @@ class PartMemory(NamedTuple):
         num_groups = q.shape[1] // k.shape[1]
         if q.shape[2] == 1:  # treat the queries of a group, which see the same keys, like several positions
             grouped = q.reshape(*k.shape[:2], num_groups, -1)
-            return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=sees).reshape(q.shape)
+            return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=sees, scale=scale).reshape(q.shape)
         return F.scaled_dot_product_attention(
-            q, keys, values, attn_mask=sees, is_causal=sees is None, enable_gqa=num_groups > 1
+            q, keys, values, attn_mask=sees, is_causal=sees is None, scale=scale, enable_gqa=num_groups > 1
         )
 
     def extended(self, name: str, new: Tensor) -> Tensor:

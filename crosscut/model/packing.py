@@ -26,7 +26,8 @@ def pack_weights(model: nn.Module, mesh: ParallelMesh, *, num_texts: int) -> Non
     over data ranks, and products for `num_texts` texts are faster with packed weights. A packed model only runs without
     gradients, and cannot be trained, saved or compared. During packing, one weight at a time is in memory twice.
     """
-    layers = [module for module in model.modules() if isinstance(module, _PACKABLE)]
+    found = (module for module in model.modules() if isinstance(module, _PACKABLE))
+    layers = [layer for layer in found if not (isinstance(layer, ColumnParallelLinear) and layer.is_read)]
     if not is_faster_packed(num_texts) or mesh.sharding is not None or not all(map(_suits, layers)):
         return
     for layer in layers:

@@ -16,7 +16,7 @@ dimension 0 here, and the paper's rows are dimension 1.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import NamedTuple, Self, final
 
 import torch
 import torch.nn.functional as F
@@ -88,6 +88,9 @@ class ColumnParallelLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.mesh, self.products = mesh, how.products
+        self._alone = mesh.without_tensor
+        self.is_read = False
+        """Whether code outside of the layer reads the weight (`own_weight`), so that it must keep its plain order."""
         self.adapter: LowRankAdapter | None = None
         num_blocks, self._block_width = None, 0
         if isinstance(out_features, Blocks):
@@ -106,7 +109,14 @@ class ColumnParallelLinear(nn.Module):
             entered = enter_tensor_parallel(x, mesh)  # f
             y = F.linear(entered, weight, bias)  # X A_i + b_i
         """
-        (y,) = _multiply_all(x, [self])
+        (y,) = _multiply_all(x, [self], self.mesh)
+        return y
+
+    def multiply(self, entered: Tensor) -> Tensor:
+        """Compute X A_i + b_i for an input that is already inside the parallel region: [B, S, I] to [B, S, O/T]. Sends
+        nothing. In the backward pass, each rank gets its own part of the input's gradient.
+        """
+        (y,) = _multiply_all(entered, [self], self._alone)
         return y
 
     def add_adapter(self, rank: int, *, scale: float, num_matrices: int = 1) -> None:
@@ -205,10 +215,10 @@ class ColumnParallelLinears(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Enter the parallel region once (`enter_tensor_parallel`), then compute X A_i + b_i for each layer."""
-        return _multiply_all(x, self._layers)
+        return _multiply_all(x, self._layers, self._layers[0].mesh)
 
 
-def _multiply_all(x: Tensor, layers: Sequence[ColumnParallelLinear]) -> tuple[Tensor, ...]:
+def _multiply_all(x: Tensor, layers: Sequence[ColumnParallelLinear], mesh: ParallelMesh) -> tuple[Tensor, ...]:
     """Multiply `x` by the weights of all layers and by the first matrices of their adapters. `x` enters the parallel
     region only once. Return the output of each layer.
     """
@@ -216,8 +226,8 @@ def _multiply_all(x: Tensor, layers: Sequence[ColumnParallelLinear]) -> tuple[Te
     weights = [layer.own_weight(x.dtype) for layer in layers]
     biases = [layer.own_bias(x.dtype) for layer in layers]
     downs = [local_inside(layer.adapter.down, x.dtype) for layer in layers if layer.adapter is not None]
-    mesh, products = layers[0].mesh, layers[0].products
-    outputs = enter_and_multiply(x, [*weights, *downs], [*biases, *[None] * len(downs)], mesh=mesh, products=products)
+    every, products = [*biases, *[None] * len(downs)], layers[0].products
+    outputs = enter_and_multiply(x, [*weights, *downs], every, mesh=mesh, products=products)
     lows = iter(outputs[len(layers) :])
     return tuple(
         y if layer.adapter is None else layer.add_adapted(y, next(lows))
@@ -320,24 +330,67 @@ class LowRankAdapter(nn.Module):
 
 
 class ReplicatedLinear(nn.Module):
-    """Linear layer that is not cut: inside a parallel region, every rank computes the whole product Y = X A + b.
+    """Linear layer that is not cut: every rank computes Y = X A + b with the whole A. Sends nothing.
 
-    Input [..., I], the same on all ranks; output [..., O]. Parameters: `weight` [O, I] and `bias` [O] as Replicate;
-    zeros until initialised. Sends nothing. In the backward pass, each rank gets a different gradient of Y, for example
-    from its own part of the vocabulary. Each rank's gradients of the parameters are therefore partial, and
-    `gradients.GradientReducer` sums them over the tensor ranks.
+    Input [..., I], output [..., O]. Parameters: `weight` [O, I] and `bias` [O] as Replicate; zeros until initialised.
+
+    Inside a parallel region, X is the same on all ranks, and in the backward pass each rank gets a different gradient
+    of Y, for example from its own part of the vocabulary. A layer `on_stream` is outside of the regions: X is the same
+    on all ranks or, under sequence parallelism, this rank's part of the sequence. Inside a region, and under sequence
+    parallelism, each rank's gradients of the parameters are partial, and `gradients.GradientReducer` sums them over the
+    tensor ranks.
     """
 
     def __init__(
-        self, in_features: int, out_features: int, *, mesh: ParallelMesh, dtype: torch.dtype = torch.float32
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        mesh: ParallelMesh,
+        bias: bool = True,
+        dtype: torch.dtype = torch.float32,
+        how: Multiplication = MULTIPLICATION,
     ) -> None:
         super().__init__()
+        self.mesh, self.products, self.inside = mesh, how.products, True
+        self._alone = mesh.without_tensor
+        self.adapter: LowRankAdapter | None = None
         make = ParameterMaker(mesh, dtype)
-        self.weight, self.bias = make.replicated(out_features, in_features), make.replicated(out_features)
+        self.weight = make.replicated(out_features, in_features)
+        self.bias = make.replicated(out_features) if bias else None
+
+    def on_stream(self) -> Self:
+        """Use the layer outside of the parallel regions, and return it."""
+        self.inside = False
+        return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute X A + b."""
-        return nn.functional.linear(x, local_inside(self.weight, x.dtype), local_inside(self.bias, x.dtype))
+        """Compute X A + b, and add the product of the adapter if there is one."""
+        x = x.to(product_dtype(x))
+        bias = None if self.bias is None else self._own(self.bias, x.dtype)
+        if self.adapter is None:
+            return self._multiply(x, [self.weight], bias)[0]
+        y, low = self._multiply(x, [self.weight, self.adapter.down], bias)
+        return y + self._multiply(low * self.adapter.scale, [self.adapter.up])[0]
+
+    def add_adapter(self, rank: int, *, scale: float) -> None:
+        """Give the layer a low-rank adapter, and freeze the weight and the bias: Y = X A + scale (X D) U + b. The
+        adapter changes nothing until `adapter.up` differs from zero.
+
+        Parameters: `adapter.down` [r, I] and `adapter.up` [O, r], placed like the weight. Source: Hu et al. 2021,
+        section 4.1.
+        """
+        self.requires_grad_(False)
+        (out_features, in_features), make = self.weight.shape, ParameterMaker(self.mesh, self.weight.dtype)
+        down, up = make.replicated(rank, in_features), make.replicated(out_features, rank)
+        self.adapter = LowRankAdapter(down=down, up=up, scale=scale)
+
+    def _multiply(self, x: Tensor, weights: Sequence[Tensor], bias: Tensor | None = None) -> tuple[Tensor, ...]:
+        own, biases = [self._own(weight, x.dtype) for weight in weights], [bias, *[None] * (len(weights) - 1)]
+        return enter_and_multiply(x, own, biases, mesh=self._alone, products=self.products)
+
+    def _own(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        return local_inside(parameter, dtype) if self.inside else local_on_sequence(parameter, self.mesh, dtype)
 
 
 def part_of(x: Tensor, part: slice | None, dim: int = 0) -> Tensor:

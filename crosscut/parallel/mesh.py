@@ -7,7 +7,7 @@ axes, ("replica", "shard"). Each batch is then split over the ranks of both axes
 `ParallelMesh` as an argument, and use no global variable.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
@@ -138,6 +138,12 @@ class ParallelMesh:
     def has_loss(self) -> bool:
         """Whether this rank computes the loss. In a pipeline, only the last stage computes it."""
         return self.pipeline is None or self.pipeline.rank == self.pipeline.size - 1
+
+    @property
+    def without_tensor(self) -> "ParallelMesh":
+        """Mesh on which a layer sends nothing over the tensor ranks, and the sequence is not split."""
+        alone = self.tensor.alone(self.tensor.name)
+        return replace(self, tensor=alone, sequence_parallel=False, symmetric_memory=False)
 
     @property
     def owners(self) -> tuple[Axis, ...]:

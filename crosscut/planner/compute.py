@@ -48,14 +48,16 @@ def recomputed_flops_per_step(run: Planned, *, compiled: bool = False) -> int:
 def hardware_flops_per_rank(run: Planned, *, compiled: bool = False) -> int:
     """FLOPs that one rank computes in one step, including recomputation.
 
-    The tensor ranks divide the products evenly, with one exception: if there are fewer key-value heads, or groups
-    of a scan's heads, than tensor ranks, several ranks compute the same head or group. This function includes
-    the duplicated FLOPs, but `flops_per_step` does not. This function also includes the products of Muon on the
-    first rank. In a pipeline, the result is for one rank of the pipeline (`Candidate.pipeline_rank`). Raises
-    `ConfigError` if `model.vocab_size` is still 0.
+    The tensor ranks divide the products evenly, with exceptions: if there are fewer key-value heads, or groups of a
+    scan's heads, than tensor ranks, several ranks compute the same head or group; and in latent attention, several
+    ranks may compute the same latents or the same keys and values. This function includes the duplicated FLOPs, but
+    `flops_per_step` does not. This function also includes the products of Muon on the first rank. In a pipeline, the
+    result is for one rank of the pipeline (`Candidate.pipeline_rank`). Raises `ConfigError` if `model.vocab_size` is
+    still 0.
     """
     part, length = part_of(run), run.training.sequence_length
     rank, alone = (replace(target, length=length) for target in (Target.of(run.layout), ONE_TOKEN))
+    rank = replace(rank, context_attention=run.context_attention.way)
     everywhere = part.recomputed(recomputation_step(run))
     again = everywhere if run.training.recompute == Recompute.FULL else part.recomputed(0)
     of_cores = everywhere if run.training.recompute in (Recompute.FULL, Recompute.SELECTIVE) else again

@@ -1,6 +1,6 @@
 """Names and layouts of published weights: one table per model family, used for reading and for writing.
 
-A published model has the same matrices as Crosscut's model, under other names (`names`) and in other layouts. Six
+A published model has the same matrices as Crosscut's model, under other names (`names`) and in other layouts. Seven
 things differ:
 
 - Queries, keys and values are three tensors (in GPT-2: stacked in one tensor). In Crosscut, one parameter holds the
@@ -10,6 +10,8 @@ things differ:
 - GPT-2 stores its matrices transposed, [in, out].
 - The published vocabulary is not padded.
 - RoBERTa's table of positions begins with rows that belong to no position.
+- DeepSeek's rotated rows alternate between the first and the second elements of the pairs. In Crosscut, the first
+  elements of all pairs come before the second elements.
 - NanoChat rotates queries and keys in the opposite direction. Swapping the two halves of a head reverses the direction
   of its rotation. Crosscut therefore swaps the halves of each head in the rows of NanoChat's queries and keys when it
   reads them, and swaps the halves back when it writes them.
@@ -28,7 +30,7 @@ from crosscut.architecture.parameters import Role
 from crosscut.config import ModelConfig
 from crosscut.config.model import HeadKind
 from crosscut.config.published.folders import family_of
-from crosscut.pretrained.names import BERT_WITH_HEADS, NAMES, OUTPUT, Source, TensorNames
+from crosscut.pretrained.names import BERT_WITH_HEADS, OUTPUT, Source, TensorNames, names_of
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,16 @@ class Weight:
         place = theirs % self.group
         if self.sources[index].swaps_halves:
             place = (place + self.group // 2) % self.group
+        if paired := self.sources[index].paired:
+            first = self.group - paired
+            of_pair = place - first
+            place = torch.where(of_pair < 0, place, first + of_pair % 2 * (paired // 2) + of_pair // 2)
         return (theirs // self.group * len(self.sources) + index) * self.group + place
 
     @property
     def is_in_order(self) -> bool:
         """Whether the parameter's rows are the rows of one source, in their order."""
-        return len(self.sources) == 1 and not self.sources[0].swaps_halves
+        return len(self.sources) == 1 and not (self.sources[0].swaps_halves or self.sources[0].paired)
 
 
 _CLASSES, _SPANS, _SCORE = Source("classifier"), Source("qa_outputs"), Source("score")
@@ -106,7 +112,7 @@ def _names_of(config: ModelConfig) -> TensorNames:
 def _family_names(config: ModelConfig) -> TensorNames:
     model_type = family_of(config).model_type
     has_heads = model_type == "bert" and config.head is not HeadKind.NEXT_TOKEN
-    return BERT_WITH_HEADS if has_heads else NAMES[model_type]
+    return BERT_WITH_HEADS if has_heads else names_of(model_type, config)
 
 
 def weights_of(config: ModelConfig, *, first_position: int = 0) -> list[Weight]:
@@ -145,7 +151,7 @@ def _weight(config: ModelConfig, parameter: Parameter, sources: tuple[Source, ..
     """Return a parameter with the published tensors that hold it. Rows of several tensors alternate head by head."""
     end = f".{kind}" if kind else ""
     placed = tuple(replace(source.placed(config), name=f"{prefix}{source.name}{end}") for source in sources)
-    group = parameter.shape[0] // (parameter.heads * parameter.num_matrices) if len(sources) > 1 else 0
+    group = parameter.shape[0] // (parameter.heads * parameter.num_matrices) if len(sources) > 1 else sources[0].group
     if sources[0].swaps_halves:
         group = config.head_size
     is_matrix = parameter.role in (Role.MATRIX, Role.BEFORE_RESIDUAL)

@@ -18,7 +18,7 @@ For a dry run of CPUs, PyTorch makes these choices as it does on this machine.
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -87,13 +87,16 @@ def _fused_attention(
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
     dropout_p: float = 0.0,
-    **_grouped: bool,
+    **others: Any,
 ) -> Tensor:
-    if attn_mask is not None:  # FlashAttention accepts no mask
-        mask = attn_mask.expand(-1, q.shape[1], -1, -1)
-        masked: Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, mask, True, dropout_p)[0]
+    scale, is_even = others.get("scale"), q.shape[-1] == v.shape[-1]
+    if attn_mask is not None or not is_even:  # FlashAttention needs values as wide as keys, and accepts no mask
+        mask = None if attn_mask is None else attn_mask.expand(-1, q.shape[1], -1, -1)
+        attend = torch.ops.aten._scaled_dot_product_efficient_attention
+        masked: Tensor = attend(q, k, v, mask, True, dropout_p, is_causal, scale=scale)[0]
         return masked
-    result: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
+    attend = torch.ops.aten._scaled_dot_product_flash_attention
+    result: Tensor = attend(q, k, v, dropout_p, is_causal, scale=scale)[0]
     return result
 
 

@@ -1,5 +1,6 @@
 """Descriptions of heads, and what a model with a head can do."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from crosscut.architecture import Ability, Layer, Target, describe, flat, lower
 from crosscut.architecture.readings import attention_products
 from crosscut.architecture.words import model_in_words, shape_in_figures
-from crosscut.config import ModelConfig
+from crosscut.config import Layout, ModelConfig
 from crosscut.config.model import HeadKind
 from crosscut.model.heads.table import HEADS
 
@@ -50,7 +51,7 @@ def layers(*kinds: str, **more: Any) -> tuple[Layer, ...]:
 
 
 def test_attention_is_read_from_its_products() -> None:
-    target = Target(sequences=3, length=8, tensor=2)
+    target = replace(Target.of(Layout(tensor=2)), sequences=3, length=8)
     with_attention, without = layers("attention gelu", "mamba2", mamba2={"head_size": 8})
     scores, values = attention_products(with_attention, target)
     assert (scores.elements, values.elements) == (3 * 2 * 8 * 8, 3 * 8 * 16 // 2)
@@ -58,14 +59,14 @@ def test_attention_is_read_from_its_products() -> None:
 
 
 def test_query_heads_that_share_a_key_head_are_counted_on_one_rank() -> None:
-    (layer, _), of_two = layers("attention", num_kv_heads=2), Target(length=8, tensor=2)
-    of_four = Target(length=8, tensor=4)
+    (layer, _) = layers("attention", num_kv_heads=2)
+    of_two, of_four = (replace(Target.of(Layout(tensor=ranks)), length=8) for ranks in (2, 4))
     assert max(step.repeats_of_keys(of_two) for step in flat(lower(layer, of_two))) == 2
     assert max(step.repeats_of_keys(of_four) for step in flat(lower(layer, of_four))) == 1
 
 
 def test_a_model_is_described_in_words() -> None:
     model = ModelConfig(**{**SIZES, "num_layers": 1})
-    assert model_in_words(model, "1.2K") == "GPT-2, 1.2K parameters (1 layer, hidden 16, 4 heads)"
-    assert model_in_words(model, "1.2K", "vocabulary 50").endswith("hidden 16, 4 heads, vocabulary 50)")
+    assert model_in_words(model, "1.2K") == "GPT-2, 1.2K parameters (1 layer of attention and gelu; hidden 16; 4 heads)"
+    assert model_in_words(model, "1.2K", "vocabulary 50").endswith("hidden 16; 4 heads; vocabulary 50)")
     assert shape_in_figures(model) == "1 x 16, 4"

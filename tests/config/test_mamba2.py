@@ -30,7 +30,7 @@ def test_sizes_of_zero_are_twice_the_hidden_size_and_the_groups_of_the_vectors()
 def test_only_a_model_with_attention_needs_a_number_of_heads() -> None:
     model = {"num_layers": 2, "hidden_size": 48, "vocab_size": 256, "layers": ["mamba2"], "mamba2": {"head_size": 8}}
     run = load_run({"model": model})
-    assert (run.model.num_heads, run.model.size, run.model.family) == (0, "2 layers, hidden 48", "mamba2")
+    assert (run.model.num_heads, run.model.size, run.model.family) == (0, "2 layers of mamba2; hidden 48", "mamba2")
     assert load_run(tomllib.loads(dump_toml(run))) == run
     assert run.model.resized(96).mamba2.num_heads == 24
     assert reason_against_export(run.model).startswith("`model.layers` must be ['attention gelu'] in a")

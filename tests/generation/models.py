@@ -4,6 +4,7 @@ import torch
 
 from crosscut.config import Layout, ModelConfig
 from crosscut.config.parts.gated_delta import GatedDeltaConfig
+from crosscut.config.parts.latent_attention import LatentAttentionConfig
 from crosscut.config.parts.mamba import MambaConfig
 from crosscut.config.parts.mamba2 import Mamba2Config
 from crosscut.config.parts.sliding_attention import SlidingAttentionConfig
@@ -39,9 +40,15 @@ FAMILIES = {
         "attention_gate": True, "rotary_fraction": 0.5, "num_kv_heads": 2, "qk_norm": True, "biases": "none",
         "qk_norm_over": "all_heads", "norm_place": "output",
     },
+    "latent": {
+        "layers": ("latent_attention swiglu",), "norm": "rms", "biases": "none", "positions": "rotary", "tied": False,
+        "latent_attention": LatentAttentionConfig(
+            query_rank=6, key_value_rank=8, nope_size=4, rope_size=2, value_size=3
+        ),
+    },
 }  # fmt: skip
-"""Settings by family. No program but Crosscut has models like the last three: one is gated, with learned positions,
-with layers of one part and of three, one has states, and one has windows."""
+"""Settings by family. No program but Crosscut has models like "of no family" (gated, with learned positions, with
+layers of one part and of three), "hybrid" (with states) and "windows"."""
 
 ALONE = Layout()
 

@@ -5,7 +5,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from crosscut.kernels.recurrent.selective_scan import FROM_START, Operands, Place, _plain, selective_scan, selective_scan_on
+from crosscut.kernels.recurrent.selective_scan import (
+    FROM_START,
+    Operands,
+    Place,
+    _plain,
+    selective_scan,
+    selective_scan_on,
+)
 
 BATCH, CHANNELS, STATE = 2, 6, 5
 

@@ -1,5 +1,6 @@
 """Mixers with a state beside those of transformers, and the values that they save."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,8 +60,9 @@ def saved_and_planned(mixer: dict[str, Any], length: int, dtype: torch.dtype) ->
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        y = gpt.blocks[0](torch.randn(3, length, 32, dtype=dtype, requires_grad=True))
+        y = gpt.blocks[0](torch.randn(3, length, gpt.config.hidden_size, dtype=dtype, requires_grad=True))
     assert y.requires_grad
-    target = Target(sequences=3, length=length, compute_bytes=dtype.itemsize, sums_bytes=dtype.itemsize)
+    own_bytes = {"compute_bytes": dtype.itemsize, "sums_bytes": dtype.itemsize}
+    target = replace(Target.of(Layout()), sequences=3, length=length, **own_bytes)
     (planned,) = kept(describe(gpt.config).layers[0], target, "none")
     return sum(saved.values()), planned.total

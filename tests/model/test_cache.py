@@ -21,7 +21,7 @@ PIECES: tuple[tuple[int, tuple[int, ...]], ...] = (
 """First row and number of tokens of each row in each pass."""
 
 
-def states_in_pieces(layout: Layout, family: str = "hybrid", **model: Any) -> list[tuple[Tensor, Tensor]]:
+def states_in_pieces(layout: Layout, family: str, **model: Any) -> list[tuple[Tensor, Tensor]]:
     """For each row, hidden states of pieces, and of the whole text."""
     gpt = make(layout, family, **model).eval()
     cache = GenerationCache(gpt.config, mesh=gpt.mesh, dtype=torch.float64, num_rows=3, capacity=4)
@@ -49,7 +49,7 @@ def states_in_pieces(layout: Layout, family: str = "hybrid", **model: Any) -> li
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("family", ["hybrid", "windows"])
+@pytest.mark.parametrize("family", ["hybrid", "windows", "latent"])
 @pytest.mark.parametrize("layout", [Layout(tensor=2, sequence_parallel=True), Layout(), Layout(tensor=4)], ids=str)
 def test_states_are_those_of_whole_texts(ranks: RankPool, layout: Layout, family: str) -> None:
     for pairs in ranks.run(layout.world_size, states_in_pieces, layout, family):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from crosscut.config import Layout
 from crosscut.kernels import FLOAT8, ORDINARY, Products, onednn
+from crosscut.model import GenerationCache
 from crosscut.model.packing import pack_weights
 from crosscut.parallel import (
     Blocks,
@@ -25,6 +26,7 @@ from crosscut.parallel import (
     normal_,
     shard_model,
 )
+from tests.generation.models import make
 from tests.parallel.twins import CPU, each
 from tests.ranks import RankPool
 from tests.refusals import refusal
@@ -129,3 +131,23 @@ def test_a_gradient_through_packed_weights_is_refused(ranks: RankPool) -> None:
         "A model needs plain weights to compute gradients, but this model's weights were packed by `pack_weights` to "
         "generate text. Load the model again."
     )
+
+
+def _latents_packed() -> tuple[Tensor, Tensor]:
+    """Hidden states of a new token by a plain and by a packed model with latent attention."""
+    found = []
+    for packs in (False, True):
+        gpt = make(Layout(), "latent", dtype=torch.float32).eval()
+        if packs:
+            pack_weights(gpt, gpt.mesh, num_texts=TEXTS)
+            attention = gpt.blocks[0].attention
+            assert _is_packed(attention.query.weight) and not _is_packed(attention.key_value.weight)
+        cache = GenerationCache(gpt.config, mesh=gpt.mesh, dtype=torch.float32, num_rows=1, capacity=8)
+        gpt.read(torch.tensor([[5, 6, 7]]), cache, counts=[3])
+        found.append(gpt.read(torch.tensor([[8]]), cache, counts=[1]))
+    return found[0], found[1]
+
+
+def test_a_weight_that_other_code_reads_stays_plain(ranks: RankPool) -> None:
+    plain, packed = ranks.run(1, _latents_packed)[0]
+    torch.testing.assert_close(packed, plain)

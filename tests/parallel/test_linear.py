@@ -16,7 +16,9 @@ from crosscut.parallel import (
     CollectiveRecorder,
     ColumnParallelLinear,
     ParallelMesh,
+    ReplicatedLinear,
     RowParallelLinear,
+    enter_tensor_parallel,
     fused,
     make_mesh,
 )
@@ -58,6 +60,30 @@ class SerialMLP(nn.Module):
         return self.b(F.gelu(self.a(x)))
 
 
+class ParallelLatent(nn.Module):
+    """A narrow latent outside of the region, whose columns are expanded inside."""
+
+    def __init__(self, mesh: ParallelMesh) -> None:
+        super().__init__()
+        self.mesh = mesh
+        self.down = ReplicatedLinear(I, 3, mesh=mesh, dtype=torch.float64).on_stream()
+        self.a = ColumnParallelLinear(3, O, mesh=mesh, dtype=torch.float64)
+        self.b = RowParallelLinear(O, I, mesh=mesh, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(F.gelu(self.a.multiply(enter_tensor_parallel(self.down(x), self.mesh))))
+
+
+class SerialLatent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Linear(I, 3).double()
+        self.a, self.b = nn.Linear(3, O).double(), nn.Linear(O, I).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(F.gelu(self.a(self.down(x))))
+
+
 make_column = partial(ColumnParallelLinear, I, O, dtype=torch.float64)
 make_row = partial(RowParallelLinear, I, O, dtype=torch.float64)
 
@@ -85,6 +111,12 @@ def test_layers_without_bias_are_linear(ranks: RankPool) -> None:
 def test_columns_then_rows_are_the_mlp(ranks: RankPool, layout: Layout) -> None:
     between = split_sequence(layout)
     assert_twins(ranks, layout, ParallelMLP, SerialMLP(), torch.randn(B, S, I).double(), (between, between))
+
+
+@pytest.mark.parametrize("layout", SOME, ids=str)
+def test_a_latent_enters_the_region_in_place_of_its_input(ranks: RankPool, layout: Layout) -> None:
+    between = split_sequence(layout)
+    assert_twins(ranks, layout, ParallelLatent, SerialLatent(), torch.randn(B, S, I).double(), (between, between))
 
 
 def _sent_by_mlp(layout: Layout) -> list[Any]:

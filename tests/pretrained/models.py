@@ -58,6 +58,14 @@ STATE_SPACE_SHAPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Sizes of the families with state-space layers. A sequence of 12 tokens has three chunks."""
+DEEPSEEK_SHAPE = {
+    **LLAMA_SHAPE, "num_key_value_heads": 4, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 8,
+    "v_head_dim": 5, "first_k_dense_replace": 2,
+}  # fmt: skip
+DEEPSEEK_ROPE = {
+    "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+}  # fmt: skip
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", _GPT2),
@@ -74,6 +82,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("arcee", {**LLAMA_SHAPE, "hidden_act": "relu2"}),
     "nanochat": ("nanochat", {**LLAMA_SHAPE, "final_logit_softcapping": 2.0}),
     "nanochat without a cap": ("nanochat", {**LLAMA_SHAPE, "head_dim": 16, "final_logit_softcapping": None}),
+    "deepseek_v2": ("deepseek_v2", {**DEEPSEEK_SHAPE, "q_lora_rank": None}),
+    "deepseek_v3": ("deepseek_v3", {**DEEPSEEK_SHAPE, "q_lora_rank": 12, "rope_parameters": DEEPSEEK_ROPE}),
     "starcoder2": ("starcoder2", {**LLAMA_SHAPE, "tie_word_embeddings": True}),
     "starcoder2 without biases": ("starcoder2", {**LLAMA_SHAPE, "use_bias": False, "head_dim": 16}),
     **{name: (name, shape) for name, shape in STATE_SPACE_SHAPES.items()},

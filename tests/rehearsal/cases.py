@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from crosscut.config import PRESETS, Layout, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
 from crosscut.config.parts.gated_delta import GatedDeltaConfig
+from crosscut.config.parts.latent_attention import LatentAttentionConfig
 from crosscut.config.parts.mamba import MambaConfig
 from crosscut.config.parts.mamba2 import Mamba2Config
 from crosscut.config.parts.sliding_attention import SlidingAttentionConfig
@@ -46,6 +47,17 @@ DELTAS = {
 CHANNELS = {
     "layers": ("mamba gelu", "attention gelu"), "mamba": MambaConfig(chunk_size=32, vector_norms=True), "dropout": 0.0,
 }  # fmt: skip
+LATENT = {
+    **LLAMA, "layers": ("latent_attention swiglu",), "num_kv_heads": 8,
+    "latent_attention": LatentAttentionConfig(
+        query_rank=96, key_value_rank=64, nope_size=16, rope_size=8, value_size=16
+    ),
+}  # fmt: skip
+LATENT_KEYS = {
+    **LATENT, "layers": ("latent_attention gelu", "attention gelu"), "positions": "learned",
+    "latent_attention": LatentAttentionConfig(key_value_rank=48, nope_size=16, rope_size=16, value_size=32),
+}  # fmt: skip
+"""Queries without a latent, and values as wide as queries and keys."""
 BERT = {"attention": "bidirectional", "norm_place": "after", "token_types": 2, "layers": ("attention gelu_exact",)}
 MASKED = {"head": "masked_tokens", "sentence_order": True}
 SIX_LAYERS = {"num_layers": 6}
@@ -246,6 +258,18 @@ SMALL = (
     small("channels, split, layers again", "cuda", SPLIT, LAYERS, CHANNELS),
     small("channels, shared, adapters", "cuda", ZERO3, HALF, {**CHANNELS, "lora_rank": 8}),
     small("channels on context ranks", "cpu", {"context": 2, "tensor": 2}, DOCUMENTS, CHANNELS),
+    small("latents", "cpu", {}, {}, LATENT),
+    small("latents, half precision", "cuda", {"tensor": 2}, HALF, LATENT),
+    small("latents, split, documents", "cuda", SPLIT, HALF | DOCUMENTS, LATENT_KEYS),
+    small("latents, attention again", "cpu", {"tensor": 2}, CORE, LATENT),
+    small("latents, operators again", "cpu", {"tensor": 2, "sequence_parallel": True}, OPERATORS, LATENT),
+    small("latents, layers again", "cuda", ZERO3, LAYERS | HALF, LATENT_KEYS),
+    small("latents, adapters", "cpu", {"tensor": 2}, {}, {**LATENT, "lora_rank": 8}),
+    small("latents, Muon", "cpu", {"tensor": 2}, {}, LATENT, MUON),
+    *(
+        small(f"latents on context ranks, {way}", "cpu", {"context": 2, "tensor": 2, "context_attention": way}, {}, of)
+        for way, of in (("gather", LATENT), ("all_to_all", LATENT), ("ring", LATENT_KEYS))
+    ),
     small("512 ranks", "cuda", {"tensor": 8, "data": 64}, HALF),
 )
 """Cases with a small model. Each takes about half a second."""

@@ -1060,6 +1060,7 @@ for _of in (
     "attention_kinds",
     "context",
     "dropout",
+    "latents",
     "scans",
     "selective_scans",
     "deltas",

@@ -39,6 +39,50 @@ from crosscut.config.parts.kinds import Mixer
 
 
 @dataclass(frozen=True)
+class Core:
+    """Sizes of the core of attention: queries and keys of `head_size` elements per head, and values of `value_size`."""
+
+    name: str
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    value_size: int
+    dropout: float
+    is_causal: bool
+    window: int = 0
+    """Number of tokens to which a token attends: itself and the tokens before it. 0 means all."""
+    score_factor: float | None = None
+    """Factor by which products of queries and keys are multiplied. None means 1 / sqrt(`head_size`)."""
+    gathers: bool = True
+    """Whether the core itself gathers keys and values, if context ranks do (`context_attention`)."""
+
+    @property
+    def padded_size(self) -> int:
+        """Width to which queries, keys and values are padded with zeros if they must have the same width."""
+        return max(self.head_size, self.value_size)
+
+    def is_fused(self, target: Target) -> bool:
+        """Whether one kernel computes attention without storing the scores."""
+        return target.fuses_attention and (target.device == "cuda" or not self.dropout)
+
+    def widths(self, target: Target) -> tuple[int, int]:
+        """Width of a head's queries and keys, and of its values, in the kernel. The ring, and the CPU's fused kernel,
+        need the same width.
+        """
+        if target.way is ContextAttention.RING or (target.device == "cpu" and self.is_fused(target)):
+            return self.padded_size, self.padded_size
+        return self.head_size, self.value_size
+
+    def has_mask(self, target: Target) -> bool:
+        """Whether the kernel reads a mask from memory: the mask of documents, or, in bidirectional attention, the mask
+        of padding. If context ranks gather the keys, causal attention needs a mask even without documents. So does
+        attention with a window that is shorter than the sequences.
+        """
+        is_short = 0 < self.window < target.length
+        return target.document_mask or not self.is_causal or target.gathers or is_short
+
+
+@dataclass(frozen=True)
 class Attention:
     """Self-attention."""
 
@@ -56,8 +100,8 @@ class Attention:
     """Number of tokens to which a token attends: itself and the tokens before it. 0 means all."""
     has_gate: bool
     """Whether the result of each head is multiplied by the sigmoid of a gate."""
-    query_scale: float
-    """Factor of the queries, so that the scores have the factor `model.attention_multiplier`. 1 for none."""
+    score_factor: float | None
+    """Factor by which products of queries and keys are multiplied. None means 1 / sqrt(`head_size`)."""
     query: Matrix
     """Projection to queries and, if attention has a gate, to gates. The rows are then grouped by head: first a head's
     query rows, then its gate rows."""
@@ -83,7 +127,7 @@ class Attention:
             rotation=_rotation(model, kind),
             window=model.sliding_attention.window if kind is Mixer.SLIDING_ATTENTION else 0,
             has_gate=model.attention_gate,
-            query_scale=model.attention_multiplier * model.head_size**0.5 or 1.0,
+            score_factor=model.attention_multiplier or None,
             query=make(f"{name}.qkv.query", hidden, model.query_size * (1 + model.attention_gate), bias=bias, **query),
             key_value=columns_by_heads(
                 f"{name}.qkv.key_value",
@@ -110,7 +154,7 @@ class Attention:
         )
         operands, placing = self._placed(query, key_value)
         attended = Value(f"{name} attended", self.num_heads * self.head_size, cut=True)
-        attend = Attend(reads=operands, gives=(attended,), name=f"{name} over context", attention=self)
+        attend = Attend(reads=operands, gives=(attended,), name=f"{name} over context", attention=self.core)
         result, gating = self._gated(attended, query)
         projected, project = multiply_rows(result, self.output, name=f"{name} projected")
         left, leaving = leave(projected, f"{name} output", bias=self.output.bias)
@@ -127,13 +171,20 @@ class Attention:
         own_heads = max(self.num_kv_heads // tensor, 1)
         return tuple(PerToken(name, own_heads, self.head_size) for name in ("keys", "values"))
 
-    def has_mask(self, target: Target) -> bool:
-        """Whether the kernel reads a mask from memory: the mask of documents, or, in bidirectional attention, the mask
-        of padding. If context ranks gather the keys, causal attention needs a mask even without documents. So does
-        attention with a window that is shorter than the sequences.
-        """
-        gathers, is_short = target.way is ContextAttention.GATHER, 0 < self.window < target.length
-        return target.document_mask or not self.is_causal or gathers or is_short
+    @property
+    def core(self) -> Core:
+        """Sizes of the core."""
+        return Core(
+            name=self.name,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_size=self.head_size,
+            value_size=self.head_size,
+            dropout=self.dropout,
+            is_causal=self.is_causal,
+            window=self.window,
+            score_factor=self.score_factor,
+        )
 
     def _placed(self, query: Value, key_value: Value) -> tuple[tuple[Value, ...], list[Step]]:
         """Return the operands of attention after the norm of heads and the rotation, and the steps to compute them.
@@ -238,7 +289,7 @@ class Gate(Pointwise):
 class Attend(Step):
     """Core of attention: scores, softmax, dropout and the weighted sum of values."""
 
-    attention: Attention
+    attention: Core
 
     def on(self, target: Target) -> Step:
         """Return the step with the values that the target's kernel saves for the backward pass.
@@ -253,21 +304,40 @@ class Attend(Step):
         sequence are saved. With `all_to_all`, the queries, keys and values of all tokens are saved, but only for a part
         of the heads.
         """
-        if target.way:
-            forward, backward = context_messages(self.attention, target)
-            return replace(self, keeps=self._kept_with_context(target), forward=forward, backward=backward)
+        forward, backward = context_messages(self.attention, target) if target.way else ((), ())
+        padded = replace(self, reads=self._operands(target), forward=forward, backward=backward)
+        if forward:
+            return replace(padded, keeps=padded._kept_with_context(target))
         if not self.is_fused(target):
-            return replace(self, keeps=(*self.reads, *self.gives, *self._unfused(target)))
+            return replace(padded, keeps=(*padded.reads, *padded._results(target), *self._unfused(target)))
         sums = Value(f"{self.attention.name} log-sum-exp", self.attention.num_heads, cut=True, kind=Kind.WIDE)
-        operands = self.reads
+        operands = padded.reads
         if self._repeats_heads(target):
             repeated = Value(
                 f"{self.attention.name} repeated keys and values",
                 2 * self.attention.num_heads * self.attention.head_size,
                 cut=True,
             )
-            operands = (self.reads[0], repeated)
-        return replace(self, keeps=(*operands, *self.gives, sums))
+            operands = (padded.reads[0], repeated)
+        return replace(padded, keeps=(*operands, *padded._results(target), sums))
+
+    def _operands(self, target: Target) -> tuple[Value, ...]:
+        """The values that the step reads. If keys and values of different sizes must have the same width, they are
+        padded before the step.
+        """
+        attention = self.attention
+        exchanges = target.way is ContextAttention.ALL_TO_ALL
+        if attention.head_size == attention.value_size or not (exchanges or len(set(attention.widths(target))) == 1):
+            return self.reads
+        return tuple(replace(value, width=attention.num_heads * attention.padded_size) for value in self.reads)
+
+    def _results(self, target: Target) -> tuple[Value, ...]:
+        """The result of the kernel and, if the kernel's result is wider, the result of the step."""
+        _, width = self.attention.widths(target)
+        if width == self.attention.value_size:
+            return self.gives
+        padded = replace(self.gives[0], name=f"{self.gives[0].name}, padded", width=self.attention.num_heads * width)
+        return padded, *self.gives
 
     def _kept_with_context(self, target: Target) -> tuple[Value, ...]:
         """Values that attention over shared sequences saves for the backward pass."""
@@ -275,13 +345,13 @@ class Attend(Step):
         sums = Value(f"{attention.name} log-sum-exp", attention.num_heads, cut=True, kind=Kind.WIDE)
         inner = () if self.is_fused(target) else self._unfused(target)
         if target.way is ContextAttention.RING:
-            return (*self.reads, *self.gives, sums)
+            return (*self.reads, *self._results(target), sums)
         if target.way is ContextAttention.ALL_TO_ALL:
             heads = sum(exchanged_heads(attention, target))
             if self._repeats_heads(target):
                 heads = 3 * target.own_heads(attention.num_heads)
-            exchanged = Value(f"{attention.name} exchanged heads", heads * attention.head_size)
-            before = replace(self.gives[0], name=f"{attention.name} attended heads")
+            exchanged = Value(f"{attention.name} exchanged heads", heads * attention.padded_size)
+            before = replace(self._results(target)[0], name=f"{attention.name} attended heads")
             return (exchanged, before, *self.gives, sums, *inner)
         kv_heads = attention.num_heads if self._repeats_heads(target) else attention.num_kv_heads
         width = 2 * kv_heads * attention.head_size
@@ -308,7 +378,7 @@ class Attend(Step):
 
     def is_fused(self, target: Target) -> bool:
         """Whether one kernel computes attention without storing the scores."""
-        return target.fuses_attention and (target.device == "cuda" or not self.attention.dropout)
+        return self.attention.is_fused(target)
 
     def skips_half(self, target: Target) -> bool:
         """Whether a fused kernel computes only half of the scores. A kernel cannot skip parts of a mask that it reads
@@ -317,16 +387,16 @@ class Attend(Step):
         return self.attention.is_causal and not self.attention.has_mask(target)
 
     def inner_products(self, target: Target) -> tuple[Product, ...]:
-        """Products of one rank in one micro-batch: scores, [S, D] x [D, S], and weighted values, [S, S] x [S, D], for S
-        tokens and heads of D elements.
+        """Products of one rank in one micro-batch: scores, [S, D] x [D, S], and weighted values, [S, S] x [S, V], for S
+        tokens and heads of D elements, with values of V elements.
 
         Each product runs once per sequence and head. If context ranks share the sequences, a rank computes the rows of
         its own tokens. With `all_to_all`, a rank computes all rows of a part of its heads instead, which takes the same
         number of FLOPs.
         """
-        own, length, size = target.own_length, target.length, self.attention.head_size
+        own, length, (size, of_values) = target.own_length, target.length, self.attention.widths(target)
         batch = target.sequences * target.own_heads(self.attention.num_heads)
-        return Product(own, size, length, batch), Product(own, length, size, batch)
+        return Product(own, size, length, batch), Product(own, length, of_values, batch)
 
     def passes(self, target: Target) -> Passes:
         """Bytes of the mask that fused attention reads, or of the scores that unfused attention reads and writes.
@@ -383,7 +453,8 @@ class Attend(Step):
             kind=Kind.WIDE,
         )
         queries, keys = target.own_heads(attention.num_heads), target.own_heads(attention.num_kv_heads)
+        size, of_values = attention.widths(target)
         widened = Value(
-            f"{attention.name} wide operands", (queries + 2 * keys) * attention.head_size, kind=Kind.WIDENING
+            f"{attention.name} wide operands", (queries + keys) * size + keys * of_values, kind=Kind.WIDENING
         )
         return scores, widened

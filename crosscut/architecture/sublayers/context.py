@@ -6,6 +6,8 @@
 | `all_to_all` | queries, keys and values; the results | gradients of the results; of queries, keys and values |
 | `ring`       | C - 1 shifts of keys and values       | C - 1 shifts of keys and values, C of their gradients |
 
+In latent attention, `gather` sends nothing here: the latent vectors are gathered before keys and values are computed.
+
 Legend: `C` context ranks.
 """
 
@@ -17,15 +19,15 @@ from crosscut.architecture.target import Kind, Target
 from crosscut.config.layout import ContextAttention
 
 if TYPE_CHECKING:
-    from crosscut.architecture.sublayers.attention import Attention
+    from crosscut.architecture.sublayers.attention import Core
 
 Messages = tuple[Message, ...]
 
 
-def context_messages(attention: "Attention", target: Target) -> tuple[Messages, Messages]:
+def context_messages(attention: "Core", target: Target) -> tuple[Messages, Messages]:
     """Messages of the forward pass, and of the backward pass, each in the order in which they are sent."""
     heads, kv_heads = target.own_heads(attention.num_heads), target.own_heads(attention.num_kv_heads)
-    of_a_head = target.tokens * attention.head_size
+    of_a_head = target.tokens * attention.padded_size
     both = 2 * kv_heads * of_a_head
     if target.way is ContextAttention.RING:
         others = target.context - 1
@@ -33,17 +35,17 @@ def context_messages(attention: "Attention", target: Target) -> tuple[Messages, 
         last = replace(sums, count=1, overlap=Overlap.NOTHING)
         return (keys,), (keys, sums, last)
     if target.way is ContextAttention.ALL_TO_ALL:
-        entering, leaving = (
-            Message(Operation.ALL_TO_ALL, number * of_a_head, axis="context")
-            for number in (sum(exchanged_heads(attention, target)), heads)
-        )
+        sent = sum(exchanged_heads(attention, target)) * of_a_head, heads * target.tokens * attention.value_size
+        entering, leaving = (Message(Operation.ALL_TO_ALL, elements, axis="context") for elements in sent)
         return (entering, leaving), (leaving, entering)
+    if not attention.gathers:
+        return (), ()
     gathered = 2 * kv_heads * target.shared_tokens * attention.head_size
     gather = Message(Operation.ALL_GATHER, gathered, axis="context")
     return (gather,), (Message(Operation.REDUCE_SCATTER, gathered, axis="context"),)
 
 
-def exchanged_heads(attention: "Attention", target: Target) -> tuple[int, int, int]:
+def exchanged_heads(attention: "Core", target: Target) -> tuple[int, int, int]:
     """Numbers of query heads, key heads and value heads that a rank sends in an all-to-all. Before the all-to-all, the
     rank has these heads for its own tokens. Afterwards, it has fewer heads, but for all tokens.
     """

@@ -54,8 +54,9 @@ def _heading(plans: "Plans", options: "ForecastOptions", asked: RunConfig) -> It
     batch = f"{training.batch_size:,} sequences of {training.sequence_length:,} tokens per step"
     if training.initial_batch_size:
         batch += f" ({training.initial_batch_size:,} at the start, growing over {training.ramp_steps:,} steps)"
-    yield f"{model.pattern}; {batch}{vocabulary}"
+    yield f"{batch}{vocabulary}"
     yield f"recipe {describe_recipe(asked)}" if asked.recipe else describe_recipe(asked)
+    yield model.pattern
     given = [name for name in (argument.partition("=")[0] for argument in options.arguments) if name in CHOSEN]
     if given:
         yield f"The plan chooses the values of {', '.join(given)}; the given values have no effect."

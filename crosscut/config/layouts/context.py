@@ -63,8 +63,11 @@ def heads_of_rank(model: ModelConfig, layout: Layout) -> tuple[int, int]:
 def _gathered_bytes(model: ModelConfig, layout: Layout, training: TrainingConfig) -> int:
     """Bytes of a layer's gathered keys and values in a micro-batch, and of the mask that all layers share."""
     length, sequences = training.sequence_length, training.sequences_at_once(layout.data)
-    _, kv_heads = heads_of_rank(model, layout)
-    keys_and_values = 2 * sequences * length * kv_heads * model.head_size
+    heads, kv_heads = heads_of_rank(model, layout)
+    sizes = [section.gathered_size(heads) for section in model.sections]
+    if model.has_keys_of_heads or not any(sizes):
+        sizes.append(2 * kv_heads * model.head_size)
+    keys_and_values = sequences * length * max(sizes)
     mask = (sequences if training.document_mask else 1) * length // layout.context * length
     return (keys_and_values + mask) * training.numbers.compute_bytes
 

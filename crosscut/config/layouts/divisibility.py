@@ -90,7 +90,7 @@ def require_float8(model: ModelConfig, layout: Layout, training: TrainingConfig)
 def _require_multiples(model: ModelConfig, tensor: int, multiple: int) -> None:
     """Raise `ConfigError` unless the widths of all matrices on one of `tensor` ranks are multiples of `multiple`."""
     widths = {"`model.hidden_size`": model.hidden_size}
-    if model.attends:
+    if model.has_keys_of_heads:
         key_value = 2 * max(model.num_kv_heads // tensor, 1) * model.head_size
         widths["`model.num_heads` x `model.head_size` / `layout.tensor`"] = model.query_size // tensor
         widths["The width of keys and values on one rank"] = key_value

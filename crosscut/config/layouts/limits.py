@@ -6,7 +6,7 @@ from types import MappingProxyType
 from crosscut.config.checks import divisors, listed
 from crosscut.config.errors import LayoutError
 from crosscut.config.model import ModelConfig
-from crosscut.config.parts.kinds import ATTENTIONS, FeedForward, PartKind
+from crosscut.config.parts.kinds import ATTENTIONS, FeedForward, Mixer, PartKind
 from crosscut.config.parts.limits import Limit
 
 
@@ -43,11 +43,19 @@ def _of_attention(model: ModelConfig) -> tuple[Limit, ...]:
     )
 
 
+def _of_latent_attention(model: ModelConfig) -> tuple[Limit, ...]:
+    return _of_attention(model)[:1]
+
+
 def _of_mlp(model: ModelConfig) -> tuple[Limit, ...]:
     return (Limit(setting="model.mlp_size", number=model.mlp_size, subject="the MLP's width of {}"),)
 
 
 _OF_KINDS: Mapping[PartKind, Callable[[ModelConfig], tuple[Limit, ...]]] = MappingProxyType(
-    {**dict.fromkeys(ATTENTIONS, _of_attention), **dict.fromkeys(FeedForward, _of_mlp)}
+    {
+        **dict.fromkeys(ATTENTIONS, _of_attention),
+        Mixer.LATENT_ATTENTION: _of_latent_attention,
+        **dict.fromkeys(FeedForward, _of_mlp),
+    }
 )
-"""Limits of the kinds of parts that have no section of their own."""
+"""Limits of the kinds of parts that divide numbers of the whole model."""

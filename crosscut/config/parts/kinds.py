@@ -17,6 +17,7 @@ class Mixer(Choice):
     ATTENTION = "attention"
     SLIDING_ATTENTION = "sliding_attention"
     NOPE_ATTENTION = "nope_attention"
+    LATENT_ATTENTION = "latent_attention"
     MAMBA = "mamba"
     MAMBA2 = "mamba2"
     GATED_DELTA = "gated_delta"
@@ -35,7 +36,7 @@ class FeedForward(Choice):
 PartKind = Mixer | FeedForward
 
 ATTENTIONS = (Mixer.ATTENTION, Mixer.SLIDING_ATTENTION, Mixer.NOPE_ATTENTION)
-"""Kinds of attention, which have the same matrices."""
+"""Kinds of attention that have the same matrices."""
 
 KINDS: dict[str, PartKind] = {str(kind): kind for kinds in (Mixer, FeedForward) for kind in kinds}
 """Kinds of parts by their names."""

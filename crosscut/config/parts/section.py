@@ -1,6 +1,7 @@
 """Settings of a kind of mixer that has a section of its own in the config, such as [model.mamba2]."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar, Self
 
 from crosscut.config.parts.limits import Limit
@@ -13,6 +14,19 @@ class MixerSection(ABC):
 
     why_causal: ClassVar[str] = ""
     """Reason why the kind needs `model.attention = "causal"`; empty if it does not."""
+
+    @property
+    def rotated(self) -> Mapping[str, int]:
+        """Number of elements of a head that rotary positions rotate, by the name of its setting. Empty for a kind
+        without rotary positions.
+        """
+        return {}
+
+    def gathered_size(self, num_heads: int) -> int:  # noqa: ARG002 - for kinds of attention
+        """Number of elements of a token that a rank with `num_heads` heads holds for the keys and values of a layer if
+        context ranks gather; 0 for a kind that gathers none.
+        """
+        return 0
 
     @abstractmethod
     def resolved(self, hidden_size: int) -> Self:

@@ -13,7 +13,7 @@ from pathlib import Path
 from crosscut.config.checks import MOST, Settings, listed, shown
 from crosscut.config.errors import ConfigError
 from crosscut.config.model import Biases, HeadKind, ModelConfig, Positions, RotaryScaling
-from crosscut.config.published.families import FAMILIES, MISTRAL, REFUSED, ROBERTA, SOFT_CAP_FIELD, Family
+from crosscut.config.published.families import AS_OTHERS, FAMILIES, REFUSED, SOFT_CAP_FIELD, Family
 from crosscut.config.published.hybrid import (
     layer_fields,
     layer_keys,
@@ -23,6 +23,7 @@ from crosscut.config.published.hybrid import (
     period_of,
 )
 from crosscut.config.published.keys import keys_of_model
+from crosscut.config.published.latent import latent_fields, latent_keys
 from crosscut.config.published.rotary import rotary_fields, rotary_keys, rotary_notice
 from crosscut.config.published.table import PublishedTable, Table
 from crosscut.config.published.weights import differing, notice_of_two_sets
@@ -72,7 +73,7 @@ def read_published(folder: Path) -> Published:
     fields: Settings = {**family.defaults, **_given(table, family), **family.fixed}
     fields.update(**_heads(table, family), **_positions(table, family, fields), **_biases(table, family))
     fields.update(layer_fields(table, family, fields["num_layers"]))
-    fields.update(mixer_fields(table, family, fields))
+    fields.update(**mixer_fields(table, family, fields), **latent_fields(table, family, fields["num_layers"]))
     window: Settings = {}
     if fields["positions"] == Positions.ROTARY:
         fraction = fields.get("rotary_fraction", 1.0)
@@ -239,7 +240,7 @@ def published_table(
     family, _ = _nearest(model)
     table: Table = {"architectures": [_architecture(family, model)], "model_type": family.model_type}
     table.update({key: attrgetter(ours)(model) for ours, key in family.keys.items()})
-    table.update({**layer_keys(model, family), **mixer_keys(model, family)})
+    table.update({**layer_keys(model, family), **mixer_keys(model, family), **latent_keys(model, family)})
     if family.positions:
         table[family.positions] = "rope" if model.positions is Positions.ROTARY else "nope"
     if "attention_multiplier" in family.keys and not model.attention_multiplier:
@@ -381,7 +382,7 @@ def _nearest(model: ModelConfig) -> tuple[Family, dict[str, str]]:
     """Return the family that is closest to a model, and the fields in which the model differs, with descriptions of the
     family's values. There are no such fields if the model belongs to the family.
     """
-    candidates = [_differences(family, model) for family in FAMILIES.values() if family not in (MISTRAL, ROBERTA)]
+    candidates = [_differences(family, model) for family in FAMILIES.values() if family not in AS_OTHERS]
     return min(candidates, key=lambda candidate: len(candidate[1]))
 
 

@@ -67,7 +67,7 @@ def period_of(kinds: Sequence[bool]) -> tuple[int, int] | None:
     return (period, offset) if fits else None
 
 
-def _named(table: PublishedTable, listing: LayerList, num_layers: int) -> tuple[str, Sequence[str]]:
+def _named(table: PublishedTable, listing: LayerList, num_layers: int) -> tuple[str, list[str]]:
     """Return the key that names the kinds of the layers, and the kinds."""
     key = listing.key
     given = table.get(key, [next(iter(listing.kinds))] * num_layers)
@@ -147,13 +147,16 @@ def _limits(table: PublishedTable) -> tuple[float, float]:
     """Minimum and maximum of the step sizes. `transformers` writes infinity as an object."""
     given = table.get(_LIMIT, [0.0, math.inf])
     limits = [_number(one) for one in given] if isinstance(given, list) else []
-    if len(limits) != 2 or any(type(one) not in (int, float) for one in limits) or not 0 <= limits[0] < limits[1]:
+    if len(limits) != 2 or not 0 <= limits[0] < limits[1]:
         raise table.refusal(_LIMIT, "two numbers from 0 to infinity, the smaller one first", given)
-    return float(limits[0]), float(limits[1])
+    return limits[0], limits[1]
 
 
-def _number(value: object) -> object:
-    return float("inf") if value == {"__float__": "Infinity"} else value
+def _number(value: object) -> float:
+    """Return a number of the file; NaN for another value."""
+    if value == {"__float__": "Infinity"}:
+        return math.inf
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
 def mixer_keys(model: ModelConfig, family: Family) -> Table:

@@ -10,6 +10,7 @@ import math
 from crosscut.config.checks import Settings, listed, shown
 from crosscut.config.errors import ConfigError
 from crosscut.config.model import ModelConfig, RotaryScaling
+from crosscut.config.parts.kinds import Mixer
 from crosscut.config.published.keys.rotary import ROTARY
 from crosscut.config.published.table import PublishedTable, Table
 
@@ -63,6 +64,13 @@ def rotary_fields(table: PublishedTable, longest: int, *, fraction: float) -> Se
     return fields if fields["rotary_factor"] == 1.0 else {**fields, "rotary_scaling": scaling}
 
 
+def score_coefficient(table: PublishedTable) -> float:
+    """Value of `model.latent_attention.mscale_all_dim` for a file: `mscale_all_dim`, if frequencies are scaled."""
+    rope = _section(table)
+    given = rope.get("mscale_all_dim")
+    return 0.0 if given is None or _type_of(rope) == _UNSCALED else table.number("mscale_all_dim", given, float)
+
+
 def rotary_keys(model: ModelConfig, longest_key: str) -> Table:
     """Keys of a `config.json` for the rotary positions of a model. `longest_key` is the key of the maximum sequence
     length. With dynamic scaling, the value of this key is the original length.
@@ -78,6 +86,11 @@ def rotary_keys(model: ModelConfig, longest_key: str) -> Table:
         rope["attention_factor"] = model.rotary_attention_factor
     if scaling is RotaryScaling.DYNAMIC:
         keys[longest_key] = model.rotary_original_length
+    if Mixer.LATENT_ATTENTION in model.kinds and (of_all := model.latent_attention.mscale_all_dim):
+        rope["mscale_all_dim"] = of_all
+        if model.rotary_attention_factor:  # DeepSeek's own code reads no attention factor
+            per_unit = 0.1 * math.log(model.rotary_factor)
+            rope["mscale"] = (model.rotary_attention_factor * (per_unit * of_all + 1.0) - 1.0) / per_unit
     return {**keys, "rope_scaling": rope}
 
 

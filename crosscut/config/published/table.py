@@ -16,8 +16,9 @@ Table = dict[str, object]
 _Number = TypeVar("_Number", int, float)
 
 
-_NULLABLE = ("num_kv_heads", "head_size", "mlp_size", "logit_softcap")
-"""Fields of `ModelConfig` that null sets to zero: the size follows from other sizes, or there is no soft cap."""
+_NULLABLE = ("num_kv_heads", "head_size", "mlp_size", "logit_softcap", "latent_attention.query_rank")
+"""Fields of `ModelConfig` that null sets to zero: the size follows from other sizes, or there is no soft cap and no
+latent vector of the queries."""
 
 
 class PublishedTable:

@@ -202,10 +202,9 @@ class _Scan(Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
-        *tensors, chunk, wants_state = arguments
+        *tensors, ctx.chunk_size, wants_state = arguments
         before: list[Tensor | None] = []
-        y, state = _scanned(Operands(*tensors[:6]), Place(*tensors[6:]), chunk, before)
-        ctx.chunk = chunk
+        y, state = _scanned(Operands(*tensors[:6]), Place(*tensors[6:]), ctx.chunk_size, before)
         ctx.save_for_backward(*tensors, *before)
         return (y, state) if wants_state else y
 
@@ -214,7 +213,7 @@ class _Scan(Function):
     def backward(ctx: Any, grad: Tensor, grad_state: Tensor | None = None) -> Any:
         saved = ctx.saved_tensors
         operands, place, before = Operands(*saved[:6]), Place(*saved[6:9]), saved[9:]
-        whole = _Sequence(operands, ctx.chunk, place)
+        whole = _Sequence(operands, ctx.chunk_size, place)
         sums = _Sums.of(operands)
         for index in reversed(range(whole.num_chunks)):
             grad_state = sums.add(whole, index, before[index], grad, grad_state)

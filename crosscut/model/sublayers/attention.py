@@ -10,11 +10,12 @@ values are repeated per query head only if a GPU's fused kernel cannot share the
 If several context ranks share a sequence, each rank has the queries, keys and values of its own tokens. The ranks
 communicate inside `_attend` and nowhere else, in one of three ways (`parallel.context`).
 
-Shapes: B batch, S sequence, H hidden, A query heads, K heads of keys and values, D elements of a head, T tensor ranks.
-With context ranks, S is the number of tokens of a rank.
+Shapes: B batch, S sequence, H hidden, A query heads, K heads of keys and values, D elements of a head, V elements of a
+value (D, except in latent attention), T tensor ranks. With context ranks, S is the number of tokens of a rank.
 """
 
-from typing import Any
+from abc import ABC
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
@@ -39,17 +40,88 @@ from crosscut.parallel.recurrent import HeadsNorm, normalise_heads
 _NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}
 
 
-class SelfAttention(nn.Module):
+class AttentionCore(nn.Module, ABC):
+    """Core of attention, the base of all kinds: the weighted sum of the values of the tokens that each token may see,
+    on one rank's heads.
+
+    Values may be narrower or wider than queries and keys. Where a kernel or a message needs the same width, they are
+    padded with zeros, which change no score.
+    """
+
+    def __init__(self, core: architecture.Core, build: Builder) -> None:
+        super().__init__()
+        self.runner, self.streams, self.score_factor = build.runner, build.streams, core.score_factor
+        self.context, self.way = build.mesh.context, build.context_attention
+        self.head_size, self.value_size, self.padded_size = core.head_size, core.value_size, core.padded_size
+        self.dropout, self.is_causal, self.gathers = core.dropout, core.is_causal, core.gathers
+        self._is_on_cpu, self._capability = build.mesh.device.type == "cpu", capability_of(build.mesh.device)
+
+    @property
+    def _needs_same_width(self) -> bool:
+        """Whether the kernel needs values as wide as queries and keys: the CPU's fused kernel does."""
+        return self._is_on_cpu and not (self.training and self.dropout)
+
+    def _padded(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Pad queries, keys and values of different widths, if the kernel or a message of the core needs the same
+        width. Otherwise, return them, with `v` in memory of its own.
+        """
+        sends = self.context.size > 1 and self.way is not ContextAttention.GATHER
+        if self.head_size == self.value_size or not (sends or self._needs_same_width):
+            return q, k, v.contiguous()
+        pairs = ((x.transpose(1, 2), (0, self.padded_size - x.shape[-1])) for x in (q, k, v))
+        q, k, v = (F.pad(x, width).transpose(1, 2) for x, width in pairs)  # stored as [B, S, A/T, V]
+        return q, k, v
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask | None = None) -> Tensor:
+        """Let this rank's tokens attend to their whole sequences, parts of which other ranks may hold. The arguments
+        are those that `_padded` returns, and the result is [B, A/T, S, V].
+        """
+        added = None if mask is None else mask.added
+        if mask is None or not mask.is_shared:
+            return self._attend_here(q, k, v, added)
+        if self.way is ContextAttention.RING:
+            if self.score_factor is not None:  # the ring itself divides scores by the root of the width
+                q = q * (self.score_factor * q.shape[-1] ** 0.5)
+            return _cut(ring_attention(q, k, v, self.context, is_causal=self.is_causal, mask=added), self.value_size)
+        if self.gathers or self.way is ContextAttention.ALL_TO_ALL:
+            q, k, v = enter_context(q, k, v, self.context, self.way)
+        if not self._needs_same_width:
+            q, k, v = _cut(q, self.head_size), _cut(k, self.head_size), _cut(v, self.value_size)
+        return leave_context(self._attend_here(q, k, v, added), self.context, self.way)
+
+    def _attend_here(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        if self._repeats_keys(q, k, dropout, mask):
+            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))  # each [B, A/T, S, D]
+        how: Any = {"is_causal": self.is_causal} if mask is None else {"attn_mask": mask}
+        how |= {"enable_gqa": q.shape[1] != k.shape[1], "scale": self.score_factor}
+        if dropout == 0.0:
+            return _cut(F.scaled_dot_product_attention(q, k, v, **how), self.value_size)
+        with self.streams.per_rank():  # each rank drops elements of its own heads (paper, section 3.1)
+            return _cut(F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, **how), self.value_size)
+
+    def _repeats_keys(self, q: Tensor, k: Tensor, dropout: float, mask: Tensor | None) -> bool:
+        """Whether keys and values must be repeated for each query head. This is the case if no fused kernel of the GPU
+        accepts fewer key-value heads than query heads.
+        """
+        if q.shape[1] == k.shape[1] or self._capability is None:
+            return False
+        return not takes_shared_heads(
+            _NAMES[q.dtype],
+            head_size=self.head_size,
+            dropout=dropout,
+            capability=self._capability,
+            masked=mask is not None,
+        )
+
+
+@final
+class SelfAttention(AttentionCore):
     """Self-attention. Maps [B, S, H] to [B, S, H] or, under sequence parallelism, [B, S/T, H] to [B, S/T, H]."""
 
     def __init__(self, part: architecture.Attention, build: Builder) -> None:
-        super().__init__()
-        self.runner, self.streams = build.runner, build.streams
-        self.context, self.way = build.mesh.context, build.context_attention
-        self.head_size, self.dropout, self.is_causal = part.head_size, part.dropout, part.is_causal
-        self.query_scale = part.query_scale
+        super().__init__(part.core, build)
         self.window, self.rotation, self.has_gate = part.window, part.rotation, part.has_gate
-        self._capability = capability_of(build.mesh.device)
         self.qkv = ColumnParallelLinears(query=build.columns(part.query), key_value=build.columns(part.key_value))
         self.query_norm, self.key_norm = build.head_norm(part.query_norm), build.head_norm(part.key_norm)
         self.output = build.rows(part.output)
@@ -73,8 +145,6 @@ class SelfAttention(nn.Module):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, A/T, S, D], and each [B, K/T, S, D]
         rotation = None if self.rotation is None else self._rotation(shared)
         q, k = _placed(q, self.query_norm, rotation), _placed(k, self.key_norm, rotation)
-        if self.query_scale != 1.0:
-            q = q * self.query_scale
         heads = self._heads(q, k, v, shared, memory).transpose(1, 2)  # [B, S, A/T, D]
         y: Tensor = self.output(self.runner.cheap(gated, heads, gate) if gate is not None else heads.flatten(2))
         return y
@@ -85,43 +155,13 @@ class SelfAttention(nn.Module):
     def _heads(self, q: Tensor, k: Tensor, v: Tensor, shared: Shared, memory: PartMemory | None) -> Tensor:
         """Attend, and return the result [B, A/T, S, D]."""
         if memory is not None:
-            return memory.attend(q, k, v, window=self.window)
+            return memory.attend(q, k, v, window=self.window, scale=self.score_factor)
         return self.runner.core(self._attend, q, k, v, shared.window_mask if self.window else shared.mask)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask | None = None) -> Tensor:
-        """Let this rank's tokens attend to their whole sequences, parts of which other ranks may hold."""
-        added = None if mask is None else mask.added
-        if mask is None or not mask.is_shared:
-            return self._attend_here(q, k, v, added)
-        if self.way is ContextAttention.RING:
-            return ring_attention(q, k, v, self.context, is_causal=self.is_causal, mask=added)
-        q, k, v = enter_context(q, k, v, self.context, self.way)
-        return leave_context(self._attend_here(q, k, v, added), self.context, self.way)
 
-    def _attend_here(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        dropout = self.dropout if self.training else 0.0
-        if self._repeats_keys(q, k, dropout, mask):
-            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))  # each [B, A/T, S, D]
-        how: Any = {"is_causal": self.is_causal} if mask is None else {"attn_mask": mask}
-        how["enable_gqa"] = q.shape[1] != k.shape[1]
-        if dropout == 0.0:
-            return F.scaled_dot_product_attention(q, k, v, **how)
-        with self.streams.per_rank():  # each rank drops elements of its own heads (paper, section 3.1)
-            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, **how)
-
-    def _repeats_keys(self, q: Tensor, k: Tensor, dropout: float, mask: Tensor | None) -> bool:
-        """Whether keys and values must be repeated for each query head. This is the case if no fused kernel of the GPU
-        accepts fewer key-value heads than query heads.
-        """
-        if q.shape[1] == k.shape[1] or self._capability is None:
-            return False
-        return not takes_shared_heads(
-            _NAMES[q.dtype],
-            head_size=self.head_size,
-            dropout=dropout,
-            capability=self._capability,
-            masked=mask is not None,
-        )
+def _cut(x: Tensor, size: int) -> Tensor:
+    """Remove the padding after the first `size` elements of each head."""
+    return x if x.shape[-1] == size else x[..., :size]
 
 
 def gated(heads: Tensor, gate: Tensor) -> Tensor:

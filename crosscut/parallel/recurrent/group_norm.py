@@ -177,7 +177,8 @@ class _Norm(Function):
         of_normal = (of_result * weight).to(root.dtype)
         shared = rule.groups.summed((of_normal * normal).sum(-1)).unsqueeze(-1) / rule.groups.width
         of_y = normal_gradient(of_normal, normal, root=root, mean=shared).flatten(-2)
-        of_gated = grad * (normal * weight).flatten(-2) if rule.gate_is_last else of_y * y
-        of_gate = torch.ops.aten.silu_backward(of_gated, wide).to(gate.dtype)
+        of_gate = torch.ops.aten.silu_backward(
+            grad * (normal * weight).flatten(-2) if rule.gate_is_last else of_y * y, wide
+        )
         of_y = of_y if rule.gate_is_last else of_y * F.silu(wide)
-        return of_y.to(y.dtype), of_gate, of_weight, None
+        return of_y.to(y.dtype), of_gate.to(gate.dtype), of_weight, None

@@ -2,6 +2,7 @@
 
 from types import MappingProxyType
 
+from crosscut.config import ModelConfig
 from crosscut.pretrained.names.attention import (
     ARCEE,
     BERT,
@@ -13,10 +14,11 @@ from crosscut.pretrained.names.attention import (
     OLMO2,
     STARCODER2,
 )
+from crosscut.pretrained.names.latent import deepseek
 from crosscut.pretrained.names.source import OUTPUT, Source, TensorNames
 from crosscut.pretrained.names.state_space import BAMBA, GRANITE, JAMBA, MAMBA, NEMOTRON_H
 
-NAMES = MappingProxyType(
+_NAMES = MappingProxyType(
     {
         "gpt2": GPT2,
         "gpt_bigcode": BIGCODE,
@@ -34,6 +36,11 @@ NAMES = MappingProxyType(
         "jamba": JAMBA,
     }
 )
-"""Names of the tensors of a model without a head for masked tokens or a task."""
 
-__all__ = ["BERT_WITH_HEADS", "NAMES", "OUTPUT", "Source", "TensorNames"]
+
+def names_of(model_type: str, config: ModelConfig) -> TensorNames:
+    """Return the names of the tensors of a model without a head for masked tokens or a task."""
+    return deepseek(config.latent_attention) if model_type == "deepseek_v3" else _NAMES[model_type]
+
+
+__all__ = ["BERT_WITH_HEADS", "OUTPUT", "Source", "TensorNames", "names_of"]

@@ -50,6 +50,11 @@ class Source:
     convolution."""
     swaps_halves: bool = False
     """Whether the Crosscut parameter holds the two halves of each group of rows in the opposite order."""
+    group: int = 0
+    """Number of rows of a group with `paired` rows, such as a head."""
+    paired: int = 0
+    """Number of rows at the end of each group that alternate between first and second elements of pairs in the
+    published tensor. In the Crosscut parameter, all first elements come before all second elements."""
 
     def placed(self, config: ModelConfig) -> "Source":
         """Return the source with the range of its rows in a stacked tensor. A source that is not stacked is returned

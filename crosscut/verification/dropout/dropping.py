@@ -79,11 +79,16 @@ class _ByValue:
 
 
 def _weights(
-    q: Tensor, k: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, enable_gqa: bool = False
+    q: Tensor,
+    k: Tensor,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
+    scale: float | None = None,
 ) -> Tensor:
     """Weights of attention before dropout: the softmax of the scores."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1) if enable_gqa else k
-    scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+    scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
     if attn_mask is not None:

@@ -50,10 +50,11 @@ def test_the_table_is_readable_at_a_hundred_columns() -> None:
     lines = text.splitlines()
     assert max(map(len, lines)) <= 100
     assert "…" not in text
-    assert lines[:3] == [
+    assert lines[:4] == [
         "8.31 billion parameters on 512 x V100 SXM3 32 GB (DGX-2H), in float16",
-        "72 layers of attention and gelu; 512 sequences of 1,024 tokens per step",
+        "512 sequences of 1,024 tokens per step",
         "recipe paper (the default from 100M parameters on): learning rate 0.00015",
+        "72 layers of attention and gelu",
     ]
     assert sum(" x " in line and "%" in line for line in lines) == 12
     assert "  tensor 1 x data 512, not sharded: weights and optimizer need 100 GB per rank; the GPU has 32 GB" in lines
@@ -82,7 +83,7 @@ def test_days_and_costs_of_long_runs_are_readable(model: str, gpu: str) -> None:
 def test_a_table_that_is_wider_than_a_hundred_columns_is_whole() -> None:
     currency = "currency" * 5
     text = run(*PAPER, "--tokens", "157B", "--price", f"2.5{currency}")
-    assert text.splitlines()[4].endswith(f" {currency}")
+    assert text.splitlines()[5].endswith(f" {currency}")
     assert "…" not in text
 
 
@@ -262,7 +263,7 @@ def test_files_that_are_written_are_named_with_the_next_step(tmp_path: Path) -> 
 )
 def test_a_cost_has_its_unit_and_its_source(price: str, heading: str, source: str) -> None:
     text = run(*PAPER, "--tokens", "157B", "--price", price)
-    assert text.splitlines()[4].endswith(f" {heading}")
+    assert text.splitlines()[5].endswith(f" {heading}")
     assert f"days x 24 hours x 512 devices {source}" in " ".join(text.split())
     cost = json.loads(run(*PAPER, "--tokens", "157B", "--price", price, "--json"))["plans"][0]["budget"]
     assert cost["currency"] == heading.replace("cost", "")

@@ -148,6 +148,10 @@ REFUSED = {
     "rope_parameters = {rope_type = 'default', partial_rotary_factor = 0.5}": "`partial_rotary_factor` in `{path}` "
     "must be 1.0, but is 0.5.",
     "attention_bias = true": "`attention_bias` in `{path}` must be false like `mlp_bias`, but is true.",
+    "model_type = 'deepseek_v2'\nfirst_k_dense_replace = 1": "`first_k_dense_replace` in `{path}` must be at "
+    "least 2, the number of layers, because Crosscut has no layers with experts, but is 1.",
+    "model_type = 'deepseek_v3'\nfirst_k_dense_replace = 2\nrope_interleave = false": "`rope_interleave` in `{path}` "
+    "must be true, but is false.",
     "model_type = 'qwen3'\nattention_bias = true": "`attention_bias` in `{path}` must be false, but is true.",
     "quantization_config = {bits = 4}": "`quantization_config` in `{path}` must be null, but is {{'bits': 4}}.",
 }
@@ -178,7 +182,8 @@ INCOMPLETE = {
     "to infinity, the smaller one first, but is [0.1, 0.01]. Crosscut supports no other value. Choose another model.",
     "model_type = 'gemma'\narchitectures = ['GemmaForCausalLM']": "`model_type` in `{path}` must be 'gpt2', "
     "'gpt_bigcode', 'llama', 'mistral', 'qwen2', 'qwen3', 'olmo2', 'starcoder2', 'arcee', 'nanochat', 'bert', "
-    "'roberta', 'mamba', 'mamba2', 'nemotron_h', 'bamba', 'granitemoehybrid' or 'jamba', but is 'gemma' "
+    "'roberta', 'deepseek_v2', 'deepseek_v3', 'mamba', 'mamba2', 'nemotron_h', 'bamba', 'granitemoehybrid' or 'jamba', "
+    "but is 'gemma' "
     "(GemmaForCausalLM). Choose a model of one of these families.",
     f"rope_scaling = {{{LLAMA3}, low_freq_factor = 1.0}}": "`factor` must be given in `{path}` for rope_type 'llama3', "
     "but is missing. Download the file again.",

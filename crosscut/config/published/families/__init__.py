@@ -4,12 +4,15 @@ from types import MappingProxyType
 
 from crosscut.config.published.families.attention import ATTENTION_FAMILIES, MISTRAL, ROBERTA
 from crosscut.config.published.families.family import SOFT_CAP_FIELD, Family
+from crosscut.config.published.families.latent import DEEPSEEK_V2, LATENT_FAMILIES
 from crosscut.config.published.families.state_space import STATE_SPACE_FAMILIES
 
-FAMILIES = MappingProxyType({family.model_type: family for family in (*ATTENTION_FAMILIES, *STATE_SPACE_FAMILIES)})
+FAMILIES = MappingProxyType(
+    {family.model_type: family for family in (*ATTENTION_FAMILIES, *LATENT_FAMILIES, *STATE_SPACE_FAMILIES)}
+)
 """Families by `model_type`."""
 
-_OF_EXPERTS = ("deepseek_v3", "gpt_oss", "granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+_OF_EXPERTS = ("gpt_oss", "granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
 REFUSED = MappingProxyType(
     {
         "falcon_h1": "whose layers run attention and a state-space mixer side by side on one input",
@@ -19,4 +22,7 @@ REFUSED = MappingProxyType(
 )
 """Reasons why models of other types do not fit `ModelConfig`, as clauses that follow the type."""
 
-__all__ = ["FAMILIES", "MISTRAL", "REFUSED", "ROBERTA", "SOFT_CAP_FIELD", "Family"]
+AS_OTHERS = (MISTRAL, ROBERTA, DEEPSEEK_V2)
+"""Families whose models Crosscut exports as those of another family with the same layers."""
+
+__all__ = ["AS_OTHERS", "FAMILIES", "REFUSED", "SOFT_CAP_FIELD", "Family"]

@@ -79,6 +79,11 @@ class Family:
     """Second names of keys. In `transformers`, the value under the second name has precedence."""
     rotates_before_norm: bool = False
     """Whether queries and keys are normalised after their rotation. The norm then removes YaRN's attention factor."""
+    dense_layers: tuple[str, int] | None = None
+    """Key of the number of the first layers without experts, with its default. Crosscut supports only models whose
+    layers all have no experts. None for a family without experts."""
+    derived: Mapping[str, str] = field(default_factory=dict)
+    """Keys that `transformers` computes from another key, with that key."""
     first_position: int = 0
     """Row of the first position in the table of learned positions. No text uses the rows before it."""
 

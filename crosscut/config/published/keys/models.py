@@ -123,6 +123,18 @@ _WITHOUT_EFFECT = because(
 )
 
 
+_EXPERTS = because(
+    {
+        "belongs to layers with experts": (
+            "n_routed_experts n_shared_experts num_experts_per_tok moe_intermediate_size moe_layer_freq n_group "
+            "topk_group topk_method norm_topk_prob routed_scaling_factor scoring_func aux_loss_alpha seq_aux ep_size "
+            "output_router_logits router_aux_loss_coef num_local_experts num_experts"
+        ),
+        "predicts further tokens, which Crosscut does not": "num_nextn_predict_layers",
+    }
+)
+
+
 def _has_mixer(family: Family) -> bool:
     """Whether the family has state-space mixers."""
     return any(field.startswith(("mamba.", "mamba2.")) for field in family.keys)
@@ -134,6 +146,8 @@ def keys_of_model(model_type: str) -> Keys:
     family = FAMILIES[model_type]
     fields = {key: f"`model.{field}`" for field, key in family.keys.items()}
     second = {name: f"another name of `{key}`" for name, key in family.aliases.items()}
+    if family.dense_layers is not None:
+        fields[family.dense_layers[0]] = "all layers must be without experts"
     used = {**_USED, **second, **dict.fromkeys(family.biases, "`model.biases`"), **fields}
     if family.may_rotate:
         used |= _ROTARY
@@ -155,6 +169,8 @@ def keys_of_model(model_type: str) -> Keys:
     heads = "`multi_query` gives the number" if "multi_query" in family.required else "the family has no such key"
     rest = {
         "num_key_value_heads": heads,
+        **{key: f"`{other}` gives the number" for key, other in family.derived.items()},
+        **(_EXPERTS if family.dense_layers is not None else {}),
         **_WITHOUT_EFFECT,
         **dropouts,
         **(_WINDOW_WITHOUT_EFFECT if family.has_window else _NO_WINDOW),

@@ -1,0 +1,33 @@
+"""Read and write what a `config.json` says about latent attention, and about the layers without experts beside it."""
+
+from crosscut.config.checks import Settings
+from crosscut.config.model import ModelConfig
+from crosscut.config.published.families import Family
+from crosscut.config.published.rotary import score_coefficient
+from crosscut.config.published.table import PublishedTable, Table
+
+_QUERY_RANK = "latent_attention.query_rank"
+
+
+def latent_fields(table: PublishedTable, family: Family, num_layers: int) -> Settings:
+    """Fields of the section `latent_attention` that do not have keys of their own. Empty for a family without latent
+    attention. Raises `ConfigError` for a model whose last layers have experts.
+    """
+    if family.dense_layers is not None:
+        key, default = family.dense_layers
+        if (number := table.number(key, table.get(key, default), int)) < num_layers:
+            must = f"at least {num_layers}, the number of layers, because Crosscut has no layers with experts"
+            raise table.refusal(key, must, number)
+    return {"latent_attention.mscale_all_dim": score_coefficient(table)} if _QUERY_RANK in family.keys else {}
+
+
+def latent_keys(model: ModelConfig, family: Family) -> Table:
+    """Keys of a `config.json` for latent attention whose values are not those of fields. Null is the published form of
+    a rank of 0. Empty for a family without latent attention.
+    """
+    keys = Table()
+    if _QUERY_RANK in family.keys:
+        keys[family.keys[_QUERY_RANK]] = model.latent_attention.query_rank or None
+    if family.dense_layers is not None:
+        keys[family.dense_layers[0]] = model.num_layers
+    return keys
