@@ -388,8 +388,14 @@ class ModelConfig:
             self._require_value("num_classes", 0, f'for a model with `model.head` = "{self.head}"', remedy)
 
     def _resolve_heads(self) -> None:
+        if not self.num_kv_heads:
+            object.__setattr__(self, "num_kv_heads", self.num_heads)
         if not self.attends:
             return
+        if not self.has_keys_of_heads:
+            for name in ("qk_norm", "attention_gate"):
+                when = "for a model whose only attention is `latent_attention`"
+                self._require_value(name, False, when, f"Remove `model.{name}`.")
         if not self.head_size:
             if self.hidden_size % self.num_heads:
                 raise ConfigError(
@@ -397,8 +403,6 @@ class ModelConfig:
                     f"Try {listed(d for d in divisors(self.hidden_size) if d <= 2 * self.num_heads)}."
                 )
             object.__setattr__(self, "head_size", self.hidden_size // self.num_heads)
-        if not self.num_kv_heads:
-            object.__setattr__(self, "num_kv_heads", self.num_heads)
         if self.qk_norm_over is NormSpan.ALL_HEADS:
             over = 'with `model.qk_norm_over` = "all_heads"'
             self._require_value("qk_norm", True, over, "Set model.qk_norm=true.")
@@ -431,8 +435,8 @@ class ModelConfig:
         if scaling is not RotaryScaling.YARN:
             remedy = "Only YaRN uses this factor. Remove `model.rotary_attention_factor`."
             self._require_value("rotary_attention_factor", 0, f'with `model.rotary_scaling` = "{scaling}"', remedy)
-        name = next(iter(self._rotated_sizes))
         if scaling is RotaryScaling.DYNAMIC and self.rotary_size == 2:
+            name = next(iter(self._rotated_sizes))
             raise ConfigError(
                 f'`model.{name}` must be above 2 with `model.rotary_scaling` = "dynamic", but is 2. The scaled base '
                 f'has the exponent `model.{name}` / (`model.{name}` - 2). Set model.rotary_scaling="linear".'
@@ -464,8 +468,8 @@ class ModelConfig:
             )
 
     def _check_rotated(self) -> None:
-        (first, of_all), *others = self._rotated_sizes.items()
-        for name, size in ((first, of_all), *others):
+        first, of_all = next(iter(self._rotated_sizes), ""), self.rotary_size
+        for name, size in self._rotated_sizes.items():
             if size % 2 and (name != "head_size" or self.rotary_fraction == 1):
                 raise ConfigError(
                     f"`model.{name}` must be even, but is {size}. Rotary positions rotate pairs of elements. Choose an "
@@ -489,18 +493,18 @@ class ModelConfig:
     @property
     def _rotated_sizes(self) -> Mapping[str, int]:
         """Numbers of elements of a head that rotary positions rotate, by the name of their setting. Kinds without a
-        section of their own rotate the fraction `rotary_fraction` of `head_size`.
+        section of their own rotate the fraction `rotary_fraction` of `head_size`. Empty if nothing is rotated.
         """
         own = {name: getattr(self, name).rotated for name in self._own_sections}
         names = {f"{section}.{name}": size for section, sizes in own.items() for name, size in sizes.items()}
-        if names and not any(kind in ATTENTIONS and kind is not Mixer.NOPE_ATTENTION for kind in self.kinds):
+        if not any(kind in ATTENTIONS and kind is not Mixer.NOPE_ATTENTION for kind in self.kinds):
             return names
         return {"head_size": int(self.head_size * self.rotary_fraction), **names}
 
     @property
     def rotary_size(self) -> int:
-        """Number of elements of a head that rotary positions rotate."""
-        return next(iter(self._rotated_sizes.values()))
+        """Number of elements of a head that rotary positions rotate; 0 if no kind of layer rotates."""
+        return next(iter(self._rotated_sizes.values()), 0)
 
     @property
     def attends(self) -> bool:

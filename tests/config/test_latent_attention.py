@@ -24,6 +24,7 @@ def model_of(layers: tuple[str, ...] = ("latent_attention gelu",), **others: Any
 def test_scores_have_the_factor_of_yarn() -> None:
     sizes = model_of(mscale_all_dim=0.5).latent_attention
     assert sizes.score_factor(1.0) == pytest.approx(10**-0.5)
+    assert sizes.score_factor(1.0, 0.2) == pytest.approx(0.2)
     assert sizes.score_factor(40.0) == pytest.approx((0.05 * 3.6888794541139363 + 1) ** 2 * 10**-0.5)
 
 
@@ -31,6 +32,9 @@ def test_the_rotated_size_is_that_of_the_kinds_in_the_layers() -> None:
     assert model_of().rotary_size == 4
     assert model_of(("attention",)).rotary_size == 12
     assert model_of(("latent_attention", "attention"), head_size=4).rotary_size == 4
+    assert model_of(("latent_attention", "sliding_attention"), head_size=8, rotary_fraction=0.5).rotary_size == 4
+    assert model_of(("latent_attention", "nope_attention"), head_size=7).rotary_size == 4
+    assert model_of(("mamba2",), mamba2={"head_size": 8}).rotary_size == 0
 
 
 def test_a_run_with_a_section_is_written_and_read_again() -> None:
@@ -55,6 +59,21 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "`model.latent_attention.rope_size` must be `model.head_size` (12) in a model with both kinds of "
             "attention, but is 4. All layers share the rotations of one size. Change one of the two, or set "
             'model.positions="learned".'
+        ),
+    ),
+    "two sizes, one a fraction": (
+        {"layers": ("latent_attention", "attention"), "rotary_fraction": 0.5},
+        (
+            "`model.latent_attention.rope_size` must be the 6 elements that `model.rotary_fraction` leaves of "
+            "`model.head_size` in a model with both kinds of attention, but is 4. All layers share the rotations of "
+            'one size. Change one of the two, or set model.positions="learned".'
+        ),
+    ),
+    "norms that no layer has": (
+        {"qk_norm": True},
+        (
+            "`model.qk_norm` must be false for a model whose only attention is `latent_attention`, but is true. Remove "
+            "`model.qk_norm`."
         ),
     ),
     "no latent": ({"key_value_rank": 0}, "`model.latent_attention.key_value_rank` must be at least 1, but is 0."),

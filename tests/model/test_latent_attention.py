@@ -1,5 +1,6 @@
 """Latent attention against that of transformers, whose casts to float32 are replaced by casts to float64."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -148,7 +149,8 @@ def saved_and_planned(value_size: int, rank: int, dropout: float, dtype: torch.d
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         y = gpt.blocks[0](torch.randn(3, LENGTH, HIDDEN, dtype=dtype, requires_grad=True), Shared(rotation))
     assert y.requires_grad
-    target = Target(sequences=3, length=LENGTH, compute_bytes=dtype.itemsize, sums_bytes=dtype.itemsize)
+    own_bytes = {"compute_bytes": dtype.itemsize, "sums_bytes": dtype.itemsize}
+    target = replace(Target.of(Layout()), sequences=3, length=LENGTH, **own_bytes)
     (planned,) = kept(describe(model).layers[0], target, "none")
     return sum(saved.values()), planned.total
 

@@ -20,6 +20,7 @@ EXACT = {
     "llama2-13b": 13_015_864_320,
     "llama3-8b": 8_030_261_248,
     "llama3-70b": 70_553_706_496,
+    "nemotron-h-8b": 8_100_852_736,
     "bert-base": 110_106_428,  # BertForPreTraining of transformers
     "bert-large": 336_226_108,
 }

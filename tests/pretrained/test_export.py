@@ -50,7 +50,9 @@ def test_what_came_in_goes_out(ranks, published, tmp_path, name):
     folder, out = published(name), tmp_path / "out"
     ranks.run(2, jobs.export, find_model(folder), Layout(tensor=2), out, 10**9)
     assert_same_tensors(folder, out)
-    assert torch.equal(their_logits(out, torch.float32), their_logits(folder, torch.float32))
+    # A DeepSeek-V2 leaves as a DeepSeek-V3, which has the same tensors, but another function for sines and cosines.
+    close = {"rtol": 1e-4, "atol": 1e-5} if name == "deepseek_v2" else {"rtol": 0.0, "atol": 0.0}
+    torch.testing.assert_close(their_logits(out, torch.float32), their_logits(folder, torch.float32), **close)
     assert find_model(out).model == find_model(folder).model
 
 

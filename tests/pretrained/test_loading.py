@@ -102,7 +102,7 @@ def test_every_layout_holds_the_same_model(ranks, published, layout):
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("layout", [Layout(), Layout(tensor=4), Layout(data=2, sharding="zero3")], ids=str)
-@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "mamba2", "nemotron_h", "granitemoehybrid"])
 def test_a_rank_reads_what_it_holds_and_no_more(ranks, published, name, layout):
     source = find_model(published(name))
     for read, held in ranks.run(layout.world_size, jobs.elements_read, source, layout):

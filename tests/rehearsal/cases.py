@@ -69,6 +69,10 @@ WINDOWS = {
     **LLAMA, **SIX_LAYERS, "layers": ("sliding_attention swiglu", "nope_attention swiglu", "attention swiglu"),
     "sliding_attention": SlidingAttentionConfig(window=48, rotary_base=100.0),
 }  # fmt: skip
+MULTIPLIED = {
+    **LLAMA, **SIX_LAYERS, "positions": "none", "embedding_multiplier": 3.0, "residual_multiplier": 0.22,
+    "attention_multiplier": 0.2, "logit_divisor": 1.5,
+}  # fmt: skip
 AVERAGED = OptimizerConfig(ema_decay=0.999)
 MUON = OptimizerConfig(matrices="muon", matrix_learning_rate=0.02)
 WIDE = {"num_layers": 1, "hidden_size": 512}
@@ -200,6 +204,8 @@ SMALL = (
     small("BERT's attention again", "cpu", {}, CORE, BERT),
     small("BERT, split", "cuda", SPLIT, EVERY_SECOND | HALF, BERT),
     small("BERT, shared", "cuda", GROUPS, DOCUMENTS | HALF, BERT),
+    small("multipliers", "cpu", {"tensor": 2, "data": 2}, {}, MULTIPLIED),
+    small("multipliers, split", "cuda", SPLIT, HALF, MULTIPLIED),
     small("masked BERT", "cpu", {"tensor": 2, "data": 2}, {}, BERT | MASKED),
     small("masked BERT, split", "cuda", SPLIT, LAYERS | HALF, {**BERT, **MASKED, "norm_place": "before"}),
     small("masked BERT, shared", "cuda", CUT_ZERO3, {**HALF, "micro_batch_size": 2}, {**BERT, **MASKED, "tied": False}),

@@ -10,6 +10,14 @@ from tests.ranks import RankPool
 from tests.verification.runs import BERT, CHOICE, CLASSES, LLAMA, MASKED, MODERN, NUMBER, SPANS, proven, tiny_run
 
 QWEN3 = {**LLAMA, "qk_norm": True, "head_size": 12}
+GRANITE = {
+    **LLAMA,
+    "positions": "none",
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.2,
+    "logit_divisor": 1.5,
+}
 CASES = [
     ({**BERT, **MASKED}, Layout(tensor=2, data=2)),
     ({"num_kv_heads": 2}, Layout(tensor=4, sequence_parallel=True)),
@@ -44,6 +52,9 @@ CASES = [
     ({"embedding_norm": True}, Layout(tensor=2, data=2, sequence_parallel=True)),
     ({"norm_affine": False, "embedding_norm": True, "qk_norm": True, "qk_norm_kind": "layer"}, Layout(tensor=2)),
     ({**QWEN3, "num_kv_heads": 1}, Layout(tensor=2, data=2, sharding="zero2", sequence_parallel=True)),
+    ({**GRANITE, "num_kv_heads": 2}, Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True)),
+    (GRANITE, Layout(tensor=4, sequence_parallel=True)),
+    (GRANITE, Layout(context=2, tensor=2)),
     (BERT, Layout(tensor=4)),
     (BERT, Layout(tensor=2, data=2, sequence_parallel=True)),
     ({**BERT, "norm_place": "before"}, Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True)),

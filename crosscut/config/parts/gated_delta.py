@@ -66,6 +66,12 @@ class GatedDeltaConfig(MixerSection):
         keys = max(self.num_key_heads * new_size // hidden_size, 1) if self.num_key_heads else 0
         return replace(self, num_key_heads=keys, num_value_heads=keys * shared if keys else self.num_value_heads)
 
+    def num_parameters(self, hidden_size: int, num_heads: int) -> int:
+        """Return the number of parameters in the matrices of one mixer."""
+        del num_heads
+        values, keys = self.num_value_heads * self.value_head_size, self.num_key_heads * self.key_head_size
+        return hidden_size * (3 * values + 2 * keys + 2 * self.num_value_heads)
+
     def limits(self) -> tuple[Limit, ...]:
         """Return the numbers of value heads and of key heads."""
         return (

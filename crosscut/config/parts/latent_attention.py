@@ -83,6 +83,13 @@ class LatentAttentionConfig(MixerSection):
         del hidden_size
         return self
 
+    def num_parameters(self, hidden_size: int, num_heads: int) -> int:
+        """Return the number of parameters in the matrices of one mixer."""
+        queries, rank = num_heads * self.head_size, self.query_rank
+        of_queries = rank * (hidden_size + queries) if rank else hidden_size * queries
+        of_heads = self.key_value_rank * num_heads * (self.nope_size + self.value_size)
+        return of_queries + of_heads + hidden_size * (self.kept_size + num_heads * self.value_size)
+
     def limits(self) -> tuple[Limit, ...]:
         """Return no numbers: the heads are those of the model."""
         return ()

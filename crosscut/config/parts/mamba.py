@@ -56,6 +56,11 @@ class MambaConfig(MixerSection):
         inner, rank = (-(-size * new_size // hidden_size) for size in (self.inner_size, self.step_rank))
         return replace(self, inner_size=inner, step_rank=rank)
 
+    def num_parameters(self, hidden_size: int, num_heads: int) -> int:
+        """Return the number of parameters in the matrices of one mixer."""
+        del num_heads
+        return self.inner_size * (3 * hidden_size + self.selection_size + self.step_rank + self.state_size)
+
     def limits(self) -> tuple[Limit, ...]:
         """Return the number of channels."""
         channels = Limit(

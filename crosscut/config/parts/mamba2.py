@@ -88,6 +88,11 @@ class Mamba2Config(MixerSection):
         heads = self.num_heads * new_size // hidden_size // self.num_groups * self.num_groups
         return replace(self, num_heads=max(heads, self.num_groups) if self.num_heads else 0)
 
+    def num_parameters(self, hidden_size: int, num_heads: int) -> int:
+        """Return the number of parameters in the matrices of one mixer."""
+        del num_heads
+        return hidden_size * (3 * self.inner_size + 2 * self.num_groups * self.state_size + self.num_heads)
+
     def limits(self) -> tuple[Limit, ...]:
         """Return the numbers of heads and groups."""
         groups = {"num_groups": "{} groups of state-space heads", "norm_groups": "{} groups of the gated norm"}

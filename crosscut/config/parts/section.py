@@ -38,6 +38,12 @@ class MixerSection(ABC):
         """Return the settings for the hidden size `new_size` in place of `hidden_size`."""
         return self
 
+    def num_parameters(self, hidden_size: int, num_heads: int) -> int:  # noqa: ARG002 - for kinds with own matrices
+        """Return the number of parameters in the matrices of one mixer, for `model.num_heads` heads. 0 if they are
+        those of `attention`.
+        """
+        return 0
+
     @abstractmethod
     def limits(self) -> tuple[Limit, ...]:
         """Return the numbers that ranks must divide."""

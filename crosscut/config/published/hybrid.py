@@ -26,7 +26,7 @@ def layer_fields(table: PublishedTable, family: Family, num_layers: int) -> Sett
         return {}
     listing = family.layers
     if listing.indices_key:
-        kinds = _by_indices(table, listing, num_layers)
+        kinds: Sequence[str] = _by_indices(table, listing, num_layers)
     elif listing.period_key:
         kinds = _by_period(table, listing, num_layers)
     else:
@@ -153,10 +153,10 @@ def _limits(table: PublishedTable) -> tuple[float, float]:
 
 
 def _number(value: object) -> float:
-    """Return a number of the file; NaN for another value."""
+    """Return a number of a JSON file, in which infinity may be an object. NaN if the value is no number."""
     if value == {"__float__": "Infinity"}:
         return math.inf
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    return float(value) if isinstance(value, int | float) and type(value) is not bool else math.nan
 
 
 def mixer_keys(model: ModelConfig, family: Family) -> Table:

@@ -18,6 +18,7 @@ from crosscut.config import (
     dump_toml,
     load_run,
 )
+from crosscut.config.parts.kinds import Mixer
 from crosscut.config.published.presets import DEMO_PRESET, LAPTOP_PRESETS
 from crosscut.config.recipes import RECIPES, describe_recipe, num_parameters
 from crosscut.planner import count_parameters
@@ -84,6 +85,14 @@ def test_parameters_are_counted_as_the_planner_does(preset: str) -> None:
     )
     counted = dataclasses.replace(model, vocab_size=model.vocab_size or DataConfig.vocab_size, attention="causal")
     assert num_parameters(model) == pytest.approx(count_parameters(counted), rel=0.005)
+
+
+@pytest.mark.parametrize("kind", Mixer.values())
+def test_matrices_of_mixers_are_counted_as_the_planner_does(kind: str) -> None:
+    model = ModelConfig(
+        hidden_size=768, num_heads=12, num_layers=6, layers=(kind,), positions="rotary", vocab_size=99, head_size=64
+    )
+    assert num_parameters(model) == pytest.approx(count_parameters(model), rel=0.005)
 
 
 def test_a_resolved_run_keeps_its_numbers_and_the_name_of_its_recipe() -> None:

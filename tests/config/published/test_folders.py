@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from crosscut.config import ConfigError, ModelConfig, dump_toml, load_run
+from crosscut.config.checks import listed
+from crosscut.config.published.families import FAMILIES
 from crosscut.config.published.folders import (
     Published,
     begin_id,
@@ -155,14 +157,14 @@ REFUSED = {
     "model_type = 'qwen3'\nattention_bias = true": "`attention_bias` in `{path}` must be false, but is true.",
     "quantization_config = {bits = 4}": "`quantization_config` in `{path}` must be null, but is {{'bits': 4}}.",
 }
+TYPES = f"`model_type` in `{{path}}` must be {listed(map(repr, FAMILIES))}, but is"
+OF_THESE = ". Choose a model of one of these families."
 INCOMPLETE = {
-    "model_type = 'falcon_h1'\narchitectures = ['FalconH1ForCausalLM']": "but is 'falcon_h1' (FalconH1ForCausalLM), "
-    "whose layers run attention and a state-space mixer side by side on one input. Choose a model of one of these "
-    "families.",
-    "model_type = 'zamba2'": "but is 'zamba2', whose layers share one block of attention and an MLP, which also reads "
-    "the embedding. Choose a model of one of these families.",
-    "model_type = 'qwen3_moe'": "but is 'qwen3_moe', whose MLPs are mixtures of experts. Choose a model of one of "
-    "these families.",
+    "model_type = 'falcon_h1'\narchitectures = ['FalconH1ForCausalLM']": f"{TYPES} 'falcon_h1' (FalconH1ForCausalLM), "
+    f"whose layers run attention and a state-space mixer side by side on one input{OF_THESE}",
+    "model_type = 'zamba2'": f"{TYPES} 'zamba2', whose layers share one block of attention and an MLP, which also "
+    f"reads the embedding{OF_THESE}",
+    "model_type = 'qwen3_moe'": f"{TYPES} 'qwen3_moe', whose MLPs are mixtures of experts{OF_THESE}",
     "model_type = 'nemotron_h'\nhybrid_override_pattern = 'ME*'": "`hybrid_override_pattern` in `{path}` must list "
     "only layers of the kinds 'mamba', 'attention' or 'mlp', but has 'moe', a mixture of experts. Choose another "
     "model.",
@@ -177,9 +179,11 @@ INCOMPLETE = {
     "model_type = 'bamba'\nattn_layer_indices = 'all'": "`attn_layer_indices` in `{path}` must be a list of indices of "
     "layers, but is 'all'. Crosscut supports no other value. Choose another model.",
     "model_type = 'mamba2'\nnum_heads = 3": "`head_dim` in `{path}` must be the size of each of 3 heads that together "
-    "have 8192 elements (`expand`), but is 64. Crosscut supports no other value. Choose another model.",
-    "model_type = 'mamba2'\ntime_step_limit = [0.1, 0.01]": "`time_step_limit` in `{path}` must be two numbers from 0 "
-    "to infinity, the smaller one first, but is [0.1, 0.01]. Crosscut supports no other value. Choose another model.",
+    "have 64 elements (`expand`), but is 64. Crosscut supports no other value. Choose another model.",
+    "model_type = 'mamba2'\nnum_heads = 1\ntime_step_limit = [0.1, 0.01]": (
+        "`time_step_limit` in `{path}` must be two numbers from 0 to infinity, the smaller one first, but is [0.1, "
+        "0.01]. Crosscut supports no other value. Choose another model."
+    ),
     "model_type = 'gemma'\narchitectures = ['GemmaForCausalLM']": "`model_type` in `{path}` must be 'gpt2', "
     "'gpt_bigcode', 'llama', 'mistral', 'qwen2', 'qwen3', 'olmo2', 'starcoder2', 'arcee', 'nanochat', 'bert', "
     "'roberta', 'deepseek_v2', 'deepseek_v3', 'mamba', 'mamba2', 'nemotron_h', 'bamba', 'granitemoehybrid' or 'jamba', "

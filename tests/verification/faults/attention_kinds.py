@@ -11,7 +11,7 @@ from crosscut.architecture.needs import Share
 from crosscut.architecture.parts import Layer
 from crosscut.config import Layout
 from crosscut.config.model import NormPosition
-from crosscut.model import block, documents, gpt
+from crosscut.model import block, documents, sharing
 from crosscut.model.building import Builder
 from crosscut.model.sublayers import attention
 from crosscut.parallel.recurrent import heads_norm
@@ -70,8 +70,8 @@ def norms_before_parts(make: Any, self: block.Block, layer: Layer, build: Builde
 
 
 @fault("a window has a token too many", "blocks.0.attention", TENSOR, **WINDOWS)
-@instead_of(gpt.GPT, "_mask")
-def longer_window(make: Any, self: gpt.GPT, *batch: Any, window: int = 0) -> Any:
+@instead_of(sharing.Sharing, "_mask")
+def longer_window(make: Any, self: sharing.Sharing, *batch: Any, window: int = 0) -> Any:
     return make(self, *batch, window=window + (window > 0 and self.mesh.tensor.size > 1))
 
 

@@ -192,8 +192,8 @@ def positions_in_documents_of_the_part(part_of_rank: Any, self: batch.Batch, axi
 
 @fault("the causal mask is that of a rank's own part", "blocks.0.attention", GATHERED)
 @instead_of(documents, "_earlier")
-def mask_of_own_part(earlier: Any, queries: Tensor, num_keys: int) -> Tensor:
-    return earlier(torch.arange(len(queries)), num_keys)
+def mask_of_own_part(earlier: Any, queries: Tensor, num_keys: int, window: int) -> Tensor:
+    return earlier(torch.arange(len(queries)), num_keys, window)
 
 
 @fault("exchanged keys are those of other heads", "blocks.0.attention", EXCHANGED)

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from crosscut.architecture.parameters import ONES, ZEROS, Start
 from crosscut.config import Layout
-from crosscut.model import stages
+from crosscut.model import initialization, stages
 from crosscut.model.sublayers import attention
 from crosscut.parallel import LayerNorm, random
 from crosscut.parallel.collectives import all_reduce
@@ -65,9 +66,9 @@ def only_the_root_summed(patch: Patch) -> None:
 
 
 @fault("only the first rank fills its shards of norms with ones", "blocks.0.attention_norm", SHARED_GRADIENTS)
-def first_rank_fills_norms(patch: Patch) -> None:
-    plain = sharding.initial_value_of
-    patch.setattr(sharding, "initial_value_of", lambda p: plain(p) if torch.distributed.get_rank() == 0 else 0.0)
+@instead_of(initialization, "_fill")
+def first_rank_fills_norms(fill: Any, parameter: nn.Parameter, start: Start, **named: Any) -> None:
+    fill(parameter, ZEROS if start == ONES and torch.distributed.get_rank() else start, **named)
 
 
 @fault("the gradient norm counts a rank's own shards", "gradient norm", SHARED)

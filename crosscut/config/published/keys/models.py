@@ -140,15 +140,13 @@ def _has_mixer(family: Family) -> bool:
     return any(field.startswith(("mamba.", "mamba2.")) for field in family.keys)
 
 
-@cache
-def keys_of_model(model_type: str) -> Keys:
-    """Table of the keys of a family's `config.json`. Call it with the family's `model_type`."""
-    family = FAMILIES[model_type]
+def _used_by(family: Family) -> dict[str, str]:
+    """Keys that a family uses, with what each one sets."""
     fields = {key: f"`model.{field}`" for field, key in family.keys.items()}
     second = {name: f"another name of `{key}`" for name, key in family.aliases.items()}
     if family.dense_layers is not None:
         fields[family.dense_layers[0]] = "all layers must be without experts"
-    used = {**_USED, **second, **dict.fromkeys(family.biases, "`model.biases`"), **fields}
+    used: dict[str, str] = {**_USED, **second, **dict.fromkeys(family.biases, "`model.biases`"), **fields}
     if family.may_rotate:
         used |= _ROTARY
     if family.layers is not None:
@@ -163,6 +161,14 @@ def keys_of_model(model_type: str) -> Keys:
         used[family.positions] = "`model.positions`"
     if family.has_window:
         used |= _WINDOW
+    return used
+
+
+@cache
+def keys_of_model(model_type: str) -> Keys:
+    """Table of the keys of a family's `config.json`. Call it with the family's `model_type`."""
+    family = FAMILIES[model_type]
+    used = _used_by(family)
     causal = _ONLY_CAUSAL if family.fixed["attention"] == "causal" else {}
     only = {key: allowed for key, allowed in {**_ONLY, **causal, **family.required}.items() if key not in used}
     dropouts = dict.fromkeys(family.dropouts, _WITHOUT_EFFECT["attention_dropout"])
