@@ -23,7 +23,10 @@ from benchmarks.fuzzing.valid_tunings import EMBEDDING_REQUESTS, ENCODER, make_t
 from benchmarks.recovery.runs import TINY
 from benchmarks.texts import addresses
 
-TEMPLATE = "{% for m in messages %}{{ '<' + m['role'] + '> ' + m['content'] + '\\n' }}{% endfor %}"
+TEMPLATE = (
+    "{% for m in messages %}{{ '<' + m['role'] + '> ' + m['content'] }}"
+    "{% if m['role'] == 'assistant' %}{{ '<|endoftext|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
+)
 
 RUN = {
     "model": {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "max_sequence_length": 64, "vocab_size": 300,

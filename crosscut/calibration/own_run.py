@@ -25,8 +25,6 @@ _MESSAGES = (1 << 17, 1 << 20)
 """Number of float32 elements in each measured message. The sizes are those of activations and gradients of small
 models."""
 _TURNS = 2
-_HEAD_SIZE = 64
-"""Head size of the measured attention if the model has none."""
 
 
 def measure_for(run: RunConfig, mesh: ParallelMesh) -> Hardware:

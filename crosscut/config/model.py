@@ -141,7 +141,7 @@ class ModelConfig:
     num_kv_heads: int = 0
     """Number of heads of keys and values. Must divide `num_heads`: several query heads can share the keys and values of
     one head. 1 is multi-query attention; a number between 1 and `num_heads` is grouped-query attention. 0 means
-    `num_heads`.
+    `num_heads`, which a model whose only attention is `latent_attention` always has.
     """
 
     head_size: int = 0
@@ -390,12 +390,13 @@ class ModelConfig:
     def _resolve_heads(self) -> None:
         if not self.num_kv_heads:
             object.__setattr__(self, "num_kv_heads", self.num_heads)
-        if not self.attends:
-            return
         if not self.has_keys_of_heads:
             for name in ("qk_norm", "attention_gate"):
-                when = "for a model whose only attention is `latent_attention`"
+                when = "for a model whose layers have no `attention`"
                 self._require_value(name, False, when, f"Remove `model.{name}`.")
+            object.__setattr__(self, "num_kv_heads", self.num_heads)  # as latent attention computes them
+        if not self.attends:
+            return
         if not self.head_size:
             if self.hidden_size % self.num_heads:
                 raise ConfigError(
@@ -515,6 +516,19 @@ class ModelConfig:
     def has_keys_of_heads(self) -> bool:
         """Whether a layer projects hidden states to keys and values of `head_size` elements."""
         return any(kind in ATTENTIONS for kind in self.kinds)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Numbers of tokens to which layers with a sliding window attend; empty without such layers."""
+        return (self.sliding_attention.window,) if Mixer.SLIDING_ATTENTION in self.kinds else ()
+
+    def with_windows_in(self, length: int) -> "ModelConfig":
+        """Return the model with windows of at most half of `length` tokens, so that they hide tokens of sequences of
+        this length.
+        """
+        windows = [min(window, max(length // 2, 1)) for window in self.windows]
+        sections = [replace(self.sliding_attention, window=window) for window in windows]
+        return replace(self, sliding_attention=sections[0]) if sections else self
 
     @property
     def in_windows(self) -> "ModelConfig":

@@ -89,8 +89,8 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
     step always accumulates over two micro-batches for each rank of the pipeline. Raises `LayoutError` or `ConfigError`
     for a layout that the model, the run's own precision or `precision` does not allow.
     """
-    model = run.with_vocabulary().model
     length = _verified_length(run, layout)
+    model = run.with_vocabulary().model.with_windows_in(length)
     num_readers, num_owners = layout.ranks.batch.size, layout.ranks.owners.size
     accumulates = 0 < run.training.micro_batch_size * num_readers < run.training.batch_size
     accumulates |= run.training.initial_batch_size > 0  # later, larger batches are accumulated

@@ -69,6 +69,9 @@ def _left_out(asked: RunConfig, verified: RunConfig, compiled: bool) -> Iterator
         yield "packed documents against separate ones (possible only with one stage per rank)"
     if theirs.sequence_length != ours.sequence_length:
         yield f"sequences of {theirs.sequence_length:,} tokens ({ours.sequence_length:,} verified)"
+    for window, shorter in zip(asked.model.windows, verified.model.windows, strict=True):
+        if shorter != window:
+            yield f"windows of {window:,} tokens ({shorter:,} verified)"
     if theirs.initial_batch_size:
         yield f"the growth of the batch from {theirs.initial_batch_size:,} to {theirs.batch_size:,} sequences"
     if asked.model.num_layers != verified.model.num_layers:

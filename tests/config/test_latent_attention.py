@@ -72,7 +72,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "norms that no layer has": (
         {"qk_norm": True},
         (
-            "`model.qk_norm` must be false for a model whose only attention is `latent_attention`, but is true. Remove "
+            "`model.qk_norm` must be false for a model whose layers have no `attention`, but is true. Remove "
             "`model.qk_norm`."
         ),
     ),

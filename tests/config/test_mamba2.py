@@ -133,3 +133,16 @@ def test_a_section_with_mistakes_is_refused_by_the_key(name: str) -> None:
     section, told = MISTAKES[name]
     model = {**SHAPE, "hidden_size": 64, "layers": ["mamba2"], "mamba2": section}
     assert refusal(ConfigError, load_run, {"model": model}).startswith(told)
+
+
+def test_a_model_without_attention_exchanges_heads_and_has_no_settings_of_attention() -> None:
+    training = {"sequence_length": 1 << 17, "batch_size": 4}
+    model = {"num_layers": 2, "hidden_size": 48, "vocab_size": 256, "layers": ["mamba2"], "mamba2": {"head_size": 8}}
+    run = load_run(
+        {"model": model, "layout": {"context": 4}, "training": training | {"recompute": "selective"}},
+        ["model.max_sequence_length=131072"],
+    )
+    assert run.context_attention.way == "all_to_all"
+    assert not run.repeats_scores
+    told = refusal(ConfigError, load_run, {"model": {**model, "qk_norm": True}})
+    assert told.startswith("`model.qk_norm` must be false for a model whose layers have no `attention`, but is true.")

@@ -201,3 +201,11 @@ def test_kinds_of_attention_have_the_limits_of_attention() -> None:
     assert refusal(LayoutError, require_tensor_axis, model, 3) == (
         "`layout.tensor` must divide `model.num_heads` (4), but is 3. Try 1, 2 or 4."
     )
+
+
+def test_windows_of_a_shorter_sequence_still_hide_tokens() -> None:
+    shape: dict[str, Any] = {"num_layers": 2, "hidden_size": 32, "num_heads": 4}
+    model = ModelConfig(**shape, layers=("sliding_attention gelu", "attention gelu"), positions="rotary")
+    assert (model.windows, model.with_windows_in(16).windows) == ((4096,), (8,))
+    plain = ModelConfig(**shape)
+    assert (plain.windows, plain.with_windows_in(16)) == ((), plain)

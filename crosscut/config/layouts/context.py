@@ -17,6 +17,7 @@ from crosscut.config.errors import LayoutError
 from crosscut.config.layout import ContextAttention, Layout
 from crosscut.config.layouts.limits import tensor_limits
 from crosscut.config.model import HeadKind, ModelConfig
+from crosscut.config.parts.limits import Limit
 from crosscut.config.training import TrainingConfig
 
 RING_BYTES = 1 << 30
@@ -41,6 +42,8 @@ def choose_context_attention(model: ModelConfig, layout: Layout, training: Train
     values, with the mask of causal attention, would take more than `RING_BYTES`. With dropout, only gather and
     all-to-all work.
     """
+    if not model.attends:
+        return ContextChoice(ContextAttention.ALL_TO_ALL, "mixers with a state exchange parts of themselves for tokens")
     if layout.context_attention is not ContextAttention.AUTO:
         return ContextChoice(layout.context_attention, "`layout.context_attention` selects it")
     heads, kv_heads = heads_of_rank(model, layout)
@@ -65,7 +68,7 @@ def _gathered_bytes(model: ModelConfig, layout: Layout, training: TrainingConfig
     length, sequences = training.sequence_length, training.sequences_at_once(layout.data)
     heads, kv_heads = heads_of_rank(model, layout)
     sizes = [section.gathered_size(heads) for section in model.sections]
-    if model.has_keys_of_heads or not any(sizes):
+    if model.has_keys_of_heads:
         sizes.append(2 * kv_heads * model.head_size)
     keys_and_values = sequences * length * max(sizes)
     mask = (sequences if training.document_mask else 1) * length // layout.context * length
@@ -106,14 +109,32 @@ def _require_attention(model: ModelConfig, layout: Layout) -> None:
 
 def _require_exchanged_parts(model: ModelConfig, layout: Layout) -> None:
     """Raise `LayoutError` if the context ranks cannot divide what they exchange their tokens for."""
-    for limit in tensor_limits(model):
+    if (limit := _undivided(model, layout)) is not None:
         number = limit.number // layout.tensor
-        if limit.over_context and number % layout.context:
-            raise LayoutError(
-                f"`layout.context` must divide the {limit.subject.format(number)} of a tensor rank (`{limit.setting}` "
-                f"{limit.number} / `layout.tensor` {layout.tensor}), but is {layout.context}. Each context rank reads "
-                f"whole sequences with a part of them. Try {listed(divisors(number))}."
-            )
+        raise LayoutError(
+            f"`layout.context` must divide the {limit.subject.format(number)} of a tensor rank (`{limit.setting}` "
+            f"{limit.number} / `layout.tensor` {layout.tensor}), but is {layout.context}. Each context rank reads "
+            f"whole sequences with a part of them. Try {listed(divisors(number))}."
+        )
+
+
+def reason_against_exchange(model: ModelConfig, layout: Layout) -> str:
+    """Return the reason why context ranks cannot exchange tokens for what a tensor rank has, as a clause. Empty if they
+    can.
+    """
+    heads, _ = heads_of_rank(model, layout)
+    exchanges_heads = model.attends and layout.context_attention is ContextAttention.ALL_TO_ALL
+    subject = f"{heads} heads" if exchanges_heads and heads % layout.context else ""
+    if (limit := _undivided(model, layout)) is not None:
+        subject = limit.subject.format(limit.number // layout.tensor)
+    among = f"of a tensor rank cannot be exchanged evenly among {layout.context} context ranks"
+    return f"{subject} {among}" if subject else ""
+
+
+def _undivided(model: ModelConfig, layout: Layout) -> Limit | None:
+    """Return the first limit whose part on a tensor rank the context ranks cannot divide among themselves."""
+    exchanged = (limit for limit in tensor_limits(model) if limit.over_context)
+    return next((limit for limit in exchanged if limit.number // layout.tensor % layout.context), None)
 
 
 def _require_pieces(layout: Layout, length: int) -> None:

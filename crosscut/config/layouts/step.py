@@ -7,7 +7,7 @@ from crosscut.config.layout import Layout
 from crosscut.config.layouts.compilation import reason_against_compiling
 from crosscut.config.layouts.context import ContextChoice, choose_context_attention
 from crosscut.config.model import ModelConfig
-from crosscut.config.training import Compile, TrainingConfig
+from crosscut.config.training import Compile, Recompute, TrainingConfig
 
 
 class StepShape(ABC):
@@ -48,6 +48,11 @@ class StepShape(ABC):
     def context_attention(self) -> ContextChoice:
         """Method of computing attention over sequences that several context ranks share, and the reason for it."""
         return choose_context_attention(self.model, self.layout, self.training)
+
+    @property
+    def repeats_scores(self) -> bool:
+        """Whether the backward pass computes the scores of attention again."""
+        return self.model.attends and self.training.recompute is Recompute.SELECTIVE
 
     @property
     def reason_against_compiling(self) -> str:

@@ -230,20 +230,30 @@ def _expand_preset(table: Table, mistakes: Mistakes) -> str:
         return ""
     name = parsed(model.pop("preset"))
     if isinstance(name, str) and name in PRESETS:
-        table["model"] = {**PRESETS[name], **model}
+        table["model"] = _over(PRESETS[name], model)
         return name
     close = nearest(shown(name), PRESETS)
     mistakes.note(ConfigError(f"`model.preset` must name a preset, but is {shown(name)}.{advice(close, PRESETS)}"))
     if close:
-        table["model"] = {**PRESETS[close[0]], **model}
+        table["model"] = _over(PRESETS[close[0]], model)
         return close[0]
     given_by_all = set.intersection(*map(set, PRESETS.values()))
     mistakes.doubt(f"model.{key}" for key in given_by_all if key not in model)
     return ""
 
 
-_OWN = {"dropout", "lora_rank", "lora_alpha"}
-"""Settings of the model that a run may choose even if it starts from a published model."""
+def _over(settings: Table, given: Table) -> Table:
+    """Return `settings` with those of `given` over them, also inside of sections."""
+    merged = {**settings, **given}
+    for key, value in given.items():
+        section = settings.get(key)
+        if isinstance(value, dict) and isinstance(section, dict):
+            merged[key] = {**section, **value}
+    return merged
+
+
+_OWN = {"dropout", "lora_rank", "lora_alpha", "chunk_size"}
+"""Settings of the model and of its sections that a run may choose even if it starts from a published model."""
 
 _LENGTHENING = {
     "max_sequence_length",
@@ -275,7 +285,7 @@ def _expand_published(table: Table, mistakes: Mistakes) -> None:
         source = read_published(Path(name))
         published = dataclasses.asdict(source.model)
         own = _OWN | _LENGTHENING if source.can_read_longer else _OWN
-        table["model"] = {**published, **_agreeing(model, published, name, own)}
+        table["model"] = _over(published, _agreeing(model, published, name, own))
     except ConfigError as error:
         mistakes.note(error, "training.initialize_from")
         mistakes.doubt(["model"])
@@ -283,16 +293,21 @@ def _expand_published(table: Table, mistakes: Mistakes) -> None:
         data["tokenizer"] = str(Path(name) / TOKENIZER_FILE)
 
 
-def _agreeing(model: Table, published: Table, folder: str, own: set[str]) -> Table:
-    """Keys of a run's model section that may differ from the folder's model: the keys in `own`, and unknown keys, which
-    are reported later. Raises `ConfigError` for any other key that contradicts the folder.
+def _agreeing(model: Table, published: Table, folder: str, own: set[str], path: str = "model") -> Table:
+    """Keys of a run's section `path` that may differ from the folder's model: the keys in `own`, and unknown keys,
+    which are reported later. Raises `ConfigError` for any other key that contradicts the folder.
     """
+    found: Table = {}
     for key in published.keys() & model.keys() - own:
+        theirs, inner = published[key], model[key]
+        if isinstance(theirs, dict) and isinstance(inner, dict):
+            found[key] = _agreeing(inner, theirs, folder, own, f"{path}.{key}")
+            continue
         given = parsed(model[key])
         given = tuple(given) if isinstance(given, list) else given
         if given != published[key] and not (type(given) is int and given == 0):  # 0 means the default
             raise ConfigError(
-                f"`model.{key}` must be {shown(published[key])}, but is {shown(given)}. The run starts from the model "
-                f"in `{folder}` (`training.initialize_from`). Remove `model.{key}`."
+                f"`{path}.{key}` must be {shown(published[key])}, but is {shown(given)}. The run starts from the model "
+                f"in `{folder}` (`training.initialize_from`). Remove `{path}.{key}`."
             )
-    return {key: value for key, value in model.items() if key in own or key not in published}
+    return found | {key: value for key, value in model.items() if key in own or key not in published}

@@ -5,7 +5,7 @@ from math import isqrt
 
 from crosscut.config import Layout, ModelConfig, RunConfig
 from crosscut.config.layouts.compilation import reason_against_compiling
-from crosscut.config.layouts.context import heads_of_rank
+from crosscut.config.layouts.context import reason_against_exchange
 from crosscut.config.layouts.limits import tensor_limits
 from crosscut.planner.candidate import Candidate
 from crosscut.planner.hardware import Hardware
@@ -21,7 +21,7 @@ def reason_against_arrangement(run: RunConfig, layout: Layout) -> str:
     arrangement is possible.
     """
     _, batch = run.training.smallest_batch
-    if reason := reason_against_tensor(run.model, layout.tensor) or _reason_against_context(run, layout):
+    if reason := reason_against_tensor(run.model, layout.tensor) or reason_against_exchange(run.model, layout):
         return reason
     own, num_ranks = layout.share_of(batch), layout.pipeline
     if not layout.divides(batch):
@@ -57,14 +57,6 @@ def reason_against_several_stages(run: RunConfig, layout: Layout) -> str:
 def reason_against_tensor(model: ModelConfig, tensor: int) -> str:
     """Reason why the model cannot be cut over `tensor` ranks, as a clause. Empty if the model can be cut."""
     return next((each.reason_against(tensor) for each in tensor_limits(model) if not each.allows(tensor)), "")
-
-
-def _reason_against_context(run: RunConfig, layout: Layout) -> str:
-    """Reason why context ranks cannot share the sequences, as a clause. Empty if they can share them."""
-    heads, _ = heads_of_rank(run.model, layout)
-    if layout.context_attention == "all_to_all" and heads % layout.context:
-        return f"{heads} heads of a tensor rank cannot be exchanged evenly among {layout.context} context ranks"
-    return ""
 
 
 def memory_of_rank(hardware: Hardware, num_ranks: int) -> int:

@@ -28,7 +28,7 @@ from crosscut.config.conventions import keeps_scores
 from crosscut.config.layout import ContextAttention
 from crosscut.config.layouts.compilation import not_compilable
 from crosscut.config.system.terminal import new_console
-from crosscut.config.training import Compile, Recompute
+from crosscut.config.training import Compile
 from crosscut.kernels import LossPasses
 from crosscut.model import GPT
 from crosscut.model.block import Block
@@ -108,9 +108,10 @@ def _reason_against(run: ResolvedRun, device: torch.device) -> str:
         return f"PyTorch {torch.__version__} compiles ring attention to wrong results (2.13 does not)"
     if torch._dynamo.config.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1":  # not read by PyTorch yet
         return "TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE in the environment turns compilation off"
-    if device.type == "cpu" and run.training.recompute == Recompute.SELECTIVE and run.model.dropout:
+    repeats_scores = run.config.repeats_scores
+    if device.type == "cpu" and repeats_scores and run.model.dropout:
         return 'attention with dropout keeps its scores on the CPU, but training.recompute="selective" keeps none'
-    if device.type == "cuda" and run.training.recompute == Recompute.SELECTIVE:
+    if device.type == "cuda" and repeats_scores:
         compute = run.training.numbers.compute
         if keeps_scores(compute, capability=torch.cuda.get_device_capability(device)):
             return f'attention in {compute} keeps its scores on this GPU, but training.recompute="selective" keeps none'

@@ -190,6 +190,20 @@ def test_published_weights_are_trained_further(tmp_path: Path) -> None:
     assert run_from((initial, "training.steps=3")).optimizer.warmup_steps == 0
 
 
+def test_a_setting_of_a_section_leaves_the_rest_of_the_section_as_it_was(tmp_path: Path) -> None:
+    preset = ["model.preset=nemotron-h-8b", "training.sequence_length=64"]
+    model, chunks = load_run({}, preset).model, load_run({}, [*preset, "model.mamba2.chunk_size=32"]).model
+    assert dataclasses.replace(chunks, mamba2=model.mamba2) == model
+    assert dataclasses.replace(chunks.mamba2, chunk_size=model.mamba2.chunk_size) == model.mamba2
+    assert (chunks.mamba2.num_groups, chunks.mamba2.chunk_size) == (8, 32)
+    initial = f"training.initialize_from={write(tmp_path, {'model_type': 'mamba2', 'num_hidden_layers': 2})}"
+    published = load_run({}, [initial]).model.mamba2
+    run = load_run({}, [initial, "model.mamba2.chunk_size=32", f"model.mamba2.num_groups={published.num_groups}"])
+    assert run.model.mamba2 == dataclasses.replace(published, chunk_size=32)
+    with pytest.raises(ConfigError, match=r"`model\.mamba2\.num_groups` must be \d+, but is 3\."):
+        load_run({}, [initial, "model.mamba2.num_groups=3"])
+
+
 @pytest.mark.parametrize("published", [GPT2, LLAMA], ids=["tied", "not tied"])
 @pytest.mark.parametrize("name", RECIPES)
 def test_published_weights_are_trained_with_every_recipe(name: str, published: dict[str, Any], tmp_path: Path) -> None:

@@ -146,6 +146,16 @@ def test_what_does_not_cut_evenly_is_told_apart() -> None:
     }
 
 
+def test_context_ranks_that_cannot_exchange_heads_are_told() -> None:
+    model = {"num_layers": 2, "hidden_size": 768, "vocab_size": 256, "layers": ["mamba2 swiglu"], "num_heads": 12}
+    training = {"sequence_length": 512, "batch_size": 16}
+    layout = {"context": 2, "context_attention": "all_to_all"}
+    run = load_run({"model": model, "layout": layout, "training": training})
+    reasons = reasons_of(search_layouts(run, H100, 16))
+    assert "3 state-space heads of a tensor rank cannot be exchanged evenly among 2 context ranks" in reasons.values()
+    assert not any("8 heads" in reason or "12 heads" in reason for reason in reasons.values())
+
+
 def test_layers_that_must_be_compiled_have_no_scores_on_a_processor_to_recompute() -> None:
     def found(**training: object) -> set[str]:
         table = {"batch_size": 8, "sequence_length": 256, **training}
