@@ -108,8 +108,7 @@ class Decoder:
         Every `every`-th layer of the whole model is recomputed, starting with the first layer. If `every` is 0, no
         layer is recomputed.
         """
-        pairs = zip(self.indexes, self.layers, strict=True)
-        return Counter(layer for i, layer in pairs if i % every == 0) if every else Counter()
+        return _recomputed(self, every)
 
     @cached_property
     def root_steps(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
@@ -163,6 +162,12 @@ def describe(model: ModelConfig) -> Decoder:
     head = _HEADS[model.head](model, embedding.tokens)
     embedding = replace(embedding, hides_padding=embedding.hides_padding or head.hides_padding)
     return Decoder(adapt(embedding), layers, adapt(head), tuple(range(model.num_layers)))
+
+
+@lru_cache(maxsize=4096)
+def _recomputed(decoder: Decoder, every: int) -> Counter[Layer]:
+    pairs = zip(decoder.indexes, decoder.layers, strict=True)
+    return Counter(layer for i, layer in pairs if i % every == 0) if every else Counter()
 
 
 @lru_cache(maxsize=4096)

@@ -9,9 +9,10 @@ parameters, memory and FLOPs from the list.
 Legend: `T` tensor ranks.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from crosscut.architecture.parameters import Matrix, Parameter
@@ -29,6 +30,18 @@ class Rows(Enum):
     PREDICTED = "tokens of the micro-batch for which the head computes logits"
     SEQUENCES = "sequences of the micro-batch"
     SEQUENCE = "tokens of one sequence; each context rank has its own tokens"
+
+
+_NUM_ROWS: Mapping[Rows, Callable[[Target], int]] = {
+    Rows.STREAM: attrgetter("own_tokens"),
+    Rows.TOKENS: attrgetter("tokens"),
+    Rows.SHARED: attrgetter("shared_tokens"),
+    Rows.KEYS: attrgetter("key_tokens"),
+    Rows.PREDICTED: attrgetter("predicted_tokens"),
+    Rows.SEQUENCES: attrgetter("sequences"),
+    Rows.SEQUENCE: attrgetter("own_length"),
+}
+"""Number of rows on one rank."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +74,7 @@ class Value:
 
     def num_rows(self, target: Target) -> int:
         """Number of rows on one rank."""
-        numbers = {
-            Rows.STREAM: target.own_tokens,
-            Rows.TOKENS: target.tokens,
-            Rows.SHARED: target.shared_tokens,
-            Rows.KEYS: target.key_tokens,
-            Rows.PREDICTED: target.predicted_tokens,
-            Rows.SEQUENCES: target.sequences,
-            Rows.SEQUENCE: target.own_length,
-        }
-        return numbers[self.rows]
+        return _NUM_ROWS[self.rows](target)
 
     def bytes(self, target: Target) -> int:
         """Bytes on one rank."""

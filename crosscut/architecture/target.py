@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from crosscut.config.conventions import AMPERE, repeats_of_heads
+from crosscut.config.hashed import hashed_once
 from crosscut.config.layout import ContextAttention, Layout
 
 Device = Literal["cuda", "cpu"]
@@ -24,6 +25,7 @@ class Kind(Enum):
     POSITION = "position of a token in its document (8 bytes)"
 
 
+@hashed_once
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """Properties of a run that determine the work of one rank in a layer."""
@@ -66,12 +68,12 @@ class Target:
         """Return the target of one token on a layout, with defaults for everything that does not follow from the
         layout. Use `dataclasses.replace` to set the micro-batch, the device and the data types.
         """
-        return cls(tensor=layout.tensor, split=layout.sequence_parallel, context=layout.context)
+        return _of_parameters(layout.tensor, layout.sequence_parallel, layout.context)
 
     @cached_property
     def of_parameters(self) -> "Target":
         """The target without the properties that the parameters of a rank do not depend on."""
-        return Target(tensor=self.tensor, split=self.split, context=self.context)
+        return _of_parameters(self.tensor, self.split, self.context)
 
     @property
     def num_ranks(self) -> int:
@@ -168,3 +170,14 @@ class Target:
         if kind is Kind.WIDENING:
             return max(0, 4 - size)
         return size if kind is Kind.DEVIATION and not on_cuda else max(size, 4)
+
+
+@lru_cache(maxsize=1024)
+def _of_parameters(tensor: int, split: bool, context: int) -> Target:
+    return Target(tensor=tensor, split=split, context=context)
+
+
+@lru_cache(maxsize=4096)
+def shared_target(target: Target) -> Target:
+    """Return the first of all equal targets, so that caches compare their keys by identity."""
+    return target

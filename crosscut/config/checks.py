@@ -133,7 +133,10 @@ def resolve_choices(config: "DataclassInstance", section: str) -> None:
     `section` is the prefix of field names in messages. Raises `ConfigError` if a string is not among the choices.
     """
     for field, kind, is_list in _choice_fields(type(config)):
-        name, value = f"{section}.{field}", getattr(config, field)
+        value = getattr(config, field)
+        if type(value) is kind:
+            continue
+        name = f"{section}.{field}"
         if is_list and (isinstance(value, str) or not isinstance(value, tuple | list)):
             raise ConfigError(f"`{name}` must be a list of strings, but is {value!r}.")
         members = tuple(kind.named(name, item) for item in value) if is_list else kind.named(name, value)

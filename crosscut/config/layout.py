@@ -1,12 +1,13 @@
 """Layout of the ranks: the size of each axis in `axes.AXES`, and properties that follow from the sizes."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 
 from crosscut.config.axes import AXES, OPTIONS, AxisRow
 from crosscut.config.checks import Choice, divisors, listed, require_at_least, require_value, resolve_choices
 from crosscut.config.errors import LayoutError
+from crosscut.config.hashed import hashed_once
 from crosscut.config.layouts.ranks import RankPlan
 
 _ROWS = tuple(row for row in AXES if not row.is_folded)
@@ -45,6 +46,7 @@ class PipelineSchedule(Choice):
     ZERO_BUBBLE = "zero_bubble"
 
 
+@hashed_once
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """Number of ranks along each axis. No layout changes the model that is trained.
@@ -215,7 +217,7 @@ class Layout:
     @cached_property
     def ranks(self) -> RankPlan:
         """Plan of the ranks: which ranks see different tokens, hold copies, and cut, store or own parameters."""
-        return RankPlan(_ROWS, self.sizes, self.is_sharded)
+        return _plan(tuple(self.sizes.values()), self.is_sharded)
 
     @property
     def shard_size(self) -> int:
@@ -335,3 +337,10 @@ class Layout:
         staged = f", {self.stages_per_rank} stages per rank" if self.stages_per_rank > 1 else ""
         zero = ", zero bubble" if self.pipeline > 1 and self.schedule is PipelineSchedule.ZERO_BUBBLE else ""
         return f"{self.arrangement}{folded}{staged}{zero}{split}{shared}{group}"
+
+
+@lru_cache(maxsize=4096)
+def _plan(sizes: tuple[int, ...], shards: bool) -> RankPlan:
+    """Plan of the ranks for these sizes of the axes of `AXES`. Layouts that differ in other options share it."""
+    names = (row.name for row in AXES)
+    return RankPlan(_ROWS, dict(zip(names, sizes, strict=True)), shards)

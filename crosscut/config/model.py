@@ -18,6 +18,7 @@ from crosscut.config.checks import (
     shown,
 )
 from crosscut.config.errors import ConfigError
+from crosscut.config.hashed import hashed_once
 from crosscut.config.parts.gated_delta import GATED_DELTA, GatedDeltaConfig
 from crosscut.config.parts.kinds import ATTENTIONS, Mixer, PartKind, checked_layers, parts_of, pattern_of
 from crosscut.config.parts.latent_attention import LATENT_ATTENTION, LatentAttentionConfig
@@ -112,6 +113,7 @@ _PREDICTED = MappingProxyType({HeadKind.NEXT_TOKEN: "the next token", HeadKind.M
 """Name of the predicted tokens in messages, by the kind of head. Heads that solve a task are missing."""
 
 
+@hashed_once
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A transformer: a stack of layers, each with attention and an MLP, with norms and residual connections.

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from crosscut.config.checks import MOST_SEED, Choice, check_section, divisors, listed, require_at_least, require_value
 from crosscut.config.errors import ConfigError
+from crosscut.config.hashed import hashed_once
 from crosscut.config.precision import PRECISIONS, ElementTypes, Precision, precision_on
 
 
@@ -62,6 +63,7 @@ class OnSpike(Choice):
     SKIP = "skip"
 
 
+@hashed_once
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     """The training loop (paper, section 4.1.1)."""

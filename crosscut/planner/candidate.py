@@ -8,6 +8,7 @@ allows. Only the chosen candidate becomes a validated `RunConfig`.
 from dataclasses import dataclass, field, replace
 
 from crosscut.architecture import Device, Target, describe
+from crosscut.architecture.target import shared_target
 from crosscut.config import Layout, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
 from crosscut.config.conventions import AMPERE, MASKED_FRACTION
 from crosscut.config.layouts.step import StepShape
@@ -61,7 +62,7 @@ def is_compiled(run: Planned, device: str) -> bool:
 def target_of(run: Planned, *, device: Device, capability: tuple[int, int] = AMPERE) -> Target:
     """Return the shapes, data types and device with which one rank of `run` computes a micro-batch."""
     precision = run.training.numbers
-    return replace(
+    target = replace(
         Target.of(run.layout),
         context_attention=run.context_attention.way,
         sequences=run.micro_batch_size,
@@ -76,3 +77,4 @@ def target_of(run: Planned, *, device: Device, capability: tuple[int, int] = AMP
         predicted=run.predicted_tokens if "predicted" in describe(run.model).head.reads else None,
         sends_halves=run.training.precision != "float8",
     )
+    return shared_target(target)

@@ -37,6 +37,11 @@ def _tensors(part: Decoder, target: Target) -> tuple[tuple[LocalParameter, int],
     return (*root, *layers)
 
 
+@lru_cache(maxsize=4096)
+def _trained_parameters(part: Decoder, target: Target) -> int:
+    return sum(count * parameter.size for parameter, count in _tensors(part, target) if not parameter.is_frozen)
+
+
 def share_of(parameter: LocalParameter, num_shares: int) -> int:
     """Elements of a parameter that one of `num_shares` data ranks keeps. The number of rows is rounded up."""
     return -(-parameter.shape[0] // num_shares) * prod(parameter.shape[1:])
@@ -63,8 +68,7 @@ def trained_parameters_per_rank(part: Decoder, layout: Layout) -> int:
     """Number of trainable parameters of a part of the model on each tensor rank: all parameters, or only the adapters
     of a model that has adapters. Only these parameters have gradients and optimizer state.
     """
-    found = _tensors(part, Target.of(layout))
-    return sum(count * parameter.size for parameter, count in found if not parameter.is_frozen)
+    return _trained_parameters(part, Target.of(layout))
 
 
 def partial_gradients(part: Decoder, layout: Layout) -> int:

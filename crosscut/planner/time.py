@@ -11,7 +11,7 @@ host that cannot keep up with its GPU, and the slowdown of products that overlap
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from crosscut.architecture import (
@@ -29,6 +29,7 @@ from crosscut.architecture import (
 from crosscut.architecture.messages import Phase, products_at
 from crosscut.architecture.pipeline import Durations, Schedule, ends_of_ranks
 from crosscut.architecture.steps import Multiply, weight_gradients
+from crosscut.architecture.target import shared_target
 from crosscut.config.training import Recompute
 from crosscut.planner.candidate import Candidate, Planned, recomputation_step, target_of
 from crosscut.planner.compute import flops_per_step
@@ -107,23 +108,23 @@ class _LayerTime:
     core: float
     """Seconds of the passes of attention and scans over memory, which `training.recompute = "selective"` repeats."""
 
-    @property
+    @cached_property
     def weight_products(self) -> float:
         return sum(seconds[2] for seconds in self.products.values())
 
-    @property
+    @cached_property
     def all_products(self) -> float:
         return sum(sum(seconds) for seconds in self.products.values())
 
-    @property
+    @cached_property
     def forward_products(self) -> float:
         return sum(seconds[0] for seconds in self.products.values())
 
-    @property
+    @cached_property
     def forward(self) -> float:
         return self.forward_products + self.attention[0] + self.scan[0] + self.passes[0]
 
-    @property
+    @cached_property
     def backward(self) -> float:
         products = sum(seconds[1] + seconds[2] for seconds in self.products.values())
         return products + self.attention[1] + self.scan[1] + self.passes[1]
@@ -247,9 +248,8 @@ def _pipeline_time(schedule: Schedule, ranks: Sequence[_RankTime]) -> StepTime:
 
 def _rank_time(run: Candidate, program: Program, speed: Speed) -> _RankTime:
     M, part, hardware = run.num_micro_batches, part_of(run), speed.hardware
-    target = replace(
-        target_of(run, device=hardware.device), compiled=program.compiled, fuses_attention=program.fused_attention
-    )
+    target = target_of(run, device=hardware.device)
+    target = shared_target(replace(target, compiled=program.compiled, fuses_attention=program.fused_attention))
     timed = {layer: _layer(layer, target, speed, repeats_last=program.repeats_last) for layer in part.kinds}
     layers = _Layers(run, part, timed)
     logits = sum(_logits(product, speed) for product in part.head.products(target)) if part.is_last else 0.0
@@ -257,7 +257,7 @@ def _rank_time(run: Candidate, program: Program, speed: Speed) -> _RankTime:
     host = [(part.is_first + part.is_last) / 4 * seconds for seconds in hardware.layer_host]
     cast, summed = (speed.passes(num_bytes) for num_bytes in weight_passes(run, program))
     beside = _beside(run, part, layers, speed, summed)
-    traffic = step_traffic(run, compiled=program.repeats_last)
+    traffic = step_traffic(run, compiled=program.repeats_last, target=target)
     exchanges = tuple(exchange(collective, run, program, beside) for collective in traffic)
     products, attention, scan, passes = layers.again
     time = StepTime(

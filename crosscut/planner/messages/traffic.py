@@ -42,7 +42,7 @@ from crosscut.planner.stages import part_of
 
 
 def step_traffic(
-    run: Planned, *, loss_chunk_tokens: int | None = None, compiled: bool | None = None
+    run: Planned, *, loss_chunk_tokens: int | None = None, compiled: bool | None = None, target: Target | None = None
 ) -> list[Collective]:
     """Collectives of one training step of `run`, grouped by purpose.
 
@@ -51,18 +51,19 @@ def step_traffic(
     default the number that training uses. A smaller chunk means more messages of the loss, but the same total bytes.
     `compiled` says whether layers are compiled: a compiled layer that is fully recomputed also repeats its last
     collective. By default, layers count as compiled if `training.compile` is "on", or "auto" with `training.device`
-    "cuda". Raises `ConfigError` if `model.vocab_size` is still 0 or `loss_chunk_tokens` is below 1.
+    "cuda". `target` is the target of `run`, if the caller has it: messages are the same on all devices. Raises
+    `ConfigError` if `model.vocab_size` is still 0 or `loss_chunk_tokens` is below 1.
     """
     known_vocab_size(run.model)
+    part, size = part_of(run), run.training.numbers.accumulation_bytes
+    target = target or target_of(run, device="cpu")
     if loss_chunk_tokens is None:
-        target = target_of(run, device="cpu")
         rows = describe(run.model).loss.local_vocabulary(target)
         loss_chunk_tokens = default_loss_chunk(max(rows, 1), run.predicted_tokens, device=run.training.device)
     require_at_least("loss_chunk_tokens", loss_chunk_tokens, 1)
     if compiled is None:
         compiled = is_compiled(run, run.training.device)
     repeats = Repeats(Recompute(run.training.recompute), recomputation_step(run), compiled)
-    part, target, size = part_of(run), target_of(run, device="cpu"), run.training.numbers.accumulation_bytes
     all_reduce = partial(Collective, operation=Operation.ALL_REDUCE, phase=Phase.STEP, count=1, element_bytes=size)
     collectives = [
         *_of_layers(part, target, run.num_micro_batches, repeats),

@@ -7,7 +7,9 @@ memory forecast is cheap. Only candidates that fit into memory get a forecast of
 pipeline, the search forecasts only those that can still be among the fastest (`pipelines`).
 """
 
+import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from crosscut.config import Layout, LayoutError, RunConfig, resolve
 from crosscut.config.checks import divisors
@@ -33,6 +35,19 @@ from crosscut.planner.search.requirements import (
 )
 
 
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Let Python not look for reference cycles. A search makes many small objects, and none of them is in a cycle."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_collector_paused()
 def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
     """Search the layouts of `run` on `num_ranks` devices. Of the layout of `run`, the search keeps only the number of
     context ranks, their attention algorithm, and `layout.symmetric_memory`.

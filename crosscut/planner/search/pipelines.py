@@ -196,12 +196,15 @@ class _PipelineSearch:
         """Lower bound on the time after all passes of a step, in seconds. This time is for gradient sums and the
         optimizer. The bound assumes one stage per rank and the longest passes, with which most messages overlap.
         """
-        plain = replace(layout, stages_per_rank=1)
-        if plain not in self._ends:
-            micro_batches = _micro_batches(self.run, plain)
-            *_, training = trainings(self.run, self.hardware, micro_batches[-1:])
-            self._ends[plain] = time_around_passes(candidate_of(self.run, plain, training), self.speed)
-        return self._ends[plain]
+        if layout not in self._ends:
+            self._ends[layout] = self._find_around(layout)
+        return self._ends[layout]
+
+    def _find_around(self, layout: Layout) -> float:
+        if layout.stages_per_rank > 1:
+            return self._around(replace(layout, stages_per_rank=1))
+        *_, training = trainings(self.run, self.hardware, _micro_batches(self.run, layout)[-1:])
+        return time_around_passes(candidate_of(self.run, layout, training), self.speed)
 
     def _micro_batch_seconds(self, layout: Layout, training: TrainingConfig) -> float:
         """Seconds of a micro-batch in the whole model on the tensor ranks of a layout."""
