@@ -156,12 +156,8 @@ def make_tiny(folder: Path, *, num_heads: int = 4, num_kv_heads: int = 2, **more
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from benchmarks.texts import addresses
-    from crosscut.data import Tokenizer
-
     torch.manual_seed(0)
-    tokenizer = Tokenizer.train(islice(addresses(), 3), vocab_size=500)
-    tokenizer.save(folder / "tokenizer.json")
+    tokenizer = write_tokenizer(folder)
     config = LlamaConfig(
         vocab_size=tokenizer.vocab_size, hidden_size=16 * num_heads, intermediate_size=32 * num_heads,
         num_hidden_layers=2, num_attention_heads=num_heads, num_key_value_heads=num_kv_heads,
@@ -169,6 +165,16 @@ def make_tiny(folder: Path, *, num_heads: int = 4, num_kv_heads: int = 2, **more
         eos_token_id=tokenizer.end_of_text, **more,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def write_tokenizer(folder: Path) -> Any:
+    """Write a tokenizer trained on the built-in corpus, and return it."""
+    from benchmarks.texts import addresses
+    from crosscut.data import Tokenizer
+
+    tokenizer = Tokenizer.train(islice(addresses(), 3), vocab_size=500)
+    tokenizer.save(folder / "tokenizer.json")
+    return tokenizer
 
 
 def main(arguments: list[str] | None = None) -> None:

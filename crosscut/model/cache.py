@@ -159,6 +159,9 @@ class Reading:
         device = cache.device
         self.counts = torch.tensor(counts, device=device)
         """Number of real tokens of each row: [B]."""
+        is_full = min(counts) == length
+        self.is_real = None if is_full else torch.arange(length, device=device) < self.counts.unsqueeze(1)
+        """Whether each token is real: [B, S]. None if all tokens are real."""
         first = torch.tensor(before, device=device)
         self.places = first.unsqueeze(1) + torch.arange(length, device=device)
         """Positions of the tokens in their texts: [B, S]."""
@@ -222,6 +225,19 @@ class PartMemory(NamedTuple):
         return F.scaled_dot_product_attention(
             q, keys, values, attn_mask=sees, is_causal=sees is None, scale=scale, enable_gqa=num_groups > 1
         )
+
+    def joined(self, name: str, new: Tensor) -> tuple[Tensor, int]:
+        """Return the values [B, n, D] that a part keeps of each row's last n tokens, followed by `new` [B, S, D], and
+        the number n. From now on, the part keeps the values of the last n real tokens.
+        """
+        kept, counts = self.kept[name], self.reading.counts
+        joined, before = torch.cat((kept, new), 1), kept.shape[1]
+        if self.reading.is_real is None:
+            kept.copy_(joined[:, new.shape[1] :])
+        else:
+            last = counts.unsqueeze(1) + torch.arange(before, device=counts.device)
+            kept.copy_(joined.gather(1, last.unsqueeze(-1).expand(-1, -1, joined.shape[-1])))
+        return joined, before
 
     def extended(self, name: str, new: Tensor) -> Tensor:
         """Store `new` [B, K/T, S, D] after each row's last token, and return the values of all tokens [B, K/T, tokens,

@@ -107,8 +107,9 @@ def test_all_contenders_score_the_same_windows():
     assert set(answer["ratios"]) == {"speed", "memory"}
 
 
-def test_both_programs_write_the_same_texts():
-    answer = figures("models/generate.py", "--tiny", "--rounds", 1, "--prompt", 8, "--new", 12)
+@pytest.mark.parametrize("model", [(), ("--hybrid",)], ids=["Llama", "hybrid"])
+def test_both_programs_write_the_same_texts(model):
+    answer = figures("models/generate.py", *model, "--tiny", "--rounds", 1, "--prompt", 8, "--new", 12)
     rows = {(row["program"], row["batch_size"]): row for row in answer["rows"]}
     assert set(rows) == {(program, size) for program in ("crosscut", "transformers") for size in (1, 8)}
     for size in (1, 8):

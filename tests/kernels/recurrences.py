@@ -24,6 +24,12 @@ def place_of(length: int, *, documents: bool = False, state: bool = False, real:
     )
 
 
+def next_place(length: int) -> Place:
+    """A state, and tokens of which the last ones of the second sequence are padding: all of a single token."""
+    is_real = torch.arange(length) < torch.tensor([[length], [length // 2]])
+    return place_of(length, state=True)._replace(is_real=is_real)
+
+
 def states_of_heads(state: Tensor) -> Tensor:
     """State of each head [B, A, N, P], from those of the groups."""
     return state.unflatten(-1, (-1, HEAD)).transpose(2, 3).flatten(1, 2)

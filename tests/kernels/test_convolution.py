@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from crosscut.kernels.recurrent.convolution import _plain, convolve
+from crosscut.kernels.recurrent.convolution import _plain, convolve, convolve_next
 
 
 def of_torch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -31,3 +31,12 @@ def test_convolution_is_that_of_each_document(lengths: tuple[int, ...], bias: bo
         torch.testing.assert_close(ours, plain, rtol=1e-13, atol=1e-13)
         found = torch.autograd.grad(ours, (x, *parameters), given)
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("length", [1, 5])
+@torch.no_grad()
+def test_next_tokens_are_convolved_as_in_the_whole_text(length: int) -> None:
+    torch.manual_seed(1)
+    x, weight, bias = (torch.randn(shape, dtype=torch.float64) for shape in ((2, 3 + length, 6), (6, 4), (6,)))
+    whole = convolve(x, weight, bias)[:, 3:]
+    torch.testing.assert_close(convolve_next(x, weight, bias, before=3), whole, rtol=0, atol=0)

@@ -6,8 +6,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from crosscut.kernels.recurrent.chunks import Place
-from crosscut.kernels.recurrent.delta import DeltaOperands, DeltaShape, _plain, delta_rule, delta_rule_on
-from tests.kernels.recurrences import BATCH, GIVEN, GROUPS, HEAD, HEADS, STATE, gradients, place_of, states_of_heads
+from crosscut.kernels.recurrent.delta import (
+    DeltaOperands,
+    DeltaShape,
+    _plain,
+    delta_rule,
+    delta_rule_next,
+    delta_rule_on,
+)
+from tests.kernels.recurrences import (
+    BATCH,
+    GIVEN,
+    GROUPS,
+    HEAD,
+    HEADS,
+    STATE,
+    gradients,
+    next_place,
+    place_of,
+    states_of_heads,
+)
 
 SHAPE = DeltaShape(value_size=HEAD, key_size=STATE, chunk=8)
 
@@ -63,6 +81,15 @@ def test_chunks_equal_the_recurrence(length: int, given: dict[str, bool]) -> Non
             torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
     ours = delta_rule_on(operands, SHAPE, place)
     torch.testing.assert_close(delta_rule(operands, SHAPE, place), ours[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("length", [1, 11])
+@torch.no_grad()
+def test_next_tokens_change_the_state_as_the_rule_does(length: int) -> None:
+    operands, place = operands_of(length), next_place(length)
+    y, state = recurrence(operands, place)
+    torch.testing.assert_close(delta_rule_next(operands, SHAPE, place), y, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(place.state, state, rtol=1e-12, atol=1e-12)
 
 
 def test_sequences_without_a_state_have_the_same_gradients() -> None:

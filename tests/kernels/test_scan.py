@@ -6,8 +6,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from crosscut.kernels.recurrent.chunks import Place
-from crosscut.kernels.recurrent.scan import Operands, ScanShape, scan, scan_on
-from tests.kernels.recurrences import BATCH, GIVEN, GROUPS, HEAD, HEADS, STATE, gradients, place_of, states_of_heads
+from crosscut.kernels.recurrent.scan import Operands, ScanShape, scan, scan_next, scan_on
+from tests.kernels.recurrences import (
+    BATCH,
+    GIVEN,
+    GROUPS,
+    HEAD,
+    HEADS,
+    STATE,
+    gradients,
+    next_place,
+    place_of,
+    states_of_heads,
+)
 
 
 def recurrence(operands: Operands, shape: ScanShape, place: Place) -> tuple[Tensor, Tensor]:
@@ -52,6 +63,16 @@ def test_chunks_equal_the_recurrence(length: int, given: dict[str, bool], limits
     for mine, other in (*zip(ours, plain, strict=True), *pairs):
         torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(scan(operands, shape, place), ours[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("length", [1, 11])
+@torch.no_grad()
+def test_next_tokens_change_the_state_as_the_recurrence_does(length: int) -> None:
+    operands, place = operands_of(length), next_place(length)
+    shape = ScanShape(head_size=HEAD, state_size=STATE, chunk=8, least_step=0.3, most_step=1.1)
+    y, state = recurrence(operands, shape, place)
+    torch.testing.assert_close(scan_next(operands, shape, place), y, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(place.state, state, rtol=1e-12, atol=1e-12)
 
 
 def test_sequences_without_a_state_have_the_same_gradients() -> None:

@@ -11,6 +11,7 @@ from crosscut.kernels.recurrent.selective_scan import (
     Place,
     _plain,
     selective_scan,
+    selective_scan_next,
     selective_scan_on,
 )
 
@@ -72,6 +73,16 @@ def test_chunks_equal_the_recurrence(length: int, given: dict[str, bool]) -> Non
         for mine, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(selective_scan(operands, 8, place), plain[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [1, 11])
+@torch.no_grad()
+def test_next_tokens_change_the_state_as_the_recurrence_does(length: int) -> None:
+    operands, place = operands_of(length), place_of(length, state=True)
+    place = place._replace(is_real=torch.arange(length) < torch.tensor([[length], [length // 2]]))
+    y, state = recurrence(operands, place)
+    torch.testing.assert_close(selective_scan_next(operands, 8, place), y, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(place.state, state, rtol=1e-12, atol=1e-12)
 
 
 def test_sequences_without_a_state_have_the_same_gradients() -> None:

@@ -104,6 +104,11 @@ class Steps:
             reach = reach.masked_fill((numbers != before).unsqueeze(1), -inf)
         return Decays(sums.masked_fill(~seen, -inf).exp(), reach.exp().unsqueeze(-1))
 
+    def kept(self, like: Tensor) -> Tensor:
+        """Return the decays of a single token, for each element of the state, in the shape of `like` [B, G, 1, R P]."""
+        decays = torch.exp(-self.rates * self.sizes).mT  # [B, A, 1]
+        return decays.expand(-1, -1, like[0].numel() // decays.shape[1]).reshape(like.shape)
+
     def gradients(self, logs: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of `step`, `log_rate` and `bias`. `logs` [B, S, A] is the gradient of the logarithms of
         the tokens' decays, and `sizes` [B, S, A] that of the step sizes as factors of something else.

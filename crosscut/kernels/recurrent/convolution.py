@@ -31,6 +31,16 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None, documents: T
     return run(_Convolution, x, weight, bias, documents, twin=_plain)
 
 
+def convolve_next(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, before: int) -> Tensor:
+    """Return SiLU of the convolution of tokens that continue a text: [B, S, D]. `x` [B, `before` + S, D] also has the
+    `before` inputs before the tokens, at least K - 1. Autograd cannot differentiate the result.
+    """
+    z = _of_tokens(x[:, before:], weight, bias)
+    for back in range(1, weight.shape[1]):
+        z.addcmul_(x[:, before - back : -back], weight[:, -1 - back])
+    return F.silu(z, inplace=True)
+
+
 def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, documents: Tensor | None) -> Tensor:
     z = _of_tokens(x, weight, bias)
     for back in range(1, _num_taps(x, weight)):

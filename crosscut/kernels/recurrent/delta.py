@@ -90,6 +90,27 @@ def delta_rule_on(operands: DeltaOperands, shape: DeltaShape, place: Place = FRO
     return y, state
 
 
+def delta_rule_next(operands: DeltaOperands, shape: DeltaShape, place: Place) -> Tensor:
+    """Return the outputs y [B, S, A P] of tokens that continue a text. The state of `place`, after the earlier tokens,
+    is overwritten by the state after these tokens. Autograd cannot differentiate the result.
+
+    A single token takes the step of the rule, without a system of equations.
+    """
+    assert place.state is not None
+    if operands.values.shape[1] > 1:
+        y, after = delta_rule_on(operands, shape, place)
+        place.state.copy_(after)
+        return y
+    whole = _Sequence(operands, shape, place)
+    beta, state = whole.beta.mT, place.state  # [B, A, 1], [B, G, N, R P]
+    query, key = (whole.normal * whole.scale)[:, 0].unbind(2)  # each [B, G, N]
+    state.mul_(whole.steps.kept(state[:, :, :1]))
+    errors = operands.values.view(*beta.shape[:2], -1) - (key.unsqueeze(2) @ state).view(*beta.shape[:2], -1)
+    state.addcmul_(key.unsqueeze(-1), (beta * errors).view_as(state[:, :, :1]))
+    read: Tensor = query.unsqueeze(2) @ state
+    return read.view_as(operands.values).to(operands.values.dtype)
+
+
 class _Chunk(NamedTuple):
     """Tensors of one chunk of Q tokens."""
 

@@ -86,6 +86,28 @@ def scan_on(operands: Operands, shape: ScanShape, place: Place = FROM_START) -> 
     return y, state
 
 
+def scan_next(operands: Operands, shape: ScanShape, place: Place) -> Tensor:
+    """Return the outputs y [B, S, A P] of tokens that continue a text. The state of `place`, after the earlier tokens,
+    is overwritten by the state after these tokens. Autograd cannot differentiate the result.
+
+    A single token takes the step of the recurrence, which passes over the state three times.
+    """
+    assert place.state is not None
+    if operands.x.shape[1] > 1:
+        y, after = scan_on(operands, shape, place)
+        place.state.copy_(after)
+        return y
+    limits = (shape.least_step, shape.most_step)
+    steps = Steps(operands.step, operands.log_rate, operands.bias, place, limits)
+    sizes = steps.sizes.mT  # [B, A, 1]
+    x = operands.x.view(*sizes.shape[:2], -1).to(sizes.dtype)  # [B, A, P]
+    b, c = operands.bc.view(*place.state.shape[:2], 2, -1).to(sizes.dtype).unbind(2)  # each [B, G, N]
+    entering = (x * sizes).view_as(place.state[:, :, :1])  # [B, G, 1, R P]
+    place.state.mul_(steps.kept(entering)).addcmul_(b.unsqueeze(-1), entering)
+    y = (c.unsqueeze(2) @ place.state).view_as(x)
+    return y.addcmul_(x, operands.skip.unsqueeze(-1)).view_as(operands.x).to(operands.x.dtype)
+
+
 class _Chunk(NamedTuple):
     """Tensors of one chunk of Q tokens."""
 

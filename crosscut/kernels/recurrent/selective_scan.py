@@ -74,6 +74,23 @@ def selective_scan_on(operands: Operands, chunk: int, place: Place = FROM_START)
     return y, state
 
 
+def selective_scan_next(operands: Operands, chunk: int, place: Place) -> Tensor:
+    """Return the outputs y [B, S, D] of tokens that continue a text. The state of `place`, after the earlier tokens, is
+    overwritten by the state after these tokens. Autograd cannot differentiate the result.
+
+    A single token takes the step of the recurrence in the memory of the state.
+    """
+    assert place.state is not None
+    if operands.x.shape[1] > 1:
+        y, after = selective_scan_on(operands, chunk, place)
+        place.state.copy_(after)
+        return y
+    whole = _Sequence(operands, chunk, place)
+    own = whole.chunk(0)
+    place.state.mul_(whole.decays(own, 0)[:, 0]).addcmul_(own.b.mT, own.scaled)
+    return torch.addcmul(own.c @ place.state, own.x, operands.skip).to(operands.x.dtype)
+
+
 class _Chunk(NamedTuple):
     """Tensors of one chunk, at least float32."""
 

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from crosscut.architecture.sublayers import gated_delta as architecture
 from crosscut.kernels.recurrent.chunks import Place
-from crosscut.kernels.recurrent.delta import DeltaOperands, DeltaShape, delta_rule, delta_rule_on
+from crosscut.kernels.recurrent.delta import DeltaOperands, DeltaShape, delta_rule, delta_rule_next
 from crosscut.model.building import Builder
 from crosscut.model.sublayers.recurrent import RecurrentMixer
 from crosscut.parallel.recurrent import GATE_OF_HEADS
@@ -24,6 +24,6 @@ class GatedDelta(RecurrentMixer):
         """Apply the delta rule to the tokens: [B, S, D/T]."""
         return delta_rule(DeltaOperands(*operands), self.shape, place)
 
-    def recur_on(self, operands: tuple[Tensor, ...], place: Place) -> tuple[Tensor, Tensor]:
-        """Apply the delta rule to the tokens, and also return the state after the last token."""
-        return delta_rule_on(DeltaOperands(*operands), self.shape, place)
+    def recur_next(self, operands: tuple[Tensor, ...], place: Place) -> Tensor:
+        """Apply the delta rule to the tokens, and keep the state after the last token."""
+        return delta_rule_next(DeltaOperands(*operands), self.shape, place)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from crosscut.architecture.sublayers import mamba as architecture
-from crosscut.kernels.recurrent.convolution import convolve
-from crosscut.kernels.recurrent.selective_scan import Operands, Place, selective_scan, selective_scan_on
+from crosscut.kernels.recurrent.convolution import convolve, convolve_next
+from crosscut.kernels.recurrent.selective_scan import Operands, Place, selective_scan, selective_scan_next
 from crosscut.model.building import Builder
 from crosscut.model.cache import PartMemory
 from crosscut.model.shared import NOTHING_SHARED, Shared
@@ -117,14 +117,7 @@ class Mamba(nn.Module):
 
     def _scan_on(self, inner: Tensor, memory: PartMemory) -> Tensor:
         """Convolve and scan tokens that continue the texts of `memory`, and keep the new inputs and states."""
-        inputs, state = memory.kept["inputs"], memory.kept["state"]
-        counts, before = memory.reading.counts, inputs.shape[1]
-        joined = torch.cat((inputs, inner), 1)
-        convolved = convolve(joined, *self.convolution.own(inner.dtype))[:, before:]
-        is_real = torch.arange(inner.shape[1], device=counts.device) < counts.unsqueeze(1)
-        place = Place(state=state, is_real=is_real)
-        y, after = selective_scan_on(self._operands(convolved), self.sizes.chunk_size, place)
-        last = counts.unsqueeze(1) + torch.arange(before, device=counts.device)
-        inputs.copy_(joined.gather(1, last.unsqueeze(-1).expand(-1, -1, joined.shape[-1])))
-        state.copy_(after)
-        return y
+        joined, before = memory.joined("inputs", inner)
+        convolved = convolve_next(joined, *self.convolution.own(inner.dtype), before=before)
+        place = Place(state=memory.kept["state"], is_real=memory.reading.is_real)
+        return selective_scan_next(self._operands(convolved), self.sizes.chunk_size, place)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from crosscut.architecture.sublayers import mamba2 as architecture
 from crosscut.kernels.recurrent.chunks import Place
-from crosscut.kernels.recurrent.scan import Operands, ScanShape, scan, scan_on
+from crosscut.kernels.recurrent.scan import Operands, ScanShape, scan, scan_next
 from crosscut.model.building import Builder
 from crosscut.model.sublayers.recurrent import RecurrentMixer
 
@@ -29,6 +29,6 @@ class Mamba2(RecurrentMixer):
         """Scan the tokens: [B, S, D/T]."""
         return scan(Operands(*operands), self.shape, place)
 
-    def recur_on(self, operands: tuple[Tensor, ...], place: Place) -> tuple[Tensor, Tensor]:
-        """Scan the tokens, and also return the state after the last token."""
-        return scan_on(Operands(*operands), self.shape, place)
+    def recur_next(self, operands: tuple[Tensor, ...], place: Place) -> Tensor:
+        """Scan the tokens, and keep the state after the last token."""
+        return scan_next(Operands(*operands), self.shape, place)

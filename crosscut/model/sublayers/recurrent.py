@@ -22,7 +22,7 @@ from crosscut.architecture import Cut, Parameter
 from crosscut.architecture.sublayers.recurrent import Recurrent
 from crosscut.config.conventions import repeats_of_heads
 from crosscut.kernels.recurrent.chunks import Place
-from crosscut.kernels.recurrent.convolution import convolve
+from crosscut.kernels.recurrent.convolution import convolve, convolve_next
 from crosscut.model.building import Builder
 from crosscut.model.cache import PartMemory
 from crosscut.model.shared import NOTHING_SHARED, Shared
@@ -75,8 +75,8 @@ class RecurrentMixer(nn.Module, ABC):
         """Mix the tokens: [B, S, D/T]. The operands are convolved inputs and vectors, controls, and parameters."""
 
     @abstractmethod
-    def recur_on(self, operands: tuple[Tensor, ...], place: Place) -> tuple[Tensor, Tensor]:
-        """Mix the tokens as `recur` does, and also return the state after the last token."""
+    def recur_next(self, operands: tuple[Tensor, ...], place: Place) -> Tensor:
+        """Mix the tokens as `recur` does, and overwrite the state of `place` by the state after the last token."""
 
     def forward(self, x: Tensor, shared: Shared = NOTHING_SHARED, memory: PartMemory | None = None) -> Tensor:
         """Mix the tokens of each document in their order, after the tokens in `memory`."""
@@ -126,20 +126,14 @@ class RecurrentMixer(nn.Module, ABC):
 
     def _mix_on(self, own: _Channels, memory: PartMemory) -> Tensor:
         """Convolve and mix tokens that continue the texts of `memory`, and keep the new inputs and states."""
-        inputs, state = memory.kept["inputs"], memory.kept["state"]
-        counts, before = memory.reading.counts, inputs.shape[1]
-        joined = torch.cat((inputs, torch.cat((own.inner, own.vectors), -1)), 1)
+        joined, before = memory.joined("inputs", torch.cat((own.inner, own.vectors), -1))
         parts = joined.split((own.inner.shape[-1], own.vectors.shape[-1]), -1)
         inner, vectors = (
-            convolve(each, *taps)[:, before:] for each, taps in zip(parts, (own.taps, own.vector_taps), strict=True)
+            convolve_next(each, *taps, before=before)
+            for each, taps in zip(parts, (own.taps, own.vector_taps), strict=True)
         )
-        is_real = torch.arange(inner.shape[1], device=counts.device) < counts.unsqueeze(1)
-        place = Place(state=state, is_real=is_real)
-        y, after = self.recur_on((inner, vectors, *own.controls, *own.dynamics), place)
-        last = counts.unsqueeze(1) + torch.arange(before, device=counts.device)
-        inputs.copy_(joined.gather(1, last.unsqueeze(-1).expand(-1, -1, joined.shape[-1])))
-        state.copy_(after)
-        return y
+        place = Place(state=memory.kept["state"], is_real=memory.reading.is_real)
+        return self.recur_next((inner, vectors, *own.controls, *own.dynamics), place)
 
 
 def _convolution(parameters: tuple[Parameter, ...], build: Builder) -> ChannelParallelConvolution:
