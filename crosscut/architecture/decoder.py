@@ -33,7 +33,7 @@ from crosscut.architecture.sublayers.mamba2 import Mamba2
 from crosscut.architecture.sublayers.mlp import MLP
 from crosscut.architecture.sublayers.norm import stream_norm
 from crosscut.config import ModelConfig
-from crosscut.config.model import HeadKind
+from crosscut.config.model import HeadKind, NormPosition
 from crosscut.config.parts.kinds import ATTENTIONS, Mixer, PartKind, parts_of
 
 _SUBLAYERS: dict[PartKind, Callable[..., Sublayer]] = {
@@ -156,8 +156,8 @@ def describe(model: ModelConfig) -> Decoder:
     then wrong.
     """
     adapt = partial(adapted, rank=model.lora_rank, alpha=model.lora_alpha) if model.lora_rank else _unchanged
-    kinds = {layer: adapt(_layer(model, layer)) for layer in model.different_layers}
-    layers = tuple(kinds[model.layer(i)] for i in range(model.num_layers))
+    kinds = {entry: adapt(_layer(model, *entry)) for entry in dict.fromkeys(model.entries)}
+    layers = tuple(kinds[entry] for entry in model.entries)
     embedding = Embedding.of(model, _shares(kinds.values()))
     head = _HEADS[model.head](model, embedding.tokens)
     embedding = replace(embedding, hides_padding=embedding.hides_padding or head.hides_padding)
@@ -190,10 +190,10 @@ def _unchanged(part: Any) -> Any:
     return part
 
 
-def _layer(model: ModelConfig, layer: str) -> Layer:
-    return Layer(tuple(_part_of(model, *part) for part in parts_of(layer)), model.hidden_size)
+def _layer(model: ModelConfig, layer: str, place: NormPosition) -> Layer:
+    return Layer(tuple(_part_of(model, *part, place) for part in parts_of(layer)), model.hidden_size)
 
 
-def _part_of(model: ModelConfig, name: str, kind: PartKind) -> Part:
+def _part_of(model: ModelConfig, name: str, kind: PartKind, place: NormPosition) -> Part:
     norm = stream_norm(model, f"{name}_norm")
-    return Part(name, norm, _SUBLAYERS[kind](model, name), model.norm_place, model.dropout, model.residual_multiplier)
+    return Part(name, norm, _SUBLAYERS[kind](model, name), place, model.dropout, model.residual_multiplier)

@@ -1,7 +1,7 @@
 """Parts of a layer. A part is a sublayer, such as attention or an MLP, with a norm and a residual sum around it.
 
 The norm is before the sublayer (`model.norm_place = "before"`), after the residual sum ("after", as in the original
-BERT), or on the sublayer's output ("output", as in OLMo 2):
+BERT), or on the sublayer's output ("output", as in OLMo 2). Layers may differ in it (`model.norm_places`).
 
     before    x = x + dropout(sublayer(norm(x)))
     after     x = norm(x + dropout(sublayer(x)))

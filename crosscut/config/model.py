@@ -20,7 +20,15 @@ from crosscut.config.checks import (
 from crosscut.config.errors import ConfigError
 from crosscut.config.hashed import hashed_once
 from crosscut.config.parts.gated_delta import GATED_DELTA, GatedDeltaConfig
-from crosscut.config.parts.kinds import ATTENTIONS, Mixer, PartKind, checked_layers, parts_of, pattern_of
+from crosscut.config.parts.kinds import (
+    ATTENTIONS,
+    Mixer,
+    PartKind,
+    checked_layers,
+    checked_places,
+    parts_of,
+    pattern_of,
+)
 from crosscut.config.parts.latent_attention import LATENT_ATTENTION, LatentAttentionConfig
 from crosscut.config.parts.mamba import MAMBA, MambaConfig
 from crosscut.config.parts.mamba2 import MAMBA2, Mamba2Config
@@ -28,9 +36,11 @@ from crosscut.config.parts.section import MixerSection
 from crosscut.config.parts.sliding_attention import SLIDING_ATTENTION, SlidingAttentionConfig
 from crosscut.config.system.wording import counted
 
+MOST_LAYERS = 10_000
+"""Maximum of `model.num_layers`."""
 _MOST = MappingProxyType(
     {
-        "num_layers": 10_000,
+        "num_layers": MOST_LAYERS,
         "hidden_size": 1 << 20,
         "num_heads": 1 << 16,
         "num_kv_heads": 1 << 16,
@@ -221,12 +231,24 @@ class ModelConfig:
     before the residual sum, as in OLMo 2, with one more norm after the last layer.
     """
 
+    norm_places: tuple[str, ...] = ()
+    """Place of the norms in each layer of a model whose layers differ in it, such as ["before", "output"]: a list that
+    is repeated like `layers`. OLMo hybrid has the norms of layers with a gated delta net before the parts, and those of
+    layers with attention on the outputs. Empty means `norm_place` in all layers.
+    """
+
     norm_epsilon: float = 1e-5
     """Constant that a norm adds to the variance or the mean square, to avoid a division by zero."""
 
     norm_affine: bool = True
     """Whether norms have learned parameters: a weight, and in layer norms also a bias. This also applies to the norms
     of `qk_norm`."""
+
+    norm_offset: bool = False
+    """Whether norms multiply by 1 + their weight instead of the weight, as in Qwen3-Next. The weights then begin at 0.
+    This also applies to the norms of `qk_norm` and to those of the vectors of `mamba`, but not to gated norms and to
+    the norms of latents. Needs RMS norms.
+    """
 
     embedding_norm: bool = False
     """Whether the embeddings of tokens and positions pass through a norm before the first layer. With `norm_place =
@@ -321,6 +343,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         resolve_choices(self, "model")
         object.__setattr__(self, "layers", checked_layers(self.layers))
+        self._resolve_norms()
         for name in ("num_layers", "hidden_size", "num_heads", "max_sequence_length", "rotary_original_length"):
             least = 0 if name == "num_heads" and not self.attends else 1
             require_at_least(f"model.{name}", getattr(self, name), least, maximum=_MOST.get(name, MOST))
@@ -344,6 +367,21 @@ class ModelConfig:
         self._resolve_sections()
         if not self.mlp_size:
             object.__setattr__(self, "mlp_size", 4 * self.hidden_size)
+
+    def _resolve_norms(self) -> None:
+        places = checked_places(self.norm_places) if self.norm_places else ()
+        if places:
+            self._require_value("norm_place", NormPosition.BEFORE, "with `model.norm_places`", "Remove one of the two.")
+        if len(places) == 1:
+            object.__setattr__(self, "norm_place", NormPosition(places[0]))
+        object.__setattr__(self, "norm_places", places if len(places) > 1 else ())
+        if self.norm_offset:
+            when = "for a model with `model.norm_offset`"
+            self._require_value("norm", NormKind.RMS, when, "Remove `model.norm_offset`.")
+            self._require_value("norm_affine", True, when, "Remove `model.norm_offset`.")
+            if self.qk_norm:
+                self._require_value("qk_norm_kind", NormKind.RMS, when, 'Set model.qk_norm_kind="rms".')
+                self._require_value("qk_norm_over", NormSpan.HEAD, when, 'Set model.qk_norm_over="head".')
 
     def _resolve_adapters(self) -> None:
         require_at_least("model.lora_rank", self.lora_rank, 0, maximum=_MOST["hidden_size"])
@@ -570,6 +608,11 @@ class ModelConfig:
         """Return the entry of `layers` for the layer with this index."""
         return self.layers[index % len(self.layers)]
 
+    def norm_place_of(self, index: int) -> NormPosition:
+        """Return the place of the norms in the layer with this index."""
+        places = self.norm_places or (self.norm_place,)
+        return NormPosition(places[index % len(places)])
+
     def parts_of(self, index: int) -> tuple[tuple[str, PartKind], ...]:
         """Return the name and the kind of each part of the layer with this index."""
         return parts_of(self.layer(index))
@@ -578,6 +621,11 @@ class ModelConfig:
     def different_layers(self) -> tuple[str, ...]:
         """Different entries of `layers` that the model uses, in the order of their first use."""
         return tuple(dict.fromkeys(self.layers[: self.num_layers]))
+
+    @property
+    def entries(self) -> tuple[tuple[str, NormPosition], ...]:
+        """Entry of `layers` and place of the norms of each layer."""
+        return tuple((self.layer(index), self.norm_place_of(index)) for index in range(self.num_layers))
 
     @property
     def pattern(self) -> str:

@@ -104,7 +104,7 @@ class Builder:
 
     def _norm(self, norm: Norm, place: NormPlace) -> LayerNorm | RMSNorm:
         kind = RMSNorm if norm.kind is NormKind.RMS else LayerNorm
-        return kind(
+        built = kind(
             norm.size,
             mesh=self.mesh,
             epsilon=self.epsilon,
@@ -112,6 +112,7 @@ class Builder:
             dtype=self.dtype,
             place=place,
         )
+        return built.from_one() if norm.has_offset and isinstance(built, RMSNorm) else built
 
     def dropout(self, probability: float, *, inside: bool = False) -> Dropout:
         """Build the dropout of the residual stream, or, with `inside`, of a tensor inside a parallel region."""

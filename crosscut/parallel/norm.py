@@ -92,15 +92,20 @@ class LayerNorm(_ParallelNorm):
 
 @final
 class RMSNorm(_ParallelNorm):
-    """RMS normalisation: x / sqrt(mean(x^2) + epsilon), times the weight. It has no bias.
+    """RMS normalisation: x / sqrt(mean(x^2) + epsilon), times the weight or 1 + the weight. It has no bias.
 
     Source: Zhang and Sennrich 2019 (arXiv 1910.07467), equation 4.
     """
 
-    _has_bias = False
+    _has_bias, has_offset = False, False
+
+    def from_one(self) -> "RMSNorm":
+        """Let the norm multiply by 1 + its weight."""
+        self.has_offset = True
+        return self
 
     def _normalise(self, x: Tensor) -> Tensor:
         weight = self._own(self.weight, x.dtype)
-        if x.is_cuda or not self.training:
+        if (x.is_cuda or not self.training) and not self.has_offset:
             return F.rms_norm(x, self.size, weight, self.epsilon)
-        return rms_norm(x, weight, self.epsilon)
+        return rms_norm(x, weight, self.epsilon, has_offset=self.has_offset)

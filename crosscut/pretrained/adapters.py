@@ -94,7 +94,7 @@ class PublishedAdapter:
             local, offsets = local_part(parameter), local_offsets(parameter)
             ours = weight.rows(index) - offsets[0]
             held = (ours >= 0) & (ours < len(local))
-            theirs = source.start + held.nonzero().flatten()
+            theirs = weight.places(index)[held]
             delta = change.delta(theirs, slice(offsets[1], offsets[1] + local.shape[1]))
             ours = ours[held].to(local.device)
             local[ours] = (local[ours] + delta.to(local.device)).to(local.dtype)
@@ -263,8 +263,8 @@ def _stacked(
     weight, _, source = parts[0]
     rank = model.lora_rank
     joined = pairs[0][1].new_zeros(_outputs(weight, source), rank * len(parts))
-    for i, ((_, up, _), (_, _, each)) in enumerate(zip(pairs, parts, strict=True)):
-        joined[each.start : each.start + len(up), i * rank : (i + 1) * rank] = up
+    for i, ((_, up, _), (each, index, _)) in enumerate(zip(pairs, parts, strict=True)):
+        joined[each.places(index).to(up.device), i * rank : (i + 1) * rank] = up
     return torch.cat([down for down, _, _ in pairs]), joined
 
 

@@ -398,7 +398,7 @@ def _put_together(pieces: list[tuple[Weight, int]], read: Callable[[str], Tensor
         if found is None:
             found = ours.new_empty(weight.shape_of(source))
         rows = found.t() if source.transposed and found.dim() == 2 else found
-        rows[source.start :][: len(ours)] = ours.view(-1, *rows.shape[1:])
+        rows[weight.places(index).to(ours.device)] = ours.view(-1, *rows.shape[1:])
     assert found is not None
     return found
 

@@ -1,12 +1,14 @@
 """Names and layouts of published weights: one table per model family, used for reading and for writing.
 
-A published model has the same matrices as Crosscut's model, under other names (`names`) and in other layouts. Seven
+A published model has the same matrices as Crosscut's model, under other names (`names`) and in other layouts. Eight
 things differ:
 
 - Queries, keys and values are three tensors (in GPT-2: stacked in one tensor). In Crosscut, one parameter holds the
   queries, and a second parameter holds keys and values, which alternate head by head.
 - One tensor stacks the input projections of a state-space mixer, and another one the channels of its convolution. In
   Crosscut, they are several parameters, one of which holds the vectors B and C, which alternate group by group.
+- The rows of Qwen3-Next's input projections are ordered by key head: its query, its key, and the values and gates of
+  its value heads.
 - GPT-2 stores its matrices transposed, [in, out].
 - The published vocabulary is not padded.
 - RoBERTa's table of positions begins with rows that belong to no position.
@@ -72,6 +74,14 @@ class Weight:
             of_pair = place - first
             place = torch.where(of_pair < 0, place, first + of_pair % 2 * (paired // 2) + of_pair // 2)
         return (theirs // self.group * len(self.sources) + index) * self.group + place
+
+    def places(self, index: int) -> Tensor:
+        """Indices of the rows that source number `index` has in its published tensor, in their order."""
+        source, theirs = self.sources[index], torch.arange(self.source_rows)
+        if not source.period:
+            return source.start + theirs
+        width = self.source_rows * source.period // source.num_rows
+        return source.start + theirs // width * source.period + theirs % width
 
     @property
     def is_in_order(self) -> bool:
@@ -176,7 +186,30 @@ def with_prefix(config: ModelConfig, names: list[str]) -> dict[str, str]:
         bare_names = {_renamed(config, re.sub(known.optional_prefix, "", name)): name for name in names}
         return {f"{_prefix(known, bare)}{bare}": name for bare, name in bare_names.items()}
     bare = not any(name.startswith(prefix) for name in names)
-    return {f"{prefix}{name}" if bare and not name.startswith(_BESIDE) else name: name for name in names}
+    full = {f"{prefix}{name}" if bare and not name.startswith(_BESIDE) else name: name for name in names}
+    return {_first_name(config, name): own for name, own in full.items()} if known.second_names else full
+
+
+def _first_name(config: ModelConfig, name: str) -> str:
+    """Return the name that Crosscut uses for a tensor, whose full name in a file may be another one."""
+    known = _names_of(config)
+    prefix, suffix = (re.escape(part) for part in (known.prefix + known.layer).split("{}"))
+    found = re.fullmatch(rf"({prefix}(\d{{1,9}}){suffix})(.+)(\.\w+)", name)
+    if found is None or int(found[2]) >= config.num_layers:
+        return name
+    return f"{found[1]}{known.first_name(config.layer(int(found[2])), found[3])}{found[4]}"
+
+
+def joined_tensors(config: ModelConfig) -> list[tuple[str, dict[str, int]]]:
+    """List the tensors that files may hold in place of several (`TensorNames.joined`), each with the names and the
+    numbers of rows of those.
+    """
+    whole, parts = _names_of(config).joined
+    if not parts:
+        return []
+    shapes = published_shapes(config)
+    starts = [name.removesuffix(parts[0]) for name in shapes if name.endswith(parts[0])]
+    return [(f"{start}{whole}", {f"{start}{part}": shapes[f"{start}{part}"][0] for part in parts}) for start in starts]
 
 
 def _renamed(config: ModelConfig, name: str) -> str:

@@ -1,6 +1,6 @@
 """Load a published model's files into a sharded model. Every rank reads only its own rows and columns."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -16,12 +16,13 @@ from crosscut.pretrained.families import (
     count_layers,
     is_harmless,
     is_head,
+    joined_tensors,
     published_shapes,
     tied_names,
     weights_of,
     with_prefix,
 )
-from crosscut.pretrained.tensors import DTYPES, StoredTensor, blocks, list_tensors
+from crosscut.pretrained.tensors import DTYPES, StoredTensor, blocks, cut_again, list_tensors
 
 _MOST_NAMED = 3
 """Maximum number of tensors that a message names. Further tensors are only counted."""
@@ -87,6 +88,11 @@ def tensors_of(config: ModelConfig, folder: Path) -> dict[str, StoredTensor]:
     """List the tensors of a folder, keyed by their full names in the model's family."""
     found = list_tensors(folder)
     tensors = {full: found[name] for full, name in with_prefix(config, list(found)).items()}
+    for whole, parts in joined_tensors(config):
+        held = [whole] if whole in tensors else [part for part in parts if part in tensors]
+        if held and {name: tensors[name].shape[0] for name in held} != parts:
+            again = cut_again([tensors.pop(name) for name in held], [*parts.values()])
+            tensors.update(zip(parts, again, strict=True))
     embedding, output = tied_names(config)
     if embedding not in tensors and output in tensors:  # the files may hold either of two equal tensors
         tensors[embedding] = tensors[output]
@@ -121,17 +127,23 @@ def fill(parameter: Tensor, weight: Weight, tensors: Mapping[str, StoredTensor])
         inside = ((ours >= 0) & (ours < len(local))).nonzero().flatten()
         if not inside.numel() or not local.numel():
             continue
-        start, stop = int(inside[0]), int(inside[-1]) + 1
-        ours = ours[start:stop]  # with swapped halves, some of these rows may belong to another rank
-        rows = slice(source.start + start, source.start + stop)
-        if source.transposed and columns:
-            for first, block in blocks(tensors[source.name], (*columns, rows)):
-                _put(local[:, first : first + len(block)], ours, block.t())
-        else:
-            stored = tensors[source.name]
-            channel = [slice(0, 1)] * (len(stored.shape) - 1 - len(columns))
-            for first, block in blocks(stored, (rows, *channel, *columns)):
-                _put(local, ours[first : first + len(block)], block.view(-1, *local.shape[1:]))
+        held = slice(int(inside[0]), int(inside[-1]) + 1)  # with swapped halves, some may belong to another rank
+        stored = tensors[source.name]
+        for rows, own in _runs(weight.places(index)[held], ours[held]):
+            if source.transposed and columns:
+                for first, block in blocks(stored, (*columns, rows)):
+                    _put(local[:, first : first + len(block)], own, block.t())
+            else:
+                channel = [slice(0, 1)] * (len(stored.shape) - 1 - len(columns))
+                for first, block in blocks(stored, (rows, *channel, *columns)):
+                    _put(local, own[first : first + len(block)], block.view(-1, *local.shape[1:]))
+
+
+def _runs(theirs: Tensor, ours: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield the runs of adjacent rows in `theirs`, each with its entries of `ours`."""
+    ends = (theirs.diff() != 1).nonzero().flatten() + 1
+    for rows, own in zip(theirs.tensor_split(ends), ours.tensor_split(ends), strict=True):
+        yield slice(int(rows[0]), int(rows[-1]) + 1), own
 
 
 def _put(local: Tensor, rows: Tensor, values: Tensor) -> None:

@@ -6,9 +6,10 @@ opened for each block and closed after the block, so that a rank maps at most on
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,9 @@ class StoredTensor:
     shape: tuple[int, ...]
     dtype: str
     """Element type under safetensors' name, such as "BF16"."""
+    pieces: tuple[tuple["StoredTensor", int, int], ...] = ()
+    """Tensors of whose rows this one consists, each with its first row and the row after its last one. Empty for a
+    tensor that is stored by itself."""
 
 
 def list_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -68,8 +72,32 @@ def list_file(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
+def cut_again(tensors: Sequence[StoredTensor], sizes: Sequence[int]) -> list[StoredTensor]:
+    """Return tensors of `sizes` rows each, which together have the rows of `tensors`, in their order. Raises
+    `CheckpointError` if the numbers of rows differ.
+    """
+    ends = list(accumulate(tensor.shape[0] for tensor in tensors))
+    if ends[-1] != sum(sizes):
+        names = " and ".join(f"`{tensor.name}`" for tensor in tensors)
+        raise CheckpointError(
+            f"{names} in `{tensors[0].path}` must have {sum(sizes)} rows (`config.json`), but have {ends[-1]}. "
+            "Download the model again."
+        )
+    found = []
+    for end, size in zip(accumulate(sizes), sizes, strict=True):
+        pieces = [
+            (tensor, max(end - size - last + tensor.shape[0], 0), min(end - last, 0) + tensor.shape[0])
+            for tensor, last in zip(tensors, ends, strict=True)
+        ]
+        held = tuple(piece for piece in pieces if piece[1] < piece[2])
+        found.append(replace(tensors[0], shape=(size, *tensors[0].shape[1:]), pieces=held))
+    return found
+
+
 def read_whole(tensor: StoredTensor) -> Tensor:
     """Read a whole tensor. Use this only for small tensors, such as the matrices of an adapter."""
+    if tensor.pieces:
+        return torch.cat([read_whole(piece)[first:last] for piece, first, last in tensor.pieces])
     with _opened(tensor.path) as file:
         whole: Tensor = file.get_tensor(tensor.name)
     return whole
@@ -95,8 +123,22 @@ def blocks(tensor: StoredTensor, region: Region) -> Iterator[tuple[int, Tensor]]
     A block is mapped from the file. Copy the block, and drop all references to it before requesting the next block.
     """
     rows, *columns = region
+    if tensor.pieces:
+        yield from _blocks_of_pieces(tensor, region)
+        return
     row_bytes = math.prod(tensor.shape[1:]) * DTYPES[tensor.dtype].itemsize
     step = max(1, _BLOCK_BYTES // max(1, row_bytes))
     for first in range(rows.start, rows.stop, step):
         with _opened(tensor.path) as file:
             yield first - rows.start, file.get_slice(tensor.name)[slice(first, min(first + step, rows.stop)), *columns]
+
+
+def _blocks_of_pieces(tensor: StoredTensor, region: Region) -> Iterator[tuple[int, Tensor]]:
+    rows, *columns = region
+    start = 0  # first row of the piece in the whole tensor
+    for piece, first, last in tensor.pieces:
+        own = slice(max(rows.start - start, 0) + first, min(rows.stop - start + first, last))
+        if own.start < own.stop:
+            before = start + own.start - first - rows.start
+            yield from ((before + place, block) for place, block in blocks(piece, (own, *columns)))
+        start += last - first

@@ -78,6 +78,8 @@ def _left_out(asked: RunConfig, verified: RunConfig, compiled: bool) -> Iterator
         yield f"{asked.model.num_layers} layers ({verified.model.num_layers} verified)"
     if lacking := sorted({*asked.model.different_layers} - {*verified.model.different_layers}):
         yield f"layers with other parts ({listed(lacking)}; take more layers with --layers)"
+    elif {*asked.model.entries} - {*verified.model.entries}:
+        yield "layers with other places of their norms (take more layers with --layers)"
     if asked.model.hidden_size != verified.model.hidden_size:
         yield f"hidden size {asked.model.hidden_size:,} ({verified.model.hidden_size:,} verified)"
     if theirs.zero_initial_outputs:

@@ -1,5 +1,7 @@
 """Settings of gated delta nets."""
 
+import dataclasses
+import json
 import tomllib
 from typing import Any
 
@@ -33,8 +35,12 @@ def test_another_hidden_size_keeps_key_heads_in_proportion() -> None:
 
 def test_a_run_with_a_section_is_written_and_read_again() -> None:
     model = {**SHAPE, "layers": ["gated_delta"], "gated_delta": {"key_head_size": 8, "value_head_size": 8}}
+    model["norm_places"] = ["before", "output"]
     run = load_run({"model": model}, ["model.gated_delta.chunk_size=7"])
     assert run.model.gated_delta.chunk_size == 7
+    assert run.model.norm_places == ("before", "output")
+    recorded = json.loads(json.dumps(dataclasses.asdict(run.model)))  # as in a checkpoint
+    assert ModelConfig(**recorded) == run.model
     assert load_run(tomllib.loads(dump_toml(run))) == run
 
 
@@ -52,6 +58,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "`model.gated_delta.key_head_size` must divide `model.hidden_size` (48), but is 36. Choose another size, "
             "or set `model.gated_delta.num_key_heads`."
         ),
+    ),
+    "epsilon": (
+        {"norm_epsilon": -1e-5},
+        "`model.gated_delta.norm_epsilon` must be at least 0, but is -1e-05.",
     ),
     "heads": (
         {"num_key_heads": 4},

@@ -134,6 +134,51 @@ def test_a_norm_of_all_heads_is_an_rms_norm_of_queries_and_keys() -> None:
     )
 
 
+def test_places_of_norms_are_the_shortest_list_that_gives_the_same() -> None:
+    def places(*given: str, **others: Any) -> tuple[str, tuple[str, ...]]:
+        model = ModelConfig(num_layers=3, hidden_size=32, num_heads=4, norm_places=given, **others)
+        return str(model.norm_place), model.norm_places
+
+    assert places("before", "output", "before", "output") == ("before", ("before", "output"))
+    assert places("output", "output") == ("output", ())
+    assert places("before") == places() == ("before", ())
+    model = ModelConfig(num_layers=3, hidden_size=32, num_heads=4, norm_places=("output", "before"))
+    assert [model.norm_place_of(index) for index in range(3)] == ["output", "before", "output"]
+
+
+def test_norms_after_residual_sums_are_in_all_layers_or_in_none() -> None:
+    shape: dict[str, Any] = {"num_layers": 2, "hidden_size": 32, "num_heads": 4}
+    for given in (["before", "after"], "output"):
+        assert refusal(ConfigError, ModelConfig, **shape, norm_places=given) == (
+            f"`model.norm_places` must be a list of 'before' or 'output', but is {given!r}. Norms after the residual "
+            'sums are the same in all layers: set model.norm_place="after".'
+        )
+    assert refusal(ConfigError, ModelConfig, **shape, norm_places=("before", "output"), norm_place="output") == (
+        "`model.norm_place` must be 'before' with `model.norm_places`, but is 'output'. Remove one of the two."
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"norm": "layer"}, "`model.norm` must be 'rms' {}, but is 'layer'. Remove `model.norm_offset`."),
+        ({"norm_affine": False}, "`model.norm_affine` must be true {}, but is false. Remove `model.norm_offset`."),
+        (
+            {"qk_norm": True, "qk_norm_kind": "layer"},
+            "`model.qk_norm_kind` must be 'rms' {}, but is 'layer'. Set model.qk_norm_kind=\"rms\".",
+        ),
+        (
+            {"qk_norm": True, "qk_norm_over": "all_heads"},
+            "`model.qk_norm_over` must be 'head' {}, but is 'all_heads'. Set model.qk_norm_over=\"head\".",
+        ),
+    ],
+    ids=str,
+)
+def test_only_rms_norms_have_offsets(changes: dict[str, Any], message: str) -> None:
+    model = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "norm": "rms", "norm_offset": True, **changes}
+    assert refusal(ConfigError, ModelConfig, **model) == message.format("for a model with `model.norm_offset`")
+
+
 ROTARY: dict[str, Any] = {"num_layers": 2, "hidden_size": 48, "num_heads": 4, "positions": "rotary"}
 
 

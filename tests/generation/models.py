@@ -31,8 +31,10 @@ FAMILIES = {
         "positions": "rotary", "mamba": MambaConfig(state_size=4, chunk_size=4, vector_norms=True),
         "mamba2": Mamba2Config(head_size=4, state_size=4, num_groups=2, chunk_size=4),
         "gated_delta": GatedDeltaConfig(
-            num_key_heads=2, num_value_heads=8, key_head_size=6, value_head_size=4, chunk_size=4
+            num_key_heads=2, num_value_heads=8, key_head_size=6, value_head_size=4, chunk_size=4,
+            negative_eigenvalues=True, norm_epsilon=0.01,
         ),
+        "norm_offset": True, "norm_places": ("before", "output"),
     },
     "windows": {
         "layers": ("sliding_attention swiglu", "nope_attention gelu", "attention gelu"), "num_layers": 3,

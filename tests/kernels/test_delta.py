@@ -1,5 +1,7 @@
 """The chunked gated delta rule against the rule, token by token."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -28,9 +30,10 @@ from tests.kernels.recurrences import (
 )
 
 SHAPE = DeltaShape(value_size=HEAD, key_size=STATE, chunk=8)
+STRONG = replace(SHAPE, strongest=2.0)
 
 
-def recurrence(operands: DeltaOperands, place: Place) -> tuple[Tensor, Tensor]:
+def recurrence(operands: DeltaOperands, place: Place, strongest: float = 1.0) -> tuple[Tensor, Tensor]:
     """Plain twin of `delta_rule_on`: the state of each head, token by token."""
     values = operands.values.unflatten(-1, (-1, HEAD))
     vectors = operands.vectors.unflatten(-1, (-1, 2, STATE))
@@ -38,7 +41,7 @@ def recurrence(operands: DeltaOperands, place: Place) -> tuple[Tensor, Tensor]:
     q, k = (each.repeat_interleave(values.shape[2] // vectors.shape[2], 2) for each in normal.unbind(-2))
     is_real = torch.ones_like(operands.step) if place.is_real is None else place.is_real.unsqueeze(-1)
     keep = torch.exp(-operands.log_rate.exp() * F.softplus(operands.step + operands.bias) * is_real)
-    beta = torch.sigmoid(operands.strength) * is_real
+    beta = strongest * torch.sigmoid(operands.strength) * is_real
     state = values.new_zeros(*values.shape[::2], STATE, HEAD)
     if place.state is not None:
         state = states_of_heads(place.state)
@@ -68,19 +71,20 @@ def traced(operands: DeltaOperands, shape: DeltaShape, place: Place) -> tuple[Te
     return y, state
 
 
+@pytest.mark.parametrize("shape", [SHAPE, STRONG], ids=str)
 @pytest.mark.parametrize("length", [1, 8, 21])
 @pytest.mark.parametrize("given", GIVEN, ids=str)
-def test_chunks_equal_the_recurrence(length: int, given: dict[str, bool]) -> None:
+def test_chunks_equal_the_recurrence(length: int, given: dict[str, bool], shape: DeltaShape) -> None:
     operands, place = operands_of(length), place_of(length, **given)
-    plain = recurrence(operands, place)
+    plain = recurrence(operands, place, shape.strongest)
     by_steps = [*plain, *gradients(plain, operands, place)]
     for run in (delta_rule_on, traced):
-        ours = run(operands, SHAPE, place)
+        ours = run(operands, shape, place)
         found = [*ours, *(() if "real" in given else gradients(ours, operands, place))]
         for mine, other in zip(found, by_steps[: len(found)], strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
-    ours = delta_rule_on(operands, SHAPE, place)
-    torch.testing.assert_close(delta_rule(operands, SHAPE, place), ours[0], rtol=0, atol=0)
+    ours = delta_rule_on(operands, shape, place)
+    torch.testing.assert_close(delta_rule(operands, shape, place), ours[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("length", [1, 11])

@@ -148,6 +148,13 @@ def test_heads_of_gated_delta_nets_start_as_in_the_published_code(ranks: RankPoo
     assert "blocks.0.attention.convolution.bias" not in weights
 
 
+def test_offsets_of_norms_start_at_zero(ranks: RankPool) -> None:
+    model = dataclasses.replace(WIDE, num_layers=1, norm="rms", qk_norm=True, norm_offset=True)
+    weights = ranks.run(1, _weights, Layout(), model)[0]
+    for name in ("blocks.0.attention_norm", "blocks.0.attention.query_norm", "final_norm"):
+        assert weights[f"{name}.weight"].eq(0).all()
+
+
 CHANNELS = dataclasses.replace(WIDE, layers=("mamba",), num_layers=1, mamba=MambaConfig(state_size=5, step_rank=12))
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crosscut.config import Layout, ModelConfig
+from crosscut.config.parts.gated_delta import GatedDeltaConfig
 from crosscut.config.parts.kinds import ATTENTIONS, Mixer
 from crosscut.config.parts.mamba import MambaConfig
 from crosscut.config.parts.mamba2 import Mamba2Config
@@ -47,6 +48,18 @@ OLMO2: dict[str, Any] = {"norm_place": "output", "qk_norm": True, "qk_norm_over"
 WINDOWS: dict[str, Any] = {
     "layers": ("sliding_attention swiglu", "nope_attention gelu attention gelu"),
     "sliding_attention": SlidingAttentionConfig(window=5, rotary_base=100.0),
+}
+QWEN3_NEXT: dict[str, Any] = {
+    "layers": ("gated_delta swiglu", "attention swiglu"),
+    "norm_offset": True,
+    "gated_delta": GatedDeltaConfig(
+        num_value_heads=8, num_key_heads=2, value_head_size=6, key_head_size=5, conv_size=3, chunk_size=6
+    ),
+}
+OLMO_HYBRID: dict[str, Any] = {
+    "layers": ("gated_delta swiglu", "attention swiglu"),
+    "norm_places": ("before", "output"),
+    "gated_delta": replace(QWEN3_NEXT["gated_delta"], negative_eigenvalues=True, norm_epsilon=0.01),
 }
 BERT: dict[str, Any] = {"attention": "bidirectional", "token_types": 3, "layers": ("attention gelu_exact",)}
 MASKED: dict[str, Any] = {"head": "masked_tokens", "sentence_order": True}
@@ -84,6 +97,12 @@ FAMILIES = {
     "OLMo 2": dataclasses.replace(CONFIG, num_kv_heads=2, mlp_size=88, tied=False, **LLAMA, **OLMO2),
     "Qwen3-Next's attention": dataclasses.replace(
         CONFIG, num_kv_heads=2, qk_norm=True, attention_gate=True, rotary_fraction=0.5, **LLAMA
+    ),
+    "Qwen3-Next": dataclasses.replace(
+        CONFIG, num_kv_heads=2, qk_norm=True, attention_gate=True, rotary_fraction=0.25, **{**LLAMA, **QWEN3_NEXT}
+    ),
+    "OLMo hybrid": dataclasses.replace(
+        CONFIG, num_kv_heads=2, mlp_size=88, **{**LLAMA, **OLMO2, **OLMO_HYBRID, "norm_place": "before"}
     ),
     "windows": dataclasses.replace(CONFIG, num_kv_heads=2, mlp_size=88, **LLAMA | WINDOWS),
     "norms on outputs": dataclasses.replace(CONFIG, norm_place="output"),
@@ -191,9 +210,10 @@ def turned(x: Tensor, base: float) -> Tensor:
 
 
 class PlainTaps(nn.Module):
-    def __init__(self, channels: int, taps: int) -> None:
+    def __init__(self, channels: int, taps: int, *, bias: bool = True) -> None:
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.zeros(channels, taps)), nn.Parameter(torch.zeros(channels))
+        self.weight = nn.Parameter(torch.zeros(channels, taps))
+        self.bias: Any = nn.Parameter(torch.zeros(channels)) if bias else 0.0
 
     def forward(self, x: Tensor) -> Tensor:
         taps = self.weight.shape[1]
@@ -234,18 +254,55 @@ class PlainMamba2(nn.Module):
         return self.output(y * self.norm["weight"])
 
 
+class PlainGatedDelta(nn.Module):
+    """Gated delta net, token by token. The rows of `query_key` have Crosscut's order: (key head, which, element)."""
+
+    def __init__(self, config: ModelConfig, kind: str) -> None:
+        super().__init__()
+        self.sizes, bias = (c := config.gated_delta), config.biases == "all"
+        self.epsilon = c.norm_epsilon or config.norm_epsilon
+        values, vectors = c.num_value_heads * c.value_head_size, 2 * c.num_key_heads * c.key_head_size
+        widths = {"gate": values, "value": values, "query_key": vectors}
+        widths |= dict.fromkeys(("step", "strength"), c.num_value_heads)
+        self.inputs = nn.ModuleDict({n: nn.Linear(config.hidden_size, width, bias) for n, width in widths.items()})
+        self.convolution = PlainTaps(values, c.conv_size, bias=False)
+        self.query_key_convolution = PlainTaps(vectors, c.conv_size, bias=False)
+        self.log_rate, self.step_bias = (nn.Parameter(torch.zeros(c.num_value_heads)) for _ in range(2))
+        self.norm = nn.ParameterDict({"weight": torch.zeros(c.value_head_size)})
+        self.output = nn.Linear(values, config.hidden_size, bias)
+
+    def forward(self, x: Tensor, _mask: Tensor) -> Tensor:
+        c = self.sizes
+        gate, value, vectors, step, strength = (matrix(x) for matrix in self.inputs.values())
+        v = self.convolution(value).unflatten(-1, (c.num_value_heads, -1))  # [B, S, A, P]
+        vectors = self.query_key_convolution(vectors).unflatten(-1, (c.num_key_heads, 2, c.key_head_size))
+        vectors = vectors / (vectors.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+        q, k = vectors.repeat_interleave(c.num_value_heads // c.num_key_heads, 2).unbind(3)  # [B, S, A, N]
+        decay = torch.exp(-torch.log1p(torch.exp(step + self.step_bias)) * torch.exp(self.log_rate))
+        beta = (2 if c.negative_eigenvalues else 1) / (1 + torch.exp(-strength))
+        state, outputs = x.new_zeros(x.shape[0], c.num_value_heads, c.key_head_size, c.value_head_size), []
+        for t in range(x.shape[1]):
+            state = decay[:, t, :, None, None] * state
+            error = v[:, t] - torch.einsum("ban,banp->bap", k[:, t], state)
+            state = state + torch.einsum("ban,bap,ba->banp", k[:, t], error, beta[:, t])
+            outputs.append(torch.einsum("ban,banp->bap", q[:, t], state) / math.sqrt(c.key_head_size))
+        y = torch.stack(outputs, 1)
+        y = self.norm["weight"] * y / (y.square().mean(-1, keepdim=True) + self.epsilon).sqrt()
+        return self.output(y.flatten(2) * F.silu(gate))
+
+
 class PlainNorm(nn.Module):
     def __init__(self, config: ModelConfig, *, size: int = 0, kind: str = "") -> None:
         super().__init__()
         self.epsilon = config.norm_epsilon
         size = size or config.hidden_size
-        self.is_layer = (kind or config.norm) == "layer"
+        self.is_layer, self.offset = (kind or config.norm) == "layer", int(config.norm_offset)
         self.weight: Any = nn.Parameter(torch.ones(size)) if config.norm_affine else 1.0
         self.bias: Any = nn.Parameter(torch.zeros(size)) if config.norm_affine and self.is_layer else 0.0
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.is_layer:
-            return self.weight * x / (x.square().mean(-1, keepdim=True) + self.epsilon).sqrt()
+            return (self.offset + self.weight) * x / (x.square().mean(-1, keepdim=True) + self.epsilon).sqrt()
         centred = x - x.mean(-1, keepdim=True)
         return self.weight * centred / (centred.square().mean(-1, keepdim=True) + self.epsilon).sqrt() + self.bias
 
@@ -316,6 +373,7 @@ class PlainMamba(nn.Module):
 PLAIN = {
     Mixer.MAMBA: PlainMamba,
     Mixer.MAMBA2: PlainMamba2,
+    Mixer.GATED_DELTA: PlainGatedDelta,
     **dict.fromkeys(ATTENTIONS, PlainAttention),
 }
 
@@ -323,7 +381,7 @@ PLAIN = {
 class PlainBlock(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.place = config.norm_place
+        self.place = config.norm_place_of(layer)
         self.names = [name for name, _ in config.parts_of(layer)]
         for name, kind in config.parts_of(layer):
             self.add_module(f"{name}_norm", PlainNorm(config))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -58,6 +59,17 @@ STATE_SPACE_SHAPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Sizes of the families with state-space layers. A sequence of 12 tokens has three chunks."""
+DELTA_SHAPE = {
+    **LLAMA_SHAPE, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_value_head_dim": 6,
+    "linear_key_head_dim": 8, "linear_conv_kernel_dim": 3,
+}  # fmt: skip
+DELTA_SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3_next": {
+        **DELTA_SHAPE, "head_dim": 16, "layer_types": ["linear_attention", "full_attention"], "mlp_only_layers": [0, 1]
+    },
+    "olmo_hybrid": DELTA_SHAPE,
+}  # fmt: skip
+"""Sizes of the families with gated delta nets."""
 DEEPSEEK_SHAPE = {
     **LLAMA_SHAPE, "num_key_value_heads": 4, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 8,
     "v_head_dim": 5, "first_k_dense_replace": 2,
@@ -86,7 +98,24 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("deepseek_v3", {**DEEPSEEK_SHAPE, "q_lora_rank": 12, "rope_parameters": DEEPSEEK_ROPE}),
     "starcoder2": ("starcoder2", {**LLAMA_SHAPE, "tie_word_embeddings": True}),
     "starcoder2 without biases": ("starcoder2", {**LLAMA_SHAPE, "use_bias": False, "head_dim": 16}),
-    **{name: (name, shape) for name, shape in STATE_SPACE_SHAPES.items()},
+    **{name: (name, shape) for name, shape in (STATE_SPACE_SHAPES | DELTA_SHAPES).items()},
+    "qwen3_next with scaled rotations": (
+        "qwen3_next",
+        {
+            **DELTA_SHAPES["qwen3_next"], "num_hidden_layers": 4, "layer_types": None, "num_experts": 0,
+            "tie_word_embeddings": True, "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16,
+                "partial_rotary_factor": 0.25,
+            },
+        },
+    ),
+    "olmo_hybrid without positions": (
+        "olmo_hybrid",
+        {
+            **DELTA_SHAPE, "num_hidden_layers": 3, "linear_value_head_dim": 8, "linear_allow_neg_eigval": False,
+            "rope_parameters": {"rope_theta": None, "rope_type": "default"}, "tie_word_embeddings": True,
+        },
+    ),
     "mamba with biases": ("mamba", {**STATE_SPACE_SHAPES["mamba"], "use_bias": True, "tie_word_embeddings": False}),
     "mamba2 with limits": (
         "mamba2",
@@ -113,6 +142,7 @@ def _in_threes(fields: dict[str, Any]) -> dict[str, Any]:
     if "n_head" in fields:
         return {**fields, "n_head": 6, "n_embd": 48}
     mixer = {"num_heads": 12, "mamba_num_heads": 12, "mamba_n_heads": 12, "n_groups": 3, "mamba_n_groups": 3}
+    mixer |= {"linear_num_value_heads": 6, "linear_num_key_heads": 3}
     fields = {**fields, **{name: number for name, number in mixer.items() if name in fields}, "hidden_size": 48}
     if "num_attention_heads" not in fields:
         return fields
@@ -150,6 +180,25 @@ def write_model(folder: Path, model_type: str, fields: dict[str, Any], **saving:
         AutoConfig.for_model(model_type, vocab_size=V, bos_token_id=None, eos_token_id=0, pad_token_id=None, **fields)
     )
     write_random(model, folder, **saving)
+    if model_type == "olmo_hybrid":
+        name_as_released(folder, fields)
+
+
+def name_as_released(folder: Path, fields: dict[str, Any]) -> None:
+    """Rewrite the tensors of an OLMo hybrid as in the released files. `transformers` writes the taps in three tensors
+    of about equal sizes, and names the norm of attention as another norm.
+    """
+    tensors = load_file(path := folder / "model.safetensors")
+    keys = fields["linear_num_key_heads"] * fields["linear_key_head_dim"]
+    sizes = [keys, keys, fields["linear_num_value_heads"] * fields["linear_value_head_dim"]]
+    for name in [name for name in tensors if name.endswith("q_conv1d.weight")]:
+        names = [name.replace("q_conv1d", f"{part}_conv1d") for part in "qkv"]
+        joined = torch.cat([tensors[each] for each in names])
+        tensors.update(zip(names, (each.clone() for each in joined.split(sizes)), strict=True))
+    for name in [name for name in tensors if name.endswith("post_feedforward_layernorm.weight")]:
+        start = name.removesuffix("post_feedforward_layernorm.weight")
+        tensors[f"{start}post_attention_layernorm.weight"] = tensors.pop(f"{start}feedforward_layer_norm.weight")
+    save_file(tensors, path, {"format": "pt"})
 
 
 def write_random(model: Any, folder: Path, *, wordpiece: bool = False, **saving: Any) -> None:
@@ -168,7 +217,14 @@ def write_random(model: Any, folder: Path, *, wordpiece: bool = False, **saving:
 def their_model(folder: Path, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    return in_one_type(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype), dtype)
+
+
+def in_one_type(model: Any, dtype: torch.dtype) -> Any:
+    """The model with all parameters in one type. `transformers` keeps the decay rates of OLMo hybrid in float32."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
 @torch.no_grad()

@@ -32,6 +32,7 @@ LINEAR = {
     "gpt2": ("c_attn", "c_fc", "c_proj"),
     "llama multi-query": ("q_proj", "v_proj", "gate_proj", "down_proj"),
     "nanochat": ("q_proj", "k_proj", "o_proj", "fc1"),
+    "qwen3_next": ("in_proj_qkvz", "in_proj_ba", "q_proj", "out_proj"),
 }
 """Modules that the adapters of these tests change."""
 
@@ -126,7 +127,10 @@ def test_export_merges_an_adapter_into_a_roberta(tmp_path):
     assert worst(merged(TOKENS).logits, theirs(TOKENS).logits) <= 1e-6
 
 
-@pytest.fixture(scope="module", params=["gpt2", pytest.param("llama tied", marks=pytest.mark.slow)])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("llama tied", "qwen3_next")]
+
+
+@pytest.fixture(scope="module", params=["gpt2", *SLOW])
 def adapted(request, published, text, tmp_path_factory) -> tuple[Path, Path]:  # noqa: F811
     """A published model, and a run that has trained adapters of it."""
     folder = tmp_path_factory.mktemp("adapted") / "run"

@@ -28,6 +28,7 @@ STATED = {
     "jamba": {"num_experts": 1},
     "nemotron_h": {"hybrid_override_pattern": "M-*-"},
     "granitemoehybrid": {"num_local_experts": 0},
+    "qwen3_next": {"mlp_only_layers": [*range(48)]},
 }
 """Keys that a file must have, because their defaults are mixtures of experts."""
 
@@ -55,8 +56,9 @@ def test_a_key_that_a_file_omits_has_the_default_of_transformers(model_type, tmp
 
     theirs = AutoConfig.for_model(model_type, **stated).to_dict()
     assert read({}) == read(theirs)
-    heads = family.keys.get("num_heads", "")  # half as many heads would be fewer than the default of keys
-    for key in {*family.keys.values(), *family.aliases} & set(theirs) - {heads}:
+    # Half as many heads would be fewer than the default of keys.
+    heads = {family.keys.get(field) for field in ("num_heads", "gated_delta.num_value_heads")}
+    for key in {*family.keys.values(), *family.aliases} & set(theirs) - heads:
         if type(theirs[key]) is int and theirs[key] > 1:
             half = {key: theirs[key] // 2}
             try:

@@ -102,7 +102,9 @@ def test_every_layout_holds_the_same_model(ranks, published, layout):
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("layout", [Layout(), Layout(tensor=4), Layout(data=2, sharding="zero3")], ids=str)
-@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "mamba2", "nemotron_h", "granitemoehybrid"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "llama", "qwen3", "mamba2", "nemotron_h", "granitemoehybrid", "qwen3_next", "olmo_hybrid"]
+)
 def test_a_rank_reads_what_it_holds_and_no_more(ranks, published, name, layout):
     source = find_model(published(name))
     for read, held in ranks.run(layout.world_size, jobs.elements_read, source, layout):
@@ -193,6 +195,7 @@ def test_left_over_tensors_are_named(copied):
         ("gpt2", "transformer.h.0.attn.bias"),
         ("gpt2", "transformer.h.1.attn.masked_bias"),
         ("llama", "model.layers.0.self_attn.rotary_emb.inv_freq"),
+        ("qwen3_next", "mtp.layers.0.mlp.down_proj.weight"),
     ],
 )
 def test_what_is_known_to_be_no_parameter_is_passed_over(copied, name, harmless):
@@ -279,6 +282,55 @@ def test_names_may_lack_the_prefix(ranks, published, copied, name):
         ranks.run(1, jobs.weights, find_model(folder), Layout()) for folder in (copied(name, shorten), published(name))
     )
     assert all(torch.equal(short[key], full[key]) for key in full)
+
+
+def in_memory(tensors):
+    """Rename the released tensors of an OLMo hybrid to the names that `transformers` has in memory."""
+    for key in [key for key in tensors if key.endswith("q_conv1d.weight")]:
+        parts = [tensors.pop(key.replace("q_conv1d", f"{part}_conv1d")) for part in "qkv"]
+        tensors[key.replace("q_conv1d", "conv1d")] = torch.cat(parts)
+    for old, new in (
+        ("attention_layer_norm", "input_layernorm"), ("feedforward_layer_norm", "post_attention_layernorm")
+    ):  # fmt: skip
+        for key in [key for key in tensors if old in key]:
+            tensors[key.replace(old, new)] = tensors.pop(key)
+
+
+def as_saved(tensors):
+    """Cut the taps and name the norms of an OLMo hybrid as `transformers` does when it saves a model."""
+    in_memory(tensors)
+    for key in [key for key in tensors if key.endswith(".conv1d.weight")]:
+        parts = [part.clone() for part in tensors.pop(key).chunk(3)]
+        tensors.update({key.replace("conv1d", f"{part}_conv1d"): each for part, each in zip("qkv", parts, strict=True)})
+    for old, new in (
+        ("input_layernorm", "attention_layer_norm"), ("post_attention_layernorm", "feedforward_layer_norm")
+    ):  # fmt: skip
+        for key in [key for key in tensors if old in key]:
+            tensors[key.replace(old, new)] = tensors.pop(key)
+
+
+@pytest.mark.parametrize("change", [as_saved, in_memory])
+def test_each_form_of_the_files_of_olmo_hybrid_is_read(ranks, published, copied, change):
+    """On two ranks, whose parts of the taps begin in the middle of a tensor. An export has the released form."""
+    released, other = published("olmo_hybrid"), copied("olmo_hybrid", change)
+    shapes = [{name: t.shape for name, t in load_file(f / "model.safetensors").items()} for f in (released, other)]
+    assert shapes[0] != shapes[1]
+    one, two = (ranks.run(2, jobs.weights, find_model(folder), Layout(tensor=2)) for folder in (released, other))
+    assert all(torch.equal(one[0][key], two[0][key]) for key in one[0])
+    wanted = their_logits(released, torch.float64)
+    assert torch.equal(their_logits(other, torch.float64), wanted)  # `transformers` reads each form, too
+
+
+def test_taps_of_another_number_are_named(copied):
+    def cut(tensors):
+        tensors["model.layers.0.linear_attn.v_conv1d.weight"] = torch.zeros(7, 1, 3)
+
+    folder = copied("olmo_hybrid", cut)
+    names = " and ".join(f"`model.layers.0.linear_attn.{part}_conv1d.weight`" for part in "qkv")
+    assert refusal(CheckpointError, check, folder) == (
+        f"{names} in `{folder}/model.safetensors` must have 56 rows (`config.json`), but have 39. Download the model "
+        "again."
+    )
 
 
 def test_another_shape_is_named(copied):

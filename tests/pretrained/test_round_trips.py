@@ -20,10 +20,12 @@ from tests.pretrained import jobs
 from tests.pretrained.models import (
     DEEPSEEK_ROPE,
     DEEPSEEK_SHAPE,
+    DELTA_SHAPES,
     LLAMA_SHAPE,
     STATE_SPACE_SHAPES,
     InFloat64,
     V,
+    in_one_type,
     write_random,
 )
 from tests.pretrained.tasks import as_qwen2
@@ -40,6 +42,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "arcee": {**LLAMA_SHAPE, "hidden_act": "relu2"},
     "nanochat": {**LLAMA_SHAPE, "final_logit_softcapping": 2.0},
     **STATE_SPACE_SHAPES,
+    **DELTA_SHAPES,
     "deepseek_v2": {**DEEPSEEK_SHAPE, "q_lora_rank": 12, "rope_parameters": DEEPSEEK_ROPE},
     "deepseek_v3": {**DEEPSEEK_SHAPE, "q_lora_rank": None},
     "bert": OF_BERT,
@@ -79,7 +82,8 @@ def their_model(folder: Path) -> Any:
     import transformers
 
     (architecture,) = json.loads((folder / "config.json").read_text())["architectures"]
-    return getattr(transformers, architecture).from_pretrained(folder, dtype=torch.float64).eval()
+    model = getattr(transformers, architecture).from_pretrained(folder, dtype=torch.float64).eval()
+    return in_one_type(model, torch.float64)
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@ on their usual layouts.
 """
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from crosscut.config import PRESETS, Layout, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
@@ -43,6 +44,10 @@ DELTA = {
 DELTAS = {
     **DELTA, "layers": ("gated_delta",), "hidden_size": 256, "num_layers": 6,
     "gated_delta": GatedDeltaConfig(key_head_size=64, value_head_size=64, chunk_size=48),
+}  # fmt: skip
+OTHER_NORMS = {
+    **LLAMA, **DELTA, "layers": ("gated_delta swiglu", "attention swiglu"), "norm_offset": True, "qk_norm": True,
+    "norm_places": ("before", "output"), "gated_delta": replace(DELTA["gated_delta"], negative_eigenvalues=True),
 }  # fmt: skip
 CHANNELS = {
     "layers": ("mamba gelu", "attention gelu"), "mamba": MambaConfig(chunk_size=32, vector_norms=True), "dropout": 0.0,
@@ -258,6 +263,8 @@ SMALL = (
     small("delta rules, adapters", "cpu", {"tensor": 2}, {}, {**DELTA, "lora_rank": 8}),
     small("delta rules, Muon", "cpu", {"tensor": 2}, {}, DELTA, MUON),
     small("delta rules on context ranks", "cpu", {"context": 2, "tensor": 2}, DOCUMENTS, DELTA),
+    small("delta rules, other norms", "cpu", {"tensor": 2}, {}, OTHER_NORMS),
+    small("delta rules, other norms, split", "cuda", SPLIT, OPERATORS | HALF, OTHER_NORMS),
     small("channels", "cpu", {}, {}, {**CHANNELS, "layers": ("mamba",), "num_layers": 6}),
     small("channels' scans again", "cuda", {"tensor": 2}, CORE | HALF, CHANNELS),
     small("channels' operators again", "cpu", {"tensor": 2}, OPERATORS | DOCUMENTS, CHANNELS),

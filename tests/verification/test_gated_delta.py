@@ -16,6 +16,15 @@ MODERN: dict[str, Any] = {
     **LLAMA, "layers": ("gated_delta swiglu", "mamba2", "attention"), "num_kv_heads": 2, "gated_delta": SIZES,
     "mamba2": {"head_size": 8, "state_size": 6, "num_groups": 2, "chunk_size": 8}, "num_layers": 3,
 }  # fmt: skip
+TOGETHER: dict[str, Any] = {**LLAMA, "layers": ("gated_delta swiglu", "attention swiglu"), "num_kv_heads": 2}
+QWEN3_NEXT: dict[str, Any] = {
+    **TOGETHER, "norm_offset": True, "qk_norm": True, "attention_gate": True, "rotary_fraction": 0.5, "tied": False,
+    "gated_delta": SIZES,
+}  # fmt: skip
+OLMO_HYBRID: dict[str, Any] = {
+    **TOGETHER, "norm_places": ("before", "output"), "qk_norm": True, "qk_norm_over": "all_heads",
+    "gated_delta": {**SIZES, "negative_eigenvalues": True, "norm_epsilon": 0.01},
+}  # fmt: skip
 LONG_ONES: dict[str, Any] = {"max_sequence_length": 32, "dropout": 0.0}
 LONG: dict[str, Any] = {**HYBRID, **LONG_ONES}
 DOCUMENTS = {"document_mask": True}
@@ -50,7 +59,20 @@ CASES: dict[str, tuple[Layout, dict[str, Any]]] = {
     ),
     "context, split, recomputed layers": (Layout(context=2, tensor=2, **SPLIT), {**LONG, **again("full")}),
     "context, recomputed operators": (Layout(context=2), {**ALONE, **LONG_ONES, **again("operators")}),
+    "Qwen3-Next": (Layout(tensor=2), QWEN3_NEXT),
+    "Qwen3-Next, split": (Layout(tensor=4, **SPLIT), {**QWEN3_NEXT, "training": DOCUMENTS}),
+    "Qwen3-Next, ZeRO-3": (Layout(tensor=2, data=2, sharding="zero3"), QWEN3_NEXT),
+    "Qwen3-Next, pipeline, recomputed layers": (Layout(pipeline=2, tensor=2), {**QWEN3_NEXT, **again("full")}),
+    "Qwen3-Next, recomputed operators": (Layout(tensor=2, **SPLIT), {**QWEN3_NEXT, **again("operators")}),
+    "Qwen3-Next, context": (Layout(context=2, tensor=2), {**QWEN3_NEXT, **LONG_ONES}),
+    "OLMo hybrid": (Layout(tensor=2), OLMO_HYBRID),
+    "OLMo hybrid, split": (Layout(tensor=4, **SPLIT), {**OLMO_HYBRID, "training": DOCUMENTS}),
+    "OLMo hybrid, ZeRO-2": (Layout(tensor=2, data=2, sharding="zero2"), OLMO_HYBRID),
+    "OLMo hybrid, pipeline": (Layout(pipeline=3), {**OLMO_HYBRID, "num_layers": 5}),
+    "OLMo hybrid, recomputed operators": (Layout(tensor=2), {**OLMO_HYBRID, **again("operators")}),
+    "OLMo hybrid, context": (Layout(context=2), {**OLMO_HYBRID, **LONG_ONES, "training": DOCUMENTS}),
     "adapters": (Layout(tensor=4), {**MODERN, "lora_rank": 2}),
+    "Qwen3-Next, adapters": (Layout(tensor=2), {**QWEN3_NEXT, "lora_rank": 2}),
     "Muon": (Layout(tensor=2), {**HYBRID, "optimizer": {"matrices": "muon", "matrix_learning_rate": 0.02}}),
 }  # fmt: skip
 
@@ -69,6 +91,8 @@ COMPILED: dict[str, tuple[Layout, dict[str, Any]]] = {
         Layout(tensor=4, **SPLIT), {"training": DOCUMENTS, "gated_delta": {**SIZES, "num_key_heads": 1}}
     ),
     "context, recomputed layers": (Layout(context=2), {**LONG_ONES, **again("full")}),
+    "Qwen3-Next": (Layout(tensor=2), QWEN3_NEXT),
+    "OLMo hybrid, recomputed operators": (Layout(tensor=2), {**OLMO_HYBRID, **again("operators")}),
 }  # fmt: skip
 
 

@@ -91,3 +91,14 @@ def test_what_is_smaller_or_other_than_in_the_run_is_told() -> None:
         "4 layers (1 verified)",
         "hidden size 64 (32 verified)",
     )
+
+
+def test_layers_whose_norms_are_at_other_places_are_not_verified() -> None:
+    model = replace(run_of().model, norm_places=("before", "output"))
+    run = replace(run_of(), model=model)
+    for number, left_out in (
+        (1, ("4 layers (1 verified)", "layers with other places of their norms (take more layers with --layers)")),
+        (2, ("4 layers (2 verified)",)),
+    ):
+        small = for_verification(scale_down(run, num_layers=number, hidden_size=None), run.layout, "float64")
+        assert with_scope(REPORT, asked=run, verified=small).left_out == left_out

@@ -3,7 +3,8 @@
     layer norm   (x - mean) / deviation * weight + bias
     RMS norm     x / root of the mean square * weight
 
-A model may leave out the weight and the bias of its norms (`model.norm_affine`).
+A model may leave out the weight and the bias of its norms (`model.norm_affine`). The weight of an RMS norm may be an
+offset from 1 (`model.norm_offset`).
 
 A norm of the residual stream is outside of the parallel regions, and every rank holds all parameters of the norm. A
 norm of heads (QK-norm) is inside a region: each rank normalises only its own heads, so each rank computes only a part
@@ -32,6 +33,8 @@ class Norm:
     """Whether the norm is inside a parallel region."""
     heads: int = 0
     """Number of heads that the norm treats as one vector. 0 for a norm of each head, or of the residual stream."""
+    has_offset: bool = False
+    """Whether the norm multiplies by 1 + its weight."""
 
     @property
     def statistics(self) -> tuple[int, Kind]:
@@ -95,9 +98,10 @@ def head_norm(model: ModelConfig, name: str, *, heads: int) -> Norm | None:
 
 
 def _norm(model: ModelConfig, name: str, *, size: int, kind: NormKind, inside: bool) -> Norm:
-    starts = {"weight": ONES, "bias": ZEROS} if kind is NormKind.LAYER else {"weight": ONES}
+    weight = ZEROS if model.norm_offset else ONES
+    starts = {"weight": weight, "bias": ZEROS} if kind is NormKind.LAYER else {"weight": weight}
     parameters = tuple(
         Parameter(name=f"{name}.{each}", shape=(size,), role=Role.NORM, inside=inside, start=start)
         for each, start in starts.items()
     )
-    return Norm(size, kind, parameters if model.norm_affine else (), inside)
+    return Norm(size, kind, parameters if model.norm_affine else (), inside, has_offset=model.norm_offset)

@@ -37,6 +37,13 @@ class GatedDeltaConfig(MixerSection):
     conv_size: int = 4
     """Number of taps of the causal convolution of queries, keys and values."""
 
+    negative_eigenvalues: bool = False
+    """Whether a change of the state may be twice as strong, so that a token can also reverse what the state holds, as
+    in OLMo hybrid (Grazzi et al. 2024, arXiv 2411.12537)."""
+
+    norm_epsilon: float = 0.0
+    """Constant that the norm of the heads adds to the mean square. 0 means `model.norm_epsilon`."""
+
     chunk_size: int = 64
     """Number of tokens whose changes of the state are computed together. It changes the speed and the memory, and the
     result only by rounding."""
@@ -46,6 +53,7 @@ class GatedDeltaConfig(MixerSection):
             require_at_least(f"model.gated_delta.{name}", getattr(self, name), 0, maximum=_MOST)
         for name in ("value_head_size", "key_head_size", "conv_size", "chunk_size"):
             require_at_least(f"model.gated_delta.{name}", getattr(self, name), 1, maximum=_MOST)
+        require_at_least("model.gated_delta.norm_epsilon", self.norm_epsilon, 0)
 
     def resolved(self, hidden_size: int) -> "GatedDeltaConfig":
         """Return the settings of a model of this hidden size, without zeros that stand for a default. Raises

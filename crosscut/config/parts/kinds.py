@@ -83,7 +83,28 @@ def checked_layers(layers: Sequence[str]) -> tuple[str, ...]:
         raise ConfigError(
             '`model.layers` must list at least one layer, but is empty. Write for example layers = ["attention gelu"].'
         )
-    return next(written[:n] for n in divisors(len(written)) if written == written[:n] * (len(written) // n))
+    return _shortest(written)
+
+
+_PLACES = ("before", "output")
+"""Places of norms that may differ from layer to layer."""
+
+
+def checked_places(places: Sequence[str]) -> tuple[str, ...]:
+    """Return the value of `model.norm_places` as the shortest list that gives the same places when it is repeated.
+    Raises `ConfigError` for a place that may not differ from layer to layer.
+    """
+    if isinstance(places, str) or not all(place in _PLACES for place in places):
+        raise ConfigError(
+            f"`model.norm_places` must be a list of {listed(map(repr, _PLACES))}, but is {shown(places)}. Norms after "
+            'the residual sums are the same in all layers: set model.norm_place="after".'
+        )
+    return _shortest(tuple(places))
+
+
+def _shortest(items: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the shortest list that gives the same items when it is repeated."""
+    return next(items[:n] for n in divisors(len(items)) if items == items[:n] * (len(items) // n))
 
 
 def layers_of_mlps(mlps: object) -> list[str]:

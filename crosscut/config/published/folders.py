@@ -13,6 +13,7 @@ from pathlib import Path
 from crosscut.config.checks import MOST, Settings, listed, shown
 from crosscut.config.errors import ConfigError
 from crosscut.config.model import Biases, HeadKind, ModelConfig, Positions, RotaryScaling
+from crosscut.config.published.delta import delta_fields, delta_keys
 from crosscut.config.published.families import AS_OTHERS, FAMILIES, REFUSED, SOFT_CAP_FIELD, Family
 from crosscut.config.published.hybrid import (
     layer_fields,
@@ -24,7 +25,7 @@ from crosscut.config.published.hybrid import (
 )
 from crosscut.config.published.keys import keys_of_model
 from crosscut.config.published.latent import latent_fields, latent_keys
-from crosscut.config.published.rotary import rotary_fields, rotary_keys, rotary_notice
+from crosscut.config.published.rotary import has_base, rotary_fields, rotary_keys, rotary_notice
 from crosscut.config.published.table import PublishedTable, Table
 from crosscut.config.published.weights import differing, notice_of_two_sets
 from crosscut.config.system.files import read_json
@@ -74,6 +75,7 @@ def read_published(folder: Path) -> Published:
     fields.update(**_heads(table, family), **_positions(table, family, fields), **_biases(table, family))
     fields.update(layer_fields(table, family, fields["num_layers"]))
     fields.update(**mixer_fields(table, family, fields), **latent_fields(table, family, fields["num_layers"]))
+    fields.update(delta_fields(table, family, fields))
     window: Settings = {}
     if fields["positions"] == Positions.ROTARY:
         fraction = fields.get("rotary_fraction", 1.0)
@@ -112,6 +114,8 @@ def _positions(table: PublishedTable, family: Family, fields: Settings) -> Setti
     """
     if family.positions:
         return {"positions": "rotary" if table.get(family.positions) == "rope" else "none"}
+    if family.has_optional_base:
+        return {"positions": "rotary" if has_base(table) else "none"}
     if not (first := family.first_position):
         return {}
     if (longest := fields["max_sequence_length"]) <= first:
@@ -241,6 +245,7 @@ def published_table(
     table: Table = {"architectures": [_architecture(family, model)], "model_type": family.model_type}
     table.update({key: attrgetter(ours)(model) for ours, key in family.keys.items()})
     table.update({**layer_keys(model, family), **mixer_keys(model, family), **latent_keys(model, family)})
+    table.update(delta_keys(model, family))
     if family.positions:
         table[family.positions] = "rope" if model.positions is Positions.ROTARY else "nope"
     if "attention_multiplier" in family.keys and not model.attention_multiplier:
@@ -399,12 +404,17 @@ def _differences(family: Family, model: ModelConfig) -> tuple[Family, dict[str, 
         wanted["biases"] = model.biases
     if family.rotates_before_norm and model.rotary_factor != 1.0 and model.rotary_scaling is RotaryScaling.YARN:
         wanted["rotary_attention_factor"] = 1.0
+    if family.layers is not None and family.layers.norm_places:
+        wanted["norm_places"] = tuple(family.layers.norm_places.get(layer, "before") for layer, _ in model.entries)
     if any(fields["head"] == _head_of(model) for fields in family.heads.values()):
         wanted.pop("head", None)
     wanted |= mixers_of_family(model, family)
     differences = {name: shown(value) for name, value in wanted.items() if _value(model, name) != value}
-    if family.layers is not None and not set(model.different_layers) <= set(family.layers.kinds.values()):
-        differences["layers"] = f"a list of {listed(map(repr, family.layers.kinds.values()))}"
+    known = () if family.layers is None else family.layers.kinds.values()
+    if family.layers is not None and not set(model.different_layers) <= set(known):
+        differences["layers"] = f"a list of {listed(map(repr, known))}"
+    elif family.layers is not None and family.layers.needs_all and len(model.different_layers) < len(known):
+        differences["layers"] = f"a list with {' and '.join(map(repr, known))}"
     elif family.layers is not None and family.layers.period_key:
         _, second, *_ = family.layers.kinds.values()
         if period_of([model.layer(index) == second for index in range(model.num_layers)]) is None:
@@ -414,4 +424,6 @@ def _differences(family: Family, model: ModelConfig) -> tuple[Family, dict[str, 
 
 def _value(model: ModelConfig, name: str) -> object:
     """Value of a field of a model or of one of its sections. The layers are those that the model uses."""
+    if name == "norm_places" and model.norm_places:
+        return tuple(str(place) for _, place in model.entries)
     return model.different_layers if name == "layers" else attrgetter(name)(model)

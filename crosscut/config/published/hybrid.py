@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from crosscut.config.checks import Settings, listed
 from crosscut.config.errors import ConfigError
-from crosscut.config.model import ModelConfig
+from crosscut.config.model import MOST_LAYERS, ModelConfig
 from crosscut.config.parts.kinds import Mixer
 from crosscut.config.published.families import Family
 from crosscut.config.published.families.family import LayerList
@@ -17,12 +17,13 @@ _LIMIT = "time_step_limit"
 
 
 def layer_fields(table: PublishedTable, family: Family, num_layers: int) -> Settings:
-    """Fields of `ModelConfig` for the kinds of the layers. Empty for a family whose layers are all the same.
+    """Fields of `ModelConfig` for the kinds of the layers. Empty for a family whose layers are all the same, and for a
+    number of layers that no model has, which `ModelConfig` refuses.
 
     Raises `ConfigError` for a kind that Crosscut does not support, such as a mixture of experts, and for a list whose
     length is not the number of layers.
     """
-    if family.layers is None:
+    if family.layers is None or num_layers > MOST_LAYERS:
         return {}
     listing = family.layers
     if listing.indices_key:
@@ -70,7 +71,7 @@ def period_of(kinds: Sequence[bool]) -> tuple[int, int] | None:
 def _named(table: PublishedTable, listing: LayerList, num_layers: int) -> tuple[str, list[str]]:
     """Return the key that names the kinds of the layers, and the kinds."""
     key = listing.key
-    given = table.get(key, [next(iter(listing.kinds))] * num_layers)
+    given = table.get(key, _by_interval(table, listing, num_layers))
     if listing.letters_key and key not in table:
         key = listing.letters_key
         letters = table.get(key)
@@ -79,7 +80,7 @@ def _named(table: PublishedTable, listing: LayerList, num_layers: int) -> tuple[
         given = [listing.letters[letter] for letter in letters]
     if not isinstance(given, list) or not given:
         raise table.refusal(key, "a list with the kind of each layer", given)
-    kinds = [_NEW_NAMES.get(str(kind), str(kind)) for kind in given]
+    kinds = [kind if kind in listing.kinds else _NEW_NAMES.get(kind, kind) for kind in map(str, given)]
     if unknown := next((kind for kind in kinds if kind not in listing.kinds), ""):
         experts = ", a mixture of experts" if unknown == "moe" else ""
         raise ConfigError(
@@ -87,6 +88,20 @@ def _named(table: PublishedTable, listing: LayerList, num_layers: int) -> tuple[
             f"{unknown!r}{experts}. Choose another model."
         )
     return key, kinds
+
+
+def _by_interval(table: PublishedTable, listing: LayerList, num_layers: int) -> list[str]:
+    """Kinds of the layers of a file that does not list them."""
+    first, second, *_ = listing.kinds
+    key = listing.interval_key
+    interval = table.number(key, table.get(key, listing.interval), int)
+    if key in table and interval < 1:
+        raise table.refusal(key, "at least 1", interval)
+    if not interval:
+        return [first] * num_layers
+    if listing.needs_all:
+        interval = min(interval, num_layers)
+    return [first if (index + 1) % interval else second for index in range(num_layers)]
 
 
 def layer_keys(model: ModelConfig, family: Family) -> Table:

@@ -28,6 +28,11 @@ def _section(table: PublishedTable) -> Table:
     return table.section("rope_scaling") or table.section("rope_parameters")
 
 
+def has_base(table: PublishedTable) -> bool:
+    """Whether the rotary base in a file is not null. A file without the key has the default of `transformers`."""
+    return _section(table).get("rope_theta", table.values.get("rope_theta", 0)) is not None
+
+
 def rotary_notice(table: PublishedTable) -> str:
     """Line for the user about the keys of the section for rotary positions that Crosscut does not know."""
     return ROTARY.notice(_section(table), table.path)

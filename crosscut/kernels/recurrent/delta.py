@@ -3,11 +3,11 @@ r"""Chunked gated delta rule (gated delta net), on one device.
 Each head has a state S [N, P]. With the key k and the query q of the head's group, both of length 1, the value v, the
 step size d, the decay rate r and the strength b:
 
-    beta_t = sigmoid(b_t)        e_t = v_t - exp(-r d_t) S_(t-1)^T k_t
+    beta_t = m sigmoid(b_t)      e_t = v_t - exp(-r d_t) S_(t-1)^T k_t
     S_t = exp(-r d_t) S_(t-1) + k_t (beta_t e_t)^T        y_t = S_t^T q_t / sqrt(N)
 
-e is the error of the state's guess of v. In a chunk of Q tokens, the error of a token depends on those of the tokens
-before it. All errors E together solve a triangular system:
+m is 1 or 2, and e is the error of the state's guess of v. In a chunk of Q tokens, the error of a token depends on those
+of the tokens before it. All errors E together solve a triangular system:
 
     (I + M diag(beta)) E = V - reach * (K S)        M = (K K^T) * L below the diagonal
     Y = ((Q K^T) * L) (beta E) + reach * (Q S)        S' = whole * S + K^T (remaining * beta E)
@@ -56,6 +56,9 @@ class DeltaShape:
     key_size: int
     chunk: int
     """Tokens of a chunk. The number changes the result only by rounding."""
+    strongest: float = 1.0
+    """Limit m of the strengths after the sigmoid. With 2, the matrix by which a token multiplies the state may have
+    negative eigenvalues."""
 
 
 class DeltaOperands(NamedTuple):
@@ -119,7 +122,7 @@ class _Chunk(NamedTuple):
     readers: Tensor
     """Queries of the groups, and below them the keys: [B, G, 2 Q, N]."""
     beta: Tensor
-    """Strengths after the sigmoid: [B, A, Q, 1]."""
+    """Strengths m sigmoid(b): [B, A, Q, 1]."""
     decays: Decays
 
     @property
@@ -147,7 +150,7 @@ class _Sequence(Chunks):
         super().__init__(operands.values.shape[1], shape.chunk)
         self.steps = Steps(operands.step, operands.log_rate, operands.bias, place)
         self.sigmoid = torch.sigmoid(operands.strength.to(operands.bias.dtype))
-        self.beta = place.only_real(self.sigmoid)
+        self.beta = place.only_real(self.sigmoid * shape.strongest)
         self.values = operands.values.unflatten(-1, (-1, shape.value_size)).transpose(1, 2)  # [B, A, S, P]
         wide = operands.vectors.unflatten(-1, (-1, 2, shape.key_size)).to(operands.bias.dtype)  # [B, S, G, 2, N]
         self.root = torch.rsqrt(wide.square().sum(-1, keepdim=True) + _EPSILON)
@@ -235,7 +238,7 @@ class _Delta(Function):
         for index in reversed(range(count)):
             own, grad_state = _gradients(whole.chunk(index), kept[index], grad[:, :, whole.tokens(index)], grad_state)
             found.append(own)
-        return *_joined(operands, whole, found[::-1]), None, grad_state, None, None, None
+        return *_joined(operands, whole, found[::-1], ctx.shape.strongest), None, grad_state, None, None, None
 
 
 class _Gradients(NamedTuple):
@@ -246,7 +249,7 @@ class _Gradients(NamedTuple):
     readers: Tensor
     """Gradient of the queries and keys after the norm: [B, G, 2 Q, N]."""
     beta: Tensor
-    """Gradient of the strengths after the sigmoid: [B, A, Q]."""
+    """Gradient of the strengths m sigmoid(b): [B, A, Q]."""
     logs: Tensor
     """Gradient of the logarithms of the decays: [B, A, Q]."""
 
@@ -308,7 +311,7 @@ def _of_state(chunk: _Chunk, state: Tensor, grad: Tensor, grad_state: Tensor | N
     return of_group.sum(2), reach.to(before.dtype), before
 
 
-def _joined(operands: DeltaOperands, whole: _Sequence, found: list[_Gradients]) -> tuple[Tensor, ...]:
+def _joined(operands: DeltaOperands, whole: _Sequence, found: list[_Gradients], strongest: float) -> tuple[Tensor, ...]:
     """Return the gradients of the operands, from those of the chunks."""
     logs, beta = (
         torch.cat(parts, 2).transpose(1, 2) for parts in zip(*((own.logs, own.beta) for own in found), strict=True)
@@ -317,7 +320,7 @@ def _joined(operands: DeltaOperands, whole: _Sequence, found: list[_Gradients]) 
     readers = torch.cat([own.readers.unflatten(2, (2, -1)) for own in found], 3).permute(0, 3, 1, 2, 4)
     of_normal = readers * whole.scale  # [B, S, G, 2, N]
     vectors = whole.root * (of_normal - whole.normal * (of_normal * whole.normal).sum(-1, keepdim=True))
-    strength = beta * whole.sigmoid * (1 - whole.sigmoid)
+    strength = beta * strongest * whole.sigmoid * (1 - whole.sigmoid)
     return (
         torch.cat([own.values for own in found], 1),
         vectors.flatten(2).to(operands.vectors.dtype),

@@ -16,9 +16,14 @@ class GatedDelta(RecurrentMixer):
     """
 
     def __init__(self, part: architecture.GatedDelta, build: Builder) -> None:
-        super().__init__(part, build, gating=GATE_OF_HEADS)
-        heads = part.heads
-        self.shape = DeltaShape(value_size=heads.size, key_size=heads.vector_size, chunk=heads.chunk)
+        heads, sizes = part.heads, part.sizes
+        super().__init__(part, build.with_epsilon(sizes.norm_epsilon or build.epsilon), gating=GATE_OF_HEADS)
+        self.shape = DeltaShape(
+            value_size=heads.size,
+            key_size=heads.vector_size,
+            chunk=heads.chunk,
+            strongest=2.0 if sizes.negative_eigenvalues else 1.0,
+        )
 
     def recur(self, operands: tuple[Tensor, ...], place: Place) -> Tensor:
         """Apply the delta rule to the tokens: [B, S, D/T]."""

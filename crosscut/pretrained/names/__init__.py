@@ -14,6 +14,7 @@ from crosscut.pretrained.names.attention import (
     OLMO2,
     STARCODER2,
 )
+from crosscut.pretrained.names.delta import OLMO_HYBRID, QWEN3_NEXT
 from crosscut.pretrained.names.latent import deepseek
 from crosscut.pretrained.names.source import OUTPUT, Source, TensorNames
 from crosscut.pretrained.names.state_space import BAMBA, GRANITE, JAMBA, MAMBA, NEMOTRON_H
@@ -34,6 +35,8 @@ _NAMES = MappingProxyType(
         "bamba": BAMBA,
         "granitemoehybrid": GRANITE,
         "jamba": JAMBA,
+        "qwen3_next": QWEN3_NEXT,
+        "olmo_hybrid": OLMO_HYBRID,
     }
 )
 

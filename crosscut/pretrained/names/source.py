@@ -5,29 +5,50 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from crosscut.config import ModelConfig
+from crosscut.config.parts.gated_delta import GatedDeltaConfig
 
 
 class Stack(Enum):
     """Matrices that one published tensor stacks."""
 
     QUERY_KEY_VALUE = "queries, keys and values"
+    QUERY_GATE = "query and gate of each attention head"
     GATE_UP = "gate and up of a gated MLP"
     MIXER = "gate, inputs, vectors B, vectors C and step sizes of a state-space mixer"
     INNER_GATE = "inputs and gate of a state-space mixer of the first kind"
     CHANNELS = "channels of the inputs, of B and of C in a state-space mixer's convolution"
+    KEY_HEADS = "query, key, values and gates of each key head of a gated delta net"
+    CONTROLS = "strengths and step sizes of the value heads of each key head of a gated delta net"
+    DELTA_CHANNELS = "channels of the queries, keys and values in a gated delta net's convolution"
 
 
 def _rows_of(stack: Stack, config: ModelConfig) -> list[int]:
-    """Return the number of rows of each matrix of a stack."""
+    """Return the number of rows of each matrix of a stack, or, if it repeats for each head, its rows in one head."""
+    if stack is Stack.QUERY_GATE:
+        return [config.head_size] * 2
     if stack is Stack.QUERY_KEY_VALUE:
         return [heads * config.head_size for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
     if stack is Stack.GATE_UP:
         return [config.mlp_size] * 2
     if stack is Stack.INNER_GATE:
         return [config.mamba.inner_size] * 2
+    if stack in _OF_DELTA:
+        return _rows_of_delta(stack, config.gated_delta)
     sizes = config.mamba2
     channels = [sizes.inner_size, *[sizes.num_groups * sizes.state_size] * 2]
     return channels if stack is Stack.CHANNELS else [sizes.inner_size, *channels, sizes.num_heads]
+
+
+_OF_DELTA = (Stack.KEY_HEADS, Stack.CONTROLS, Stack.DELTA_CHANNELS)
+
+
+def _rows_of_delta(stack: Stack, sizes: GatedDeltaConfig) -> list[int]:
+    key, shared = sizes.key_head_size, sizes.num_value_heads // max(sizes.num_key_heads, 1)
+    if stack is Stack.CONTROLS:
+        return [shared] * 2
+    if stack is Stack.KEY_HEADS:
+        return [key] * 2 + [shared * sizes.value_head_size] * 2
+    return [sizes.num_key_heads * key] * 2 + [sizes.num_value_heads * sizes.value_head_size]
 
 
 @dataclass(frozen=True)
@@ -45,6 +66,8 @@ class Source:
     """Number of rows in the whole tensor. 0 if all rows belong to this source."""
     stack: Stack = Stack.QUERY_KEY_VALUE
     """Matrices of the tensor, if it is stacked."""
+    period: int = 0
+    """Number of rows after which the rows of all matrices of the tensor repeat. 0 if each matrix has adjacent rows."""
     has_channel: bool = False
     """Whether the published weight has a dimension of size 1 after its rows, for the one input channel of a
     convolution."""
@@ -63,7 +86,11 @@ class Source:
         if self.stacked is None:
             return self
         rows = _rows_of(self.stack, config)
-        return replace(self, start=sum(rows[: self.stacked]), num_rows=sum(rows))
+        key_heads, total = config.gated_delta.num_key_heads, sum(rows)
+        heads = {Stack.QUERY_GATE: config.num_heads, Stack.KEY_HEADS: key_heads, Stack.CONTROLS: key_heads}
+        repeats = heads.get(self.stack, 0)
+        placed = replace(self, start=sum(rows[: self.stacked]), num_rows=total * (repeats or 1))
+        return replace(placed, period=total) if repeats else placed
 
 
 @dataclass(frozen=True)
@@ -87,8 +114,18 @@ class TensorNames:
     """Pattern for the prefix of the names in files that also hold a head. Files of the bare model omit the prefix."""
     kinds: Mapping[str, Mapping[str, tuple[Source, ...]]] = field(default_factory=dict)
     """Sources in layers with a part of a kind, by the kind's name, which replace and add to those of `block`."""
+    second_names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Other names of modules in files, with those of `block` and `kinds`, by a kind of part of their layers."""
+    joined: tuple[str, tuple[str, ...]] = ("", ())
+    """Name of a tensor of a layer that some files hold in place of several, which it joins by rows, with their names.
+    Other files hold its rows in as many tensors, but not as many in each."""
     heads: str = ""
     """Pattern for names of heads and poolers. Crosscut loads only the heads and poolers that the model has."""
+
+    def first_name(self, layer: str, module: str) -> str:
+        """Return the name of a module in a layer with the parts `layer`, for any of its names in files."""
+        found = (self.second_names[kind].get(module) for kind in layer.split() if kind in self.second_names)
+        return next(filter(None, found), module)
 
     def of_layer(self, layer: str) -> dict[str, tuple[Source, ...]]:
         """Sources in a layer with the parts `layer` (an entry of `model.layers`)."""

@@ -154,6 +154,17 @@ REFUSED = {
     "least 2, the number of layers, because Crosscut has no layers with experts, but is 1.",
     "model_type = 'deepseek_v3'\nfirst_k_dense_replace = 2\nrope_interleave = false": "`rope_interleave` in `{path}` "
     "must be true, but is false.",
+    "model_type = 'qwen3_next'": "`mlp_only_layers` in `{path}` must be a list of all layers, from 0 to 1, because "
+    "Crosscut has no layers with experts, but is [].",
+    "model_type = 'qwen3_next'\nfull_attention_interval = 0": "`full_attention_interval` in `{path}` must be at least "
+    "1, but is 0.",
+    "model_type = 'qwen3_next'\nmlp_only_layers = [0]": "`mlp_only_layers` in `{path}` must be a list of all layers, "
+    "from 0 to 1, because Crosscut has no layers with experts, but is [0].",
+    "model_type = 'qwen3_next'\nmlp_only_layers = ['all']": "`mlp_only_layers` in `{path}` must be a list of indices "
+    "of layers, but is ['all'].",
+    "model_type = 'qwen3_next'\nnum_experts = 0\npartial_rotary_factor = 0.5": "`partial_rotary_factor` in `{path}` "
+    "must be 0.25, but is 0.5.",
+    "model_type = 'olmo_hybrid'\nattention_bias = true": "`attention_bias` in `{path}` must be false, but is true.",
     "model_type = 'qwen3'\nattention_bias = true": "`attention_bias` in `{path}` must be false, but is true.",
     "quantization_config = {bits = 4}": "`quantization_config` in `{path}` must be null, but is {{'bits': 4}}.",
 }
@@ -168,6 +179,9 @@ INCOMPLETE = {
     "model_type = 'nemotron_h'\nhybrid_override_pattern = 'ME*'": "`hybrid_override_pattern` in `{path}` must list "
     "only layers of the kinds 'mamba', 'attention' or 'mlp', but has 'moe', a mixture of experts. Choose another "
     "model.",
+    "model_type = 'olmo_hybrid'\nlayer_types = ['linear_attention', 'sliding_attention']": "`layer_types` in `{path}` "
+    "must list only layers of the kinds 'linear_attention' or 'full_attention', but has 'sliding_attention'. Choose "
+    "another model.",
     "model_type = 'nemotron_h'\nnum_hidden_layers = 3\nhybrid_override_pattern = 'M*'": (
         "`hybrid_override_pattern` in `{path}` must be a list of 3 kinds (`num_hidden_layers`), but is ['mamba', "
         "'attention']. Crosscut supports no other value. Choose another model."
@@ -186,13 +200,17 @@ INCOMPLETE = {
     ),
     "model_type = 'gemma'\narchitectures = ['GemmaForCausalLM']": "`model_type` in `{path}` must be 'gpt2', "
     "'gpt_bigcode', 'llama', 'mistral', 'qwen2', 'qwen3', 'olmo2', 'starcoder2', 'arcee', 'nanochat', 'bert', "
-    "'roberta', 'deepseek_v2', 'deepseek_v3', 'mamba', 'mamba2', 'nemotron_h', 'bamba', 'granitemoehybrid' or 'jamba', "
-    "but is 'gemma' "
-    "(GemmaForCausalLM). Choose a model of one of these families.",
+    "'roberta', 'deepseek_v2', 'deepseek_v3', 'mamba', 'mamba2', 'nemotron_h', 'bamba', 'granitemoehybrid', 'jamba', "
+    "'qwen3_next' or 'olmo_hybrid', but is 'gemma' (GemmaForCausalLM). Choose a model of one of these families.",
     f"rope_scaling = {{{LLAMA3}, low_freq_factor = 1.0}}": "`factor` must be given in `{path}` for rope_type 'llama3', "
     "but is missing. Download the file again.",
     "rope_scaling = {type = 'linear'}": "`factor` must be given in `{path}` for rope_type 'linear', but is missing. "
     "Download the file again.",
+    **{
+        f"model_type = {name!r}\nnum_hidden_layers = {10**12}\n{more}": "`num_hidden_layers` in `{path}` must be at "
+        "most 10,000, but is 1,000,000,000,000. Choose another model."
+        for name, more in (("jamba", "num_experts = 1"), ("qwen3_next", "mlp_only_layers = []"), ("olmo_hybrid", ""))
+    },
     "hidden_size = '32'": "`hidden_size` in `{path}` must be of type int, but is '32'. Correct the file.",
 }
 OF_BERT = {
@@ -220,6 +238,54 @@ BERT = {
 )
 def test_what_the_model_cannot_do_is_named(read, tmp_path, table, more, message):
     assert refusal(ConfigError, read, table, **tomllib.loads(more)) == message.format(path=tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("keys", "layers"),
+    [
+        ({"num_experts": 0}, ("gated_delta", "gated_delta", "gated_delta", "attention", "gated_delta")),
+        ({"mlp_only_layers": [0, 1, 2, 3, 4, 9], "full_attention_interval": 2}, ("gated_delta", "attention")),
+        ({"decoder_sparse_step": 6, "layer_types": ["full_attention"] * 5}, ("attention",)),
+        (
+            {"mlp_only_layers": [1, 3], "decoder_sparse_step": 2, "full_attention_interval": 5},
+            ("gated_delta",) * 4 + ("attention",),
+        ),
+    ],
+)
+def test_layers_of_qwen3_next_without_experts_are_read(read, keys, layers):
+    """A layer has experts if it is not listed, if there are experts, and if its number is a multiple of the step."""
+    model = read(LLAMA, model_type="qwen3_next", num_hidden_layers=5, **keys).model
+    assert [model.layer(i) for i in range(5)] == [f"{layers[i % len(layers)]} swiglu" for i in range(5)]
+
+
+@pytest.mark.parametrize(("number", "places"), [(3, "bbo"), (6, "bbbobb")])
+def test_norms_of_olmo_hybrid_depend_on_the_layer(read, number, places):
+    """Without a list, every fourth layer has attention, or the last one."""
+    model = read(LLAMA, model_type="olmo_hybrid", num_hidden_layers=number).model
+    assert "".join(model.norm_place_of(i)[0] for i in range(number)) == places
+    assert [model.layer(i) == "attention swiglu" for i in range(number)] == [place == "o" for place in places]
+
+
+@pytest.mark.parametrize(
+    ("keys", "base"),
+    [
+        ({}, 10_000.0),
+        ({"rope_parameters": None}, 10_000.0),
+        ({"rope_parameters": None, "rope_theta": None}, None),
+        ({"rope_parameters": {"rope_theta": None, "rope_type": "default"}, "rope_theta": 50.0}, None),
+        ({"rope_parameters": {"rope_type": "default"}, "rope_theta": 50.0}, 50.0),
+        ({"rope_parameters": {"rope_theta": 60.0}, "rope_theta": None}, 60.0),
+    ],
+)
+def test_positions_of_olmo_hybrid_are_rotary_if_there_is_a_base(tmp_path, keys, base):
+    from transformers import AutoConfig
+
+    table = {key: value for key, value in LLAMA.items() if not key.startswith("rope")}
+    table = {**table, "model_type": "olmo_hybrid", "num_key_value_heads": 2, **keys}
+    (tmp_path / "config.json").write_text(json.dumps(table))
+    model = read_published(tmp_path).model
+    assert (model.rotary_base if model.positions == "rotary" else None) == base
+    assert AutoConfig.from_pretrained(tmp_path).rope_parameters["rope_theta"] == base
 
 
 def test_a_size_must_be_a_number_unless_it_follows_from_others(read, tmp_path):

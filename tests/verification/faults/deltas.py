@@ -1,17 +1,22 @@
-"""Faults of gated delta nets. `mutations` says how a fault is planted."""
+"""Faults of gated delta nets, and of the norms in models that have them. `mutations` says how a fault is planted."""
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
+from crosscut.architecture.parts import Layer
 from crosscut.kernels.recurrent import delta
 from crosscut.kernels.recurrent.chunks import Place
 from crosscut.kernels.recurrent.delta import DeltaOperands, DeltaShape
+from crosscut.model import block
+from crosscut.model.building import Builder
 from crosscut.model.sublayers import gated_delta
-from crosscut.parallel import linear
+from crosscut.parallel import linear, norm
 from crosscut.parallel.recurrent import group_norm
 from crosscut.parallel.state.parameters import local
 from tests.verification.mutations import FOUR, PACKED, TENSOR, Patch, fault, instead_of
+from tests.verification.runs import LLAMA
 
 NUM_HEADS = 8
 DELTA: dict[str, Any] = {
@@ -59,3 +64,30 @@ def key_heads_rotated(own: Any, size: int, num_blocks: int | None, axis: Any) ->
         return None
     width, block = size // num_blocks, axis.rank % num_blocks
     return slice(block * width, (block + 1) * width)
+
+
+STRONG: dict[str, Any] = {**DELTA, "gated_delta": {**DELTA["gated_delta"], "negative_eigenvalues": True}}
+HYBRID: dict[str, Any] = {**LLAMA, **DELTA, "qk_norm": True, "norm_offset": True, "norm_places": ("before", "output")}
+NUM_QUERIES = 4
+
+
+@fault("changes of the state are half as strong on several ranks", "blocks.0.attention", TENSOR, **STRONG)
+@instead_of(gated_delta, "delta_rule")
+def weak_changes(rule: Any, operands: DeltaOperands, shape: DeltaShape, place: Place) -> Tensor:
+    return rule(operands, replace(shape, strongest=1.0) if is_cut(operands) else shape, place)
+
+
+@fault("norms of a rank's heads multiply by the offset alone", "blocks.1.attention.query_norm", TENSOR, **HYBRID)
+@instead_of(norm, "rms_norm")
+def offset_without_one(rms_norm: Any, x: Tensor, *others: Any, has_offset: bool) -> Tensor:
+    return rms_norm(x, *others, has_offset=has_offset and not (x.dim() == 4 and x.shape[1] < NUM_QUERIES))
+
+
+@fault("norms are where those of the layer before are", "blocks.0.attention_norm", TENSOR, **HYBRID)
+@instead_of(block.Block, "__init__")
+def places_of_another_layer(make: Any, self: block.Block, layer: Layer, build: Builder) -> None:
+    others = {"before": "output", "output": "before"}
+    if build.mesh.tensor.size > 1:
+        parts = (replace(each, norm_place=type(each.norm_place)(others[each.norm_place])) for each in layer.parts)
+        layer = replace(layer, parts=tuple(parts))
+    make(self, layer, build)

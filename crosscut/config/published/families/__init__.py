@@ -3,12 +3,16 @@
 from types import MappingProxyType
 
 from crosscut.config.published.families.attention import ATTENTION_FAMILIES, MISTRAL, ROBERTA
+from crosscut.config.published.families.delta import DELTA_FAMILIES
 from crosscut.config.published.families.family import SOFT_CAP_FIELD, Family
 from crosscut.config.published.families.latent import DEEPSEEK_V2, LATENT_FAMILIES
 from crosscut.config.published.families.state_space import STATE_SPACE_FAMILIES
 
 FAMILIES = MappingProxyType(
-    {family.model_type: family for family in (*ATTENTION_FAMILIES, *LATENT_FAMILIES, *STATE_SPACE_FAMILIES)}
+    {
+        family.model_type: family
+        for family in (*ATTENTION_FAMILIES, *LATENT_FAMILIES, *STATE_SPACE_FAMILIES, *DELTA_FAMILIES)
+    }
 )
 """Families by `model_type`."""
 

@@ -27,10 +27,20 @@ class LayerList:
     period: tuple[int, int] = (1, 0)
     """Period and offset in a file without these keys."""
 
+    interval: int = 0
+    """If a file does not list the kinds, number of layers of which the last one has the second kind. 0 if all layers of
+    such a file have the first kind."""
+    interval_key: str = ""
+    """Key of the interval. It is not written on export."""
+    needs_all: bool = False
+    """Whether a model has a layer of each kind."""
+    norm_places: Mapping[str, str] = field(default_factory=dict)
+    """Mapping from the entries of `model.layers` to the places of their norms. Empty if these do not differ."""
+
     @property
     def keys(self) -> tuple[str, ...]:
         """Keys that the family has."""
-        given = (self.key, self.letters_key, self.indices_key, self.period_key, self.offset_key)
+        given = (self.key, self.letters_key, self.indices_key, self.period_key, self.offset_key, self.interval_key)
         return tuple(filter(None, given))
 
 
@@ -82,6 +92,13 @@ class Family:
     dense_layers: tuple[str, int] | None = None
     """Key of the number of the first layers without experts, with its default. Crosscut supports only models whose
     layers all have no experts. None for a family without experts."""
+    dense_list: str = ""
+    """Key of a list of layers without experts, in place of `dense_layers`. A file of the family may also leave out
+    experts by `num_experts` and `decoder_sparse_step`."""
+    nulls: tuple[str, ...] = ()
+    """Keys that are null on export, because `transformers` has defaults for them that fit only the published models."""
+    has_optional_base: bool = False
+    """Whether positions are not rotary in a model whose rotary base (`rope_theta`) is null."""
     derived: Mapping[str, str] = field(default_factory=dict)
     """Keys that `transformers` computes from another key, with that key."""
     first_position: int = 0
@@ -105,6 +122,8 @@ PLAIN = {
     "attention_gate": False,
     "rotary_fraction": 1.0,
     "norm_place": "before",
+    "norm_places": (),
+    "norm_offset": False,
     "token_types": 0,
     "head": "next_token",
     "sentence_order": False,

@@ -128,9 +128,20 @@ _EXPERTS = because(
         "belongs to layers with experts": (
             "n_routed_experts n_shared_experts num_experts_per_tok moe_intermediate_size moe_layer_freq n_group "
             "topk_group topk_method norm_topk_prob routed_scaling_factor scoring_func aux_loss_alpha seq_aux ep_size "
-            "output_router_logits router_aux_loss_coef num_local_experts num_experts"
+            "output_router_logits router_aux_loss_coef num_local_experts num_experts shared_expert_intermediate_size"
         ),
         "predicts further tokens, which Crosscut does not": "num_nextn_predict_layers",
+    }
+)
+
+
+_DENSE = ("mlp_only_layers", "num_experts", "decoder_sparse_step")
+"""Keys that say which layers of a Qwen3-Next have experts."""
+_DELTA_WITHOUT_EFFECT = because(
+    {
+        "initial values of new weights": (
+            "linear_a_log_min linear_a_log_max linear_dt_min linear_dt_max linear_dt_init_floor"
+        )
     }
 )
 
@@ -144,8 +155,8 @@ def _used_by(family: Family) -> dict[str, str]:
     """Keys that a family uses, with what each one sets."""
     fields = {key: f"`model.{field}`" for field, key in family.keys.items()}
     second = {name: f"another name of `{key}`" for name, key in family.aliases.items()}
-    if family.dense_layers is not None:
-        fields[family.dense_layers[0]] = "all layers must be without experts"
+    dense = family.dense_layers[:1] if family.dense_layers is not None else _DENSE if family.dense_list else ()
+    fields |= dict.fromkeys(dense, "all layers must be without experts")
     used: dict[str, str] = {**_USED, **second, **dict.fromkeys(family.biases, "`model.biases`"), **fields}
     if family.may_rotate:
         used |= _ROTARY
@@ -176,7 +187,8 @@ def keys_of_model(model_type: str) -> Keys:
     rest = {
         "num_key_value_heads": heads,
         **{key: f"`{other}` gives the number" for key, other in family.derived.items()},
-        **(_EXPERTS if family.dense_layers is not None else {}),
+        **(_EXPERTS if family.dense_layers is not None or family.dense_list else {}),
+        **(_DELTA_WITHOUT_EFFECT if "gated_delta.num_key_heads" in family.keys else {}),
         **_WITHOUT_EFFECT,
         **dropouts,
         **(_WINDOW_WITHOUT_EFFECT if family.has_window else _NO_WINDOW),
