@@ -59,8 +59,8 @@ def test_activations_of_layers_are_equal_to_the_formulas(tmp_path):
 
 def test_both_recipes_have_the_same_flops_and_a_figure(tmp_path):
     file, picture = tmp_path / "figures.json", tmp_path / "recipes.png"
-    study = ("study", "--tflop", 0.1, "--seeds", 1, "--points", 1)
-    run("training/recipes.py", *study, "--json", file, "--figure", picture)
+    study = ("recipes", "--tflop", 0.1, "--seeds", 1, "--points", 1)
+    run("training/small_models.py", *study, "--json", file, "--figure", picture)
     runs = json.loads(file.read_text())["runs"]
     (paper,), (modern,) = runs["paper"], runs["modern"]
     spent = {one["steps"] * one["flops_per_step"] for one in (paper, modern)}

@@ -54,6 +54,12 @@ def test_the_average_of_the_weights_is_counted_to_the_byte(case):
     assert rehearsed(case).peak.categories["optimizer"] == forecast.optimizer
 
 
+def test_values_of_another_width_are_not_padded_as_on_a_gpu():
+    (case,) = (case for case in SMALL if case.name == "latents, half precision")
+    forecast = forecast_memory(rehearsed(case).run, device=case.device)
+    assert rehearsed(case).peak.categories["activations"] <= forecast.activations
+
+
 @pytest.mark.slow  # tests/kernels holds the products equal
 @pytest.mark.skipif(not onednn.IS_THERE, reason="this PyTorch is without oneDNN")
 def test_flops_are_the_same_by_onednn_which_no_gpu_has(monkeypatch):

@@ -54,12 +54,12 @@ class AttentionCore(nn.Module, ABC):
         self.context, self.way = build.mesh.context, build.context_attention
         self.head_size, self.value_size, self.padded_size = core.head_size, core.value_size, core.padded_size
         self.dropout, self.is_causal, self.gathers = core.dropout, core.is_causal, core.gathers
-        self._is_on_cpu, self._capability = build.mesh.device.type == "cpu", capability_of(build.mesh.device)
+        self._capability = capability_of(build.mesh.device)
 
     @property
     def _needs_same_width(self) -> bool:
         """Whether the kernel needs values as wide as queries and keys: the CPU's fused kernel does."""
-        return self._is_on_cpu and not (self.training and self.dropout)
+        return self._capability is None and not (self.training and self.dropout)
 
     def _padded(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Pad queries, keys and values of different widths, if the kernel or a message of the core needs the same

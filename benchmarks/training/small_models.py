@@ -1,0 +1,291 @@
+"""Bits per byte that small models reach: the demo, two recipes, and a hybrid beside a transformer.
+
+    python benchmarks/training/small_models.py demo                          # the demo with five seeds
+    python benchmarks/training/small_models.py recipes --figure recipes.png  # the paper's recipe and the modern one
+    python benchmarks/training/small_models.py hybrid --text BOOKS.jsonl.zst --figure hybrid.png
+
+Every run is a `crosscut train`. All runs of a command have the same text, by default the State of the Union addresses
+that come with Crosscut, and hold out the same whole documents. The FLOPs are those of the model and, with Muon, of its
+products, which are counted once and not on every rank.
+
+`recipes` trains a model of 4 layers of width 128 for the same FLOPs: with the paper's recipe (`recipe=small`: GPT-2,
+AdamW and a cosine), whose learning rate is the best of `RATES` with the first seed, and with `recipe=modern` as it is.
+
+`hybrid` trains two models of 3 million parameters for the same tokens: three layers with a Mamba-2 mixer before each
+layer with attention, as in Qwen3-Next and OLMo Hybrid, and attention alone. The transformer has one layer more and the
+same FLOPs per token, or the command ends. Everything else is the same, and both get the best of `RATES` in short runs.
+
+With `--keep FOLDER`, the runs stay in the folder. The same command with the same folder takes the figures of finished
+runs from there, and continues the others from their last checkpoints. `OMP_NUM_THREADS=1` and `--at-once 2` train two
+runs at a time, with one thread each.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.progress import Progress
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.commands import aligned, command_line, progress_bar, run_crosscut, subplots, work_folder, write_figures
+from benchmarks.machine import describe_machine, print_machine
+from crosscut.cli.arguments import DEMO_RUN, run_from
+from crosscut.config import Layout, RunConfig
+from crosscut.data import prepare
+from crosscut.planner.compute import flops_per_step
+from crosscut.planner.muon import muon_flops
+from crosscut.training.watching.metrics import read_metrics
+
+DEMO = files("crosscut.config") / DEMO_RUN
+RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+"""Learning rates of which a contender gets the best."""
+
+MOST_UNEQUAL = 1.02
+"""Limit of the ratio of the FLOPs per token of contenders that are trained for the same tokens."""
+
+COLORS = ("#9a6a3a", "#1f5f99")
+RECIPES = (
+    "model.num_layers=4", "model.hidden_size=128", "model.num_heads=4", "model.max_sequence_length=128",
+    "model.dropout=0.0", "training.sequence_length=128", "training.batch_size=8",
+)  # fmt: skip
+LAYERS = (
+    "recipe=small", "model.hidden_size=192", "model.num_heads=6", "model.max_sequence_length=256",
+    "model.positions=rotary", "model.norm=rms", "model.biases=none", "model.dropout=0.0", "model.mamba2.chunk_size=64",
+    "training.sequence_length=256", "training.batch_size=8", "training.precision=float32",
+)  # fmt: skip
+HYBRID = ",".join(["mamba2 swiglu"] * 3 + ["attention swiglu"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Models or recipes that are trained beside each other."""
+
+    contenders: Mapping[str, tuple[str, ...]]
+    """Settings of each contender."""
+
+    tuned: tuple[str, ...]
+    """Contenders whose learning rate is the best of `RATES` with the first seed."""
+
+    tuning: float = 1.0
+    """Length of a run that tries a rate, as a share of the whole length."""
+
+    equal_tokens: bool = False
+    """Whether all contenders are trained for the same tokens, and otherwise for the same FLOPs."""
+
+
+STUDIES = {
+    "recipes": Study(
+        contenders={"paper": (*RECIPES, "recipe=small"), "modern": (*RECIPES, "recipe=modern")}, tuned=("paper",)
+    ),
+    "hybrid": Study(
+        contenders={
+            "transformer": (*LAYERS, "model.num_layers=5", "model.mlp_size=480", "model.layers=attention swiglu"),
+            "hybrid": (*LAYERS, "model.num_layers=4", "model.mlp_size=528", f"model.layers={HYBRID}"),
+        },
+        tuned=("transformer", "hybrid"),
+        tuning=0.075,
+        equal_tokens=True,
+    ),
+}
+
+
+class Run(NamedTuple):
+    """One training run."""
+
+    name: str
+    seed: int
+    steps: int
+    settings: tuple[str, ...]
+
+
+def flops(run: RunConfig) -> int:
+    """FLOPs of a step, of all ranks together."""
+    return flops_per_step(run) + muon_flops(replace(run, layout=Layout()))
+
+
+def tokens_of(run: RunConfig) -> int:
+    """Tokens of a step."""
+    return run.training.batch_size * run.training.sequence_length
+
+
+def train(run: Run, folder: Path) -> dict[str, Any]:
+    """Train one run in a process of its own. Return its summary, its seconds from the command to the exit, its FLOPs,
+    and its validations as triples of step, bits per byte and loss in nats. A run that has ended in this folder before
+    returns what it returned then, and one that was killed continues from its last checkpoint.
+    """
+    own = folder / f"{run.name}-{run.seed}"
+    where = (f"data.tokens={folder / 'tokens'}", f"output.folder={own}")
+    typed = [*run.settings, "data.text=[]", *where, f"training.seed={run.seed}"]
+    kept = folder / f"{own.name}.json"
+    earlier = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
+    if earlier.get("settings") != typed:
+        shutil.rmtree(own, ignore_errors=True)
+        kept.write_text(json.dumps({"settings": typed}), encoding="utf-8")
+    elif "figures" in earlier:
+        return earlier["figures"]
+    begin = time.perf_counter()
+    run_crosscut("train", *typed, "--resume", "auto")
+    summary = json.loads((own / "summary.json").read_text(encoding="utf-8"))
+    config = run_from((*typed, f"model.vocab_size={summary['vocab_size']}"))
+    keys = ("step", "validation_bits_per_byte", "validation_loss")
+    figures = {
+        "seed": run.seed,
+        "learning_rate": config.optimizer.learning_rate,
+        "parameters": summary["parameters"],
+        "bits_per_byte": summary["validation_bits_per_byte_after"],
+        "loss": summary["validation_loss_after"],
+        "perplexity": summary["validation_perplexity_after"],
+        "training_seconds": summary["training_seconds"],
+        "command_seconds": time.perf_counter() - begin,
+        "peak_flops_per_second": summary["peak_flops_per_second"],
+        "steps": summary["steps"],
+        "tokens_per_step": tokens_of(config),
+        "flops_per_step": flops(config),
+        "model_flops_per_step": flops_per_step(config),
+        "validations": [[row[key] for key in keys] for row in read_metrics(own) if keys[1] in row],
+    }
+    kept.write_text(json.dumps({"settings": typed, "figures": figures}), encoding="utf-8")
+    return figures
+
+
+def train_all(runs: Sequence[Run], folder: Path, progress: Progress, *, at_once: int) -> list[dict[str, Any]]:
+    """Train runs, this many at a time. Return their figures in the order of the runs."""
+    task, first, begin = progress.add_task("steps", total=sum(run.steps for run in runs), told=""), None, time.time()
+    pool = ThreadPoolExecutor(at_once)
+    try:
+        ends = [pool.submit(train, run, folder) for run in runs]
+        while (state := wait(ends, timeout=2, return_when=FIRST_EXCEPTION)).not_done:
+            done = [one.result() for one in state.done]  # raises the error of a run
+            made = sum(row["step"] for run in runs for row in read_metrics(folder / f"{run.name}-{run.seed}")[-1:])
+            first = made if first is None else first
+            rate = (made - first) / (time.time() - begin)
+            progress.update(task, completed=made, told=f"{rate:.2f} steps/s, {len(done)} of {len(runs)} runs")
+        progress.update(task, completed=sum(run.steps for run in runs))
+        return [one.result() for one in ends]
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def demo(seeds: int, folder: Path, progress: Progress, *, at_once: int) -> dict[str, list[dict[str, Any]]]:
+    """Train the demo with these many seeds, the demo's own seed first."""
+    own = run_from(()).training
+    runs = [Run("demo", seed, own.steps, (str(DEMO),)) for seed in range(own.seed, own.seed + seeds)]
+    return {"demo": train_all(runs, folder, progress, at_once=at_once)}
+
+
+def run_of(study: Study, name: str, rate: float | None, seed: int, length: argparse.Namespace, share: float) -> Run:
+    """One run of a contender, for this share of the FLOPs or tokens of `length`."""
+    settings = (*study.contenders[name], *([f"optimizer.learning_rate={rate}"] if rate else []))
+    one = run_from((*settings, "data.tokens=tokens", "model.vocab_size=4096"))
+    steps = share * (length.tokens / tokens_of(one) if study.equal_tokens else length.tflop * 1e12 / flops(one))
+    every = max(1, int(steps) // length.points)
+    how = (
+        f"training.steps={int(steps)}", f"training.validate_every={every if share == 1.0 else 0}",
+        "training.validation_sequences=256", f"checkpoint.every={every}", "checkpoint.keep=1", "layout.tensor=1",
+        "output.sample_tokens=0",
+    )  # fmt: skip
+    return Run(f"{name}-{rate or 'own'}-{int(steps)}", seed, int(steps), (*settings, *how))
+
+
+def require_equal(study: Study) -> None:
+    """End the command if contenders that are trained for the same tokens have different FLOPs per token."""
+    runs = {name: run_from((*s, "data.tokens=tokens", "model.vocab_size=4096")) for name, s in study.contenders.items()}
+    costs = {name: flops(run) / tokens_of(run) for name, run in runs.items()}
+    if study.equal_tokens and max(costs.values()) > MOST_UNEQUAL * min(costs.values()):
+        told = ", ".join(f"{name} {cost / 1e6:.2f} million" for name, cost in costs.items())
+        sys.exit(f"The FLOPs per token must be equal within {MOST_UNEQUAL - 1:.0%}, but are: {told}. Change a width.")
+
+
+def train_study(study: Study, chosen: argparse.Namespace, folder: Path, progress: Progress) -> dict[str, Any]:
+    """Train the contenders of a study, each with all seeds. The key "rates" has the runs that tried learning rates."""
+    require_equal(study)
+    tries = [(name, rate) for name in study.tuned for rate in RATES]
+    runs = [run_of(study, name, rate, 1, chosen, study.tuning) for name, rate in tries]
+    tried = train_all(runs, folder, progress, at_once=chosen.at_once)
+    rates = [{"name": name, **one} for (name, _), one in zip(tries, tried, strict=True)]
+    best = {
+        name: min((one for one in rates if one["name"] == name), key=lambda one: one["bits_per_byte"])["learning_rate"]
+        for name in study.tuned
+    }
+    seeds = range(1, chosen.seeds + 1)
+    named = [(name, seed) for seed in seeds for name in study.contenders]  # all contenders have the first seeds first
+    runs = [run_of(study, name, best.get(name), seed, chosen, 1.0) for name, seed in named]
+    ended = train_all(runs, folder, progress, at_once=chosen.at_once)
+    return {"rates": rates, **{name: ended[i :: len(study.contenders)] for i, name in enumerate(study.contenders)}}
+
+
+def table_of(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Build the table of the figures: a row for each group of runs."""
+    table = [["run", "steps", "TFLOP", "seconds of training", "seconds of the command", "bits per byte", "spread"]]
+    for name, group in runs.items():
+        bits = [one["bits_per_byte"] for one in group]
+        tflop = f"{group[0]['steps'] * group[0]['flops_per_step'] / 1e12:.2f}"
+        keys = ("training_seconds", "command_seconds")
+        seconds = (f"{statistics.mean(one[key] for one in group):.0f}" for key in keys)
+        figures = (f"{statistics.mean(bits):.3f}", f"{min(bits):.3f} to {max(bits):.3f}")
+        table.append([name, f"{group[0]['steps']:,}", tflop, *seconds, *figures])
+    return aligned(table)
+
+
+def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
+    """Draw the bits per byte of the contenders over the FLOPs: a line for each seed."""
+    figure, axes = subplots(figsize=(8, 4.5))
+    for (name, group), color in zip(runs.items(), COLORS, strict=True):
+        label = f"{name}: {statistics.mean(one['bits_per_byte'] for one in group):.3f} at the end"
+        for i, one in enumerate(group):
+            points = [(step * one["flops_per_step"] / 1e12, bits) for step, bits, _ in one["validations"]]
+            axes.plot(
+                *zip(*points, strict=True), color=color, marker="o", markersize=3, linewidth=1.2,
+                label=label if i == 0 else None,
+            )  # fmt: skip
+    axes.set(xlabel="TFLOP", ylabel="bits per byte of documents that were held out")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="upper right")
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    """Run the command that the user named and print its table."""
+    parser = command_line(__doc__, figures="write")
+    parser.add_argument("what", choices=("demo", *STUDIES))
+    parser.add_argument("--text", help="text of a study; by default, the demo's")
+    parser.add_argument("--seeds", type=int, help="number of seeds; by default 5 of the demo and 3 of a study")
+    parser.add_argument("--tflop", type=float, default=3.0, help="10^12 FLOPs of each run of `recipes`")
+    parser.add_argument("--tokens", type=float, default=4e6, help="tokens of each run of `hybrid`")
+    parser.add_argument("--points", type=int, default=8, help="number of validations of each run of a study")
+    parser.add_argument("--at-once", type=int, default=1, help="number of runs at a time")
+    parser.add_argument("--figure", type=Path, help="PNG file for the figure of a study")
+    parser.add_argument("--keep", type=Path, help="folder that keeps the runs")
+    chosen = parser.parse_args()
+    chosen.seeds = chosen.seeds or (5 if chosen.what == "demo" else 3)
+    print_machine("torch")
+    with work_folder(chosen.keep) as folder, progress_bar() as progress:
+        demo_run = run_from(())
+        text = replace(demo_run.data, text=(chosen.text,)) if chosen.text else demo_run.data
+        prepare(text, folder / "tokens", seed=demo_run.training.seed)
+        if chosen.what == "demo":
+            runs = demo(chosen.seeds, folder, progress, at_once=chosen.at_once)
+        else:
+            runs = train_study(STUDIES[chosen.what], chosen, folder, progress)
+    named = dict(runs)
+    rates = named.pop("rates", ())
+    table = {f"{one['name']}, learning rate {one['learning_rate']:g}": [one] for one in rates}
+    print(table_of({**table, **named}))
+    if chosen.figure and rates:
+        draw(named, chosen.figure)
+    write_figures(chosen.json, {"machine": describe_machine("torch"), "runs": runs})
+
+
+if __name__ == "__main__":
+    main()
