@@ -33,7 +33,8 @@ from crosscut.architecture.sublayers.mamba2 import Mamba2
 from crosscut.architecture.sublayers.mlp import MLP
 from crosscut.architecture.sublayers.norm import stream_norm
 from crosscut.config import ModelConfig
-from crosscut.config.model import HeadKind, NormPosition
+from crosscut.config.model import NormPosition
+from crosscut.config.parts.head import HeadKind
 from crosscut.config.parts.kinds import ATTENTIONS, Mixer, PartKind, parts_of
 
 _SUBLAYERS: dict[PartKind, Callable[..., Sublayer]] = {

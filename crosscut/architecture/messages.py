@@ -52,7 +52,7 @@ def backward_messages(steps: Sequence[Step]) -> Iterator[Sent]:
 
 def repeated_messages(layer: Layer, target: Target, *, everything: bool, core: bool = False) -> Iterator[Sent]:
     """Messages that recomputation sends again. If `everything` is true, all steps run again, as in a compiled layer. If
-    `core` is true, only the attention core runs again, as with selective recomputation.
+    `core` is true, only the attention core or the scan runs again, as with selective recomputation.
     """
     if core:
         return (

@@ -22,6 +22,7 @@ from crosscut.architecture.parameters import Parameter
 from crosscut.architecture.steps import Rows, Step, Value
 from crosscut.architecture.sublayers.norm import Norm
 from crosscut.architecture.sublayers.residual import add_residual
+from crosscut.architecture.target import Target
 from crosscut.config.model import NormPosition
 
 
@@ -39,8 +40,8 @@ class Sublayer(Protocol):
     def steps(self, x: Value) -> tuple[Value, list[Step]]:
         """Return the sublayer's output, and the steps that compute the output from the input `x`."""
 
-    def memory(self, tensor: int) -> tuple[Memory, ...]:
-        """Return the tensors that one of `tensor` ranks keeps of earlier tokens to continue a text."""
+    def memory(self, target: Target) -> tuple[Memory, ...]:
+        """Return the tensors that one rank keeps of earlier tokens to continue a text."""
 
 
 @dataclass(frozen=True, eq=False)

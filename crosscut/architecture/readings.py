@@ -26,6 +26,21 @@ def root_parameters(model: Decoder, target: Target) -> tuple[LocalParameter, ...
     return _root_parameters(model, target.of_parameters)
 
 
+def gathered_parameters(model: Decoder, target: Target) -> tuple[LocalParameter, ...]:
+    """Parameters on one rank that ranks which share one copy of the model gather in float32, outside of the layers:
+    `root_parameters` and the dynamics of the layers.
+    """
+    of_layers = (_layer_parameters(layer, target.of_parameters) for layer in model.layers)
+    return root_parameters(model, target) + tuple(p for each in of_layers for p in each if p.role is Role.DYNAMICS)
+
+
+def gathered_with_layer(layer: Layer, target: Target) -> tuple[LocalParameter, ...]:
+    """Parameters on one rank that ranks which share one copy of the model gather with the layer, in the element type
+    of the products: all except the dynamics.
+    """
+    return tuple(p for p in layer_parameters(layer, target) if p.role is not Role.DYNAMICS)
+
+
 @lru_cache(maxsize=4096)
 def _layer_parameters(layer: Layer, target: Target) -> tuple[LocalParameter, ...]:
     return tuple(parameter.on(target) for parameter in layer.parameters())

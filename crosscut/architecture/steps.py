@@ -197,7 +197,7 @@ class Step:
     @property
     def repeated(self) -> tuple[Message, ...]:
         """Messages that `training.recompute = "selective"` sends again in the backward pass, if this step is the
-        attention core.
+        attention core or a scan.
         """
         return self.forward
 

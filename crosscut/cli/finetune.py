@@ -19,7 +19,7 @@ from crosscut.cli.arguments import (
     tensor_option,
 )
 from crosscut.config import ConfigError
-from crosscut.config.model import HeadKind
+from crosscut.config.parts.head import HeadKind
 from crosscut.config.system.terminal import echo
 
 _TASKS = {

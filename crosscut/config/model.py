@@ -15,11 +15,11 @@ from crosscut.config.checks import (
     require_fraction,
     require_value,
     resolve_choices,
-    shown,
 )
 from crosscut.config.errors import ConfigError
 from crosscut.config.hashed import hashed_once
 from crosscut.config.parts.gated_delta import GATED_DELTA, GatedDeltaConfig
+from crosscut.config.parts.head import PREDICTED, HeadKind, check_head
 from crosscut.config.parts.kinds import (
     ATTENTIONS,
     Mixer,
@@ -32,7 +32,8 @@ from crosscut.config.parts.kinds import (
 from crosscut.config.parts.latent_attention import LATENT_ATTENTION, LatentAttentionConfig
 from crosscut.config.parts.mamba import MAMBA, MambaConfig
 from crosscut.config.parts.mamba2 import MAMBA2, Mamba2Config
-from crosscut.config.parts.section import MixerSection
+from crosscut.config.parts.rotary import Positions, RotaryScaling, check_rotary, rotated_sizes
+from crosscut.config.parts.section import MixerSection, OwnMatrices
 from crosscut.config.parts.sliding_attention import SLIDING_ATTENTION, SlidingAttentionConfig
 from crosscut.config.system.wording import counted
 
@@ -69,34 +70,6 @@ class NormPosition(Choice):
     OUTPUT = "output"
 
 
-class HeadKind(Choice):
-    """Tokens that a model predicts, or the task that it solves for a whole text."""
-
-    NEXT_TOKEN = "next_token"  # noqa: S105 - no password
-    MASKED_TOKENS = "masked_tokens"
-    CLASSES = "classes"
-    NUMBER = "number"
-    SPANS = "spans"
-    CHOICE = "choice"
-
-
-class Positions(Choice):
-    """Encoding of a token's position."""
-
-    LEARNED = "learned"
-    ROTARY = "rotary"
-    NONE = "none"
-
-
-class RotaryScaling(Choice):
-    """Rule by which rotary frequencies are reduced, so that a model can read longer sequences."""
-
-    LLAMA3 = "llama3"
-    LINEAR = "linear"
-    DYNAMIC = "dynamic"
-    YARN = "yarn"
-
-
 class NormKind(Choice):
     """Kind of normalisation: layer norm or RMS norm."""
 
@@ -117,10 +90,6 @@ class Biases(Choice):
     ALL = "all"
     QKV = "qkv"
     NONE = "none"
-
-
-_PREDICTED = MappingProxyType({HeadKind.NEXT_TOKEN: "the next token", HeadKind.MASKED_TOKENS: "masked tokens"})
-"""Name of the predicted tokens in messages, by the kind of head. Heads that solve a task are missing."""
 
 
 @hashed_once
@@ -361,9 +330,9 @@ class ModelConfig:
         for name in ("rotary_base", "norm_epsilon", "embedding_multiplier", "residual_multiplier", "logit_divisor"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"`model.{name}` must be above 0 and finite, but is {getattr(self, name)}.")
-        self._check_head()
+        check_head(self)
         self._resolve_heads()
-        self._check_rotary()
+        check_rotary(self)
         self._resolve_sections()
         if not self.mlp_size:
             object.__setattr__(self, "mlp_size", 4 * self.hidden_size)
@@ -371,17 +340,17 @@ class ModelConfig:
     def _resolve_norms(self) -> None:
         places = checked_places(self.norm_places) if self.norm_places else ()
         if places:
-            self._require_value("norm_place", NormPosition.BEFORE, "with `model.norm_places`", "Remove one of the two.")
+            self.require_value("norm_place", NormPosition.BEFORE, "with `model.norm_places`", "Remove one of the two.")
         if len(places) == 1:
             object.__setattr__(self, "norm_place", NormPosition(places[0]))
         object.__setattr__(self, "norm_places", places if len(places) > 1 else ())
         if self.norm_offset:
             when = "for a model with `model.norm_offset`"
-            self._require_value("norm", NormKind.RMS, when, "Remove `model.norm_offset`.")
-            self._require_value("norm_affine", True, when, "Remove `model.norm_offset`.")
+            self.require_value("norm", NormKind.RMS, when, "Remove `model.norm_offset`.")
+            self.require_value("norm_affine", True, when, "Remove `model.norm_offset`.")
             if self.qk_norm:
-                self._require_value("qk_norm_kind", NormKind.RMS, when, 'Set model.qk_norm_kind="rms".')
-                self._require_value("qk_norm_over", NormSpan.HEAD, when, 'Set model.qk_norm_over="head".')
+                self.require_value("qk_norm_kind", NormKind.RMS, when, 'Set model.qk_norm_kind="rms".')
+                self.require_value("qk_norm_over", NormSpan.HEAD, when, 'Set model.qk_norm_over="head".')
 
     def _resolve_adapters(self) -> None:
         require_at_least("model.lora_rank", self.lora_rank, 0, maximum=_MOST["hidden_size"])
@@ -394,38 +363,9 @@ class ModelConfig:
         if not self.lora_alpha:
             object.__setattr__(self, "lora_alpha", 2.0 * self.lora_rank)
 
-    def _check_head(self) -> None:
-        if self.predicts_masked and self.is_causal:
-            raise ConfigError(
-                '`model.attention` must be "bidirectional" for a model that predicts masked tokens, but is "causal". '
-                'Set model.attention="bidirectional", or model.head="next_token".'
-            )
-        kind = f'with `model.head` = "{self.head}"' if self.solves_task else f"that predicts {_PREDICTED[self.head]}"
-        if self.head is not HeadKind.NEXT_TOKEN:
-            remedy = "Adapters are for models that predict the next token. Remove `model.lora_rank`."
-            self._require_value("lora_rank", 0, f"for a model {kind}", remedy)
-            remedy = "Only the logits of next tokens can be divided. Remove `model.logit_divisor`."
-            self._require_value("logit_divisor", 1.0, f"for a model {kind}", remedy)
-        if not self.predicts_masked:
-            remedy = 'Set model.head="masked_tokens", or remove `model.sentence_order`.'
-            self._require_value("sentence_order", False, f"for a model {kind}", remedy)
-        for name, plain in (("tied", True), ("logit_softcap", 0.0)) if self.solves_task else ():
-            remedy = f"This model has no output projection. Set model.{name}={shown(plain)}."
-            self._require_value(name, plain, f"for a model {kind}", remedy)
-        self._check_classes()
-
-    def _require_value(self, field: str, wanted: object, when: str, do: str) -> None:
+    def require_value(self, field: str, wanted: object, when: str, do: str) -> None:
+        """Raise `ConfigError` unless a field has the only possible value, `wanted` (`checks.require_value`)."""
         require_value(f"model.{field}", getattr(self, field), wanted, when, do)
-
-    def _check_classes(self) -> None:
-        if self.head is HeadKind.CLASSES and self.num_classes < 2:
-            raise ConfigError(
-                '`model.num_classes` must be at least 2 for a model with `model.head` = "classes", but is '
-                f"{self.num_classes}. Set `model.num_classes` to the number of labels."
-            )
-        if self.head is not HeadKind.CLASSES:
-            remedy = 'Remove `model.num_classes`, or set model.head="classes".'
-            self._require_value("num_classes", 0, f'for a model with `model.head` = "{self.head}"', remedy)
 
     def _resolve_heads(self) -> None:
         if not self.num_kv_heads:
@@ -433,7 +373,7 @@ class ModelConfig:
         if not self.has_keys_of_heads:
             for name in ("qk_norm", "attention_gate"):
                 when = "for a model whose layers have no `attention`"
-                self._require_value(name, False, when, f"Remove `model.{name}`.")
+                self.require_value(name, False, when, f"Remove `model.{name}`.")
             object.__setattr__(self, "num_kv_heads", self.num_heads)  # as latent attention computes them
         if not self.attends:
             return
@@ -446,8 +386,8 @@ class ModelConfig:
             object.__setattr__(self, "head_size", self.hidden_size // self.num_heads)
         if self.qk_norm_over is NormSpan.ALL_HEADS:
             over = 'with `model.qk_norm_over` = "all_heads"'
-            self._require_value("qk_norm", True, over, "Set model.qk_norm=true.")
-            self._require_value("qk_norm_kind", NormKind.RMS, over, 'Set model.qk_norm_kind="rms".')
+            self.require_value("qk_norm", True, over, "Set model.qk_norm=true.")
+            self.require_value("qk_norm_kind", NormKind.RMS, over, 'Set model.qk_norm_kind="rms".')
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"`model.num_kv_heads` must divide `model.num_heads` ({self.num_heads}), but is {self.num_kv_heads}. "
@@ -455,97 +395,20 @@ class ModelConfig:
             )
 
     def _resolve_sections(self) -> None:
-        for name in mixer_sections().keys() & {*map(str, self.kinds)}:
+        for name in (str(kind) for kind in self.kinds if kind in mixer_sections()):
             section: MixerSection = getattr(self, name)
             if section.why_causal and not self.is_causal:
                 raise ConfigError(
                     f'`model.attention` must be "causal" for a model with `{name}` in `model.layers`, but is '
                     f'"bidirectional": {section.why_causal}. Set model.attention="causal", or choose other layers.'
                 )
-            object.__setattr__(self, name, section.resolved(self.hidden_size))
-
-    def _check_rotary(self) -> None:
-        scaling, factor = self.rotary_scaling, self.rotary_factor
-        self._check_positions()
-        if factor == 1 and scaling is not RotaryScaling.LLAMA3:
-            raise ConfigError(
-                f'`model.rotary_factor` must be above 1 with `model.rotary_scaling` = "{scaling}", but is 1. Set '
-                "`model.rotary_factor` to the longest sequence divided by `model.rotary_original_length`, or remove "
-                "`model.rotary_scaling`."
-            )
-        if scaling is not RotaryScaling.YARN:
-            remedy = "Only YaRN uses this factor. Remove `model.rotary_attention_factor`."
-            self._require_value("rotary_attention_factor", 0, f'with `model.rotary_scaling` = "{scaling}"', remedy)
-        if scaling is RotaryScaling.DYNAMIC and self.rotary_size == 2:
-            name = next(iter(self._rotated_sizes))
-            raise ConfigError(
-                f'`model.{name}` must be above 2 with `model.rotary_scaling` = "dynamic", but is 2. The scaled base '
-                f'has the exponent `model.{name}` / (`model.{name}` - 2). Set model.rotary_scaling="linear".'
-            )
-        if scaling is RotaryScaling.YARN and self.rotary_base <= 1:
-            raise ConfigError(
-                '`model.rotary_base` must be above 1 with `model.rotary_scaling` = "yarn", but is '
-                f"{shown(self.rotary_base)}. Set model.rotary_base=10000, or the base of the published model."
-            )
-
-    def _check_positions(self) -> None:
-        is_rotary = self.positions is Positions.ROTARY
-        if not 0 < self.rotary_fraction <= 1:
-            raise ConfigError(
-                f"`model.rotary_fraction` must be above 0 and at most 1, but is {shown(self.rotary_fraction)}. Set 1 "
-                "to rotate whole heads, or choose the part `nope_attention` in `model.layers` to rotate nothing."
-            )
-        if is_rotary:
-            self._check_rotated()
-        else:
-            for name in ("rotary_factor", "rotary_fraction"):
-                remedy = f'Remove `model.{name}`, or set model.positions="rotary".'
-                self._require_value(name, 1, f'with `model.positions` = "{self.positions}"', remedy)
-        if Mixer.NOPE_ATTENTION in self.kinds and not is_rotary:
-            raise ConfigError(
-                '`model.positions` must be "rotary" for a model with `nope_attention` in `model.layers`, but is '
-                f'"{self.positions}", which is the same in every layer. Set model.positions="rotary", or write '
-                "`attention`."
-            )
-
-    def _check_rotated(self) -> None:
-        first, of_all = next(iter(self._rotated_sizes), ""), self.rotary_size
-        for name, size in self._rotated_sizes.items():
-            if size % 2 and (name != "head_size" or self.rotary_fraction == 1):
-                raise ConfigError(
-                    f"`model.{name}` must be even, but is {size}. Rotary positions rotate pairs of elements. Choose an "
-                    "even head size."
-                )
-            if size % 2 or not size:
-                raise ConfigError(
-                    f"`model.rotary_fraction` must be an even number of elements of a head (`model.head_size` is "
-                    f"{self.head_size}), but is {shown(self.rotary_fraction)}. Rotary positions rotate pairs of "
-                    "elements. Try 0.5."
-                )
-            if size != of_all:
-                must = f"`model.{first}` ({of_all})"
-                if self.rotary_fraction != 1:
-                    must = f"the {of_all} elements that `model.rotary_fraction` leaves of `model.{first}`"
-                raise ConfigError(
-                    f"`model.{name}` must be {must} in a model with both kinds of attention, but is {size}. All layers "
-                    'share the rotations of one size. Change one of the two, or set model.positions="learned".'
-                )
-
-    @property
-    def _rotated_sizes(self) -> Mapping[str, int]:
-        """Numbers of elements of a head that rotary positions rotate, by the name of their setting. Kinds without a
-        section of their own rotate the fraction `rotary_fraction` of `head_size`. Empty if nothing is rotated.
-        """
-        own = {name: getattr(self, name).rotated for name in self._own_sections}
-        names = {f"{section}.{name}": size for section, sizes in own.items() for name, size in sizes.items()}
-        if not any(kind in ATTENTIONS and kind is not Mixer.NOPE_ATTENTION for kind in self.kinds):
-            return names
-        return {"head_size": int(self.head_size * self.rotary_fraction), **names}
+        for name, own in self.sections.items():
+            object.__setattr__(self, name, own.resolved(self.hidden_size))
 
     @property
     def rotary_size(self) -> int:
         """Number of elements of a head that rotary positions rotate; 0 if no kind of layer rotates."""
-        return next(iter(self._rotated_sizes.values()), 0)
+        return next(iter(rotated_sizes(self).values()), 0)
 
     @property
     def attends(self) -> bool:
@@ -561,6 +424,14 @@ class ModelConfig:
     def windows(self) -> tuple[int, ...]:
         """Numbers of tokens to which layers with a sliding window attend; empty without such layers."""
         return (self.sliding_attention.window,) if Mixer.SLIDING_ATTENTION in self.kinds else ()
+
+    def num_masks(self, length: int) -> int:
+        """Return the number of different masks of causal attention in the layers. A window of at least `length` tokens
+        hides nothing in a sequence of this length, as attention without a window does.
+        """
+        without = {*ATTENTIONS, Mixer.LATENT_ATTENTION} - {Mixer.SLIDING_ATTENTION}
+        spans = [window if window < length else 0 for window in self.windows]
+        return len({*spans, *(0 for kind in self.kinds if kind in without)})
 
     def with_windows_in(self, length: int) -> "ModelConfig":
         """Return the model with windows of at most half of `length` tokens, so that they hide tokens of sequences of
@@ -638,14 +509,10 @@ class ModelConfig:
         return tuple(dict.fromkeys(kind for layer in self.different_layers for _, kind in parts_of(layer)))
 
     @property
-    def sections(self) -> tuple[MixerSection, ...]:
-        """Settings of the kinds of mixers in the model that have a section of their own."""
-        return tuple(getattr(self, name) for name in self._own_sections)
-
-    @property
-    def _own_sections(self) -> tuple[str, ...]:
-        names = mixer_sections()
-        return tuple(str(kind) for kind in self.kinds if kind in names)
+    def sections(self) -> dict[str, OwnMatrices]:
+        """Settings of the kinds of mixers in the model that have matrices of their own, by the names of the kinds."""
+        found = {str(kind): getattr(self, kind, None) for kind in self.kinds}
+        return {name: section for name, section in found.items() if isinstance(section, OwnMatrices)}
 
     @property
     def is_causal(self) -> bool:
@@ -660,7 +527,7 @@ class ModelConfig:
     @property
     def solves_task(self) -> bool:
         """Whether the model solves a task for a whole text, and does not predict tokens."""
-        return self.head not in _PREDICTED
+        return self.head not in PREDICTED
 
     @property
     def has_pooler(self) -> bool:
@@ -722,8 +589,8 @@ class ModelConfig:
         )
 
     def resized_sections(self, hidden_size: int) -> Settings:
-        """Return the settings of all kinds of mixers for another hidden size, by the names of their sections."""
-        return {name: getattr(self, name).resized(self.hidden_size, hidden_size) for name in mixer_sections()}
+        """Return the settings of `sections` for another hidden size."""
+        return {name: section.resized(self.hidden_size, hidden_size) for name, section in self.sections.items()}
 
 
 @cache

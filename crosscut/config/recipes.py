@@ -8,9 +8,9 @@ from collections import Counter
 
 from crosscut.config.checks import Settings
 from crosscut.config.data import DataConfig
-from crosscut.config.model import ModelConfig, Positions, mixer_sections
-from crosscut.config.parts.kinds import ATTENTIONS, FeedForward, PartKind
-from crosscut.config.parts.section import MixerSection
+from crosscut.config.model import ModelConfig
+from crosscut.config.parts.kinds import ATTENTIONS, KINDS, FeedForward
+from crosscut.config.parts.rotary import Positions
 from crosscut.config.published.presets import DEMO_PRESET, MODERN
 from crosscut.config.run import RunConfig
 
@@ -89,16 +89,14 @@ def num_parameters(model: ModelConfig) -> int:
     the default of `data.vocab_size` is used. The planner counts all parameters exactly.
     """
     kinds = Counter(kind for i in range(model.num_layers) for _, kind in model.parts_of(i))
-    attention = model.hidden_size * ((2 + model.attention_gate) * model.query_size + model.key_value_size)
+    hidden, heads = model.hidden_size, model.num_heads
+    attention = hidden * ((2 + model.attention_gate) * model.query_size + model.key_value_size)
     num_matrices = sum(number * (3 if kind in _GATED else 2) for kind, number in kinds.items() if kind in FeedForward)
     rows = (model.vocab_size or DataConfig.vocab_size) * (1 if model.tied else 2)
     rows += model.max_sequence_length if model.positions is Positions.LEARNED else 0
-    sections: dict[PartKind, MixerSection] = {kind: getattr(model, kind) for kind in kinds if kind in mixer_sections()}
-    mixers = sum(
-        kinds[kind] * section.num_parameters(model.hidden_size, model.num_heads) for kind, section in sections.items()
-    )
+    mixers = sum(kinds[KINDS[name]] * section.num_parameters(hidden, heads) for name, section in model.sections.items())
     attentions = sum(kinds[kind] for kind in ATTENTIONS) * attention
-    return attentions + mixers + model.hidden_size * (num_matrices * model.mlp_size + rows)
+    return attentions + mixers + hidden * (num_matrices * model.mlp_size + rows)
 
 
 def describe_recipe(run: RunConfig) -> str:

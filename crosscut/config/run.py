@@ -17,8 +17,9 @@ from crosscut.config.layouts.context import require_context
 from crosscut.config.layouts.divisibility import require_batch, require_float8, require_sequence, require_stages
 from crosscut.config.layouts.limits import require_tensor_axis
 from crosscut.config.layouts.step import StepShape
-from crosscut.config.model import Biases, ModelConfig, RotaryScaling
+from crosscut.config.model import Biases, ModelConfig
 from crosscut.config.optimizer import OptimizerConfig
+from crosscut.config.parts.rotary import RotaryScaling
 from crosscut.config.training import TrainingConfig
 
 
@@ -115,7 +116,7 @@ class RunConfig(StepShape):
         require_stages(model, layout, training)
         require_sequence(model, layout, training)
         _require_rotary(model, training)
-        require_context(model, layout, training)
+        require_context(model, layout)
         _require_pairs(self.data, training)
         _require_task(model, training)
         _require_warm_up(self.optimizer, training)

@@ -129,9 +129,9 @@ class TrainingConfig:
 
     recompute: Recompute = Recompute.NONE
     """Activations that the backward pass recomputes instead of keeping: `none` recomputes nothing; `selective`
-    recomputes the attention core (Korthikanti et al. 2022); `operators` recomputes everything except the results of
-    matrix products, attention and communication; `full` recomputes whole layers and keeps only their inputs (as in the
-    paper)."""
+    recomputes the attention core (Korthikanti et al. 2022) and the scans of mixers with a state; `operators` recomputes
+    everything except the results of matrix products, attention, scans and communication; `full` recomputes whole layers
+    and keeps only their inputs (as in the paper)."""
 
     recompute_every: int = 1
     """Interval between recomputed layers: k recomputes every k-th layer, starting with the first layer."""

@@ -2,9 +2,10 @@
 processing the earlier tokens again.
 
 The cache is built from the description of the parts (`Sublayer.memory`): attention remembers the keys and values of a
-rank's heads, and an MLP nothing. Every row is a text with its own length. The next tokens are read as [B, S]; rows with
-fewer tokens, or with none, are padded at the end. Keys of padding are stored after a row's last token. No query of that
-row attends to the keys of padding, and the row's next tokens overwrite these keys.
+rank's heads, latent attention the latents, a mixer with a state its last inputs and the state, and an MLP nothing.
+Every row is a text with its own length. The next tokens are read as [B, S]; rows with fewer tokens, or with none, are
+padded at the end. Keys of padding are stored after a row's last token. No query of that row attends to the keys of
+padding, and the row's next tokens overwrite these keys.
 
 Shapes: B rows, S tokens of each row that are read at once, C capacity in tokens, A query heads, K heads of keys and
 values, D elements of a head, T tensor ranks.
@@ -19,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from crosscut.architecture import describe
+from crosscut.architecture import Target, describe
 from crosscut.architecture.needs import Fixed, Memory
 from crosscut.config import ConfigError, ModelConfig
 from crosscut.launch.heap import return_freed_memory
@@ -41,10 +42,10 @@ class GenerationCache:
         self._last_place = config.generation_length
         self._fixed: list[Tensor] = []
         """Tensors whose sizes do not depend on the number of tokens."""
-        size = mesh.tensor.size
+        target = Target.of(mesh.layout)
         self._layers = [
             {
-                part.name: {each.name: self._make(each, dtype) for each in part.inner.memory(size)}
+                part.name: {each.name: self._make(each, dtype) for each in part.inner.memory(target)}
                 for part in layer.parts
             }
             for layer in describe(config).layers

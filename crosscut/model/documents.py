@@ -42,7 +42,8 @@ class Documents(NamedTuple):
 
 
 class AttentionMask(NamedTuple):
-    """Attention mask, and whether several ranks share the sequences. All layers use the same mask.
+    """Attention mask, and whether several ranks share the sequences. All layers without a window use the same
+    mask, and so do all layers with one.
 
     The mask is inside a tuple so that `training.offload` does not offload it again with the input of every layer.
     """

@@ -25,6 +25,7 @@ from dataclasses import replace
 
 from crosscut.architecture import Device, Kept, Layer, Target, describe, kept
 from crosscut.architecture.readings import attention_products, weights_read
+from crosscut.config import ConfigError
 from crosscut.config.conventions import AMPERE
 from crosscut.config.precision import precision_on
 from crosscut.config.training import Recompute
@@ -76,15 +77,19 @@ def published_layer_activations(run: Planned) -> float:
     """Bytes of one layer's activations on one rank by the formulas of Korthikanti et al. 2022, Table 2.
 
     `training.recompute` selects the row of the table. The table has no row for "operators", so the row for "none" is
-    used. The formulas assume dropout and two bytes per element.
+    used. The formulas assume dropout and two bytes per element. In a hybrid, the layer is the first one with attention.
+    Raises `ConfigError` for a model without attention, for which there are no formulas.
     """
+    target = target_of(run, device="cuda")
+    scores = next((each for layer in describe(run.model).layers for each in attention_products(layer, target)), None)
+    if scores is None:
+        raise ConfigError(f"`model.layers` must have attention for the published formulas, but is {run.model.pattern}.")
     s, b = run.training.sequence_length, run.micro_batch_size
     h, t = run.model.hidden_size, run.layout.tensor
     split = t if run.layout.sequence_parallel else 1
     if run.training.recompute == Recompute.FULL:
         return 2 * s * b * h / split
-    scores = attention_products(describe(run.model).layers[0], target_of(run, device="cuda"))[0].elements
-    core = 0 if run.training.recompute == Recompute.SELECTIVE else 5 * scores
+    core = 0 if run.training.recompute == Recompute.SELECTIVE else 5 * scores.elements
     return s * b * h * (10 / split + 24 / t) + core
 
 

@@ -30,7 +30,7 @@ from torch import Tensor
 from crosscut.architecture import Parameter, describe
 from crosscut.architecture.parameters import Role
 from crosscut.config import ModelConfig
-from crosscut.config.model import HeadKind
+from crosscut.config.parts.head import HeadKind
 from crosscut.config.published.folders import family_of
 from crosscut.pretrained.names import BERT_WITH_HEADS, OUTPUT, Source, TensorNames, names_of
 

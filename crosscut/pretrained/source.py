@@ -112,26 +112,33 @@ class ModelSource(TextEnds):
         """
         if Ability.EMBED not in self.abilities:
             raise ConfigError(
-                f"`{place}` must hold an encoder, but holds a model that predicts the next token "
-                f"({self.model.family}). Choose a BERT or a model made from one, such as all-MiniLM-L6-v2."
+                f"`{place}` must hold an encoder, but holds {self._held}. Choose a BERT or a model made from one, such "
+                "as all-MiniLM-L6-v2."
             )
 
     def require_decoder(self, place: str | Path) -> None:
         """Raise `ConfigError` for a model that does not predict the next token: an encoder, in which each token also
         sees the next token, or a model that solves a task. `place` is the path of the model, for the message.
         """
-        if self.model.solves_task:
-            raise ConfigError(
-                f"`{place}` must hold a model that predicts the next token, but holds a model for a task "
-                f'(`model.head` is "{self.model.head}"). Choose the model from which it was fine-tuned.'
-            )
-        if not self.model.is_causal:
-            raise ConfigError(
-                f"`{place}` must hold a model that predicts the next token, but holds an encoder "
-                '(`model.attention` is "bidirectional"). Choose a model with causal attention, such as a GPT-2 or a '
-                "Llama. `crosscut embed` computes embeddings with an encoder, and `crosscut generate` fills in masked "
-                "words with an encoder that has a head for masked tokens, such as a BertForMaskedLM."
-            )
+        if Ability.WRITE in self.abilities:
+            return
+        remedy = (
+            "Choose a model with causal attention, such as a GPT-2 or a Llama. `crosscut embed` computes embeddings "
+            "with an encoder, and `crosscut generate` fills in masked words with an encoder that has a head for masked "
+            "tokens, such as a BertForMaskedLM."
+        )
+        if Ability.SOLVE in self.abilities:
+            remedy = "Choose the model from which it was fine-tuned."
+        raise ConfigError(f"`{place}` must hold a model that predicts the next token, but holds {self._held}. {remedy}")
+
+    @property
+    def _held(self) -> str:
+        """Words for the model in messages about its abilities."""
+        if Ability.SOLVE in self.abilities:
+            return f'a model for a task (`model.head` is "{self.model.head}")'
+        if Ability.EMBED in self.abilities:
+            return 'an encoder (`model.attention` is "bidirectional")'
+        return f"a model that predicts the next token ({self.model.family})"
 
     def load(self, mesh: ParallelMesh, *, precision: str = "float32") -> GPT:
         """Load the model on one rank of any layout, in evaluation mode. The weights have the element type of

@@ -14,7 +14,7 @@ from crosscut.checkpoint import AVERAGE, MODEL, load_model
 from crosscut.checkpoint.stored import StoredTensors
 from crosscut.config import CheckpointError, ConfigError, ModelConfig
 from crosscut.config.checks import listed, shown
-from crosscut.config.model import HeadKind
+from crosscut.config.parts.head import HeadKind
 from crosscut.config.published.folders import first_position_of
 from crosscut.model import GPT
 from crosscut.parallel import reshard

@@ -9,7 +9,7 @@ from crosscut.architecture import Ability, Layer, Target, describe, flat, lower
 from crosscut.architecture.readings import attention_products
 from crosscut.architecture.words import model_in_words, shape_in_figures
 from crosscut.config import Layout, ModelConfig
-from crosscut.config.model import HeadKind
+from crosscut.config.parts.head import HeadKind
 from crosscut.model.heads.table import HEADS
 
 SIZES: dict[str, Any] = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "vocab_size": 50, "max_sequence_length": 8}

@@ -44,6 +44,7 @@ def test_only_a_model_with_attention_needs_a_number_of_heads() -> None:
 def test_another_hidden_size_keeps_heads_in_proportion() -> None:
     assert model_of(num_groups=2).resized(24).mamba2.num_heads == 6
     assert model_of(num_groups=4).resized(12).mamba2.num_heads == 4
+    assert model_of(num_groups=2, norm_groups=3).resized(40).mamba2.num_heads == 6
 
 
 def test_a_run_with_a_section_is_written_and_read_again() -> None:

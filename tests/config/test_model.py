@@ -221,6 +221,17 @@ ROTARY: dict[str, Any] = {"num_layers": 2, "hidden_size": 48, "num_heads": 4, "p
                 "choose other layers."
             ),
         ),
+        (
+            {
+                "layers": ("sliding_attention gelu",),
+                "sliding_attention": {"rotary_base": 100.0},
+                "positions": "learned",
+            },
+            (
+                '`model.sliding_attention.rotary_base` must be 0 with `model.positions` = "learned", but is 100.0. '
+                'Remove the base, or set model.positions="rotary".'
+            ),
+        ),
         ({"sliding_attention": {"window": 0}}, "`model.sliding_attention.window` must be at least 1, but is 0."),
         (
             {"sliding_attention": {"rotary_base": -1.0}},

@@ -5,10 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from crosscut.kernels.recurrent.chunks import FROM_START, Place
 from crosscut.kernels.recurrent.selective_scan import (
-    FROM_START,
     Operands,
-    Place,
     _plain,
     selective_scan,
     selective_scan_next,

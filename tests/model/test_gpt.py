@@ -1,5 +1,6 @@
 """Each family of decoders against one written apart from it, and what its pieces promise."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -7,8 +8,12 @@ import torch
 from torch import Tensor
 
 from crosscut.config import PRESETS, ConfigError, Layout, LayoutError, ModelConfig
+from crosscut.config.parts.gated_delta import GatedDeltaConfig
+from crosscut.config.parts.mamba import MambaConfig
+from crosscut.config.parts.mamba2 import Mamba2Config
 from crosscut.model import GPT, Batch
 from crosscut.parallel import GradientReducer, RandomStreams, gather_from_sequence_parallel, make_mesh
+from crosscut.parallel.state.sharding import reshard
 from tests.model.twins import (
     CONFIG,
     CPU,
@@ -107,6 +112,34 @@ def test_bfloat16_products_stay_close_to_float32_and_keep_its_gradients(ranks: R
         assert rough_gradients[name].dtype == torch.float32
         if not name.endswith("key_value.bias"):  # half of it, the keys', is zero but for rounding
             assert (rough_gradients[name] - gradient).norm() < 0.05 * gradient.norm(), name
+
+
+STATES = dataclasses.replace(
+    CONFIG,
+    layers=("mamba", "mamba2 gelu", "gated_delta attention"),
+    num_layers=3,
+    mamba=MambaConfig(state_size=5, chunk_size=6),
+    mamba2=Mamba2Config(head_size=8, state_size=6, chunk_size=5),
+    gated_delta=GatedDeltaConfig(num_key_heads=2, num_value_heads=4, key_head_size=6, value_head_size=8, chunk_size=8),
+)
+
+
+def _in_bfloat16(layout: Layout) -> tuple[Tensor, dict[str, Tensor]]:
+    model = build(layout, config=STATES, dtype=torch.float32, compute_dtype=torch.bfloat16)
+    loss = model.loss(batch(0), {"tokens": 1 / (B * S)})
+    loss.backward()
+    hidden = model(batch(0)).detach()
+    reshard(model)
+    return hidden, {name: p.grad.full_tensor() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("sharding", ["zero3", "zero2"])
+def test_ranks_that_share_a_copy_compute_with_its_float32_decay_rates(ranks: RankPool, sharding: str) -> None:
+    hidden, gradients = ranks.run(1, _in_bfloat16, Layout())[0]
+    shared, sums = ranks.run(2, _in_bfloat16, Layout(data=2, sharding=sharding))[0]
+    assert torch.equal(shared, hidden)
+    for name, gradient in gradients.items():  # the data ranks read the same batch
+        assert torch.equal(sums[name], 2 * gradient), name
 
 
 def _sequence_of(length: int, layout: Layout) -> None:

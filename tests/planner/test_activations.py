@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
+from crosscut.config import ConfigError, Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.planner import activations_held, layer_activations, published_layer_activations
 
 
@@ -34,6 +34,14 @@ def test_published_formulas_are_those_of_the_table(t: int) -> None:
     assert published(True, "selective") == pytest.approx(s * b * h * 34 / t)
     assert published(False, "full") == pytest.approx(2 * s * b * h)
     assert published(True, "full") == pytest.approx(2 * s * b * h / t)
+
+
+def test_published_formulas_are_those_of_a_layer_with_attention() -> None:
+    run = make_run()
+    hybrid = replace(run, model=replace(run.model, layers=("mamba2 gelu", "attention gelu")))
+    assert published_layer_activations(hybrid) == published_layer_activations(run)
+    with pytest.raises(ConfigError, match="but is 5 layers of mamba2 and gelu"):
+        published_layer_activations(replace(run, model=replace(run.model, layers=("mamba2 gelu",))))
 
 
 @pytest.mark.parametrize("split", [False, True])

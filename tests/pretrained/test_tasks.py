@@ -350,6 +350,8 @@ def test_a_model_for_a_task_predicts_no_next_token(folder):
     place = folder("GPT2ForSequenceClassification")
     with pytest.raises(ConfigError, match=r"^`.*` must hold a model that predicts the next token, but holds a"):
         find_model(place).require_decoder(place)
+    with pytest.raises(ConfigError, match=r"^`.*` must hold an encoder, but holds a model for a task \(`model.head`"):
+        find_model(place).require_encoder(place)
 
 
 @pytest.mark.parametrize(

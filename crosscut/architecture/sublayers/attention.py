@@ -166,9 +166,9 @@ class Attention:
         mask = Share.WINDOW_MASK if self.window else Share.MASK
         return frozenset({mask} if self.rotation is None else {mask, self.rotation})
 
-    def memory(self, tensor: int) -> tuple[PerToken, ...]:
-        """Return the keys and the values of the heads of one of `tensor` ranks."""
-        own_heads = max(self.num_kv_heads // tensor, 1)
+    def memory(self, target: Target) -> tuple[PerToken, ...]:
+        """Return the keys and the values of a rank's heads."""
+        own_heads = target.own_heads(self.num_kv_heads)
         return tuple(PerToken(name, own_heads, self.head_size) for name in ("keys", "values"))
 
     @property

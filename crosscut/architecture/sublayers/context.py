@@ -11,10 +11,10 @@ In latent attention, `gather` sends nothing here: the latent vectors are gathere
 Legend: `C` context ranks.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from crosscut.architecture.steps import Message, Operation, Overlap
+from crosscut.architecture.steps import Message, Operation, Overlap, Rows, Step, Value
 from crosscut.architecture.target import Kind, Target
 from crosscut.config.layout import ContextAttention
 
@@ -57,3 +57,36 @@ def exchanged_heads(attention: "Core", target: Target) -> tuple[int, int, int]:
 def _shifts(elements: int, count: int, kind: Kind = Kind.COMPUTE) -> Message:
     """Messages that arrive while the rank attends to an earlier block."""
     return Message(Operation.SHIFT, elements, Overlap.BLOCK, axis="context", kind=kind, count=count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverContext(Step):
+    """Message between context ranks, if they share the sequences; otherwise nothing."""
+
+    there: Operation = Operation.ALL_TO_ALL
+    back: Operation = Operation.ALL_TO_ALL
+    """Operation of the forward pass, and of the backward pass."""
+
+    def on(self, target: Target) -> Step:
+        """Return the step with its messages."""
+        if target.way is None:
+            return self
+        forward, backward = (Message(each, self.elements(target), axis="context") for each in (self.there, self.back))
+        return replace(self, forward=(forward,), backward=(backward,))
+
+    def elements(self, target: Target) -> int:
+        """Number of elements of a message: those of the larger side."""
+        return max(value.elements(target) for value in (*self.reads, *self.gives))
+
+
+def over_context(
+    x: Value,
+    name: str,
+    there: Operation = Operation.ALL_TO_ALL,
+    back: Operation = Operation.ALL_TO_ALL,
+    *,
+    gives: Rows = Rows.TOKENS,
+) -> tuple[Value, Step]:
+    """Describe a message between context ranks. Return the value after it, and the step."""
+    y = replace(x, name=f"{x.name}, over context", rows=gives)
+    return y, OverContext(reads=(x,), gives=(y,), name=name, there=there, back=back)

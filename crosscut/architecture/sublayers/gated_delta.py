@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from crosscut.architecture.parameters import ONES, Cut, Law, Parameter, Role, Start, columns, columns_by_heads, rows
 from crosscut.architecture.steps import Passes, Rows, Step, Value
-from crosscut.architecture.sublayers.recurrent import STEP_BIAS, Heads, Recurrence, Recurrent, convolution, of_heads
+from crosscut.architecture.sublayers.recurrent import STEP_BIAS, Heads, Recurrence, Recurrent, convolution, dynamics
 from crosscut.architecture.target import Kind, Target
 from crosscut.config import ModelConfig
 from crosscut.config.parts.gated_delta import GatedDeltaConfig
@@ -44,7 +44,7 @@ class GatedDelta(Recurrent):
             controls=tuple(columns(f"{name}.inputs.{of}", hidden, number, bias=bias) for of in ("step", "strength")),
             convolution=convolution(f"{name}.convolution", width, heads.taps, bias=False, cut=Cut.COLUMNS),
             vector_convolution=convolution(f"{name}.query_key_convolution", wide, heads.taps, bias=False, **by_groups),
-            dynamics=tuple(of_heads(f"{name}.{each}", number, start) for each, start in starts.items()),
+            dynamics=tuple(dynamics(f"{name}.{each}", (number,), start) for each, start in starts.items()),
             norm=Parameter(name=f"{name}.norm.weight", shape=(heads.size,), role=Role.NORM, inside=True, start=ONES),
             norm_groups=number,
             output=rows(f"{name}.output", width, hidden, bias=bias),

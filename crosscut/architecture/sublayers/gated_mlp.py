@@ -10,7 +10,6 @@ ranks. Source: Shazeer 2020 (arXiv 2002.05202).
 
 from dataclasses import dataclass
 
-from crosscut.architecture.needs import Share
 from crosscut.architecture.parameters import Matrix, columns, rows
 from crosscut.architecture.steps import (
     Passes,
@@ -22,6 +21,7 @@ from crosscut.architecture.steps import (
     multiply_columns,
     multiply_rows,
 )
+from crosscut.architecture.sublayers.mlp import EachToken
 from crosscut.architecture.target import Target
 from crosscut.config import ModelConfig
 from crosscut.config.parts.kinds import FeedForward
@@ -31,7 +31,7 @@ KINDS = (FeedForward.SWIGLU, FeedForward.GEGLU)
 
 
 @dataclass(frozen=True)
-class GatedMLP:
+class GatedMLP(EachToken):
     """Gated MLP: Y = (act(X G) * X U) B."""
 
     name: str
@@ -68,15 +68,6 @@ class GatedMLP:
         contracted, contract = multiply_rows(activated, self.contract, name=f"{name} contract")
         left, leaving = leave(contracted, f"{name} output", bias=self.contract.bias)
         return left, [entering, multiply_gate, multiply_up, activate, contract, leaving]
-
-    @property
-    def shares(self) -> frozenset[Share]:
-        """Empty: the sublayer reads no shared tensor."""
-        return frozenset()
-
-    def memory(self, tensor: int) -> tuple[()]:  # noqa: ARG002 - the same on any number of ranks
-        """Return an empty tuple: each token is treated alone."""
-        return ()
 
 
 @dataclass(frozen=True, kw_only=True)

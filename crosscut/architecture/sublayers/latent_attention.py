@@ -158,9 +158,9 @@ class LatentAttention:
         """The mask and, for queries and keys that are rotated, the rotation."""
         return frozenset({Share.MASK, Share.ROTATION} if self.is_rotary else {Share.MASK})
 
-    def memory(self, tensor: int) -> tuple[PerToken, ...]:
-        """Return the latent and the shared part of the keys, which every tensor rank keeps."""
-        del tensor
+    def memory(self, target: Target) -> tuple[PerToken, ...]:
+        """Return the latent and the shared part of the keys, which every rank keeps."""
+        del target
         return (PerToken("latents", 1, self.sizes.kept_size),)
 
 

@@ -26,7 +26,6 @@ from dataclasses import dataclass, replace
 from crosscut.architecture.needs import Fixed, Share
 from crosscut.architecture.parameters import ONES, Cut, Law, Matrix, Parameter, Role, Start, columns, rows
 from crosscut.architecture.steps import (
-    Message,
     Operation,
     Passes,
     Pointwise,
@@ -39,16 +38,17 @@ from crosscut.architecture.steps import (
     multiply_columns,
     multiply_rows,
 )
+from crosscut.architecture.sublayers.context import over_context
 from crosscut.architecture.sublayers.gated_mlp import ActivateGate
 from crosscut.architecture.sublayers.norm import Norm, vector_norm
+from crosscut.architecture.sublayers.recurrent import STEP_BIAS, Convolve, ScanStep, convolution, dynamics
 from crosscut.architecture.target import Kind, Target
 from crosscut.config import ModelConfig
 from crosscut.config.parts.kinds import FeedForward
 from crosscut.config.parts.mamba import MambaConfig
 
 _RATES = Start(Law.LOG_INDEX, 0.0)
-_STEPS = Start(Law.STEP_SIZE, 0.001, 0.1)
-"""Initial values of the decay rates (1 to N in each channel) and of the biases of the step sizes (section 3.6)."""
+"""Initial values of the decay rates: 1 to N in each channel (section 3.6)."""
 
 NORMS = ("step_norm", "b_norm", "c_norm")
 """Names of the norms of the step vector, of B and of C."""
@@ -63,7 +63,7 @@ class Mamba:
     sizes: MambaConfig
     gate: Matrix
     inner: Matrix
-    convolution: tuple[Parameter, Parameter]
+    convolution: tuple[Parameter, ...]
     """Taps and bias of the channels."""
     selection: Matrix
     """Projection of the channels to the step vector and to the vectors B and C."""
@@ -71,7 +71,7 @@ class Mamba:
     """Norms of the step vector, of B and of C; empty without norms."""
     step: Matrix
     """Projection of the step vector to the step sizes of the channels."""
-    dynamics: tuple[Parameter, Parameter, Parameter]
+    dynamics: tuple[Parameter, ...]
     """Logarithms of the decay rates, skip, and bias of the step size, of each channel."""
     output: Matrix
 
@@ -80,18 +80,13 @@ class Mamba:
         """Describe the Mamba-1 mixer of a model in the part `name`."""
         sizes, hidden, bias = model.mamba, model.hidden_size, model.biases == "all"
         inner, rank = sizes.inner_size, sizes.step_rank
-        taps = Parameter(
-            name=f"{name}.convolution.weight", shape=(inner, sizes.conv_size), role=Role.TAPS, cut=Cut.COLUMNS
-        )
         selection = rows(f"{name}.selection", inner, sizes.selection_size, bias=False)
         step = columns(f"{name}.step", rank, inner, bias=False)
         starts = {
-            "log_rate": ((inner, sizes.state_size), _RATES), "skip": ((inner,), ONES), "step_bias": ((inner,), _STEPS)
-        }  # fmt: skip
-        log_rate, skip, step_bias = (
-            Parameter(name=f"{name}.{each}", shape=shape, role=Role.DYNAMICS, cut=Cut.COLUMNS, start=start)
-            for each, (shape, start) in starts.items()
-        )
+            "log_rate": ((inner, sizes.state_size), _RATES),
+            "skip": ((inner,), ONES),
+            "step_bias": ((inner,), STEP_BIAS),
+        }
         widths = (rank, sizes.state_size, sizes.state_size)
         norms = tuple(vector_norm(model, f"{name}.{each}", width) for each, width in zip(NORMS, widths, strict=True))
         return cls(
@@ -99,11 +94,11 @@ class Mamba:
             sizes=sizes,
             gate=columns(f"{name}.inputs.gate", hidden, inner, bias=bias),
             inner=columns(f"{name}.inputs.inner", hidden, inner, bias=bias),
-            convolution=(taps, replace(taps, name=f"{name}.convolution.bias", shape=(inner,), role=Role.BIAS)),
+            convolution=convolution(f"{name}.convolution", inner, sizes.conv_size, bias=True, cut=Cut.COLUMNS),
             selection=replace(selection, weight=replace(selection.weight, role=Role.MATRIX)),
             norms=norms if sizes.vector_norms else (),
             step=replace(step, weight=replace(step.weight, start=Start(Law.NORMAL, (3 * rank) ** -0.5))),
-            dynamics=(log_rate, skip, step_bias),
+            dynamics=tuple(dynamics(f"{name}.{each}", *kind) for each, kind in starts.items()),
             output=rows(f"{name}.output", inner, hidden, bias=bias),
         )
 
@@ -113,16 +108,15 @@ class Mamba:
         entered, entering = enter(x, f"{name} input")
         gate, by_gate = multiply_columns(entered, self.gate, name=f"{name} gate", keeps=x)
         inner, by_inner = multiply_columns(entered, self.inner, name=f"{name} inner", keeps=x)
-        whole, exchange = _over_context(inner, f"{name} over context", Operation.ALL_TO_ALL, Operation.ALL_TO_ALL)
+        whole, exchange = over_context(inner, f"{name} over context")
         convolved = replace(inner, name=f"{name} convolved", is_cheap=True)
-        convolve = Convolve(
-            reads=(whole,), gives=(convolved,), keeps=(whole,), parameters=self.convolution, sizes=self.sizes
-        )
+        taps = self.sizes.conv_size
+        convolve = Convolve(reads=(whole,), gives=(convolved,), parameters=self.convolution, taps=taps)
         selection, selecting = self._selection(convolved)
         step, by_step = self._step_sizes(selection)
         scanned = Value(f"{name} scanned", self.sizes.inner_size, cut=True)
         scan = Scan(reads=(convolved, step, selection), gives=(scanned,), parameters=self.dynamics, mixer=self)
-        returned, back = _over_context(scanned, f"{name} over context", Operation.ALL_TO_ALL, Operation.ALL_TO_ALL)
+        returned, back = over_context(scanned, f"{name} over context")
         gated = replace(scanned, name=f"{name} gated", is_cheap=True)
         both = (gate, returned)
         activate = ActivateGate(reads=both, gives=(gated,), keeps=both, kind=FeedForward.SWIGLU)
@@ -136,11 +130,11 @@ class Mamba:
         name = f"{self.name} selection"
         part, project = multiply_rows(convolved, self.selection, name=f"{name}, part")
         part = replace(part, rows=Rows.SHARED)
-        summed, scatter = _over_context(part, name, Operation.REDUCE_SCATTER, Operation.ALL_GATHER, gives=Rows.TOKENS)
+        summed, scatter = over_context(part, name, Operation.REDUCE_SCATTER, Operation.ALL_GATHER)
         left, leaving = leave(summed, name, overlaps=False)
         normed, norming = self._normed(left)
         entered, entering = enter(normed, name, overlaps=False)
-        whole, gather = _over_context(entered, name, Operation.ALL_GATHER, Operation.REDUCE_SCATTER, gives=Rows.SHARED)
+        whole, gather = over_context(entered, name, Operation.ALL_GATHER, Operation.REDUCE_SCATTER, gives=Rows.SHARED)
         return whole, [replace(project, gives=(part,)), scatter, leaving, *norming, entering, gather]
 
     def _normed(self, selection: Value) -> tuple[Value, list[Step]]:
@@ -168,64 +162,15 @@ class Mamba:
         """The numbers of the documents."""
         return frozenset({Share.DOCUMENTS})
 
-    def memory(self, tensor: int) -> tuple[Fixed, ...]:
-        """Return the last inputs of the convolution, and the state, of one of `tensor` ranks."""
-        channels = self.sizes.inner_size // tensor
+    def memory(self, target: Target) -> tuple[Fixed, ...]:
+        """Return the last inputs of the convolution, and the state, of one rank."""
+        channels = target.own(self.sizes.inner_size)
         state = (self.sizes.state_size, channels)
         return Fixed("inputs", (self.sizes.conv_size - 1, channels)), Fixed("state", state, is_wide=True)
 
 
-def _over_context(
-    x: Value, name: str, there: Operation, back: Operation, *, gives: Rows = Rows.TOKENS
-) -> tuple[Value, Step]:
-    """Describe a message between context ranks. Return the value after it, and the step."""
-    y = replace(x, name=f"{x.name}, over context", rows=gives)
-    return y, OverContext(reads=(x,), gives=(y,), name=name, there=there, back=back)
-
-
 @dataclass(frozen=True, kw_only=True)
-class OverContext(Step):
-    """Message between context ranks, if they share the sequences; otherwise nothing."""
-
-    there: Operation
-    back: Operation
-
-    def on(self, target: Target) -> Step:
-        """Return the step with its messages."""
-        if target.context == 1:
-            return self
-        elements = max(value.elements(target) for value in (*self.reads, *self.gives))
-        forward, backward = (Message(each, elements, axis="context") for each in (self.there, self.back))
-        return replace(self, forward=(forward,), backward=(backward,))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Convolve(Pointwise):
-    """Causal convolution of each channel, then SiLU."""
-
-    sizes: MambaConfig
-
-    def passes(self, target: Target) -> Passes:
-        """Bytes that the convolution and SiLU read and write.
-
-        If compiled, the forward pass reads and writes the channels once, and the backward pass reads two tensors and
-        writes one. Uncompiled, each tap but the last one reads two tensors and writes one, in the forward pass and in
-        the backward pass, which convolves again; the gradients of a tap read two more.
-        """
-        channels = self.reads[0].bytes(target)
-        if target.compiled:
-            return Passes(forward=2 * channels, backward=3 * channels)
-        taps = self.sizes.conv_size - 1
-        return Passes(forward=(4 + 3 * taps) * channels, backward=(9 + 8 * taps) * channels)
-
-    def temporary(self, target: Target, inside: int) -> int:
-        """Bytes of the gradients of the result, of the sums before SiLU and of the inputs, and of a product."""
-        del inside
-        return 4 * self.reads[0].bytes(target)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scan(Step):
+class Scan(ScanStep):
     """Selective scan of the channels of a rank."""
 
     mixer: Mamba
@@ -242,16 +187,6 @@ class Scan(Step):
         """Number of elements of the state of one sequence on one rank."""
         sizes = self.mixer.sizes
         return sizes.inner_size // target.tensor // target.context * sizes.state_size
-
-    @property
-    def is_core(self) -> bool:
-        """True: `training.recompute = "selective"` runs the scan again in the backward pass."""
-        return True
-
-    @property
-    def is_scan(self) -> bool:
-        """True: the products of the step are those of a scan."""
-        return True
 
     def inner_products(self, target: Target) -> tuple[Product, ...]:
         """The products of a token's vector C with the states, [1, N] x [N, D]."""

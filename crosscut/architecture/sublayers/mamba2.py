@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from crosscut.architecture.parameters import ONES, Cut, Law, Parameter, Role, Start, columns, columns_by_heads, rows
 from crosscut.architecture.steps import Passes, Step, Value
-from crosscut.architecture.sublayers.recurrent import STEP_BIAS, Heads, Recurrence, Recurrent, convolution, of_heads
+from crosscut.architecture.sublayers.recurrent import STEP_BIAS, Heads, Recurrence, Recurrent, convolution, dynamics
 from crosscut.architecture.target import Target
 from crosscut.config import ModelConfig
 from crosscut.config.parts.mamba2 import Mamba2Config
@@ -42,7 +42,7 @@ class Mamba2(Recurrent):
             controls=(columns(f"{name}.inputs.step", hidden, heads.number, bias=bias),),
             convolution=convolution(f"{name}.convolution", inner, heads.taps, bias=True, cut=Cut.COLUMNS),
             vector_convolution=convolution(f"{name}.bc_convolution", wide, heads.taps, bias=True, **by_groups),
-            dynamics=tuple(of_heads(f"{name}.{each}", heads.number, start) for each, start in starts.items()),
+            dynamics=tuple(dynamics(f"{name}.{each}", (heads.number,), start) for each, start in starts.items()),
             norm=Parameter(name=f"{name}.norm.weight", shape=(inner,), role=Role.NORM, cut=Cut.COLUMNS, start=ONES),
             norm_groups=sizes.norm_groups,
             output=rows(f"{name}.output", inner, hidden, bias=bias),

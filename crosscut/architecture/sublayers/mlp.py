@@ -31,8 +31,22 @@ _EAGER_PASSES = {FeedForward.GELU: (2, 3), FeedForward.GELU_EXACT: (2, 3), FeedF
 """Number of tensors that the uncompiled kernels of an activation function read or write, as (forward, backward)."""
 
 
+class EachToken:
+    """Sublayer that treats each token alone."""
+
+    @property
+    def shares(self) -> frozenset[Share]:
+        """Empty: the sublayer reads no shared tensor."""
+        return frozenset()
+
+    def memory(self, target: Target) -> tuple[()]:
+        """Return an empty tuple: the sublayer needs no earlier tokens."""
+        del target
+        return ()
+
+
 @dataclass(frozen=True)
-class MLP:
+class MLP(EachToken):
     """MLP without a gate: Y = act(X A) B."""
 
     name: str
@@ -67,15 +81,6 @@ class MLP:
         contracted, contract = multiply_rows(activated, self.contract, name=f"{name} contract")
         left, leaving = leave(contracted, f"{name} output", bias=self.contract.bias)
         return left, [entering, expand, activate, contract, leaving]
-
-    @property
-    def shares(self) -> frozenset[Share]:
-        """Empty: the sublayer reads no shared tensor."""
-        return frozenset()
-
-    def memory(self, tensor: int) -> tuple[()]:  # noqa: ARG002 - the same on any number of ranks
-        """Return an empty tuple: each token is treated alone."""
-        return ()
 
 
 @dataclass(frozen=True, kw_only=True)

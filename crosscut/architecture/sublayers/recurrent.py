@@ -34,6 +34,7 @@ from crosscut.architecture.steps import (
     multiply_columns,
     multiply_rows,
 )
+from crosscut.architecture.sublayers.context import OverContext, over_context
 from crosscut.architecture.target import Kind, Target
 
 STEP_BIAS = Start(Law.STEP_SIZE, 0.001, 0.1)
@@ -73,6 +74,11 @@ class Heads:
         vectors of the same group.
         """
         return replace(vectors, width=vectors.local_width(target) * self.repeats(target), cut=False, heads=0)
+
+    def operands(self, values: tuple[Value, ...], target: Target) -> tuple[Value, ...]:
+        """Return the inputs, the vectors and the controls as one rank holds them for the recurrence."""
+        inner, vectors, *controls = values
+        return inner, self.held(vectors, target), *controls
 
     def of_rank(self, target: Target) -> tuple[int, int]:
         """Numbers of heads and of groups whose recurrence one rank computes."""
@@ -126,7 +132,7 @@ class Recurrent(ABC):
             for matrix in self.inputs
         ]
         (gate, *sent), products = zip(*found, strict=True)
-        exchange = ExchangeHeads(
+        exchange = _ExchangeHeads(
             reads=tuple(sent),
             gives=tuple(replace(each, name=f"{each.name} of whole sequences") for each in sent),
             name=f"{name} over context",
@@ -135,11 +141,12 @@ class Recurrent(ABC):
         inner, vectors, *controls = exchange.gives
         convolved = tuple(replace(each, name=f"{each.name} convolved", is_cheap=True) for each in (inner, vectors))
         parameters = (*self.convolution, *self.vector_convolution)
-        convolve = Convolve(reads=(inner, vectors), gives=convolved, parameters=parameters, heads=heads)
+        convolve = _ConvolveBoth(
+            reads=(inner, vectors), gives=convolved, parameters=parameters, taps=heads.taps, heads=heads
+        )
         mixed = Value(f"{name} mixed", heads.width, cut=True)
         recur = self.recurrence((*convolved, *controls), mixed)
-        returned = replace(mixed, name=f"{name} mixed tokens")
-        back = ExchangeTokens(reads=(mixed,), gives=(returned,), name=f"{name} over context")
+        returned, back = over_context(mixed, f"{name} over context")
         normed = replace(mixed, name=f"{name} normed")
         normalise = GateAndNormalise(
             reads=(returned, gate),
@@ -161,10 +168,9 @@ class Recurrent(ABC):
         """The numbers of the documents."""
         return frozenset({Share.DOCUMENTS})
 
-    def memory(self, tensor: int) -> tuple[Fixed, ...]:
-        """Return the last inputs of the convolution, and the state, of one of `tensor` ranks."""
-        heads, groups = self.heads, max(self.heads.num_groups // tensor, 1)
-        inner = heads.width // tensor
+    def memory(self, target: Target) -> tuple[Fixed, ...]:
+        """Return the last inputs of the convolution, and the state, of one rank."""
+        heads, groups, inner = self.heads, target.own_heads(self.heads.num_groups), target.own(self.heads.width)
         channels = inner + groups * 2 * heads.vector_size
         state = (groups, heads.vector_size, inner // groups)
         return Fixed("inputs", (heads.taps - 1, channels)), Fixed("state", state, is_wide=True)
@@ -177,38 +183,36 @@ def convolution(name: str, channels: int, taps: int, *, bias: bool, **cut: Any) 
     return (weight, shift) if bias else (weight,)
 
 
-def of_heads(name: str, number: int, start: Start) -> Parameter:
-    """Describe a parameter with one number per head."""
-    return Parameter(name=name, shape=(number,), role=Role.DYNAMICS, cut=Cut.COLUMNS, start=start)
+def dynamics(name: str, shape: tuple[int, ...], start: Start) -> Parameter:
+    """Describe a parameter of the heads or channels, such as their decay rates."""
+    return Parameter(name=name, shape=shape, role=Role.DYNAMICS, cut=Cut.COLUMNS, start=start)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExchangeHeads(Step):
-    """Exchange of heads for tokens, if context ranks share the sequences; otherwise nothing."""
+class _ExchangeHeads(OverContext):
+    """Exchange of heads for tokens, if context ranks share the sequences."""
 
     heads: Heads
 
-    def on(self, target: Target) -> Step:
-        """Return the step with its message."""
-        if target.way is None:
-            return self
-        inner, vectors, *controls = self.reads
-        held = (inner, self.heads.held(vectors, target), *controls)
-        width = sum(each.local_width(target) for each in held)
-        message = Message(Operation.ALL_TO_ALL, target.tokens * width, axis="context")
-        return replace(self, forward=(message,), backward=(message,))
+    def elements(self, target: Target) -> int:
+        """Number of elements of all operands of the recurrence."""
+        return sum(value.elements(target) for value in self.heads.operands(self.reads, target))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Convolve(Pointwise):
     """Causal convolution of each channel, then SiLU."""
 
-    heads: Heads
+    taps: int
 
     def on(self, target: Target) -> Step:
         """Return the step with the inputs, which it saves."""
-        inner, vectors = self.reads
-        return replace(self, keeps=(inner, self.heads.held(vectors, target)))
+        return replace(self, keeps=self.operands(target))
+
+    def operands(self, target: Target) -> tuple[Value, ...]:
+        """Return the inputs as one rank holds them."""
+        del target
+        return self.reads
 
     def passes(self, target: Target) -> Passes:
         """Bytes that the convolution and SiLU read and write.
@@ -217,10 +221,10 @@ class Convolve(Pointwise):
         writes one. Uncompiled, each tap but the last one reads two tensors and writes one, in the forward pass and in
         the backward pass, which convolves again; the gradients of a tap read two more.
         """
-        channels = sum(x.bytes(target) for x in (self.reads[0], self.heads.held(self.reads[1], target)))
+        channels = sum(x.bytes(target) for x in self.operands(target))
         if target.compiled:
             return Passes(forward=2 * channels, backward=3 * channels)
-        taps = self.heads.taps - 1
+        taps = self.taps - 1
         return Passes(forward=(4 + 3 * taps) * channels, backward=(9 + 8 * taps) * channels)
 
     def temporary(self, target: Target, inside: int) -> int:
@@ -230,7 +234,33 @@ class Convolve(Pointwise):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recurrence(Step, ABC):
+class _ConvolveBoth(Convolve):
+    """Convolution of the inputs of the heads and of the vectors of the groups."""
+
+    heads: Heads
+
+    def operands(self, target: Target) -> tuple[Value, ...]:
+        """Return the inputs and the vectors as one rank holds them."""
+        return self.heads.operands(self.reads, target)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanStep(Step, ABC):
+    """Step that carries a state from token to token."""
+
+    @property
+    def is_core(self) -> bool:
+        """True: `training.recompute = "selective"` runs the scan again in the backward pass."""
+        return True
+
+    @property
+    def is_scan(self) -> bool:
+        """True: the products of the step are those of a scan."""
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrence(ScanStep, ABC):
     """Recurrence of the heads of a rank, in chunks of tokens."""
 
     part: str
@@ -244,24 +274,13 @@ class Recurrence(Step, ABC):
         """Return the step with the values that it saves: the operands, the scores of each chunk, which are the products
         of a group's vectors, and the state before each chunk. The first chunk begins with no state.
         """
-        inner, vectors, *controls = self.reads
-        operands = (inner, self.heads.held(vectors, target), *controls)
+        operands = self.heads.operands(self.reads, target)
         (heads, groups), lengths = self.heads.of_rank(target), [*self.heads.chunks(target)]
         width = self.num_readers * groups * sum(q * q for q in lengths)
         scores = Value(f"{self.part} scores", width, Rows.SEQUENCES)
         width = (len(lengths) - 1) * heads * self.heads.size * self.heads.vector_size
         states = Value(f"{self.part} states", width, Rows.SEQUENCES, kind=Kind.WIDE)
         return replace(self, reads=operands, keeps=(*operands, scores, states))
-
-    @property
-    def is_core(self) -> bool:
-        """True: `training.recompute = "selective"` runs the recurrence again in the backward pass."""
-        return True
-
-    @property
-    def is_scan(self) -> bool:
-        """True: the products of the step are those of a scan."""
-        return True
 
     def inner_products(self, target: Target) -> tuple[Product, ...]:
         """Products of one rank in one micro-batch. Each chunk of Q tokens has the scores, [Q, N] x [N, Q], per group
@@ -285,18 +304,6 @@ class Recurrence(Step, ABC):
         """Bytes of the decays [Q, Q] of chunks with these numbers of tokens, or of all chunks, on one rank."""
         squares = sum(q * q for q in tokens or self.heads.chunks(target))
         return squares * target.sequences * self.heads.of_rank(target)[0] * target.bytes_of(Kind.WIDE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExchangeTokens(Step):
-    """Exchange of tokens for heads after the recurrence, if context ranks share the sequences; otherwise nothing."""
-
-    def on(self, target: Target) -> Step:
-        """Return the step with its message."""
-        if target.way is None:
-            return self
-        message = Message(Operation.ALL_TO_ALL, self.reads[0].elements(target), axis="context")
-        return replace(self, forward=(message,), backward=(message,))
 
 
 @dataclass(frozen=True, kw_only=True)

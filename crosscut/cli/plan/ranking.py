@@ -30,7 +30,7 @@ _SHARDING = {
 }
 _RECOMPUTE = {
     "none": "all activations are kept",
-    "selective": "the attention core is computed again in the backward pass",
+    "selective": "the attention core and scans are computed again in the backward pass",
     "operators": "cheap operators are computed again in the backward pass",
     "full": "whole layers are computed again in the backward pass",
 }

@@ -12,16 +12,17 @@ computes attention for all tokens, with its share of the heads.
 
 from typing import NamedTuple
 
-from crosscut.config.checks import divisors, listed, multiples_around, require_value
+from crosscut.config.checks import divisors, listed, require_value
 from crosscut.config.errors import LayoutError
 from crosscut.config.layout import ContextAttention, Layout
 from crosscut.config.layouts.limits import tensor_limits
-from crosscut.config.model import HeadKind, ModelConfig
+from crosscut.config.model import ModelConfig
+from crosscut.config.parts.head import HeadKind
 from crosscut.config.parts.limits import Limit
 from crosscut.config.training import TrainingConfig
 
 RING_BYTES = 1 << 30
-"""Limit, in bytes, for a layer's gathered keys and values together with the mask. Above this limit, `auto` prefers the
+"""Limit, in bytes, for a layer's gathered keys and values together with the masks. Above this limit, `auto` prefers the
 ring to the gather."""
 
 
@@ -39,7 +40,7 @@ def choose_context_attention(model: ModelConfig, layout: Layout, training: Train
 
     `auto` chooses all-to-all if the heads of a rank allow it without repeated keys and values, because each rank then
     runs the usual kernel on whole sequences. Otherwise, `auto` chooses the gather, or the ring if the gathered keys and
-    values, with the mask of causal attention, would take more than `RING_BYTES`. With dropout, only gather and
+    values, with the masks of causal attention, would take more than `RING_BYTES`. With dropout, only gather and
     all-to-all work.
     """
     if not model.attends:
@@ -52,7 +53,8 @@ def choose_context_attention(model: ModelConfig, layout: Layout, training: Train
         return ContextChoice(ContextAttention.ALL_TO_ALL, reason)
     gathered = _gathered_bytes(model, layout, training)
     size = f"{gathered / (1 << 20):,.1f} MiB"
-    what = f"the gathered keys and values of a layer, with the mask, take {size} on each rank"
+    masks = "mask" if model.num_masks(training.sequence_length) == 1 else "masks"
+    what = f"the gathered keys and values of a layer, with the {masks}, take {size} on each rank"
     if gathered > RING_BYTES and not model.dropout:
         return ContextChoice(ContextAttention.RING, what)
     return ContextChoice(ContextAttention.GATHER, what)
@@ -64,18 +66,19 @@ def heads_of_rank(model: ModelConfig, layout: Layout) -> tuple[int, int]:
 
 
 def _gathered_bytes(model: ModelConfig, layout: Layout, training: TrainingConfig) -> int:
-    """Bytes of a layer's gathered keys and values in a micro-batch, and of the mask that all layers share."""
+    """Bytes of a layer's gathered keys and values in a micro-batch, and of the masks that the layers share."""
     length, sequences = training.sequence_length, training.sequences_at_once(layout.data)
     heads, kv_heads = heads_of_rank(model, layout)
-    sizes = [section.gathered_size(heads) for section in model.sections]
+    gathered = [section.gathered for section in model.sections.values()]
+    sizes = [each.of_all_heads + heads * each.of_head for each in gathered]
     if model.has_keys_of_heads:
         sizes.append(2 * kv_heads * model.head_size)
     keys_and_values = sequences * length * max(sizes)
     mask = (sequences if training.document_mask else 1) * length // layout.context * length
-    return (keys_and_values + mask) * training.numbers.compute_bytes
+    return (keys_and_values + model.num_masks(length) * mask) * training.numbers.compute_bytes
 
 
-def require_context(model: ModelConfig, layout: Layout, training: TrainingConfig) -> None:
+def require_context(model: ModelConfig, layout: Layout) -> None:
     """Raise `LayoutError` or `ConfigError` if context ranks cannot share the sequences of a run."""
     if layout.context == 1:
         return
@@ -83,7 +86,6 @@ def require_context(model: ModelConfig, layout: Layout, training: TrainingConfig
         remedy = "Context parallelism is only for models that predict the next token. Remove `layout.context`."
         when = f'for a model with `model.head` = "{model.head}"'
         require_value("layout.context", layout.context, 1, when, remedy, error=LayoutError)
-    _require_pieces(layout, training.sequence_length)
     _require_exchanged_parts(model, layout)
     if model.attends:
         _require_attention(model, layout)
@@ -135,18 +137,3 @@ def _undivided(model: ModelConfig, layout: Layout) -> Limit | None:
     """Return the first limit whose part on a tensor rank the context ranks cannot divide among themselves."""
     exchanged = (limit for limit in tensor_limits(model) if limit.over_context)
     return next((limit for limit in exchanged if limit.number // layout.tensor % layout.context), None)
-
-
-def _require_pieces(layout: Layout, length: int) -> None:
-    """Raise `LayoutError` if the sequence cannot be cut into two equal pieces per context rank or, under sequence
-    parallelism, if a piece cannot be cut evenly over the tensor ranks.
-    """
-    split = layout.tensor if layout.splits_sequence else 1
-    multiple = 2 * layout.context * split
-    if length % multiple:
-        by = " x `layout.tensor`" if split > 1 else ""
-        raise LayoutError(
-            f"`training.sequence_length` must be a multiple of {multiple} (2 x `layout.context`{by}), but is {length}. "
-            "Every context rank has an early and a late piece of each sequence. "
-            f"Try {listed(multiples_around(length, multiple))}."
-        )

@@ -61,19 +61,22 @@ def require_stages(model: ModelConfig, layout: Layout, training: TrainingConfig)
 
 
 def require_sequence(model: ModelConfig, layout: Layout, training: TrainingConfig) -> None:
-    """Raise `ConfigError` or `LayoutError` if the model or the tensor ranks cannot take sequences of this length."""
-    length, tensor = training.sequence_length, layout.tensor
+    """Raise `ConfigError` or `LayoutError` if the model or the ranks cannot take sequences of this length."""
+    length, multiple = training.sequence_length, layout.length_divisor
     if length > model.max_sequence_length:
         raise ConfigError(
             f"`training.sequence_length` must be at most `model.max_sequence_length` "
             f"({model.max_sequence_length}), but is {length}. Use shorter sequences, or raise "
             "`model.max_sequence_length`."
         )
-    if layout.sequence_parallel and length % tensor:
-        raise LayoutError(
-            f"`training.sequence_length` must be a multiple of `layout.tensor` ({tensor}) under sequence "
-            f"parallelism, but is {length}. Try {listed(multiples_around(length, tensor))}."
-        )
+    if length % multiple:
+        of = f"`layout.tensor` ({multiple}) under sequence parallelism, but is {length}."
+        if layout.context > 1:
+            by = " x `layout.tensor`" if layout.splits_sequence else ""
+            of = f"{multiple} (2 x `layout.context`{by}), but is {length}. Every context rank has an early and a late "
+            of += "piece of each sequence."
+        tried = listed(multiples_around(length, multiple))
+        raise LayoutError(f"`training.sequence_length` must be a multiple of {of} Try {tried}.")
 
 
 def require_float8(model: ModelConfig, layout: Layout, training: TrainingConfig) -> None:
@@ -94,7 +97,7 @@ def _require_multiples(model: ModelConfig, tensor: int, multiple: int) -> None:
         key_value = 2 * max(model.num_kv_heads // tensor, 1) * model.head_size
         widths["`model.num_heads` x `model.head_size` / `layout.tensor`"] = model.query_size // tensor
         widths["The width of keys and values on one rank"] = key_value
-    for section in model.sections:
+    for section in model.sections.values():
         widths |= section.widths(tensor)
     if any(isinstance(kind, FeedForward) for kind in model.kinds):
         widths["`model.mlp_size` / `layout.tensor`"] = model.mlp_size // tensor

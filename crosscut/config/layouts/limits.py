@@ -13,7 +13,7 @@ from crosscut.config.parts.limits import Limit
 def tensor_limits(model: ModelConfig) -> tuple[Limit, ...]:
     """Return the limits of all parts of a model and of its head. Limits that ranks may share come last."""
     limits = dict.fromkeys(limit for kind in model.kinds if kind in _OF_KINDS for limit in _OF_KINDS[kind](model))
-    limits |= dict.fromkeys(limit for section in model.sections for limit in section.limits())
+    limits |= dict.fromkeys(limit for section in model.sections.values() for limit in section.limits())
     if model.has_pooler:
         when = " for a model with a pooler"
         of_pooler = Limit(

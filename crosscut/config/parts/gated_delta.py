@@ -6,14 +6,14 @@ from typing import ClassVar
 from crosscut.config.checks import divisors, listed, require_at_least
 from crosscut.config.errors import ConfigError
 from crosscut.config.parts.limits import Limit
-from crosscut.config.parts.section import MixerSection
+from crosscut.config.parts.section import OwnMatrices
 
 _MOST = 1 << 16
 """Maximum of each size."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatedDeltaConfig(MixerSection):
+class GatedDeltaConfig(OwnMatrices):
     """Gated delta nets, mixers of the kind `gated_delta` (Yang et al. 2024, arXiv 2412.06464). Only a model with
     `gated_delta` in `model.layers` uses this section. The defaults are those of Qwen3-Next.
     """

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from crosscut.config.checks import require_at_least
 from crosscut.config.parts.limits import Limit
-from crosscut.config.parts.section import MixerSection
+from crosscut.config.parts.section import Gathered, OwnMatrices
 
 _MOST = 1 << 16
 """Maximum of each size."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatentAttentionConfig(MixerSection):
+class LatentAttentionConfig(OwnMatrices):
     """Attention of the kind `latent_attention`, whose queries, keys and values are computed from vectors that are
     narrower than the hidden states (multi-head latent attention; DeepSeek-AI 2024, arXiv 2405.04434). Only a model with
     `latent_attention` in `model.layers` uses this section. It has `model.num_heads` heads. The defaults are those of
@@ -67,9 +67,10 @@ class LatentAttentionConfig(MixerSection):
         """Number of elements of a token from which the keys and values of all heads are computed."""
         return self.key_value_rank + self.rope_size
 
-    def gathered_size(self, num_heads: int) -> int:
-        """Number of elements of a token's latents, keys and values on a rank with `num_heads` heads."""
-        return self.kept_size + num_heads * (self.head_size + self.value_size)
+    @property
+    def gathered(self) -> Gathered:
+        """Elements of a token's latents, and of the keys and values of each head."""
+        return Gathered(self.kept_size, self.head_size + self.value_size)
 
     def score_factor(self, rotary_factor: float, multiplier: float = 0.0) -> float:
         """Factor by which products of queries and keys are multiplied, for a model with this `model.rotary_factor` and
@@ -81,6 +82,11 @@ class LatentAttentionConfig(MixerSection):
     def resolved(self, hidden_size: int) -> "LatentAttentionConfig":
         """Return the settings, which do not depend on the hidden size."""
         del hidden_size
+        return self
+
+    def resized(self, hidden_size: int, new_size: int) -> "LatentAttentionConfig":
+        """Return the settings, which do not depend on the hidden size."""
+        del hidden_size, new_size
         return self
 
     def num_parameters(self, hidden_size: int, num_heads: int) -> int:

@@ -5,14 +5,14 @@ from typing import ClassVar
 
 from crosscut.config.checks import require_at_least
 from crosscut.config.parts.limits import Limit
-from crosscut.config.parts.section import MixerSection
+from crosscut.config.parts.section import OwnMatrices
 
 _MOST = 1 << 20
 """Maximum of each size."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MambaConfig(MixerSection):
+class MambaConfig(OwnMatrices):
     """State-space mixers of the kind `mamba` (Gu and Dao 2023, arXiv 2312.00752), as in Jamba. Only a model with
     `mamba` in `model.layers` uses this section. The defaults are those of the published models.
     """

@@ -1,19 +1,20 @@
 """Settings of state-space mixers of the kind `mamba2`."""
 
 from dataclasses import dataclass, replace
+from math import lcm
 from typing import ClassVar
 
 from crosscut.config.checks import divisors, listed, require_at_least
 from crosscut.config.errors import ConfigError
 from crosscut.config.parts.limits import Limit
-from crosscut.config.parts.section import MixerSection
+from crosscut.config.parts.section import OwnMatrices
 
 _MOST = 1 << 16
 """Maximum of each size."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mamba2Config(MixerSection):
+class Mamba2Config(OwnMatrices):
     """State-space mixers of the kind `mamba2` (Dao and Gu 2024, arXiv 2405.21060). Only a model with `mamba2` in
     `model.layers` uses this section. The defaults are those of the published models.
     """
@@ -85,8 +86,9 @@ class Mamba2Config(MixerSection):
 
     def resized(self, hidden_size: int, new_size: int) -> "Mamba2Config":
         """Return the settings for another hidden size, with as many heads in proportion."""
-        heads = self.num_heads * new_size // hidden_size // self.num_groups * self.num_groups
-        return replace(self, num_heads=max(heads, self.num_groups) if self.num_heads else 0)
+        multiple = lcm(self.num_groups, self.norm_groups or 1)
+        heads = self.num_heads * new_size // hidden_size // multiple * multiple
+        return replace(self, num_heads=max(heads, multiple) if self.num_heads else 0)
 
     def num_parameters(self, hidden_size: int, num_heads: int) -> int:
         """Return the number of parameters in the matrices of one mixer."""

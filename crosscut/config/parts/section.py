@@ -2,18 +2,29 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 from crosscut.config.parts.limits import Limit
 
 
-class MixerSection(ABC):
+class MixerSection:
     """Settings of one kind of mixer. The section's name is the kind's name. Its class is a frozen dataclass, and only
     models with this kind in `model.layers` use it.
     """
 
     why_causal: ClassVar[str] = ""
     """Reason why the kind needs `model.attention = "causal"`; empty if it does not."""
+
+
+class Gathered(NamedTuple):
+    """Numbers of elements of a token that a rank holds for the keys and values of a layer if context ranks gather."""
+
+    of_all_heads: int = 0
+    of_head: int = 0
+
+
+class OwnMatrices(MixerSection, ABC):
+    """Settings of a kind of mixer whose matrices are not those of `attention`."""
 
     @property
     def rotated(self) -> Mapping[str, int]:
@@ -22,11 +33,10 @@ class MixerSection(ABC):
         """
         return {}
 
-    def gathered_size(self, num_heads: int) -> int:  # noqa: ARG002 - for kinds of attention
-        """Number of elements of a token that a rank with `num_heads` heads holds for the keys and values of a layer if
-        context ranks gather; 0 for a kind that gathers none.
-        """
-        return 0
+    @property
+    def gathered(self) -> Gathered:
+        """Elements that context ranks may gather; none for a kind that exchanges parts of itself for tokens."""
+        return Gathered()
 
     @abstractmethod
     def resolved(self, hidden_size: int) -> Self:
@@ -34,15 +44,13 @@ class MixerSection(ABC):
         `ConfigError` if the settings contradict each other.
         """
 
-    def resized(self, hidden_size: int, new_size: int) -> Self:  # noqa: ARG002 - for kinds whose sizes follow it
+    @abstractmethod
+    def resized(self, hidden_size: int, new_size: int) -> Self:
         """Return the settings for the hidden size `new_size` in place of `hidden_size`."""
-        return self
 
-    def num_parameters(self, hidden_size: int, num_heads: int) -> int:  # noqa: ARG002 - for kinds with own matrices
-        """Return the number of parameters in the matrices of one mixer, for `model.num_heads` heads. 0 if they are
-        those of `attention`.
-        """
-        return 0
+    @abstractmethod
+    def num_parameters(self, hidden_size: int, num_heads: int) -> int:
+        """Return the number of parameters in the matrices of one mixer, for `model.num_heads` heads."""
 
     @abstractmethod
     def limits(self) -> tuple[Limit, ...]:

@@ -5,7 +5,6 @@ from typing import ClassVar
 
 from crosscut.config.checks import MOST, require_at_least
 from crosscut.config.errors import ConfigError
-from crosscut.config.parts.limits import Limit
 from crosscut.config.parts.section import MixerSection
 
 
@@ -33,18 +32,6 @@ class SlidingAttentionConfig(MixerSection):
             raise ConfigError(
                 f"`model.sliding_attention.rotary_base` must be at least 0 and finite, but is {self.rotary_base}."
             )
-
-    def resolved(self, hidden_size: int) -> "SlidingAttentionConfig":  # noqa: ARG002 - the same for every size
-        """Return the settings."""
-        return self
-
-    def limits(self) -> tuple[Limit, ...]:
-        """Return nothing: the heads are those of `attention`."""
-        return ()
-
-    def widths(self, tensor: int) -> dict[str, int]:  # noqa: ARG002 - the same on any number of ranks
-        """Return nothing: the matrices are those of `attention`."""
-        return {}
 
 
 SLIDING_ATTENTION = SlidingAttentionConfig()

@@ -12,7 +12,9 @@ from pathlib import Path
 
 from crosscut.config.checks import MOST, Settings, listed, shown
 from crosscut.config.errors import ConfigError
-from crosscut.config.model import Biases, HeadKind, ModelConfig, Positions, RotaryScaling
+from crosscut.config.model import Biases, ModelConfig
+from crosscut.config.parts.head import HeadKind
+from crosscut.config.parts.rotary import Positions, RotaryScaling
 from crosscut.config.published.delta import delta_fields, delta_keys
 from crosscut.config.published.families import AS_OTHERS, FAMILIES, REFUSED, SOFT_CAP_FIELD, Family
 from crosscut.config.published.hybrid import (
@@ -379,7 +381,7 @@ def _window(table: PublishedTable, family: Family, fields: Settings) -> Settings
 
 
 def family_of(model: ModelConfig) -> Family:
-    """Family to which a model belongs, or the closest one. A Mistral is a Llama, and a RoBERTa is a BERT."""
+    """Family as which a model is exported, or the closest one. The families of `AS_OTHERS` are never returned."""
     return _nearest(model)[0]
 
 
@@ -387,7 +389,7 @@ def _nearest(model: ModelConfig) -> tuple[Family, dict[str, str]]:
     """Return the family that is closest to a model, and the fields in which the model differs, with descriptions of the
     family's values. There are no such fields if the model belongs to the family.
     """
-    candidates = [_differences(family, model) for family in FAMILIES.values() if family not in AS_OTHERS]
+    candidates = [_differences(family, model) for name, family in FAMILIES.items() if name not in AS_OTHERS]
     return min(candidates, key=lambda candidate: len(candidate[1]))
 
 

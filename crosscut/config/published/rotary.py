@@ -9,8 +9,9 @@ import math
 
 from crosscut.config.checks import Settings, listed, shown
 from crosscut.config.errors import ConfigError
-from crosscut.config.model import ModelConfig, RotaryScaling
+from crosscut.config.model import ModelConfig
 from crosscut.config.parts.kinds import Mixer
+from crosscut.config.parts.rotary import RotaryScaling
 from crosscut.config.published.keys.rotary import ROTARY
 from crosscut.config.published.table import PublishedTable, Table
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from crosscut.config.model import HeadKind
+from crosscut.config.parts.head import HeadKind
 from crosscut.finetuning.downstream.predictions import Prediction
 from crosscut.finetuning.downstream.task import Example, TunedTask, of_kind
 from crosscut.finetuning.tasks import SpanExample, TextExample

@@ -21,7 +21,7 @@ from crosscut.checkpoint.folders import remove_checkpoint
 from crosscut.checkpoint.format.manifest import step_of
 from crosscut.config import CheckpointError, ConfigError, RunConfig, load_run, write_json, write_whole
 from crosscut.config.errors import DataError
-from crosscut.config.model import HeadKind
+from crosscut.config.parts.head import HeadKind
 from crosscut.config.system.deletion import make_folder
 from crosscut.config.system.files import open_own, parse_json, read_json, read_lines
 from crosscut.config.system.records import from_json, to_json

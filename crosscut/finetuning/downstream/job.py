@@ -18,7 +18,7 @@ from crosscut.checkpoint import checkpoint_folder, load_model, mark_passed_over
 from crosscut.checkpoint.format.manifest import current_versions
 from crosscut.config import ConfigError, DataError, ModelConfig, ResolvedRun, RunConfig, write_json, write_toml
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE, TOKENS_FOLDER
-from crosscut.config.model import HeadKind
+from crosscut.config.parts.head import HeadKind
 from crosscut.config.published.folders import TOKENIZER_FILE
 from crosscut.config.system.console import facts_panel
 from crosscut.config.system.deletion import make_folder

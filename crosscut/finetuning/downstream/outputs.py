@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from crosscut.architecture import describe
-from crosscut.config.model import HeadKind
+from crosscut.config.parts.head import HeadKind
 from crosscut.evaluation.perplexity import evaluating
 from crosscut.evaluation.scoring import Follow, rounds_of
 from crosscut.finetuning.downstream.batches import MULTIPLE

@@ -19,7 +19,7 @@ from math import nan
 import numpy as np
 import numpy.typing as npt
 
-from crosscut.config.model import HeadKind
+from crosscut.config.parts.head import HeadKind
 from crosscut.finetuning.downstream.task import Example, TunedTask, of_kind
 from crosscut.finetuning.encoding.answers import best_answers
 from crosscut.finetuning.encoding.rows import EncodedRows

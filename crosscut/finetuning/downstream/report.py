@@ -22,7 +22,7 @@ import numpy as np
 from rich.console import Console
 
 from crosscut.config import RunConfig, write_json, write_whole
-from crosscut.config.model import HeadKind
+from crosscut.config.parts.head import HeadKind
 from crosscut.config.system.console import plain_table, right
 from crosscut.config.system.wording import markdown_table
 from crosscut.finetuning.downstream.constant import REMEDY, constant_prediction

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from crosscut.config.checks import listed
 from crosscut.config.errors import ConfigError, DataError
-from crosscut.config.model import HeadKind
+from crosscut.config.parts.head import HeadKind
 from crosscut.data.tokenization.decoder_rows import Special
 from crosscut.finetuning.encoding.options import encode_options
 from crosscut.finetuning.encoding.questions import STRIDE, encode_questions

@@ -24,7 +24,8 @@ class Place(NamedTuple):
     """Number of each token's document: [B, S]. A state is not passed from a document to the next one. None means one
     document."""
     state: Tensor | None = None
-    """State [B, G, N, R P] before the first token, of the first token's document. None means zeros."""
+    """State before the first token, of the first token's document: [B, G, N, R P], or [B, N, D] in a selective scan
+    of D channels. None means zeros."""
     is_real: Tensor | None = None
     """Whether each token is real: [B, S]. Padding leaves the state as it is. None means that all tokens are real."""
 

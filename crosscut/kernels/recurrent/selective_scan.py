@@ -24,6 +24,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from crosscut.kernels.functions import run
+from crosscut.kernels.recurrent.chunks import FROM_START, Chunks, Place
 
 
 class Operands(NamedTuple):
@@ -40,22 +41,6 @@ class Operands(NamedTuple):
     skip: Tensor
     bias: Tensor
     """Skip and bias of each channel: [D]."""
-
-
-class Place(NamedTuple):
-    """Documents of the tokens, and the state before the first token."""
-
-    documents: Tensor | None = None
-    """Number of each token's document: [B, S]. A state is not passed from a document to the next one. None means one
-    document."""
-    state: Tensor | None = None
-    """State [B, N, D] before the first token, of the first token's document. None means zeros."""
-    is_real: Tensor | None = None
-    """Whether each token is real: [B, S]. Padding leaves the state as it is. None means that all tokens are real."""
-
-
-FROM_START = Place()
-"""Place of sequences of one document each, from their first tokens on."""
 
 
 def selective_scan(operands: Operands, chunk: int, place: Place = FROM_START) -> Tensor:
@@ -110,26 +95,20 @@ class _Chunk(NamedTuple):
         return self.sizes * self.x
 
 
-class _Sequence:
+class _Sequence(Chunks):
     """Sequence of a scan, cut into chunks. The chunks use the same memory for their tensors [B, Q, N, D], one after the
     other. Fresh memory for each chunk would take longer than the arithmetic.
     """
 
     def __init__(self, operands: Operands, chunk: int, place: Place) -> None:
+        super().__init__(operands.x.shape[1], chunk)
         self.operands, self.place = operands, place
         self.rates = -operands.log_rate.exp().mT.contiguous()  # [N, D]
-        length = operands.x.shape[1]
-        self._edges = [*range(0, length, chunk), length]
-        self.num_chunks = len(self._edges) - 1
-        self._longest = min(chunk, length)
+        self._longest = min(chunk, operands.x.shape[1])
         self._buffers: list[Tensor] = []
         self._starts: Tensor | None = None
         if (numbers := place.documents) is not None:
             self._starts = F.pad(numbers[:, 1:] != numbers[:, :-1], (1, 0))[..., None, None]
-
-    def tokens(self, index: int) -> slice:
-        """Tokens of a chunk."""
-        return slice(self._edges[index], self._edges[index + 1])
 
     def chunk(self, index: int) -> _Chunk:
         """Return the tensors of a chunk."""
@@ -183,7 +162,7 @@ def _scanned(operands: Operands, place: Place, chunk: int, keep: list[Tensor | N
     """Return the outputs, and the state after the last token. The state before each chunk is added to `keep`."""
     whole = _Sequence(operands, chunk, place)
     y, state = torch.empty_like(operands.x), place.state
-    for index in range(whole.num_chunks):
+    for index in range(whole.number):
         keep.append(state)
         own = whole.chunk(index)
         _, states = whole.states(own, index, state)
@@ -198,7 +177,7 @@ def _plain(*arguments: Any) -> Any:
     *tensors, chunk, wants_state = arguments
     operands, place = Operands(*tensors[:6]), Place(*tensors[6:])
     whole, state, outputs = _Sequence(operands, chunk, place), place.state, []
-    for index in range(whole.num_chunks):
+    for index in range(whole.number):
         own = whole.chunk(index)
         states, decays = own.scaled.unsqueeze(2) * own.b.unsqueeze(3), whole.decays(own, index)
         if state is not None:
@@ -232,7 +211,7 @@ class _Scan(Function):
         operands, place, before = Operands(*saved[:6]), Place(*saved[6:9]), saved[9:]
         whole = _Sequence(operands, ctx.chunk_size, place)
         sums = _Sums.of(operands)
-        for index in reversed(range(whole.num_chunks)):
+        for index in reversed(range(whole.number)):
             grad_state = sums.add(whole, index, before[index], grad, grad_state)
         log_rate = (sums.rates * whole.rates).mT
         of_state = None if place.state is None else grad_state

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from crosscut.architecture.sublayers import mamba as architecture
+from crosscut.kernels.recurrent.chunks import Place
 from crosscut.kernels.recurrent.convolution import convolve, convolve_next
-from crosscut.kernels.recurrent.selective_scan import Operands, Place, selective_scan, selective_scan_next
+from crosscut.kernels.recurrent.selective_scan import Operands, selective_scan, selective_scan_next
 from crosscut.model.building import Builder
 from crosscut.model.cache import PartMemory
 from crosscut.model.shared import NOTHING_SHARED, Shared
@@ -54,8 +55,8 @@ class Mamba(nn.Module):
             self.add_module(name, build.region_norm(norm))
         self.step = build.columns(part.step)
         make = ParameterMaker(build.mesh, build.dtype)
-        self.log_rate = make.sharded(inner, part.sizes.state_size, dim=0)
-        self.skip, self.step_bias = make.sharded(inner, dim=0), make.sharded(inner, dim=0)
+        self.log_rate = make.wide(inner, part.sizes.state_size, dim=0)
+        self.skip, self.step_bias = make.wide(inner, dim=0), make.wide(inner, dim=0)
         self.output = build.rows(part.output)
 
     def forward(self, x: Tensor, shared: Shared = NOTHING_SHARED, memory: PartMemory | None = None) -> Tensor:

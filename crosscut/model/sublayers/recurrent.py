@@ -65,7 +65,7 @@ class RecurrentMixer(nn.Module, ABC):
         make = ParameterMaker(build.mesh, build.dtype)
         self._dynamics = tuple(each.name.rpartition(".")[2] for each in part.dynamics)
         for name in self._dynamics:
-            self.register_parameter(name, make.sharded(part.heads.number, dim=0))
+            self.register_parameter(name, make.wide(part.heads.number, dim=0))
         groups = Blocks(part.norm_groups, part.heads.width // part.norm_groups)
         self.norm = GatedGroupNorm(groups, mesh=build.mesh, epsilon=build.epsilon, gating=gating, dtype=build.dtype)
         self.output = build.rows(part.output)

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from crosscut.config import ModelConfig
-from crosscut.config.model import RotaryScaling
+from crosscut.config.parts.rotary import RotaryScaling
 
 Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines of the angles, which are the same in all layers."""
+"""Cosines and sines of the angles. All layers share them, but layers with a sliding window may have their own."""
 
 _LLAMA3_TURNS, _YARN_TURNS = (1.0, 4.0), (1.0, 32.0)
 """Limits of low and of high frequencies, in turns per `rotary_original_length` positions. A frequency below the first

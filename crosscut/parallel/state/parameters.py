@@ -71,6 +71,14 @@ class ParameterMaker(NamedTuple):
         """Create a parameter that is cut along dimension `dim`; see `sharded_parameter`."""
         return sharded_parameter(shape, self.mesh.tensor, dim=dim, dtype=self.dtype, device=self.mesh.parameter_device)
 
+    def wide(self, *shape: int, dim: int) -> nn.Parameter:
+        """Create a parameter that is cut along dimension `dim`, and that layers use in at least float32, such as a
+        decay rate.
+        """
+        parameter = self.sharded(*shape, dim=dim)
+        parameter.is_wide = True  # type: ignore[attr-defined]
+        return parameter
+
     def replicated(self, *shape: int, value: float = 0.0) -> nn.Parameter:
         """Create a parameter that every tensor rank holds whole; see `replicated_parameter`."""
         return replicated_parameter(
@@ -84,6 +92,11 @@ def initial_value_of(parameter: Tensor) -> float:
     """
     value: float = getattr(parameter, "initial_value", 0.0)
     return value
+
+
+def is_wide(parameter: Tensor) -> bool:
+    """Whether layers use the parameter in at least float32, whatever the element type of the products is."""
+    return getattr(parameter, "is_wide", False)
 
 
 def local(parameter: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,7 +9,8 @@ holds the whole gradients of at most one unit and of the root. If there are seve
 
 The *root* is an additional unit with the parameters outside of all layers, such as tied embeddings and the last norm.
 The root's parameters stay gathered from the forward pass to the end of the backward pass. They are gathered in float32,
-because the embedding of a frequent token sums many gradients.
+because the embedding of a frequent token sums many gradients. Parameters of layers that are used in float32 in every
+precision, such as decay rates, also belong to the root.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +26,7 @@ from crosscut.flight import ModelPart
 from crosscut.flight.places import place_of
 from crosscut.parallel.mesh import ParallelMesh, Sharding
 from crosscut.parallel.state.gradients import GradientReducer, require_distributed
-from crosscut.parallel.state.parameters import initial_value_of, local_part
+from crosscut.parallel.state.parameters import initial_value_of, is_wide, local_part
 from crosscut.parallel.state.sharded_messages import record_messages
 
 if TYPE_CHECKING:  # internal modules of PyTorch, which another version may lack
@@ -71,9 +72,13 @@ def shard_model(
     values = {name: initial_value_of(parameter) for name, parameter in parameters.items() if parameter.is_meta}
     reduce_dtype = next(iter(parameters.values())).dtype
     policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False)
+    units = [*units]
+    of_units = {p for unit in units for p in unit.parameters() if not is_wide(p)}
+    # The root comes first: `fully_shard` does not look for parameters inside of units.
+    _shard_unit(model, mesh.sharding, policy, place_of(ModelPart.ROOT), of_others=of_units, is_root=True)
+    of_root = {*model.parameters()} - of_units
     for unit, place in _with_places(model, units):
-        _shard_unit(unit, mesh.sharding, replace(policy, param_dtype=compute_dtype), place)
-    _shard_unit(model, mesh.sharding, policy, place_of(ModelPart.ROOT), is_root=True)
+        _shard_unit(unit, mesh.sharding, replace(policy, param_dtype=compute_dtype), place, of_others=of_root)
     model._apply(lambda tensor: torch.empty_like(tensor, device=mesh.device) if tensor.is_meta else tensor)
     for name, parameter in model.named_parameters():
         if name in values:
@@ -91,11 +96,18 @@ def _with_places(model: nn.Module, units: Iterable[nn.Module]) -> Iterator[tuple
 
 
 def _shard_unit(
-    unit: nn.Module, sharding: Sharding, policy: MixedPrecisionPolicy, place: int, *, is_root: bool = False
+    unit: nn.Module,
+    sharding: Sharding,
+    policy: MixedPrecisionPolicy,
+    place: int,
+    *,
+    of_others: set[nn.Parameter],
+    is_root: bool = False,
 ) -> None:
-    """Shard one unit. `place` is the unit's place in the model."""
+    """Shard one unit. `place` is the unit's place in the model, and `of_others` are the parameters of other units."""
     frees_weights = not is_root and not sharding.keeps_weights
-    fully_shard(unit, mesh=sharding.device_mesh, reshard_after_forward=frees_weights, mp_policy=policy)
+    mesh = sharding.device_mesh
+    fully_shard(unit, mesh=mesh, reshard_after_forward=frees_weights, mp_policy=policy, ignored_params=of_others)
     assert isinstance(unit, FSDPModule)
     unit.set_gradient_divide_factor(1.0)  # gradients are sums, not averages
     unit.set_force_sum_reduction_for_comms(True)  # a plain sum, which every backend supports

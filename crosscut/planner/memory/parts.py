@@ -7,7 +7,15 @@ from typing import NamedTuple
 
 from crosscut.architecture import Decoder, Kept, Layer, Target, layer_parameters, lower, root_parameters
 from crosscut.architecture.parameters import LocalParameter
-from crosscut.architecture.readings import cheap_inside, deferred, last_deferred_input, last_matrix, temporary
+from crosscut.architecture.readings import (
+    cheap_inside,
+    deferred,
+    gathered_parameters,
+    gathered_with_layer,
+    last_deferred_input,
+    last_matrix,
+    temporary,
+)
 from crosscut.architecture.steps import Step
 from crosscut.config.training import Recompute
 from crosscut.planner.activations import activations_of
@@ -55,7 +63,7 @@ class LayerMemory(NamedTuple):
 @lru_cache(maxsize=4096)
 def root_sizes(decoder: Decoder, target: Target, shares: int) -> RootSizes:
     """Sizes of the parameters outside of the layers on one rank, sharded over `shares` data ranks."""
-    root = root_parameters(decoder, target)
+    root = gathered_parameters(decoder, target) if shares > 1 else root_parameters(decoder, target)
     if not decoder.is_last:
         tokens = decoder.embedding.tokens.on(target)
         last = tokens.size if decoder.is_first and not tokens.is_frozen else 0
@@ -72,7 +80,7 @@ def _sizes(layer: Layer, target: Target, shares: int) -> tuple[int, int, int, in
     """Four numbers of elements for a layer: all parameters on one tensor rank, the shard of these parameters on one
     data rank, the trainable part of this shard, and the gradient of the last matrix.
     """
-    parts = layer_parameters(layer, target)
+    parts = gathered_with_layer(layer, target) if shares > 1 else layer_parameters(layer, target)
     return _size(parts), *_shares(parts, shares), last_matrix(layer, target)
 
 

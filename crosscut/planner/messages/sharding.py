@@ -1,6 +1,7 @@
 """Collectives among data ranks that shard one copy of the model (ZeRO, Rajbhandari et al. 2020).
 
-Weights are gathered in units. A unit is one layer, or the root, which holds all parameters outside of the layers.
+Weights are gathered in units. A unit is one layer, or the root, which holds all parameters outside of the layers,
+and the dynamics of layers with a state.
 ZeRO-2 gathers each unit once per step. ZeRO-3 gathers each unit in every forward pass, and each layer once more in the
 backward pass. Gradients are reduce-scattered in every micro-batch. In a pipeline, ZeRO-2 and ZeRO-3 send the same
 messages: each unit is gathered once per step, and its gradients are reduce-scattered once per step. If there are
@@ -15,8 +16,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from crosscut.architecture import LocalParameter, Operation, Overlap, Target, layer_parameters, root_parameters
+from crosscut.architecture import LocalParameter, Operation, Overlap, Target
 from crosscut.architecture.messages import Phase
+from crosscut.architecture.readings import gathered_parameters, gathered_with_layer
 from crosscut.config import ZeroStage
 from crosscut.planner.candidate import Planned
 from crosscut.planner.messages.collective import Collective, along
@@ -28,10 +30,10 @@ def sharded_parameters(run: Planned) -> list[Collective]:
     """Collectives of one step that gather weights and reduce gradients in a run with sharding (`layout.sharding`)."""
     precision, part, target = run.training.numbers, part_of(run), Target.of(run.layout)
     units = [
-        _Unit("layer", layer_parameters(layer, target), precision.compute_bytes, count, layer is part.layers[0])
+        _Unit("layer", gathered_with_layer(layer, target), precision.compute_bytes, count, layer is part.layers[0])
         for layer, count in part.kinds.items()
     ]
-    if root := root_parameters(part, target):
+    if root := gathered_parameters(part, target):
         units.append(_Unit("root", root, precision.accumulation_bytes, 1))
     return [collective for unit in units for collective in _of_unit(run, unit)]
 

@@ -1,11 +1,11 @@
 """Recomputation: the backward pass computes activations again instead of keeping them, which saves memory.
 
-| `training.recompute` | a layer keeps                                  | the backward pass runs again            |
-|----------------------|------------------------------------------------|-----------------------------------------|
-| `none`               | everything that autograd saves                 | nothing                                 |
-| `selective`          | everything except the inside of attention      | scores, softmax, dropout and values     |
-| `operators`          | inputs, outputs of products and of attention   | norms and activation functions          |
-| `full`               | its input                                      | the whole layer except its last product |
+| `training.recompute` | a layer keeps                                    | the backward pass runs again               |
+|----------------------|--------------------------------------------------|--------------------------------------------|
+| `none`               | everything that autograd saves                   | nothing                                    |
+| `selective`          | everything except the inside of attention, scans | scores, softmax, dropout and values; scans |
+| `operators`          | inputs, outputs of products, attention and scans | norms and activation functions             |
+| `full`               | its input                                        | the whole layer except its last product    |
 
 A layer's `Runner` calls the layer through the classes in this file, so the names, parameters and hooks of modules do
 not change. Results do not change either, even with dropout: the second pass draws the same random numbers as the first

@@ -43,6 +43,20 @@ def _run(layout: dict[str, Any], *overrides: str, **model: Any) -> Any:
             "gather",
             "the gathered keys and values of a layer, with the mask, take 8,198.0 MiB on each rank",
         ),
+        (
+            {"context": 4},
+            ["training.sequence_length=131072", "training.batch_size=1", "model.dropout=0.1"],
+            {"num_kv_heads": 3, "layers": ["sliding_attention gelu", "attention gelu"]},
+            "gather",
+            "the gathered keys and values of a layer, with the masks, take 16,390.0 MiB on each rank",
+        ),
+        (
+            {"context": 4},
+            ["training.sequence_length=131072", "training.batch_size=1", "model.dropout=0.1"],
+            {"num_kv_heads": 3, "layers": ["sliding_attention gelu", "gelu"]},
+            "gather",
+            "the gathered keys and values of a layer, with the mask, take 8,198.0 MiB on each rank",
+        ),
         ({"context": 4, "context_attention": "ring"}, [], {}, "ring", "`layout.context_attention` selects it"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 from crosscut.config import ConfigError, ModelConfig, dump_toml, load_run
 from crosscut.config.checks import listed
-from crosscut.config.published.families import FAMILIES
+from crosscut.config.published.families import AS_OTHERS, FAMILIES
 from crosscut.config.published.folders import (
     Published,
     begin_id,
@@ -534,6 +534,22 @@ def test_what_is_written_is_read_again(tmp_path, base, change, written):
     table = published_table(ours, dtype="float32", begin=2, stops=(3, 4))
     assert written.items() <= table.items()
     assert read_published(write(tmp_path, table)) == Published(ours, (3, 4))
+
+
+def test_families_that_are_written_as_others_are_on_the_page() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "pretrained.md").read_text(encoding="utf-8").replace("\n", " ")
+    told = [f"`{name}` as `{other}`" for name, other in AS_OTHERS.items()]
+    assert f"which they equal: {', '.join(told[:-1])} and {told[-1]}." in page
+
+
+def test_a_jamba_of_attention_only_is_written_as_a_granite(read, tmp_path):
+    jamba = {**LLAMA, "model_type": "jamba", "num_experts": 1, "attn_layer_period": 1, "attn_layer_offset": 0}
+    model = read(jamba).model
+    table = published_table(model, dtype="float32", begin=0, stops=(1,))
+    assert table["model_type"] == "granitemoehybrid"
+    assert all(value for key, value in table.items() if key.startswith("mamba") and type(value) is int)
+    again = read_published(write(tmp_path, table)).model
+    assert [getattr(again, name) for name in ("layers", "positions")] == [model.layers, model.positions]
 
 
 def test_one_end_of_text_is_a_number(tmp_path):

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from crosscut.config import Layout
-from crosscut.kernels.recurrent.selective_scan import Operands, Place
+from crosscut.kernels.recurrent.chunks import Place
+from crosscut.kernels.recurrent.selective_scan import Operands
 from crosscut.model.building import Builder
 from crosscut.model.sublayers import mamba
 from crosscut.parallel.context.zigzag import split_zigzag

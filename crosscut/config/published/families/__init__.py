@@ -2,10 +2,10 @@
 
 from types import MappingProxyType
 
-from crosscut.config.published.families.attention import ATTENTION_FAMILIES, MISTRAL, ROBERTA
+from crosscut.config.published.families.attention import ATTENTION_FAMILIES
 from crosscut.config.published.families.delta import DELTA_FAMILIES
 from crosscut.config.published.families.family import SOFT_CAP_FIELD, Family
-from crosscut.config.published.families.latent import DEEPSEEK_V2, LATENT_FAMILIES
+from crosscut.config.published.families.latent import LATENT_FAMILIES
 from crosscut.config.published.families.state_space import STATE_SPACE_FAMILIES
 
 FAMILIES = MappingProxyType(
@@ -26,7 +26,7 @@ REFUSED = MappingProxyType(
 )
 """Reasons why models of other types do not fit `ModelConfig`, as clauses that follow the type."""
 
-AS_OTHERS = (MISTRAL, ROBERTA, DEEPSEEK_V2)
-"""Families whose models Crosscut exports as those of another family with the same layers."""
+AS_OTHERS = MappingProxyType({"mistral": "llama", "roberta": "bert", "deepseek_v2": "deepseek_v3"})
+"""Families whose models Crosscut exports as those of another family, which has the same layers."""
 
 __all__ = ["AS_OTHERS", "FAMILIES", "REFUSED", "SOFT_CAP_FIELD", "Family"]
