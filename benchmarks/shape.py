@@ -42,7 +42,10 @@ HOMES_OF_KINDS = {"architecture", "config", "model", "pretrained"}
 WITHOUT_FACTS = HOMES_OF_KINDS | {"finetuning", "kernels"}
 """Packages whose uses of `FACTS_OF_KINDS` do not count: `HOMES_OF_KINDS`; `finetuning/`, whose subject is heads; and
 `kernels/`, which never sees the model's config, but has shapes of its own."""
-AXES = {"context", "data", "expert", "pipeline", "replica", "shard", "tensor"}
+AXES = {
+    "context", "data", "expert", "expert_data", "expert_replica", "expert_shard", "pipeline", "replica", "shard",
+    "tensor",
+}  # fmt: skip
 """Names of the axes."""
 HOMES_OF_AXES = {"config", "parallel"}
 """Packages that may name a single axis."""

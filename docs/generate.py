@@ -121,7 +121,8 @@ AXES_NOTE = """\
 These are the axes along which a layout arranges ranks, outermost first, from `crosscut/config/axes.py`. The role of an
 axis says which ranks see different tokens, whose losses and gradients are summed, and which ranks hold copies, whose
 bits must stay the same. `replica` and `shard` together are `data`: `shard_group` says how many ranks are in `shard`.
-Size 1 means that no other size is supported yet.
+Experts are arranged over the same ranks a second time: `expert_replica`, `expert_shard` and `expert` take the place of
+`replica`, `shard` and `context`. Size 1 means that no other size is supported yet.
 """
 
 PRESETS_NOTE = """\
@@ -308,7 +309,8 @@ def axes_table() -> str:
         slices = "; each rank stores a slice of every parameter" if row.stores_slices else ""
         role = f"{row.role}{slices}{'; consists of ranks of other axes' if row.is_folded else ''}"
         size = "any" if row.is_supported else "1"
-        rows.append((f"`{row.name}`", row.shares, role, f"`layout.{row.option}`", size))
+        key = "the ranks that are left" if row.is_derived else f"`layout.{row.option}`"
+        rows.append((f"`{row.name}`", row.shares, role, key, size))
     return "\n".join([*markdown_table(("axis", "its ranks share", "role", "key", "size"), rows), ""])
 
 

@@ -105,7 +105,7 @@ class WaitingModel(nn.Module):
 
     def __init__(self, layout: Layout, mesh: ParallelMesh, deferral: Deferral | None) -> None:
         super().__init__()
-        assert mesh.pipeline is not None
+        assert mesh.is_staged
         self.mesh, self.deferral = mesh, deferral
         sizes = [1] * layout.num_stages
         self.stages = stages_of_rank(sizes, rank=mesh.pipeline.rank, num_ranks=mesh.pipeline.size)
@@ -289,7 +289,7 @@ def trained(run: RunConfig, num_steps: int) -> Trained:
     """Train steps and return their result on the first rank. The first step is not timed."""
     threads, batches = max(1, available_cores() // run.layout.world_size), random_batches(run)  # as the planner assumes
     with rank_of(run, threads=threads) as trainer:
-        if trainer.mesh.pipeline is None:
+        if not trainer.mesh.is_staged:
             seconds = [seconds_of_step(trainer, step, batches) for step in range(num_steps + 1)]
             return Trained(statistics.median(seconds[1:]), [])
         trainer.observer = recorder = PassRecorder(trainer.mesh)

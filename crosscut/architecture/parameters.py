@@ -114,13 +114,16 @@ class Parameter:
     num_matrices: int = 1
     """Number of matrices that the parameter stores. The rows of several matrices alternate by head: first the rows of
     head 0 of each matrix, then the rows of head 1 of each matrix."""
+    stacked: int = 0
+    """Number of matrices [O, I] that dimension 0 stacks, one for each expert; 0 for a single matrix. The ranks that
+    share experts divide dimension 0. The ways of `cut` count dimensions from the second one."""
     inside: bool = False
     """Whether every rank holds the whole parameter but uses it inside a parallel region."""
     on_whole: bool = False
     """Whether every rank applies the parameter to whole sequences, even if the layout splits the sequence."""
     num_inputs: int = 0
-    """Fan-in of an embedding, for `InitialSpread.FAN_IN`. 0 for other parameters, whose fan-in is the size of dimension
-    1."""
+    """Fan-in of an embedding, for `InitialSpread.FAN_IN`. 0 for other parameters, whose fan-in is the size of the last
+    dimension."""
     start: Start | None = None
     """Rule for the initial values. None means the rule of the parameter's role (`initial`)."""
     is_frozen: bool = False
@@ -145,7 +148,7 @@ class Parameter:
         if self.role in (Role.DOWN, Role.TAPS):
             return Start(Law.NORMAL, float((3 * self.shape[1]) ** -0.5))
         by_inputs = spread is InitialSpread.FAN_IN
-        deviation = (self.num_inputs or self.shape[1]) ** -0.5 if by_inputs else INITIAL_SPREAD
+        deviation = (self.num_inputs or self.shape[-1]) ** -0.5 if by_inputs else INITIAL_SPREAD
         return Start(Law.NORMAL, deviation / num_residual_sums**0.5 if self.role is Role.BEFORE_RESIDUAL else deviation)
 
     @property
@@ -169,7 +172,7 @@ class Parameter:
         """
         if self.cut is Cut.WHOLE or (self.cut is Cut.HEADS and self.heads < tensor):
             return None
-        return 1 if self.cut is Cut.ROWS else 0
+        return (1 if self.cut is Cut.ROWS else 0) + (self.stacked > 0)
 
     def on(self, target: Target) -> "LocalParameter":
         """Return the part of the parameter that one rank holds.
@@ -182,11 +185,14 @@ class Parameter:
         shape, dim = list(self.padded_shape(ranks)), self.dim_cut(ranks)
         if dim is not None:
             shape[dim] = target.own(shape[dim])
+        if self.stacked:
+            shape[0] = target.own_experts(shape[0])
         is_partial = self.inside or self.cut is Cut.HEADS or (target.split and not self.on_whole)
         return LocalParameter(
             name=self.name,
             shape=tuple(shape),
             role=self.role,
+            is_expert=self.stacked > 0,
             is_whole=dim is None,
             num_parts=1 if dim is None else ranks,
             has_partial_gradient=dim is None and ranks > 1 and is_partial and not self.is_frozen,
@@ -201,6 +207,8 @@ class LocalParameter:
     name: str
     shape: tuple[int, ...]
     role: Role
+    is_expert: bool
+    """Whether the parameter stacks experts, which ranks may share (`Layout.ranks_of`)."""
     is_whole: bool
     """Whether every tensor rank holds the same, whole parameter."""
     num_parts: int

@@ -107,7 +107,7 @@ class Overlap(Enum):
     NEIGHBOUR_LAYER = "the previous or the next layer: weights are gathered one layer ahead"
 
 
-MessageAxis = Literal["tensor", "context"]
+MessageAxis = Literal["tensor", "context", "expert"]
 """Axis along which ranks communicate inside the model."""
 
 

@@ -36,6 +36,8 @@ class Target:
     """Whether the tensor ranks divide the sequence outside of the parallel regions (sequence parallelism)."""
     context: int
     """Number of context ranks, which share each sequence."""
+    expert: int
+    """Number of ranks that share the experts of a layer."""
     context_attention: ContextAttention = ContextAttention.GATHER
     """Way in which attention is computed over sequences that context ranks share."""
     sequences: int = 1
@@ -68,12 +70,12 @@ class Target:
         """Return the target of one token on a layout, with defaults for everything that does not follow from the
         layout. Use `dataclasses.replace` to set the micro-batch, the device and the data types.
         """
-        return _of_parameters(layout.tensor, layout.sequence_parallel, layout.context)
+        return _of_parameters(layout.tensor, layout.sequence_parallel, layout.context, layout.expert)
 
     @cached_property
     def of_parameters(self) -> "Target":
         """The target without the properties that the parameters of a rank do not depend on."""
-        return _of_parameters(self.tensor, self.split, self.context)
+        return _of_parameters(self.tensor, self.split, self.context, self.expert)
 
     @property
     def num_ranks(self) -> int:
@@ -83,6 +85,10 @@ class Target:
     def own(self, elements: int) -> int:
         """Elements of one rank, if the ranks divide `elements` evenly inside a parallel region."""
         return elements // self.tensor
+
+    def own_experts(self, experts: int) -> int:
+        """Number of experts of one rank, if ranks share `experts` experts."""
+        return experts // self.expert
 
     def own_heads(self, heads: int) -> int:
         """Number of heads of one rank. Each rank has whole heads, and at least one: if there are more ranks than heads,
@@ -139,8 +145,8 @@ class Target:
         return self.shared_tokens if self.gathers else self.tokens
 
     def ranks_of(self, axis: str) -> int:
-        """Number of ranks along the axis `tensor` or `context`."""
-        return self.context if axis == "context" else self.tensor
+        """Number of ranks along the axis `tensor`, `context` or `expert`."""
+        return {"context": self.context, "expert": self.expert}.get(axis, self.tensor)
 
     @property
     def predicted_tokens(self) -> int:
@@ -173,8 +179,8 @@ class Target:
 
 
 @lru_cache(maxsize=1024)
-def _of_parameters(tensor: int, split: bool, context: int) -> Target:
-    return Target(tensor=tensor, split=split, context=context)
+def _of_parameters(tensor: int, split: bool, context: int, expert: int) -> Target:
+    return Target(tensor=tensor, split=split, context=context, expert=expert)
 
 
 @lru_cache(maxsize=4096)

@@ -10,6 +10,9 @@ The role determines what ranks along the axis compute and store:
 - The gradient norm counts every element once. For each parameter, the squares are summed over the axes that cut the
   parameter or store slices of it. The parameter's placement names these axes. The squares are also summed over axes
   along which each rank has its own parameters.
+- Experts are folded: the ranks that see different tokens are arranged a second time, along `expert` and the axes that
+  are left over (`expert_data`). The table has two plans over the same ranks, one for the parameters of experts and one
+  for all others.
 - A checkpoint holds every element once. The parameter's placement decides which rank writes an element.
 
 Layouts, meshes, reductions, `crosscut verify` and the documentation use this table. An axis of size 1 has no process
@@ -44,7 +47,8 @@ class AxisRow:
     name: str
     option: str
     """Field of `Layout` that sets the size of the axis. Several axes can share a field. The value of the field is then
-    the product of the axes' sizes."""
+    the product of the axes' sizes. A derived axis has no field, and `option` names the axes that are derived
+    together."""
     shares: str
     """Phrase for messages and documentation: the thing that the ranks along the axis share."""
     role: AxisRole
@@ -54,7 +58,10 @@ class AxisRow:
     """Whether each rank stores a slice of every parameter, and gathers the slices of the other ranks to use the
     parameter."""
     is_folded: bool = False
-    """Whether the axis reuses the ranks of other axes, so that the axis does not multiply the number of ranks."""
+    """Whether the axis reuses the ranks that see different tokens, so that it does not multiply the number of ranks.
+    Folded axes belong to the plan of the experts' parameters (`ranks.RankPlan`)."""
+    is_derived: bool = False
+    """Whether the size of the axis follows from the sizes of other axes."""
     is_permanent: bool = False
     """Whether meshes and descriptions include the axis even at size 1."""
     joins_shards: bool = False
@@ -72,6 +79,13 @@ class AxisRow:
         """
         return self.role is AxisRole.TOKENS
 
+    @property
+    def cuts_parameters(self) -> bool:
+        """Whether each rank computes with its own part of a parameter. Experts are stacked in one parameter, of which
+        each rank has some.
+        """
+        return self.role is AxisRole.CUTS or (self.role is AxisRole.OWNS and self.is_folded)
+
 
 AXES = (
     AxisRow(name="pipeline", option="pipeline", shares="the model's layers, in stages", role=AxisRole.OWNS),
@@ -81,26 +95,49 @@ AXES = (
             splits_batch=True, stores_slices=True, is_permanent=True),
     AxisRow(name="context", option="context", shares="each sequence", role=AxisRole.TOKENS,
             joins_shards=True, is_planned=False),
+    AxisRow(name="expert_replica", option="expert_data", shares="the tokens of each expert", role=AxisRole.TOKENS,
+            is_folded=True, is_derived=True, is_permanent=True),
+    AxisRow(name="expert_shard", option="expert_data", shares="the tokens of each expert", role=AxisRole.TOKENS,
+            stores_slices=True, is_folded=True, is_derived=True, is_permanent=True),
+    AxisRow(name="expert", option="expert", shares="the experts of a layer", role=AxisRole.OWNS,
+            is_folded=True, is_planned=False),
     AxisRow(name="tensor", option="tensor", shares="each matrix: columns, rows, heads, vocabulary", role=AxisRole.CUTS,
             is_permanent=True),
-    AxisRow(name="expert", option="expert", shares="the experts of a layer", role=AxisRole.OWNS,
-            is_folded=True, is_supported=False),
 )  # fmt: skip
 """All axes, outermost first."""
 
-OPTIONS = {option: tuple(rows) for option, rows in groupby(AXES, key=lambda row: row.option)}
+OPTIONS = {
+    option: tuple(rows)
+    for option, rows in groupby((row for row in AXES if not row.is_derived), key=lambda row: row.option)
+}
 """Rows of `AXES`, keyed by the field of `Layout` that sets the size of the axis. If several axes share a field, the
-outermost axis comes first."""
+outermost axis comes first. Derived axes are left out."""
 
 
 _ROLES = {name: row.role for row in AXES for name in (row.name, row.option)}
+_CUTTING = {name for row in AXES for name in (row.name, row.option) if row.cuts_parameters}
+_FOLDED = {name for row in AXES for name in (row.name, row.option) if row.is_folded}
 
 
 def role_of(name: str) -> AxisRole:
-    """Return the role of an axis. `name` is the name of the axis, or the field of `Layout` that sets its size. All axes
-    that share a field have the same role.
+    """Return the role of an axis. `name` is the name of the axis, or the `option` of its row. All axes that share an
+    option have the same role.
     """
     return _ROLES[name]
+
+
+def cuts_parameters(name: str) -> bool:
+    """Whether ranks along an axis compute with different parts of a parameter (`AxisRow.cuts_parameters`). `name` is
+    the name of the axis, or the `option` of its row.
+    """
+    return name in _CUTTING
+
+
+def is_folded(name: str) -> bool:
+    """Whether an axis reuses the ranks of other axes (`AxisRow.is_folded`). `name` is the name of the axis, or the
+    `option` of its row.
+    """
+    return name in _FOLDED
 
 
 def arrangements(num_ranks: int) -> Iterator[dict[str, int]]:

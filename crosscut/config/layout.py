@@ -8,10 +8,7 @@ from crosscut.config.axes import AXES, OPTIONS, AxisRow
 from crosscut.config.checks import Choice, divisors, listed, require_at_least, require_value, resolve_choices
 from crosscut.config.errors import LayoutError
 from crosscut.config.hashed import hashed_once
-from crosscut.config.layouts.ranks import RankPlan
-
-_ROWS = tuple(row for row in AXES if not row.is_folded)
-"""Axes whose sizes multiply to the number of ranks."""
+from crosscut.config.layouts.ranks import DENSE_ROWS, EXPERT_ROWS, Line, RankPlan
 
 
 class ZeroStage(Choice):
@@ -99,7 +96,9 @@ class Layout:
     """
 
     expert: int = 1
-    """Number of ranks that share the experts of a layer. Must be 1: Crosscut has no experts yet."""
+    """Number of ranks that share the experts of a layer. These ranks are also data and context ranks, so `expert` does
+    not change the number of ranks. Must divide `data` x `context`, and the number of experts.
+    """
 
     sequence_parallel: bool = False
     """Whether layer norms, dropout and residuals are also split over the tensor ranks, along the sequence. The
@@ -131,11 +130,12 @@ class Layout:
     """
 
     def __post_init__(self) -> None:
-        for row in AXES:
+        for row, *_ in OPTIONS.values():
             self._check_size(row)
         resolve_choices(self, "layout")
         require_at_least("layout.shard_group", self.shard_group, 0)
         self._check_shard_group()
+        self._check_experts()
         self._check_stages()
         if self.context > 1:
             remedy = (
@@ -170,6 +170,16 @@ class Layout:
             raise LayoutError(
                 f"`layout.shard_group` must divide `layout.data` ({self.data}), but is {self.shard_group}. "
                 f"Try {listed(divisors(self.data))}."
+            )
+
+    def _check_experts(self) -> None:
+        """Check that expert ranks divide the ranks that see different tokens, and those that share one copy."""
+        names, size = "`layout.data` x `layout.context`", self.data * self.context
+        if self.shard_group:
+            names, size = "`layout.shard_group`", self.shard_group
+        if size % self.expert:
+            raise LayoutError(
+                f"`layout.expert` must divide {names} ({size}), but is {self.expert}. Try {listed(divisors(size))}."
             )
 
     def _check_stages(self) -> None:
@@ -216,8 +226,30 @@ class Layout:
 
     @cached_property
     def ranks(self) -> RankPlan:
-        """Plan of the ranks: which ranks see different tokens, hold copies, and cut, store or own parameters."""
+        """Plan of the ranks: which ranks see different tokens, hold copies, and cut, store or own parameters. The plan
+        answers for all parameters except experts.
+        """
         return _plan(tuple(self.sizes.values()), self.is_sharded)
+
+    @cached_property
+    def expert_ranks(self) -> RankPlan:
+        """Plan of the same ranks for the parameters of experts. With one expert rank, this plan is `ranks`."""
+        if self.expert == 1:
+            return self.ranks
+        return _plan(tuple(self.sizes.values()), self.is_sharded, for_experts=True)
+
+    def ranks_of(self, *, experts: bool) -> RankPlan:
+        """Return the plan of the ranks for a parameter: `expert_ranks` if `experts` is true, otherwise `ranks`."""
+        return self.expert_ranks if experts else self.ranks
+
+    @cached_property
+    def plans(self) -> tuple[RankPlan, ...]:
+        """The two plans of the ranks, or the only one if experts are arranged like all other parameters."""
+        return (self.ranks,) if self.expert == 1 else (self.ranks, self.expert_ranks)
+
+    def line(self, name: str) -> Line:
+        """Return the line of ranks with this name (`RankPlan.line`), of either plan."""
+        return (self.ranks if self.ranks.has_line(name) else self.expert_ranks).line(name)
 
     @property
     def shard_size(self) -> int:
@@ -267,8 +299,14 @@ class Layout:
     @property
     def sizes(self) -> dict[str, int]:
         """Number of ranks along each axis of `AXES`, keyed by the axis's name, outermost first."""
-        parts = {"replica": self.data // self._data_of_copy, "shard": self._data_of_copy}
-        return {row.name: parts.get(row.name) or getattr(self, row.option) for row in AXES}
+        slices = self._data_of_copy * self.context // self.expert if self.is_sharded else 1
+        parts = {
+            "replica": self.data // self._data_of_copy,
+            "shard": self._data_of_copy,
+            "expert_replica": self.data * self.context // (self.expert * slices),
+            "expert_shard": slices,
+        }
+        return {row.name: parts[row.name] if row.name in parts else getattr(self, row.option) for row in AXES}
 
     @property
     def axes(self) -> dict[str, int]:
@@ -290,34 +328,16 @@ class Layout:
         """Fields of the axes in use, innermost first, joined for a message: "`layout.tensor` x `layout.data`"."""
         return " x ".join(f"`layout.{option}`" for option in reversed(self.axes))
 
-    @property
-    def mesh_axes(self) -> dict[str, int]:
-        """Number of ranks along each axis of the device mesh, keyed by the axis's name, outermost first.
-
-        The mesh has the axes in use (see `axes`). If both `replica` and `shard` have several ranks, these two axes take
-        the place of `data`.
-        """
-        mesh: dict[str, int] = {}
-        sizes = self.sizes
-        for option, size in self.axes.items():
-            parts = {row.name: sizes[row.name] for row in OPTIONS[option]}
-            mesh |= parts if min(parts.values()) > 1 else {option: size}
-        return mesh
-
     def place_of(self, rank: int) -> dict[str, int]:
         """Position of a rank along each axis of `AXES`, keyed by the axis's name, outermost first. Axes that reuse the
         ranks of other axes are left out.
         """
-        sizes, place = self.sizes, {}
-        for row in reversed(AXES):
-            if not row.is_folded:
-                rank, place[row.name] = divmod(rank, sizes[row.name])
-        return dict(reversed(place.items()))
+        return self.ranks.place_of(rank)
 
     @cached_property
     def world_size(self) -> int:
         """Total number of ranks."""
-        return prod(self.sizes[row.name] for row in _ROWS)
+        return prod(self.sizes[row.name] for row in DENSE_ROWS)
 
     @property
     def arrangement(self) -> str:
@@ -329,7 +349,9 @@ class Layout:
         tensor rank, sharding over one data rank) are left out.
         """
         folded = "".join(
-            f", {row.name} {self.sizes[row.name]}" for row in AXES if row.is_folded and self.sizes[row.name] > 1
+            f", {option} {getattr(self, option)}"
+            for option, (row, *_) in OPTIONS.items()
+            if row.is_folded and getattr(self, option) > 1
         )
         split = ", sequence parallel" if self.splits_sequence else ""
         shared = f", {self.sharding}" if self.shard_size > 1 else ""
@@ -340,7 +362,7 @@ class Layout:
 
 
 @lru_cache(maxsize=4096)
-def _plan(sizes: tuple[int, ...], shards: bool) -> RankPlan:
+def _plan(sizes: tuple[int, ...], shards: bool, *, for_experts: bool = False) -> RankPlan:
     """Plan of the ranks for these sizes of the axes of `AXES`. Layouts that differ in other options share it."""
     names = (row.name for row in AXES)
-    return RankPlan(_ROWS, dict(zip(names, sizes, strict=True)), shards)
+    return RankPlan(EXPERT_ROWS if for_experts else DENSE_ROWS, dict(zip(names, sizes, strict=True)), shards)

@@ -515,6 +515,11 @@ class ModelConfig:
         return {name: section for name, section in found.items() if isinstance(section, OwnMatrices)}
 
     @property
+    def num_experts(self) -> int:
+        """Number of experts of a layer. 0 for a model without experts."""
+        return 0
+
+    @property
     def is_causal(self) -> bool:
         """Whether a token attends only to itself and to earlier tokens."""
         return self.attention is AttentionKind.CAUSAL

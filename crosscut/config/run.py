@@ -15,7 +15,7 @@ from crosscut.config.layout import Layout
 from crosscut.config.layouts.compilation import require_compilable
 from crosscut.config.layouts.context import require_context
 from crosscut.config.layouts.divisibility import require_batch, require_float8, require_sequence, require_stages
-from crosscut.config.layouts.limits import require_tensor_axis
+from crosscut.config.layouts.limits import require_expert_axis, require_tensor_axis
 from crosscut.config.layouts.step import StepShape
 from crosscut.config.model import Biases, ModelConfig
 from crosscut.config.optimizer import OptimizerConfig
@@ -112,6 +112,7 @@ class RunConfig(StepShape):
     def __post_init__(self) -> None:
         model, layout, training = self.model, self.layout, self.training
         require_tensor_axis(model, layout.tensor)
+        require_expert_axis(model, layout)
         require_batch(layout, training)
         require_stages(model, layout, training)
         require_sequence(model, layout, training)

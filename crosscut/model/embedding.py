@@ -31,7 +31,7 @@ class Embedding:
         own, is_first = part.embedding, part.is_first
         self.is_copy = part.has_copy
         """Whether the token embedding is a copy of that of the first stage."""
-        self._is_tied_over_stages = part.head.uses_embedding and build.mesh.pipeline is not None
+        self._is_tied_over_stages = part.head.uses_embedding and build.mesh.is_staged
         has_tokens = is_first or self.is_copy
         self.tokens = VocabParallelEmbedding(*own.tokens.shape, **place) if has_tokens else None
         positions, types, norm = (own.positions, own.token_types, own.norm) if is_first else (None, None, None)

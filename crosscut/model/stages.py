@@ -80,7 +80,7 @@ class _Step:
 
     def __init__(self, step: StageStep) -> None:
         pipeline, channels = step.model.mesh.pipeline, step.model.mesh.channels
-        assert pipeline is not None and channels is not None, "the mesh has no pipeline"
+        assert channels is not None, "the pipeline has one rank"
         self.step, self.rank, self.channels = step, pipeline.rank, channels
         self.passed: dict[tuple[int, int], _Passed] = {}
         self.deferred: dict[tuple[int, int], Deferred] = {}
@@ -169,7 +169,7 @@ def forward_loss(model: GPT, batch: Batch) -> Tensor:
     this function with the same batches, in the same order.
     """
     mesh = model.mesh
-    if mesh.pipeline is None:
+    if not mesh.is_staged:
         return model.loss(batch)
     hidden = _through_stages(model, batch)
     if hidden is None:
@@ -184,7 +184,7 @@ def last_hidden_states(model: GPT, batch: Batch) -> Tensor | None:
     In a pipeline, the tokens pass through all stages, and the result is None on all stages except the last. Every rank
     of a pipeline must call this function with the same tokens, in the same order, and then `Channels.finish` once.
     """
-    if model.mesh.pipeline is None:
+    if not model.mesh.is_staged:
         return model.hidden_states(batch)
     filled, num_filled = model.sharing.filled(batch)
     hidden = _through_stages(model, filled, num_filled=num_filled)
@@ -196,7 +196,7 @@ def _through_stages(model: GPT, batch: Batch, *, num_filled: int = 0) -> Tensor 
     and None on all other ranks.
     """
     pipeline, channels = model.mesh.pipeline, model.mesh.channels
-    assert pipeline is not None and channels is not None, "the mesh has no pipeline"
+    assert channels is not None, "the pipeline has one rank"
     schedule = interleaved(pipeline.size, pipeline.size, len(model.stages))
     for chunk, stage in enumerate(model.stages):
         action = Action(Pass.FORWARD, 0, chunk)

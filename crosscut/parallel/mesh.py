@@ -5,19 +5,25 @@ axes are ("data", "tensor"). The ranks along the tensor axis are therefore adjac
 several groups of data ranks, and the ranks of each group share one copy of the model, the data axis is split into two
 axes, ("replica", "shard"). Each batch is then split over the ranks of both axes. Layers receive an `Axis` or the whole
 `ParallelMesh` as an argument, and use no global variable.
+
+If several ranks share the experts of a layer, a second `DeviceMesh` arranges the same ranks along the axes of the
+experts, by default ("expert_data", "expert", "tensor"). Two axes may then consist of the same ranks. Each of the two
+axes has a process group with a name of its own, so the name of a message's group is also the name of its axis.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _register_process_group, _resolve_process_group
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from crosscut.config import Layout, LayoutError, ZeroStage
-from crosscut.config.axes import OPTIONS, AxisRole, role_of
-from crosscut.config.layouts.ranks import Line
+from crosscut.config.axes import is_folded
+from crosscut.config.layouts.ranks import Line, RankPlan
 from crosscut.parallel.channels import Channels, make_channels, make_ends
 
 
@@ -42,14 +48,37 @@ class Axis:
     @classmethod
     def along(cls, line: DeviceMesh, name: str) -> "Axis":
         """Return an axis called `name` that consists of the ranks of the one-dimensional mesh `line`."""
-        group = line.get_group()
-        return cls(name, line, line.get_local_rank(), line.size(), group.group_name)
+        group_name = name_of_group(name, line.get_group().group_name)
+        return cls(name, line, line.get_local_rank(), line.size(), group_name)
 
     def alone(self, name: str) -> "Axis":
         """Return an axis called `name` that contains only this rank. The axis has no process group, and its collectives
         send nothing.
         """
         return Axis(name, self.device_mesh, 0, 1, "")
+
+    def apart_from(self, names: Collection[str]) -> "Axis":
+        """Return the axis with a group name that is not in `names`. If the name of the axis's process group is in
+        `names`, the group gets a second name.
+        """
+        if self.group_name not in names:
+            return self
+        name = f"{self.name}/{self.group_name}"
+        _register_process_group(name, self.device_mesh.get_group())  # type: ignore[arg-type]
+        return replace(self, group_name=name)
+
+
+def name_of_group(axis: str, group_name: str) -> str:
+    """Return the name of a process group as the group of this axis. An axis of experts may have a second name for a
+    group that another axis also uses (`Axis.apart_from`).
+    """
+    if not is_folded(axis):
+        return group_name
+    try:
+        _resolve_process_group(f"{axis}/{group_name}")  # type: ignore[arg-type]
+    except RuntimeError:
+        return group_name
+    return f"{axis}/{group_name}"
 
 
 class Reader(NamedTuple):
@@ -82,6 +111,24 @@ class Sharding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlanAxes:
+    """Axes over which ranks hold the parameters of one plan (`RankPlan`), as one rank sees them."""
+
+    ranks: RankPlan
+    cuts: DeviceMesh
+    """Mesh on which layers create the parameters: the axes that cut parameters, ("tensor",) or ("expert", "tensor")."""
+    tokens: Axis
+    """Ranks that hold the same parameters, or store slices of them, and see different tokens. Gradients are summed over
+    this axis."""
+    copies: Axis | None
+    """Ranks that hold the same part of every parameter. None if no two ranks hold the same part."""
+    sharding: Sharding | None
+    """Sharding of the parameters over these ranks; None if every rank holds whole parameters, or its cut of them."""
+    named: tuple[Axis, ...]
+    """All axes of the plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ParallelMesh:
     """Axes of a layout as one rank sees them, and the layout's options that change communication."""
 
@@ -93,12 +140,16 @@ class ParallelMesh:
     """Ranks that share the weights of each layer."""
     data: Axis
     """All data ranks. Batches are split over this axis."""
-    tokens: Axis
-    """All ranks that see different tokens. Losses, token counts and gradients are summed over this axis."""
     context: Axis
     """Ranks that share each sequence. Attention communicates along this axis."""
-    copies: Axis | None
-    """Ranks that hold the same part of every parameter. None if no two ranks hold the same part."""
+    expert: Axis
+    """Ranks that share the experts of a layer. They see different tokens, and send these tokens to the experts."""
+    pipeline: Axis
+    """Ranks that share the model's layers, in stages."""
+    dense: PlanAxes
+    """Axes of all parameters that are not experts."""
+    experts: PlanAxes
+    """Axes of the experts. With one expert rank, these are the axes of all other parameters."""
     device: torch.device
     """Device on which this rank computes."""
     layout: Layout
@@ -107,20 +158,36 @@ class ParallelMesh:
     """Whether each tensor rank holds only a part of the sequence outside the parallel regions
     (`Layout.splits_sequence`).
     """
-    pipeline: Axis | None = None
-    """Ranks that share the model's layers, in stages; None if every rank has all layers."""
     ends: Axis | None = None
     """First and last rank of the pipeline, which both hold a copy of a tied embedding. None on the other ranks, and
     without a pipeline.
     """
     channels: Channels | None = None
     """Channels to the neighbouring ranks of the pipeline; None without a pipeline."""
-    sharding: Sharding | None = None
-    """Sharding of the model over the data ranks; None if every data rank holds a whole copy of the model."""
     symmetric_memory: bool = False
     """Whether the tensor ranks use symmetric memory, so that products overlap piece by piece with messages (see the
     module `symmetric_memory`).
     """
+
+    @property
+    def tokens(self) -> Axis:
+        """All ranks that see different tokens. Losses, token counts and gradients are summed over this axis."""
+        return self.dense.tokens
+
+    @property
+    def copies(self) -> Axis | None:
+        """Ranks that hold the same part of every parameter that is not an expert. None if no two ranks do."""
+        return self.dense.copies
+
+    @property
+    def sharding(self) -> Sharding | None:
+        """Sharding of the model over the data ranks; None if every data rank holds a whole copy of the model."""
+        return self.dense.sharding
+
+    @property
+    def plans(self) -> tuple[PlanAxes, ...]:
+        """Axes of the two plans, or of the only plan if all parameters have the same."""
+        return (self.dense,) if self.experts is self.dense else (self.dense, self.experts)
 
     @property
     def is_first_rank(self) -> bool:
@@ -135,9 +202,14 @@ class ParallelMesh:
         return Reader(self.data.rank, self.data.size)
 
     @property
+    def is_staged(self) -> bool:
+        """Whether several ranks share the model's layers, in stages."""
+        return self.pipeline.size > 1
+
+    @property
     def has_loss(self) -> bool:
         """Whether this rank computes the loss. In a pipeline, only the last stage computes it."""
-        return self.pipeline is None or self.pipeline.rank == self.pipeline.size - 1
+        return self.pipeline.rank == self.pipeline.size - 1
 
     @property
     def without_tensor(self) -> "ParallelMesh":
@@ -147,15 +219,14 @@ class ParallelMesh:
 
     @property
     def owners(self) -> tuple[Axis, ...]:
-        """Axes along which each rank has parameters of its own, which no other rank on the axis has."""
-        return tuple(axis for axis in self.axes if role_of(axis.name) is AxisRole.OWNS)
+        """Axes along which each rank has parameters of its own, under names of their own."""
+        return (self.pipeline,)
 
     @property
     def groups(self) -> tuple[Axis, ...]:
         """All axes with more than one rank. If axes share a process group, only one of these axes is included."""
-        sharding = self.sharding
-        parts = () if sharding is None else (sharding.shard, sharding.replica)
-        every = (*self.axes, *parts, self.tokens, self.copies, self.ends)
+        of_plans = (axis for plan in self.plans for axis in plan.named)
+        every = (*self.axes, *of_plans, self.ends)
         return tuple({axis.group_name: axis for axis in every if axis is not None and axis.size > 1}.values())
 
     @property
@@ -190,26 +261,50 @@ def make_repeated_mesh(layout: Layout, device: torch.device) -> ParallelMesh:
 
 
 def _arranged(layout: Layout, device: torch.device) -> ParallelMesh:
-    lines = _Lines(_device_mesh(device, layout.mesh_axes))
-    sharding = _sharding(layout, lines)
-    axes = {option: lines.joined(_mesh_axes_of(option, layout), option) for option in layout.axes}
-    pipeline = axes.get("pipeline")
-    channels, ends = (None, None) if pipeline is None else _stages(layout, lines.device_mesh, pipeline, device)
+    lines = _Lines(layout.ranks, device)
+    axes = {option: lines.joined(_mesh_axes_of(option, layout.ranks), option) for option in layout.axes}
+    alone = axes["tensor"].alone
+    pipeline = axes.get("pipeline") or alone("pipeline")
+    channels, ends = (None, None) if pipeline.size == 1 else _stages(layout, lines.device_mesh, pipeline, device)
+    dense = experts = _plan_axes(layout, lines)
+    expert = alone("expert")
+    if expert_lines := _expert_lines(layout, lines, device):
+        experts, expert = _plan_axes(layout, expert_lines), expert_lines.joined(("expert",), "expert")
     return ParallelMesh(
         axes=tuple(axes.values()),
         tensor=axes["tensor"],
         data=axes["data"],
-        tokens=lines.along(layout.ranks.tokens) or axes["data"],
-        context=axes.get("context") or axes["tensor"].alone("context"),
-        copies=lines.along(layout.ranks.copies),
+        context=axes.get("context") or alone("context"),
+        expert=expert,
+        pipeline=pipeline,
+        dense=dense,
+        experts=experts,
         device=device,
         layout=layout,
         sequence_parallel=layout.splits_sequence,
-        pipeline=pipeline,
         ends=ends,
         channels=channels,
-        sharding=sharding,
         symmetric_memory=layout.symmetric_memory,
+    )
+
+
+def _expert_lines(layout: Layout, lines: "_Lines", device: torch.device) -> "_Lines | None":
+    """Make the device mesh of the experts; None if experts are arranged like all other parameters."""
+    return None if layout.expert_ranks is layout.ranks else _Lines(layout.expert_ranks, device, apart_from=lines)
+
+
+def _plan_axes(layout: Layout, lines: "_Lines") -> PlanAxes:
+    """Return the axes of a plan whose process groups `lines` makes."""
+    ranks = lines.ranks
+    for name in ranks.mesh_axes:
+        lines.joined((name,), name)
+    return PlanAxes(
+        ranks=ranks,
+        cuts=lines.device_mesh[ranks.cut_axes],
+        tokens=lines.along(ranks.tokens) or lines.joined((ranks.tokens.name,), ranks.tokens.name),
+        copies=lines.along(ranks.copies),
+        sharding=_sharding(layout, lines),
+        named=lines.made,
     )
 
 
@@ -233,33 +328,43 @@ def _stages(
 
 
 def _sharding(layout: Layout, lines: "_Lines") -> Sharding | None:
-    """Make the sharding axes of a layout; None if the layout does not shard. A shard group consists of adjacent data
-    ranks, such as the ranks of one node.
+    """Make the sharding axes of a plan; None if the layout does not shard. A shard group consists of adjacent data
+    ranks, such as the ranks of one node. Experts of which each rank has a whole copy form shard groups of one rank.
     """
-    if (shard := lines.along(layout.ranks.slices)) is None:
+    if layout.ranks.slices.size == 1:
         return None
-    of_data = _mesh_axes_of("data", layout)
-    replica = None if len(of_data) == 1 else lines.joined(("replica",), "replica")
+    ranks = lines.ranks
+    of_data = _mesh_axes_of(next(row.option for row in ranks.rows if row.stores_slices), ranks)
+    shard = lines.along(ranks.slices) or lines.joined(of_data[-1:], of_data[-1])
+    replica = None if len(of_data) == 1 else lines.joined(of_data[:1], of_data[0])
     mesh = shard.device_mesh if replica is None else lines.device_mesh[of_data]
     return Sharding(shard, replica, mesh, layout.sharding is ZeroStage.ZERO2)
 
 
-def _mesh_axes_of(option: str, layout: Layout) -> tuple[str, ...]:
+def _mesh_axes_of(option: str, ranks: RankPlan) -> tuple[str, ...]:
     """Return the names of the device mesh's axes that belong to one field of the layout, such as `data`."""
-    return tuple(name for name in layout.mesh_axes if name == option or name in {r.name for r in OPTIONS[option]})
+    rows = {row.name for row in ranks.rows if row.option == option}
+    return tuple(name for name in ranks.mesh_axes if name in {option, *rows})
 
 
 class _Lines:
-    """Axes made from a device mesh. Each axis is one axis of the device mesh, or joins several of its axes. Each
-    process group is created only once.
+    """Axes made from the device mesh of a plan. Each axis is one axis of the device mesh, or joins several of its axes.
+    Each process group is created only once.
     """
 
-    def __init__(self, device_mesh: DeviceMesh) -> None:
-        self.device_mesh = device_mesh
+    def __init__(self, ranks: RankPlan, device: torch.device, *, apart_from: "_Lines | None" = None) -> None:
+        """`apart_from` are the axes of another plan. No axis of this plan has the group name of one of them."""
+        self.ranks, self.device_mesh = ranks, _device_mesh(device, ranks.mesh_axes)
         self._made: dict[tuple[str, ...], Axis] = {}
+        self._taken = () if apart_from is None else {axis.group_name for axis in apart_from.made}
+
+    @property
+    def made(self) -> tuple[Axis, ...]:
+        """All axes made so far."""
+        return tuple(self._made.values())
 
     def along(self, line: Line) -> Axis | None:
-        """Return the axis of a line of the layout's plan, or None if the line has one rank."""
+        """Return the axis of a line of the plan, or None if the line has one rank."""
         return self.joined(line.axes, line.name) if line.axes else None
 
     def joined(self, names: tuple[str, ...], joined_name: str) -> Axis:
@@ -268,9 +373,10 @@ class _Lines:
         """
         if names not in self._made:
             if len(names) == 1:
-                self._made[names] = Axis.of(self.device_mesh, names[0])
+                axis = Axis.of(self.device_mesh, names[0])
             else:
-                self._made[names] = Axis.along(self.device_mesh[names]._flatten(joined_name), joined_name)
+                axis = Axis.along(self.device_mesh[names]._flatten(joined_name), joined_name)
+            self._made[names] = axis.apart_from(self._taken)
         return self._made[names]
 
 

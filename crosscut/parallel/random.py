@@ -3,7 +3,8 @@
 *Weights*: a parameter's initial values depend only on the seed and the parameter's name, so every layout starts with
 the same values. The values are drawn in blocks along the dimension that the tensor axis cuts, so a tensor rank draws
 only a few more values than it keeps. (Exception: if the tensor axis cuts dimension 1 of a parameter, and data ranks
-share one copy of the model, each data rank draws all values of its tensor rank, and keeps only its own rows.)
+share one copy of the model, each data rank draws all values of its tensor rank, and keeps only its own rows.) The
+matrices of experts are stacked in one parameter, and are drawn one by one.
 
 *Dropout*: outside the parallel regions, all tensor ranks must drop the same elements. Inside a parallel region, each
 rank drops different elements. There are therefore two random streams, one shared by the tensor ranks and one per rank.
@@ -72,15 +73,26 @@ def disturb_(parameter: nn.Parameter, *, std: float, seed: int, name: str) -> No
 
 
 def _fill(target: Tensor, parameter: DTensor, *, std: float, words: tuple[object, ...]) -> None:
-    """Draw this rank's part of a parameter into `target`. `words` identify the random values."""
+    """Draw this rank's part of a parameter into `target`. `words` identify the random values. Of stacked matrices, each
+    has random values of its own, so that a rank draws only the matrices that it holds.
+    """
     if not target.numel() or isinstance(target, FakeTensor):  # a fake tensor has no memory to fill
         return
-    target = target if target.dim() else target.view(1)
-    dim = cut_dim(parameter) or 0
-    offsets = local_offsets(parameter) or [0]
+    dim, offsets, shape = cut_dim(parameter) or 0, local_offsets(parameter), list(parameter.shape)
+    if parameter.dim() == 3:
+        for number, matrix in enumerate(target, start=offsets[0]):
+            _fill_blocks(matrix, shape[1:], max(dim - 1, 0), offsets[1:], std=std, words=(*words, number))
+    else:
+        target = target if target.dim() else target.view(1)
+        _fill_blocks(target, shape or [1], dim, offsets or [0], std=std, words=words)
+
+
+def _fill_blocks(
+    target: Tensor, shape: list[int], dim: int, offsets: list[int], *, std: float, words: tuple[object, ...]
+) -> None:
+    """Draw a part of a tensor of the shape `shape`, in blocks along dimension `dim`. The part begins at `offsets`."""
     first, last = offsets[dim], offsets[dim] + target.shape[dim]
-    block_shape = list(parameter.shape) or [1]
-    block_shape[dim] = _BLOCK
+    block_shape = [*shape[:dim], _BLOCK, *shape[dim + 1 :]]
     generator = torch.Generator()
     for start in range(first // _BLOCK * _BLOCK, last, _BLOCK):
         generator.manual_seed(seed_of(*words, start))

@@ -151,6 +151,7 @@ def _settings(candidate: Candidate) -> Facts:
     return {
         "tensor": layout.tensor,
         "data": layout.data,
+        **({"expert": layout.expert} if layout.expert > 1 else {}),
         **(context if layout.context > 1 else {}),
         "pipeline": layout.pipeline,
         **(pipeline if layout.num_stages > 1 else {}),

@@ -16,7 +16,7 @@ from crosscut.architecture.muon import newton_schulz_products, num_turns, takes_
 from crosscut.config.optimizer import MatrixOptimizer
 from crosscut.planner.candidate import Planned
 from crosscut.planner.messages.collective import Collective, along
-from crosscut.planner.parameters import share_of
+from crosscut.planner.parameters import Shares
 from crosscut.planner.stages import part_of
 
 MUON_BYTES = 52
@@ -56,12 +56,13 @@ def largest_muon_share(run: Planned) -> int:
 
 def _share(run: Planned, parameter: Parameter) -> int:
     """Elements of a parameter that one rank stores."""
-    return share_of(parameter.on(Target.of(run.layout)), run.layout.shard_size)
+    return Shares.of(run.layout).own(parameter.on(Target.of(run.layout)))
 
 
 def _holders(run: Planned, parameter: Parameter) -> int:
     """Number of ranks over which a parameter is cut."""
-    return run.layout.shard_size * parameter.on(Target.of(run.layout)).num_parts
+    own = parameter.on(Target.of(run.layout))
+    return Shares.of(run.layout).number(own) * own.num_parts
 
 
 def muon_products(run: Planned) -> Counter[Product]:
@@ -103,12 +104,13 @@ def muon_messages(run: Planned) -> list[Collective]:
     exchange = partial(
         Collective, operation=Operation.ALL_TO_ALL, phase=Phase.STEP, element_bytes=run.training.numbers.muon_bytes
     )
-    over_slices = partial(along(exchange, ranks.slices), purpose="updates of shards")
     over_cuts = partial(along(exchange, ranks.cuts), purpose="updates")
     found = []
     for parameter, count in muon_parameters(run).items():
         holders = _holders(run, parameter)
         twice = 2 * num_turns(count, holders)
+        slices = run.layout.ranks_of(experts=parameter.stacked > 0).slices
+        over_slices = partial(along(exchange, slices), purpose="updates of shards")
         found.append(over_slices(count=twice, elements=_share(run, parameter) * holders))
         if parameter.on(Target.of(run.layout)).num_parts > 1:
             found.append(over_cuts(count=twice, elements=prod(parameter.shape)))

@@ -8,9 +8,11 @@ describes. For GPT-2, with `V` vocabulary, `P` positions, `H` hidden size and `L
 
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 from crosscut.architecture import Decoder, LocalParameter, Target, describe, layer_parameters, root_parameters
 from crosscut.config import ConfigError, Layout, ModelConfig
+from crosscut.config.layouts.ranks import RankPlan
 
 _ALONE = Target.of(Layout())
 
@@ -37,14 +39,25 @@ def _tensors(part: Decoder, target: Target) -> tuple[tuple[LocalParameter, int],
     return (*root, *layers)
 
 
-@lru_cache(maxsize=4096)
-def _trained_parameters(part: Decoder, target: Target) -> int:
-    return sum(count * parameter.size for parameter, count in _tensors(part, target) if not parameter.is_frozen)
+class Shares(NamedTuple):
+    """Number of ranks that each store a slice of the same parameter."""
 
+    dense: int
+    experts: int
+    """Number of ranks that store slices of the same experts."""
 
-def share_of(parameter: LocalParameter, num_shares: int) -> int:
-    """Elements of a parameter that one of `num_shares` data ranks keeps. The number of rows is rounded up."""
-    return -(-parameter.shape[0] // num_shares) * prod(parameter.shape[1:])
+    @classmethod
+    def of(cls, layout: Layout) -> "Shares":
+        """Return the numbers of ranks on a layout."""
+        return cls(layout.ranks.slices.size, layout.expert_ranks.slices.size)
+
+    def number(self, parameter: LocalParameter) -> int:
+        """Number of ranks that store slices of a parameter."""
+        return self.experts if parameter.is_expert else self.dense
+
+    def own(self, parameter: LocalParameter) -> int:
+        """Elements of a parameter that one of these ranks keeps. The number of rows is rounded up."""
+        return -(-parameter.shape[0] // self.number(parameter)) * prod(parameter.shape[1:])
 
 
 def parameters_per_rank(model: ModelConfig, layout: Layout) -> int:
@@ -64,11 +77,29 @@ def replicated_parameters(model: ModelConfig, layout: Layout) -> int:
     return sum(count * parameter.size for parameter, count in found if parameter.is_whole)
 
 
-def trained_parameters_per_rank(part: Decoder, layout: Layout) -> int:
+def trained_parameters_per_rank(part: Decoder, layout: Layout, plan: RankPlan | None = None) -> int:
     """Number of trainable parameters of a part of the model on each tensor rank: all parameters, or only the adapters
-    of a model that has adapters. Only these parameters have gradients and optimizer state.
+    of a model that has adapters. Only these parameters have gradients and optimizer state. With `plan`, only the
+    parameters of this plan of the layout's ranks count.
     """
-    return _trained_parameters(part, Target.of(layout))
+    return _trained_parameters(part, Target.of(layout), _of_experts(layout, plan))
+
+
+@lru_cache(maxsize=4096)
+def _trained_parameters(part: Decoder, target: Target, experts: bool | None) -> int:
+    """Number of trainable parameters: all, only experts (True), or all but experts (False)."""
+    found = ((p, count) for p, count in _tensors(part, target) if not p.is_frozen)
+    return sum(count * p.size for p, count in found if experts in (None, p.is_expert))
+
+
+def _of_experts(layout: Layout, plan: RankPlan | None) -> bool | None:
+    """Whether a plan answers for experts; None if it answers for all parameters."""
+    return None if plan is None or len(layout.plans) == 1 else plan is layout.expert_ranks
+
+
+def trained_share(part: Decoder, layout: Layout) -> float:
+    """Number of trainable parameters of a part of the model that each rank stores, as a mean over the ranks."""
+    return sum(trained_parameters_per_rank(part, layout, plan) / plan.slices.size for plan in layout.plans)
 
 
 def partial_gradients(part: Decoder, layout: Layout) -> int:
@@ -79,9 +110,10 @@ def partial_gradients(part: Decoder, layout: Layout) -> int:
     return sum(count * parameter.size for parameter, count in found if parameter.has_partial_gradient)
 
 
-def num_tensors(part: Decoder) -> int:
-    """Number of parameter tensors in a part of the model."""
-    return sum(count for _, count in _tensors(part, _ALONE))
+def num_tensors(part: Decoder, layout: Layout, plan: RankPlan) -> int:
+    """Number of parameter tensors in a part of the model that belong to a plan of the layout's ranks."""
+    experts = _of_experts(layout, plan)
+    return sum(count for p, count in _tensors(part, _ALONE) if experts in (None, p.is_expert))
 
 
 def num_trained_tensors(part: Decoder) -> int:

@@ -23,7 +23,7 @@ from crosscut.architecture import Decoder, Layer, Target, describe, flat, layer_
 from crosscut.architecture.readings import passes
 from crosscut.planner.candidate import Planned
 from crosscut.planner.muon import MUON_BYTES, muon_share
-from crosscut.planner.parameters import known_vocab_size, trained_parameters_per_rank
+from crosscut.planner.parameters import Shares, known_vocab_size, trained_share
 from crosscut.planner.program import Program
 from crosscut.planner.stages import part_of
 
@@ -80,10 +80,10 @@ def weight_passes(run: Planned, program: Program) -> tuple[float, float]:
     precision = run.training.numbers
     narrow, wide = precision.compute_bytes, precision.accumulation_bytes
     added = 3 * wide * (1 - 1 / run.num_micro_batches)
-    whole, trained = _layer_parameters(part_of(run), Target.of(run.layout))
+    stored, trained = _layer_parameters(part_of(run), Target.of(run.layout), Shares.of(run.layout))
     if narrow == wide or not program.casts_weights:
         return 0.0, added * trained
-    return whole / run.layout.shard_size * (wide + narrow), trained * (narrow + wide + added)
+    return stored * (wide + narrow), trained * (narrow + wide + added)
 
 
 def ends_passes(run: Planned, target: Target) -> tuple[float, float]:
@@ -111,7 +111,7 @@ def optimizer_bytes(run: Planned, program: Program) -> float:
     the all-reduce are added. Muon's products are not counted here; `step_time` adds them.
     """
     wide = run.training.numbers.accumulation_bytes / 4
-    own = trained_parameters_per_rank(part_of(run), run.layout) / run.layout.shard_size
+    own = trained_share(part_of(run), run.layout)
     readers = run.layout.ranks.tokens.size
     buckets = 16 if readers > 1 and run.layout.shard_size == 1 else 0
     sharing = readers if program.shards_optimizer else 1
@@ -121,8 +121,12 @@ def optimizer_bytes(run: Planned, program: Program) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _layer_parameters(part: Decoder, target: Target) -> tuple[int, int]:
-    """Number of parameters of all layers on one tensor rank, and number of trainable parameters among them."""
-    kinds = part.kinds.items()
-    parts = [(p, count) for layer, count in kinds for p in layer_parameters(layer, target)]
-    return sum(count * p.size for p, count in parts), sum(count * p.size for p, count in parts if not p.is_frozen)
+def _layer_parameters(part: Decoder, target: Target, shares: Shares) -> tuple[float, int]:
+    """Number of parameters of all layers that one rank stores, as a mean over the ranks, and number of trainable
+    parameters on one tensor rank.
+    """
+    parts = [(p, count) for layer, count in part.kinds.items() for p in layer_parameters(layer, target)]
+    experts = sum(count * p.size for p, count in parts if p.is_expert)
+    dense = sum(count * p.size for p, count in parts) - experts
+    trained = sum(count * p.size for p, count in parts if not p.is_frozen)
+    return dense / shares.dense + experts / shares.experts, trained

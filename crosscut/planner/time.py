@@ -12,7 +12,7 @@ host that cannot keep up with its GPU, and the slowdown of products that overlap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from crosscut.architecture import (
     Decoder,
@@ -28,7 +28,7 @@ from crosscut.architecture import (
 )
 from crosscut.architecture.messages import Phase, products_at
 from crosscut.architecture.pipeline import Durations, Schedule, ends_of_ranks
-from crosscut.architecture.steps import Multiply, weight_gradients
+from crosscut.architecture.steps import MessageAxis, Multiply, weight_gradients
 from crosscut.architecture.target import shared_target
 from crosscut.config.training import Recompute
 from crosscut.planner.candidate import Candidate, Planned, recomputation_step, target_of
@@ -37,7 +37,12 @@ from crosscut.planner.hardware import Hardware
 from crosscut.planner.messages.exchange import Beside, Exchange, exchange
 from crosscut.planner.messages.traffic import step_traffic
 from crosscut.planner.muon import MUON_KERNELS, muon_parameters, muon_products
-from crosscut.planner.parameters import known_vocab_size, num_trained_tensors, trained_parameters_per_rank
+from crosscut.planner.parameters import (
+    known_vocab_size,
+    num_trained_tensors,
+    trained_parameters_per_rank,
+    trained_share,
+)
 from crosscut.planner.passes import LayerPasses, ends_passes, layer_passes, optimizer_bytes, weight_passes
 from crosscut.planner.products import Speed
 from crosscut.planner.program import Program, crosscut_program
@@ -308,8 +313,8 @@ def _durations(
 
 
 def _waits(exchanges: Iterable[Exchange], phase: Phase) -> float:
-    """Seconds per step in which the passes of this phase wait for messages between tensor or context ranks."""
-    inside = [entry for entry in exchanges if entry.collective.axis in ("tensor", "context")]
+    """Seconds per step in which the passes of this phase wait for messages inside the model."""
+    inside = [entry for entry in exchanges if entry.collective.axis in get_args(MessageAxis)]
     return sum((entry.exposed for entry in inside if entry.collective.phase == phase), 0.0)
 
 
@@ -428,7 +433,7 @@ def _orthogonalization(run: Planned, speed: Speed) -> float:
 def _moments_from_host(run: Planned, hardware: Hardware) -> float:
     if "optimizer" not in run.training.offload or not hardware.host_bandwidth:
         return 0.0
-    own = trained_parameters_per_rank(part_of(run), run.layout) / run.layout.shard_size
+    own = trained_share(part_of(run), run.layout)
     return 8 * own / hardware.host_bandwidth  # two moments in float32, copied in both directions at the same time
 
 

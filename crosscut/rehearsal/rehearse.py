@@ -58,7 +58,7 @@ class Rehearsal:
     @property
     def planned(self) -> Candidate:
         """Settings with which the planner forecasts this rank's step."""
-        return Candidate.at(self.run, self.run.layout.place_of(self.rank)["pipeline"])
+        return Candidate.at(self.run, self.run.layout.ranks.owners.place_of(self.rank))
 
 
 def rehearse(

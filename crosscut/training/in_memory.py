@@ -4,6 +4,7 @@ machines have enough memory, makes the saver, and removes the checkpoints at the
 
 import secrets
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,12 +25,13 @@ from crosscut.checkpoint.in_memory import (
 )
 from crosscut.checkpoint.storage import Folder, LocalFolder
 from crosscut.config import CheckpointConfig, CheckpointError, ConfigError, RunConfig, write_whole
+from crosscut.config.layouts.ranks import RankPlan
 from crosscut.config.run import OnFailure
 from crosscut.config.system.files import read_small
 from crosscut.config.system.markers import MARKER_FILE, ForeignFolderError
 from crosscut.config.system.terminal import echo
 from crosscut.parallel.collectives import gather_from_all, own_rank
-from crosscut.parallel.state.parameters import local_part
+from crosscut.parallel.state.parameters import local_part, plan_of
 from crosscut.training.step import Trainer
 
 _COPIES = 2
@@ -174,12 +176,13 @@ def bytes_of_state(trainer: Trainer) -> int:
     """Return an upper bound on the bytes of this rank's file in a checkpoint. The optimizer need not have any state
     yet. A tensor that several tensor ranks hold is counted on each of these ranks.
     """
-    layout = trainer.run.config.layout
-    parameters = [local_part(p) for p in trainer.model.parameters()]
-    more = [local_part(t) for tensors in trainer.more_state.values() for t in tensors.values()]
-    held = sum(t.numel() * t.element_size() for t in more)
-    held += sum(t.numel() * t.element_size() * (1 + _MOMENTS) for t in parameters)
-    return -(-held // layout.num_replicas)
+    parameters = [(parameter, 1 + _MOMENTS) for parameter in trainer.model.parameters()]
+    more = [(tensor, 1) for tensors in trainer.more_state.values() for tensor in tensors.values()]
+    held: Counter[RankPlan] = Counter()
+    for tensor, number in (*parameters, *more):
+        part = local_part(tensor)
+        held[plan_of(tensor, trainer.mesh).ranks] += number * part.numel() * part.element_size()
+    return sum(-(-size // ranks.copies.size) for ranks, size in held.items())
 
 
 def forget(run: RunConfig, key: str) -> None:

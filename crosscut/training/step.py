@@ -117,9 +117,9 @@ class Trainer:
         return model
 
     def _stages(self) -> tuple[Stage, ...]:
-        """Return the stages of this rank. Without a pipeline, one stage holds the whole model."""
+        """Return the stages of this rank. If the pipeline has one rank, one stage holds the whole model."""
         pipeline = self.mesh.pipeline
-        if pipeline is None:
+        if pipeline.size == 1:  # the layout of the run may have more ranks than the mesh
             return (Stage(range(self.run.model.num_layers)),)
         return stages_of_rank(stage_sizes(self.run.config), rank=pipeline.rank, num_ranks=pipeline.size)
 
@@ -193,7 +193,7 @@ class Trainer:
         RECORD.phase(RunPhase.FORWARD, step)
         scales = self._scales(micro_batches)
         self.reducer.begin()
-        passes = self._pass_all if self.mesh.pipeline is None else self._pass_stages
+        passes = self._pass_stages if self.mesh.is_staged else self._pass_all
         total = passes(step, micro_batches, scales)
         RECORD.phase(RunPhase.REDUCTION)
         self.reducer.finish()

@@ -82,19 +82,18 @@ class Assembled(NamedTuple):
     """Largest difference between two copies."""
 
 
-def assemble_parameter(grid: Grid, cut_dim: int | None, like: Tensor) -> Assembled | None:
+def assemble_parameter(grid: Grid, cuts: Mapping[str, int], like: Tensor) -> Assembled | None:
     """Assemble a parameter, or its gradient, in the shape of `like`, without the padding rows of a vocabulary.
-    `cut_dim` is the dimension that is sharded over the tensor ranks; None if the parameter is replicated.
+    `cuts` maps the names of the axes that shard the parameter to the dimensions that they shard.
 
     Returns None if the shapes do not fit. If a padding row is not zero, the result contains an infinite value, so that
     the comparison with the uncut tensor fails.
     """
     how = {name: _AxisShare(None, size) for name, size in grid.axes.items()}
-    if cut_dim is not None:
-        how |= {name: _AxisShare(cut_dim, 1) for name in grid.axes if role_of(name) is AxisRole.CUTS}
+    how |= {name: _AxisShare(dim, 1) for name, dim in cuts.items() if name in grid.axes}
     assembled = _assemble(grid, how)
     whole = assembled.whole
-    if cut_dim == 0 and whole.dim() and whole.shape[0] != like.shape[0]:
+    if 0 in cuts.values() and whole.dim() and whole.shape[0] != like.shape[0]:
         whole = _fit_rows(whole, like.shape[0])
     return assembled._replace(whole=whole) if whole.shape == like.shape else None
 

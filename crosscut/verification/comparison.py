@@ -149,12 +149,12 @@ class StepComparison:
         uncut, held = self._uncut.tensors(kind)[name], [part for part in parts if part is not None]
         if len(held) < len(parts):
             return Grid({}, [torch.empty(0)]), None
-        owners = {axis.name for axis in self._mesh.owners}
-        axes = {axis.name: axis.size for axis in self._mesh.axes if axis.name not in owners}
-        grid = Grid(axes, list(map(tensor_of, held)))
+        layout, first = self._mesh.layout, held[0]
+        is_expert = isinstance(first, ParameterShard) and first.is_expert
+        grid = Grid(layout.ranks_of(experts=is_expert).axes_of_owner, list(map(tensor_of, held)))
         if isinstance(uncut, ParameterShard):
-            assert isinstance(held[0], ParameterShard)
-            return grid, assemble_parameter(grid, held[0].cut_dim, uncut.tensor)
+            assert isinstance(first, ParameterShard)
+            return grid, assemble_parameter(grid, first.cuts, uncut.tensor)
         is_inside = _is_inside(name, self._uncut)
         return grid, assemble_activation(grid, uncut, is_gradient=kind is TensorKind.RETURNED, is_inside=is_inside)
 

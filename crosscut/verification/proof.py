@@ -132,7 +132,7 @@ def _shared_bounds(claim: Claim, model: nn.Module, mesh: ParallelMesh, uncut: "_
         if uncut is None:
             return None
         dtype = claim.compute_dtype or next(model.parameters()).dtype
-        whole = uncut.model if mesh.owners else model
+        whole = uncut.model if mesh.is_staged else model
         return _bounds(whole, uncut.recording, dtype, claim.product_dtype or dtype)
 
     shared: Bounds = _shared(_attempt(bounds))
@@ -213,7 +213,7 @@ def _in_form(recording: Recording, mesh: ParallelMesh, *, has_loss: bool = True)
     """Return a recording in a form in which the cut and the uncut model can be compared. Only a pipeline changes the
     form (`Recording.of_stages`).
     """
-    return recording.of_stages(has_loss=has_loss) if mesh.owners else recording
+    return recording.of_stages(has_loss=has_loss) if mesh.is_staged else recording
 
 
 def _exact(make_exact: MakeStep, mesh: ParallelMesh) -> Recording | None:

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from crosscut.model import GPT
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.linear import is_recomputing
-from crosscut.parallel.state.parameters import cut_dim, gathered_over_data
+from crosscut.parallel.state.parameters import cuts_of_model, gathered_over_data, is_expert
 from crosscut.training.speed.compilation import compiled_modules
 
 LOSS = "loss"
@@ -72,8 +72,17 @@ class ParameterShard(NamedTuple):
     """This rank's shard of a parameter, or of a parameter's gradient."""
 
     tensor: Tensor
-    cut_dim: int | None
-    """Dimension that is sharded over the tensor axis; None if the parameter is replicated."""
+    cuts: Mapping[str, int]
+    """Dimension that each axis shards, keyed by the axis's name. Axes along which ranks hold copies are left out."""
+    is_expert: bool
+    """Whether the ranks of the shards are arranged over the axes of experts (`ParallelMesh.experts`)."""
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "ParameterShard":
+        """Gather a tensor over the data ranks, and copy this tensor rank's part to the host. Every rank must call this
+        function.
+        """
+        return cls(gathered_over_data(tensor).cpu(), cuts_of_model(tensor), is_expert(tensor))
 
 
 Recorded = Tensor | ParameterShard
@@ -218,8 +227,8 @@ def record(step: RecordedStep) -> Recording:
     recording.gradients = gradients_of(step.model)
     recording.loss, recording.norm = step.update(loss.detach())
     recording.clipped = gradients_of(step.model)
-    recording.parameters = {name: ParameterShard(_copy(p), cut_dim(p)) for name, p in step.model.named_parameters()}
-    recording.averages = {name: ParameterShard(_copy(each), cut_dim(each)) for name, each in step.averages.items()}
+    recording.parameters = {name: ParameterShard.of(p) for name, p in step.model.named_parameters()}
+    recording.averages = {name: ParameterShard.of(each) for name, each in step.averages.items()}
     return recording
 
 
@@ -227,16 +236,10 @@ def gradients_of(model: nn.Module) -> dict[str, ParameterShard]:
     """Copy all gradients, keyed by the parameter's name. A missing gradient counts as zeros."""
     kept = {}
     for name, parameter in model.named_parameters():
-        gradient = torch.zeros_like(_copy(parameter)) if parameter.grad is None else _copy(parameter.grad)
-        kept[name] = ParameterShard(gradient, cut_dim(parameter))
+        shard = ParameterShard.of(parameter if parameter.grad is None else parameter.grad)
+        gradient = torch.zeros_like(shard.tensor) if parameter.grad is None else shard.tensor
+        kept[name] = shard._replace(tensor=gradient, cuts=cuts_of_model(parameter))
     return kept
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    """Gather a tensor over the data ranks, and copy this tensor rank's part to the host. Every rank must call this
-    function.
-    """
-    return gathered_over_data(tensor).cpu()
 
 
 @contextmanager

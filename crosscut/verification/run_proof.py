@@ -378,7 +378,7 @@ def _compare_collectives(step: _RunStep) -> list[ReportCheck]:
     of_ranks = [_planned(step.run, rank, compiled=compiled) for rank in range(layout.ranks.owners.size)]
     every = gather_to_first(step.sent)
     for rank, sent in enumerate(every or []):
-        planned = of_ranks[layout.place_of(rank)["pipeline"]]
+        planned = of_ranks[layout.ranks.owners.place_of(rank)]
         if sent != planned:
             wrong = filter(None, [_told(sent - planned, "more"), _told(planned - sent, "fewer")])
             told = f"rank {rank} sent {' and '.join(wrong)} than planned"

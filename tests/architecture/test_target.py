@@ -10,7 +10,7 @@ from crosscut.config.layout import ContextAttention
 
 
 def test_a_target_cannot_be_made_without_its_ranks() -> None:
-    with pytest.raises(TypeError, match="'tensor', 'split', and 'context'"):
+    with pytest.raises(TypeError, match="'tensor', 'split', 'context', and 'expert'"):
         Target()  # type: ignore[call-arg]
 
 

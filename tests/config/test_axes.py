@@ -2,23 +2,25 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from crosscut.config import Layout, LayoutError, RunConfig, ZeroStage, dump_toml, layout, load_layout, load_run
-from crosscut.config.axes import AXES, OPTIONS, AxisRole, AxisRow, arrangements, role_of
+from crosscut.config import (
+    Layout,
+    LayoutError,
+    ModelConfig,
+    RunConfig,
+    ZeroStage,
+    dump_toml,
+    load_layout,
+    load_run,
+)
+from crosscut.config.axes import AXES, OPTIONS, AxisRole, arrangements, role_of
+from crosscut.config.layouts.limits import require_expert_axis
 from tests.refusals import refusal
 
 Axes = tuple[str, ...]
-UNSUPPORTED = [row for row in AXES if not row.is_supported]
-
-
-@pytest.fixture
-def all_supported(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Layouts accept every axis of the table."""
-    monkeypatch.setattr(layout, "AXES", tuple(dataclasses.replace(row, is_supported=True) for row in AXES))
-    yield
 
 
 def mesh_axes_of(chosen: Layout) -> tuple[Axes, Axes, Axes]:
@@ -32,8 +34,10 @@ def test_rows_follow_the_design() -> None:
         ("replica", "data", AxisRole.TOKENS),
         ("shard", "data", AxisRole.TOKENS),
         ("context", "context", AxisRole.TOKENS),
-        ("tensor", "tensor", AxisRole.CUTS),
+        ("expert_replica", "expert_data", AxisRole.TOKENS),
+        ("expert_shard", "expert_data", AxisRole.TOKENS),
         ("expert", "expert", AxisRole.OWNS),
+        ("tensor", "tensor", AxisRole.CUTS),
     ]
 
 
@@ -45,15 +49,6 @@ def test_a_role_is_found_by_the_name_of_an_axis_and_of_its_field() -> None:
 def test_every_axis_has_its_size_in_a_layout() -> None:
     assert set(OPTIONS) <= {field.name for field in dataclasses.fields(Layout)}
     assert all(getattr(Layout(), option) == 1 for option in OPTIONS)
-
-
-@pytest.mark.parametrize("row", UNSUPPORTED, ids=lambda row: row.name)
-def test_an_axis_that_nothing_supports_is_refused(row: AxisRow) -> None:
-    option = row.option
-    assert refusal(LayoutError, load_run, {"model": {"preset": "gpt2-small"}}, [f"layout.{option}=2"]) == (
-        f"`layout.{option}` must be 1, but is 2. This version of Crosscut has no {option} parallelism. "
-        f"Remove `layout.{option}`, and raise layout.tensor or layout.data instead."
-    )
 
 
 @pytest.mark.parametrize(
@@ -76,16 +71,15 @@ def test_an_axis_that_nothing_supports_is_refused(row: AxisRow) -> None:
 def test_sets_of_ranks_follow_from_the_roles(
     chosen: Layout, mesh: dict[str, int], tokens: tuple[str, ...], copies: tuple[str, ...], slices: tuple[str, ...]
 ) -> None:
-    assert list(chosen.mesh_axes.items()) == list(mesh.items())
+    assert list(chosen.ranks.mesh_axes.items()) == list(mesh.items())
     assert mesh_axes_of(chosen) == (tokens, copies, slices)
 
 
-@pytest.mark.usefixtures("all_supported")
-def test_a_further_axis_takes_its_place_in_meshes_and_descriptions() -> None:
+def test_a_folded_axis_takes_its_place_in_meshes_and_descriptions() -> None:
     chosen = Layout(tensor=2, data=4, context=2, expert=4)
     assert str(chosen) == "tensor 2 x context 2 x data 4, expert 4"
     assert chosen.world_size == 2 * 2 * 4
-    assert list(chosen.mesh_axes) == ["data", "context", "tensor"]
+    assert list(chosen.ranks.mesh_axes) == ["data", "context", "tensor"]
     assert mesh_axes_of(chosen) == (("data", "context"), ("data", "context"), ())
 
 
@@ -182,6 +176,85 @@ def test_ranks_of_a_line_are_one_stride_apart(chosen: Layout) -> None:
             assert plan.line(line.name) == line
     assert plan.per_owner == sum(at["pipeline"] == 0 for at in places)
     assert plan.line("ends") == plan.owners
+
+
+EXPERTS = [
+    Layout(data=4, expert=2),
+    Layout(data=2, context=2, expert=4),
+    Layout(tensor=2, data=2, expert=2),
+    Layout(pipeline=3, tensor=2, data=4, context=2, expert=4),
+    Layout(tensor=2, data=4, expert=2, sharding=ZeroStage.ZERO3),
+    Layout(pipeline=2, data=8, expert=2, sharding=ZeroStage.ZERO3, shard_group=4),
+]
+
+
+@pytest.mark.parametrize("chosen", EXPERTS, ids=str)
+def test_the_plan_of_experts_arranges_the_same_ranks_anew(chosen: Layout) -> None:
+    plan = chosen.expert_ranks
+    places = [plan.place_of(rank) for rank in range(chosen.world_size)]
+    assert len({tuple(at.values()) for at in places}) == chosen.world_size
+    for mine, dense in zip(places, map(chosen.place_of, range(chosen.world_size)), strict=True):
+        assert {name: mine[name] for name in ("pipeline", "tensor")} == {n: dense[n] for n in ("pipeline", "tensor")}
+    assert plan.tokens.size * chosen.expert == chosen.ranks.tokens.size
+    assert plan.tokens.size == plan.copies.size * plan.slices.size
+    assert plan.line("expert").stride == chosen.tensor
+
+
+def test_lines_of_experts_have_names_of_their_own() -> None:
+    whole, sharded, grouped = (EXPERTS[i].expert_ranks for i in (3, 4, 5))
+    assert [line.name for line in (whole.tokens, whole.copies)] == ["expert_data", "expert_data"]
+    assert (whole.tokens.size, whole.slices.size) == (2, 1)
+    assert (sharded.slices.name, sharded.slices.size, sharded.copies.size) == ("expert_data", 2, 1)
+    lines = [(line.name, line.size, line.stride) for line in (grouped.tokens, grouped.copies, grouped.slices)]
+    assert lines == [("expert_data", 4, 2), ("expert_replica", 2, 4), ("expert_shard", 2, 2)]
+    assert list(grouped.mesh_axes) == ["pipeline", "expert_replica", "expert_shard", "expert", "tensor"]
+
+
+def test_a_line_may_join_axes_that_are_not_adjacent() -> None:
+    owners = Layout(pipeline=2, data=4, tensor=2, expert=2).expert_ranks.owners
+    assert (owners.name, owners.axes, owners.size) == ("pipeline_expert", ("pipeline", "expert"), 4)
+    assert owners.steps == ((2, 8), (2, 2))
+    assert [rank for rank in range(16) if owners.place_of(rank) == 3] == [10, 11, 14, 15]
+
+
+def test_with_one_expert_rank_experts_are_parameters_like_all_others() -> None:
+    chosen = Layout(tensor=2, data=4, context=2, sharding=ZeroStage.ZERO3)
+    assert chosen.expert_ranks is chosen.ranks
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"data": 2, "context": 2, "expert": 3},
+            "`layout.expert` must divide `layout.data` x `layout.context` (4), but is 3. Try 1, 2 or 4.",
+        ),
+        (
+            {"data": 8, "expert": 8, "sharding": ZeroStage.ZERO3, "shard_group": 4},
+            "`layout.expert` must divide `layout.shard_group` (4), but is 8. Try 1, 2 or 4.",
+        ),
+    ],
+)
+def test_expert_ranks_divide_the_ranks_that_see_different_tokens(given: dict[str, Any], message: str) -> None:
+    assert refusal(LayoutError, Layout, **given) == message
+
+
+def test_a_model_without_experts_has_one_expert_rank() -> None:
+    given = ["layout.data=4", "layout.expert=2", "training.batch_size=8"]
+    assert refusal(LayoutError, load_run, {"model": {"preset": "gpt2-small"}}, given) == (
+        "`layout.expert` must be 1 for a model without experts, but is 2. Set layout.expert=1: all 4 ranks of "
+        "`layout.data` x `layout.context` then share the batch."
+    )
+
+
+def test_expert_ranks_divide_the_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelConfig, "num_experts", 12)
+    model, chosen = ModelConfig(num_layers=1, hidden_size=8, num_heads=2), Layout(data=8, expert=8)
+    assert refusal(LayoutError, require_expert_axis, model, chosen) == (
+        "`layout.expert` must divide `layout.data` x `layout.context` (8) and `model.experts.number` (12), but is 8. "
+        "Try 1, 2 or 4."
+    )
+    require_expert_axis(model, Layout(data=8, expert=4))
 
 
 def test_without_stages_the_same_ranks_hold_the_whole_model() -> None:

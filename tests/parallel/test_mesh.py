@@ -5,7 +5,8 @@ import torch
 import torch.distributed as dist
 
 from crosscut.config import Layout, LayoutError, ZeroStage
-from crosscut.parallel import Axis, make_mesh, make_repeated_mesh
+from crosscut.parallel import Axis, CollectiveRecorder, make_mesh, make_repeated_mesh
+from crosscut.parallel.collectives import all_reduce
 from crosscut.parallel.pretended import pretended_ranks
 from tests.parallel.twins import CPU
 from tests.ranks import RankPool
@@ -142,6 +143,55 @@ def test_groups_of_the_mesh_are_the_lines_of_the_plan(chosen: Layout) -> None:
             if axis is not None and line.size > 1:
                 assert (axis.name, rank - axis.device_mesh.mesh.tolist()[-2]) == (line.name, line.stride)
         assert mesh.reader == (mesh.data.rank, chosen.data)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        Layout(pipeline=2, tensor=2, context=2, data=2, expert=4),
+        Layout(tensor=2, data=4, expert=2, sharding=ZeroStage.ZERO3),
+        Layout(tensor=2, data=8, expert=2, sharding=ZeroStage.ZERO2, shard_group=4),
+        Layout(tensor=2, data=4, expert=2, sharding=ZeroStage.ZERO2, shard_group=2),
+    ],
+    ids=str,
+)
+def test_experts_have_a_second_mesh_of_the_same_ranks(chosen: Layout) -> None:
+    plan, rank = chosen.expert_ranks, chosen.world_size - 1
+    with pretended_ranks(chosen.world_size, rank):
+        mesh = make_mesh(chosen, CPU)
+        sharding = mesh.experts.sharding and mesh.experts.sharding.shard
+        made = {
+            "expert": (mesh.expert, plan.line("expert")),
+            "tokens": (mesh.experts.tokens, plan.tokens),
+            "copies": (mesh.experts.copies, plan.copies),
+            "slices": (sharding, plan.slices),
+        }
+        for axis, line in made.values():
+            assert (1 if axis is None else axis.size) == line.size
+            if axis is not None and line.size > 1:
+                assert (axis.name, rank - axis.device_mesh.mesh.tolist()[-2]) == (line.name, line.stride)
+        assert mesh.experts.cuts.mesh_dim_names == ("expert", "tensor")
+        assert mesh.plans == (mesh.dense, mesh.experts)
+
+
+def test_axes_of_the_same_ranks_have_groups_of_their_own_names() -> None:
+    chosen = Layout(data=4, expert=4)
+    with pretended_ranks(4, 1):
+        for _ in range(2):  # a second mesh of the same process finds the name again
+            mesh = make_mesh(chosen, CPU)
+            assert mesh.data.device_mesh.mesh.tolist() == mesh.expert.device_mesh.mesh.tolist() == [0, 1, 2, 3]
+            assert mesh.data.group_name != mesh.expert.group_name
+            with CollectiveRecorder(mesh) as recorder:
+                for axis in (mesh.data, mesh.expert):
+                    all_reduce(torch.ones(3), axis)
+            assert [sent.axis for sent in recorder.sent] == ["data", "expert"]
+
+
+def test_one_expert_rank_needs_no_second_mesh() -> None:
+    with pretended_ranks(4, 1):
+        mesh = make_mesh(Layout(tensor=2, data=2), CPU)
+        assert mesh.experts is mesh.dense
+        assert (mesh.expert.size, mesh.pipeline.size) == (1, 1)
 
 
 @pytest.mark.parametrize(("rank", "expected"), [(0, False), (3, False), (4, True), (5, True)])

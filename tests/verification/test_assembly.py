@@ -62,18 +62,27 @@ def test_what_data_ranks_share_has_its_gradient_summed():
 def test_padding_of_the_vocabulary_is_left_out_and_must_be_zero():
     like = torch.cat([WHOLE[0], torch.zeros(2, H, dtype=torch.float64)])  # the uncut one is padded too, to 8 rows
     padded = torch.cat([WHOLE[0], torch.zeros(6, H, dtype=torch.float64)])
-    assert torch.equal(assemble_parameter(grid_of(list(padded.chunk(4)), tensor=4), 0, like).whole, like)
+    assert torch.equal(assemble_parameter(grid_of(list(padded.chunk(4)), tensor=4), {"tensor": 0}, like).whole, like)
     padded[-1, 0] = 1e-9
-    assert not assemble_parameter(grid_of(list(padded.chunk(4)), tensor=4), 0, like).whole.isfinite().all()
+    assert not assemble_parameter(grid_of(list(padded.chunk(4)), tensor=4), {"tensor": 0}, like).whole.isfinite().all()
 
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_parameter_comes_together_by_its_own_word(dim):
     matrix = WHOLE[0]
-    parts = [*matrix.chunk(2, dim), *matrix.chunk(2, dim)]
-    assert torch.equal(assemble_parameter(grid_of(parts, data=2, tensor=2), dim, matrix).whole, matrix)
+    parts, cuts = [*matrix.chunk(2, dim), *matrix.chunk(2, dim)], {"tensor": dim}
+    assert torch.equal(assemble_parameter(grid_of(parts, data=2, tensor=2), cuts, matrix).whole, matrix)
     parts[2] = parts[2] + 1
-    assert assemble_parameter(grid_of(parts, data=2, tensor=2), dim, matrix).copies_differ == [(0, 2)]
+    assert assemble_parameter(grid_of(parts, data=2, tensor=2), cuts, matrix).copies_differ == [(0, 2)]
+
+
+def test_experts_come_together_over_their_own_axes():
+    experts = torch.randn(4, 3, 6).double()
+    parts = [half for own in experts.chunk(2) for half in own.chunk(2, 2)] * 2
+    grid = Grid({"expert_data": 2, "expert": 2, "tensor": 2}, parts)
+    assert torch.equal(assemble_parameter(grid, {"expert": 0, "tensor": 2}, experts).whole, experts)
+    parts[4] = parts[4] + 1
+    assert assemble_parameter(Grid(grid.axes, parts), {"expert": 0, "tensor": 2}, experts).copies_differ == [(0, 4)]
 
 
 @pytest.mark.parametrize("axes", [{"data": 2, "context": 3, "tensor": 2}, {"data": 1, "context": 3, "tensor": 4}])

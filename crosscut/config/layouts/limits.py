@@ -1,10 +1,14 @@
-"""Numbers that tensor ranks must divide, such as the number of attention heads. Each kind of part states its own."""
+"""Numbers that tensor ranks must divide, such as the number of attention heads. Each kind of part states its own. The
+ranks that share experts must divide the number of experts.
+"""
 
 from collections.abc import Callable, Mapping
+from math import gcd
 from types import MappingProxyType
 
 from crosscut.config.checks import divisors, listed
 from crosscut.config.errors import LayoutError
+from crosscut.config.layout import Layout
 from crosscut.config.model import ModelConfig
 from crosscut.config.parts.kinds import ATTENTIONS, FeedForward, Mixer, PartKind
 from crosscut.config.parts.limits import Limit
@@ -33,6 +37,23 @@ def require_tensor_axis(model: ModelConfig, tensor: int) -> None:
             allowed = [ranks for ranks in divisors(limits[0].number) if all(each.allows(ranks) for each in limits)]
             must = f"divide {limit.name}{limit.when}" + (" or be a multiple of it" if limit.may_share else "")
             raise LayoutError(f"`layout.tensor` must {must}, but is {tensor}. Try {listed(allowed)}.")
+
+
+def require_expert_axis(model: ModelConfig, layout: Layout) -> None:
+    """Raise `LayoutError` if the expert ranks of the layout cannot share the model's experts evenly. The message lists
+    the possible numbers of ranks.
+    """
+    number, ranks = model.num_experts, layout.ranks.tokens.size
+    if layout.expert > 1 and not number:
+        raise LayoutError(
+            f"`layout.expert` must be 1 for a model without experts, but is {layout.expert}. Set layout.expert=1: all "
+            f"{ranks} ranks of `layout.data` x `layout.context` then share the batch."
+        )
+    if number and number % layout.expert:
+        raise LayoutError(
+            f"`layout.expert` must divide `layout.data` x `layout.context` ({ranks}) and `model.experts.number` "
+            f"({number}), but is {layout.expert}. Try {listed(divisors(gcd(ranks, number)))}."
+        )
 
 
 def _of_attention(model: ModelConfig) -> tuple[Limit, ...]:

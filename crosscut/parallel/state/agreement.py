@@ -6,6 +6,7 @@ show the problem. The table of axes (`config/axes.py`) says which ranks hold the
 
 - Data ranks and context ranks hold the same part of every parameter, unless they share one copy of the model.
 - If several groups of data ranks each share a copy, the ranks with the same shard hold the same bits.
+- Ranks that share the experts of a layer hold different experts. The ranks with the same experts hold the same bits.
 - Tensor ranks hold the same bits of every parameter that the tensor axis does not cut. (If data ranks share a copy,
   this holds only for tensor ranks with the same position in the shard group.)
 - The first and the last stage of a pipeline hold the same bits of a tied embedding.
@@ -28,7 +29,8 @@ This module also sends decisions that must be the same on all ranks, such as a r
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -36,10 +38,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from crosscut.config import Layout
-from crosscut.config.axes import AXES, AxisRole
 from crosscut.parallel.collectives import all_gather_objects, all_reduce, background_group, from_all_ranks
 from crosscut.parallel.mesh import Axis, ParallelMesh
-from crosscut.parallel.state.parameters import cut_dim, local_part
+from crosscut.parallel.state.parameters import cut_dim, cuts_of, is_expert, local_part, plan_of
 
 _POSITION = 0x9E3779B97F4A7C15 - (1 << 64)
 _SPREAD = 0xD6E8FEB86659FD93 - (1 << 64)
@@ -82,6 +83,8 @@ def find_drift(parameters: Mapping[str, Tensor], mesh: ParallelMesh) -> Drift | 
     Communication if all replicas agree (an axis of size 1 sends nothing):
 
     - over the ranks that hold copies: an all-reduce of two int64 per parameter;
+    - over the ranks that hold copies of the same experts, if several ranks share the experts: an all-reduce of two
+      int64 per parameter of experts, and one more int64 in the all-reduce above;
     - over the tensor axis: an all-reduce of two int64 per replicated parameter, and one more int64;
     - over the shard group, if the model is sharded: an all-reduce of one int64;
     - over the first and the last stage of a pipeline: an all-reduce of two int64 per parameter that both hold, and over
@@ -91,33 +94,42 @@ def find_drift(parameters: Mapping[str, Tensor], mesh: ParallelMesh) -> Drift | 
     its local size over each axis along which it has replicas. If all replicas agree, the host waits for the device
     once.
     """
-    if (mesh.tensor.size == 1 and mesh.copies is None and not mesh.owners) or not parameters:
+    of_copies = [plan.copies for plan in mesh.plans]
+    if not parameters or (mesh.tensor.size == 1 and not mesh.is_staged and not any(of_copies)):
         return None
     names = list(parameters)
     hashes = torch.stack([hash_of(parameter) for parameter in parameters.values()])
-    replicated = [i for i, parameter in enumerate(parameters.values()) if cut_dim(parameter) is None]
     on_both = _on_both_ends(names, mesh)
-    if not _any_differs(hashes, mesh, replicated=replicated, tied=[names.index(name) for name in on_both]):
+    if not _any_differs(hashes, mesh, list(parameters.values()), tied=[names.index(name) for name in on_both]):
         return None
-    held = {name: (found, i in replicated) for i, (name, found) in enumerate(zip(names, hashes.tolist(), strict=True))}
+    held = {name: (found, _cut_by(parameters[name])) for name, found in zip(names, hashes.tolist(), strict=True)}
     drift = _describe(held, mesh)
     return drift._replace(size=_difference(parameters.get(drift.name), mesh, is_tied=drift.name in on_both))
 
 
-def _any_differs(hashes: Tensor, mesh: ParallelMesh, *, replicated: list[int], tied: list[int]) -> bool:
-    """Whether ranks that should have equal hashes differ in any hash. All ranks get the same answer. `replicated` lists
-    the indices of the parameters that the tensor axis does not cut. `tied` lists the indices of the parameters that the
-    first and the last stage of a pipeline both hold.
+def _any_differs(hashes: Tensor, mesh: ParallelMesh, parameters: Sequence[Tensor], *, tied: list[int]) -> bool:
+    """Whether ranks that should have equal hashes differ in any hash. All ranks get the same answer. `tied` lists the
+    indices of the parameters that the first and the last stage of a pipeline both hold.
     """
-    drifted = torch.zeros((), dtype=torch.bool, device=hashes.device)
-    if mesh.copies is not None:
-        drifted = _differs(hashes, mesh.copies).any()
+
+    def chosen(indices: list[int]) -> Tensor:
+        return hashes[torch.tensor(indices, dtype=torch.int64, device=hashes.device)]
+
+    experts = [i for i, parameter in enumerate(parameters) if is_expert(parameter)]
+    dense = [i for i in range(len(parameters)) if i not in set(experts)]
+    drifted: Tensor | None = None
+    if experts and mesh.experts.copies is not None:
+        drifted = _differs(chosen(experts), mesh.experts.copies).any()
     # The ranks of other groups do not know of a drift in one group. Share it, so that all ranks take the same branch in
     # `find_drift`.
-    chosen = hashes[torch.tensor(replicated, dtype=torch.int64, device=hashes.device)]
-    drifted = _differs(chosen, mesh.tensor, also=drifted).any()
+    if mesh.copies is not None:
+        drifted = _differs(chosen(dense) if experts else hashes, mesh.copies, also=drifted).any()
+    if drifted is None:
+        drifted = torch.zeros((), dtype=torch.bool, device=hashes.device)
+    replicated = [i for i, parameter in enumerate(parameters) if cut_dim(parameter) is None]
+    drifted = _differs(chosen(replicated), mesh.tensor, also=drifted).any()
     if mesh.ends is not None and tied:
-        drifted = _differs(hashes[torch.tensor(tied, device=hashes.device)], mesh.ends, also=drifted).any()
+        drifted = _differs(chosen(tied), mesh.ends, also=drifted).any()
     shard = None if mesh.sharding is None else mesh.sharding.shard
     for axis in (shard, *mesh.owners):
         if axis is not None:
@@ -176,7 +188,7 @@ def _difference(parameter: Tensor | None, mesh: ParallelMesh, *, is_tied: bool) 
     axes, local = list[Axis](), torch.empty(0)
     if parameter is not None:
         tensor, ends = mesh.tensor if cut_dim(parameter) is None else None, mesh.ends if is_tied else None
-        axes = [axis for axis in (mesh.copies, tensor, ends) if axis is not None]
+        axes = [axis for axis in (plan_of(parameter, mesh).copies, tensor, ends) if axis is not None]
         local = local_part(parameter).detach().reshape(-1)
     for piece in local.split(_ELEMENTS_AT_ONCE) if local.numel() else ():
         piece = piece.nan_to_num(torch.inf, torch.inf, -torch.inf)  # the maximum may ignore NaN
@@ -193,17 +205,19 @@ def _difference(parameter: Tensor | None, mesh: ParallelMesh, *, is_tied: bool) 
     return apart if apart == math.inf else apart / (largest or 1.0)
 
 
-def _describe(mine: dict[str, tuple[int, bool]], mesh: ParallelMesh) -> Drift:
+def _cut_by(parameter: Tensor) -> tuple[str, ...]:
+    """Return the names of the axes of which each rank holds another part of a parameter."""
+    return tuple(cut.axis for cut in cuts_of(parameter) if cut.num_parts > 1)
+
+
+def _describe(mine: dict[str, tuple[int, tuple[str, ...]]], mesh: ParallelMesh) -> Drift:
     """Gather all hashes and describe the first parameter that differs. `mine` maps the name of each parameter of this
-    rank to its hash, and to whether the parameter is replicated over the tensor axis. Every rank must call this
-    function.
+    rank to its hash, and to the axes that cut the parameter. Every rank must call this function.
     """
     held_by = from_all_ranks(mine, mesh)
-    groups = {is_replicated: _same_ranks(mesh.layout, is_replicated) for is_replicated in (False, True)}
     found: list[Drift] = []
-    is_replicated = {name: whole for of_rank in held_by for name, (_, whole) in of_rank.items()}
-    for name, whole in is_replicated.items():
-        for group in groups[whole]:
+    for name, cut_by in {name: cut_by for of_rank in held_by for name, (_, cut_by) in of_rank.items()}.items():
+        for group in _same_ranks(mesh.layout, cut_by):
             held = {rank: held_by[rank][name][0] for rank in group if name in held_by[rank]}
             counts = Counter(held.values()).most_common(2)
             if len(counts) > 1:
@@ -214,16 +228,15 @@ def _describe(mine: dict[str, tuple[int, bool]], mesh: ParallelMesh) -> Drift:
     return found[0]._replace(num_parameters=len(found))
 
 
-def _same_ranks(layout: Layout, is_replicated: bool) -> list[list[int]]:
+@lru_cache(maxsize=64)
+def _same_ranks(layout: Layout, cut_by: tuple[str, ...]) -> list[list[int]]:
     """Divide the ranks of the layout into groups. If several ranks of one group hold a parameter, they should hold the
-    same bits of it. `is_replicated` is true for a parameter that the tensor axis does not cut.
+    same bits of it. `cut_by` names the axes that cut the parameter.
     """
-    shared = (AxisRole.OWNS, AxisRole.CUTS) if is_replicated else (AxisRole.OWNS,)
-    distinct = [row.name for row in AXES if not (layout.ranks.holds_copies(row) or row.role in shared)]
+    lines = [layout.line(name) for name in cut_by]
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank in range(layout.world_size):
-        place = layout.place_of(rank)
-        groups.setdefault(tuple(place[name] for name in distinct if name in place), []).append(rank)
+        groups.setdefault(tuple(line.place_of(rank) for line in lines), []).append(rank)
     return list(groups.values())
 
 

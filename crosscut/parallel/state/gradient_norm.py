@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from crosscut.parallel.collectives import all_reduce
-from crosscut.parallel.mesh import Axis
+from crosscut.parallel.mesh import Axis, name_of_group
 from crosscut.parallel.state.parameters import AxisCut, cuts_of, is_partial, local_part
 
 NORM_PIECE = 1 << 16
@@ -67,18 +67,21 @@ def measure_gradients(
 
     Squares are summed in float64. On the CPU, the sum is computed from the norms of short pieces. PyTorch's own norm of
     20 million float32 elements has a relative error of a thousandth on the CPU, and this error depends on the layout.
-    Communication: an all-reduce of one element over each axis that cuts gradients (the tensor axis and, with sharding,
-    data axes), and over each axis of `owners`.
+    Communication: an all-reduce of one element over each axis that cuts gradients (the tensor axis, the expert axis
+    and, with sharding, data axes), and over each axis of `owners`. If experts and other parameters are sharded over
+    different ranks, there are two all-reduces over the tensor axis.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     assert not any(map(is_partial, gradients)), "gradients must be summed before their norm is taken"
-    sums = {cuts: _sum_of_squares([local_part(g) for g in alike]) for cuts, alike in _by_cuts(gradients).items()}
+    by_cuts = _by_cuts(gradients)
+    sums = {cuts: _sum_of_squares([local_part(g) for g in alike]) for cuts, alike in by_cuts.items()}
+    like = {name: alike[0] for cuts, alike in by_cuts.items() for name in cuts}
     nothing = torch.zeros((), dtype=torch.float64, device=also[0].device if also else None)
     uncounted = _sum_of_squares([local_part(value) for value in also]) * 0.0 if also else nothing
     own = sum(sums.values(), uncounted)
     spread = own * 0.0  # this spreads a NaN or infinity from one replica to all replicas
     while cuts := max(sums, key=len, default=()):  # sum over one axis, then add to the sum for the other axes
-        squares = all_reduce(sums.pop(cuts) + spread, _axis(gradients[0], cuts[0]))
+        squares = all_reduce(sums.pop(cuts) + spread, _axis(like[cuts[0]], cuts[0]))
         sums[cuts[1:]] = squares + sums.get(cuts[1:], 0.0)
     total = sums.get((), nothing) + uncounted
     for axis in owners:
@@ -94,7 +97,8 @@ def _axis(gradient: Tensor, name: str) -> Axis:
     mesh = gradient.device_mesh
     assert mesh.mesh_dim_names is not None
     i = mesh.mesh_dim_names.index(name)
-    return Axis(name, mesh, mesh.get_local_rank(i), mesh.size(i), mesh.get_group(i).group_name)
+    group_name = name_of_group(name, mesh.get_group(i).group_name)
+    return Axis(name, mesh, mesh.get_local_rank(i), mesh.size(i), group_name)
 
 
 def _by_cuts(gradients: Iterable[Tensor]) -> dict[tuple[str, ...], list[Tensor]]:

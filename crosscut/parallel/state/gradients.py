@@ -1,7 +1,9 @@
 """Reduction of gradients between the backward pass and the optimizer.
 
 The ranks that see different tokens (`ParallelMesh.tokens`, the data ranks) sum their gradients in buckets. The buckets
-are sent during the backward pass (paper, section 3.2).
+are sent during the backward pass (paper, section 3.2). If ranks share experts, the gradients of experts are summed over
+the ranks that hold the same experts (`PlanAxes.tokens`), since each expert has seen the tokens of all ranks that share
+experts.
 
 The tensor ranks sum only some gradients of replicated parameters: if a parameter is used on a split sequence or inside
 a parallel region, each rank computes only a part of the gradient. Such gradients have the placement `Partial`. After
@@ -22,16 +24,16 @@ from crosscut.config import LayoutError
 from crosscut.config.conventions import BUCKET_BYTES
 from crosscut.parallel.collectives import all_reduce, start_all_reduce_owned, wait
 from crosscut.parallel.mesh import Axis, ParallelMesh
-from crosscut.parallel.state.parameters import cut_dim, is_partial
+from crosscut.parallel.state.parameters import cut_dim, is_partial, plan_of
 
 _Placements = tuple[Placement, ...] | None
 
 
 class _Bucket:
-    """Parameters whose gradients are sent over the token axis in one message."""
+    """Parameters whose gradients are sent over one axis in one message."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.parameters = parameters
+    def __init__(self, parameters: list[nn.Parameter], axis: Axis) -> None:
+        self.parameters, self.axis = parameters, axis
         self.missing = len(parameters)
         self.sent: Tensor | None = None
         self.placements: list[_Placements] = []
@@ -52,9 +54,9 @@ class GradientReducer:
     Every rank must call `arm` and `finish` in the same steps. The reducer ignores parameters that do not require a
     gradient when the reducer is created. A parameter that the backward pass does not reach gets a gradient of zeros.
 
-    Communication: one all-reduce per bucket over `mesh.tokens` (the data axis), overlapped with the backward pass, and
-    at most one all-reduce per element type over the tensor axis. Raises `LayoutError` if a parameter is not a
-    `DTensor`, or if the mesh shards the model.
+    Communication: one all-reduce per bucket over `mesh.tokens` (the data axis) or, for experts, over the axis of their
+    plan, overlapped with the backward pass, and at most one all-reduce per element type over the tensor axis. Raises
+    `LayoutError` if a parameter is not a `DTensor`, or if the mesh shards the model.
     """
 
     def __init__(
@@ -72,8 +74,7 @@ class GradientReducer:
         self._buckets: list[_Bucket] = []
         self._num_sent = 0
         self._bucket_of: dict[nn.Parameter, _Bucket] = {}
-        if mesh.tokens.size > 1:
-            self._fill_buckets(bucket_bytes)
+        self._fill_buckets(bucket_bytes)
 
     def begin(self) -> None:
         """Do nothing: this reducer needs no preparation at the start of a step."""
@@ -99,16 +100,16 @@ class GradientReducer:
         _sum_partial([p for p in self.parameters if is_partial(p.grad)], self.mesh.tensor)
 
     def _fill_buckets(self, bucket_bytes: int) -> None:
-        pending: list[nn.Parameter] = []
-        size = 0
-        for parameter in reversed(self.parameters):  # the backward pass reaches the last parameters first
-            if pending and (size >= bucket_bytes or parameter.dtype != pending[0].dtype):
-                self._buckets.append(_Bucket(pending))
-                pending, size = [], 0
-            pending.append(parameter)
-            size += _local(parameter).nbytes
-        if pending:
-            self._buckets.append(_Bucket(pending))
+        """Put the parameters of each plan into buckets. A bucket that is complete earlier in the backward pass is sent
+        earlier.
+        """
+        order = list(reversed(self.parameters))  # the backward pass reaches the last parameters first
+        places = {parameter: place for place, parameter in enumerate(order)}
+        for plan in self.mesh.plans:
+            if plan.tokens.size > 1:
+                mine = [parameter for parameter in order if plan_of(parameter, self.mesh) is plan]
+                self._buckets += (_Bucket(some, plan.tokens) for some in _in_buckets(mine, bucket_bytes))
+        self._buckets.sort(key=lambda bucket: places[bucket.parameters[-1]])
         for bucket in self._buckets:
             for parameter in bucket.parameters:
                 self._bucket_of[parameter] = bucket
@@ -131,20 +132,34 @@ class GradientReducer:
             self._num_sent += 1
 
     def _send(self, bucket: _Bucket) -> None:
-        """Start summing a bucket over the token axis. Remove the gradients from their parameters to save memory."""
+        """Start summing a bucket over its axis. Remove the gradients from their parameters to save memory."""
         flat = torch.cat([_flat_gradient(p) for p in bucket.parameters])
         bucket.placements = [_placements(p.grad) for p in bucket.parameters]
         for parameter in bucket.parameters:
             parameter.grad = None
-        bucket.sent = start_all_reduce_owned(flat, self.mesh.tokens)
+        bucket.sent = start_all_reduce_owned(flat, bucket.axis)
 
     def _receive(self, bucket: _Bucket) -> None:
         assert bucket.sent is not None
-        summed = wait(bucket.sent, self.mesh.tokens)
+        summed = wait(bucket.sent, bucket.axis)
         bucket.sent = None
         if self.mesh.sequence_parallel:
             _require_use_alike(bucket, summed)
         _set_gradients(bucket.parameters, summed, bucket.placements)
+
+
+def _in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> Iterator[list[nn.Parameter]]:
+    """Yield the parameters in lists of one element type, each of at least `bucket_bytes` bytes if there are enough."""
+    pending: list[nn.Parameter] = []
+    size = 0
+    for parameter in parameters:
+        if pending and (size >= bucket_bytes or parameter.dtype != pending[0].dtype):
+            yield pending
+            pending, size = [], 0
+        pending.append(parameter)
+        size += _local(parameter).nbytes
+    if pending:
+        yield pending
 
 
 def sum_copies(parameter: nn.Parameter, ends: Axis) -> None:

@@ -9,6 +9,9 @@ If a replicated parameter is used on a split sequence or inside a parallel regio
 gradient. `local_on_sequence` and `local_inside` give such a gradient the placement `Partial`.
 `gradients.GradientReducer` sums the gradients with this placement over the tensor axis.
 
+The matrices of experts are stacked in one parameter. If several ranks share the experts, this parameter is a `DTensor`
+on the axes ("expert", "tensor") of the experts' device mesh.
+
 If data ranks share one copy of the model (`sharding`), a stored parameter is cut a second time: the rows of the tensor
 rank's part are split over the shard group. The mesh of a stored parameter then has the data axes before the tensor
 axis. While a layer runs, its parameters are gathered, and the mesh of a gathered parameter has only the tensor axis.
@@ -28,9 +31,9 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from crosscut.config import LayoutError
-from crosscut.config.axes import AxisRole, role_of
+from crosscut.config.axes import AxisRole, cuts_parameters, is_folded, role_of
 from crosscut.parallel.collectives import all_gather
-from crosscut.parallel.mesh import Axis, ParallelMesh
+from crosscut.parallel.mesh import Axis, ParallelMesh, PlanAxes
 
 
 def sharded_parameter(
@@ -40,15 +43,38 @@ def sharded_parameter(
 
     Raises `LayoutError` if the size of the dimension is not a multiple of the number of ranks on the axis.
     """
+    _require_divisible(shape, axis, dim)
+    local_shape = list(shape)
+    local_shape[dim] //= axis.size
+    local_tensor = torch.zeros(local_shape, dtype=dtype, device=device)
+    return nn.Parameter(DTensor.from_local(local_tensor, axis.device_mesh, [Shard(dim)], run_check=False))
+
+
+def _require_divisible(shape: tuple[int, ...], axis: Axis, dim: int) -> None:
     if shape[dim] % axis.size:
         raise LayoutError(
             f"The size of the {axis.name} axis must divide dimension {dim} of a parameter of shape {shape}, but is "
             f"{axis.size}. Choose a size that divides the dimension, or pad the dimension."
         )
+
+
+def stacked_parameter(
+    shape: tuple[int, ...], mesh: ParallelMesh, *, dim: int, dtype: torch.dtype, device: torch.device
+) -> nn.Parameter:
+    """Create the stacked matrices of all experts, of global shape `shape`, filled with zeros. The expert ranks divide
+    dimension 0, the experts, and the tensor ranks divide dimension `dim`.
+
+    Raises `LayoutError` if the size of one of the dimensions is not a multiple of the number of ranks.
+    """
+    if mesh.expert.size == 1:
+        return sharded_parameter(shape, mesh.tensor, dim=dim, dtype=dtype, device=device)
     local_shape = list(shape)
-    local_shape[dim] //= axis.size
+    for axis, cut in ((mesh.expert, 0), (mesh.tensor, dim)):
+        _require_divisible(shape, axis, cut)
+        local_shape[cut] //= axis.size
     local_tensor = torch.zeros(local_shape, dtype=dtype, device=device)
-    return nn.Parameter(DTensor.from_local(local_tensor, axis.device_mesh, [Shard(dim)], run_check=False))
+    placements = [Shard(0), Shard(dim)]
+    return nn.Parameter(DTensor.from_local(local_tensor, mesh.experts.cuts, placements, run_check=False))
 
 
 def replicated_parameter(
@@ -78,6 +104,12 @@ class ParameterMaker(NamedTuple):
         parameter = self.sharded(*shape, dim=dim)
         parameter.is_wide = True  # type: ignore[attr-defined]
         return parameter
+
+    def stacked(self, *shape: int, dim: int) -> nn.Parameter:
+        """Create the stacked matrices of all experts, cut along dimension `dim` over the tensor axis; see
+        `stacked_parameter`.
+        """
+        return stacked_parameter(shape, self.mesh, dim=dim, dtype=self.dtype, device=self.mesh.parameter_device)
 
     def replicated(self, *shape: int, value: float = 0.0) -> nn.Parameter:
         """Create a parameter that every tensor rank holds whole; see `replicated_parameter`."""
@@ -232,10 +264,10 @@ class AxisCut(NamedTuple):
 
     @property
     def is_of_model(self) -> bool:
-        """Whether the cut is over the tensor axis, so that each rank computes with its own part. False for a cut over
-        data ranks, which only store shards of a tensor rank's part.
+        """Whether the cut is over the tensor or the expert axis, so that each rank computes with its own part. False
+        for a cut over data ranks, which only store shards of a tensor rank's part.
         """
-        return role_of(self.axis) is AxisRole.CUTS
+        return cuts_parameters(self.axis)
 
 
 def cuts_of(tensor: Tensor) -> tuple[AxisCut, ...]:
@@ -261,7 +293,25 @@ def cut_dim(parameter: Tensor) -> int | None:
     """Return the dimension along which a parameter is cut over the tensor axis, or None if the tensor axis does not cut
     the parameter.
     """
-    return next((cut.dim for cut in cuts_of(parameter) if cut.is_of_model), None)
+    return next((cut.dim for cut in cuts_of(parameter) if role_of(cut.axis) is AxisRole.CUTS), None)
+
+
+def cuts_of_model(tensor: Tensor) -> dict[str, int]:
+    """Return the dimension that each axis of the model cuts (`AxisCut.is_of_model`), keyed by the axis's name."""
+    return {cut.axis: cut.dim for cut in cuts_of(tensor) if cut.is_of_model}
+
+
+def is_expert(tensor: Tensor) -> bool:
+    """Whether a distributed tensor is arranged over the axes of experts: some of the ranks that see different tokens
+    hold a part of the tensor that the others do not hold. False for an ordinary tensor, which every rank holds whole.
+    """
+    names = tensor.device_mesh.mesh_dim_names if isinstance(tensor, DTensor) else None
+    return any(map(is_folded, names or ()))
+
+
+def plan_of(parameter: Tensor, mesh: ParallelMesh) -> PlanAxes:
+    """Return the axes over which ranks hold a parameter."""
+    return mesh.experts if is_expert(parameter) else mesh.dense
 
 
 def local_offsets(tensor: Tensor) -> list[int]:

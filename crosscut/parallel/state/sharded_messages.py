@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.distributed.fsdp import FSDPModule
 
 from crosscut.flight import RECORD, MessageKind
 from crosscut.parallel.collectives import begin_blocking
@@ -22,10 +21,10 @@ if TYPE_CHECKING:  # an internal module of PyTorch, which another version may la
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 
-def record_messages(unit: FSDPModule, group: "FSDPParamGroup", sharding: Sharding, place: int) -> None:
-    """Make the record of this process list the messages of `unit`, a module to which `fully_shard` was applied. `group`
-    is the unit's group of parameters, in which PyTorch keeps the objects that send messages. `place` is the unit's
-    place in the model (`flight.places`).
+def record_messages(group: "FSDPParamGroup", sharding: Sharding, place: int) -> None:
+    """Make the record of this process list the messages of `group`, a group of parameters of a unit. PyTorch keeps the
+    objects that send the messages in the group, since a unit with experts has two groups. `sharding` has the axes of
+    the messages, and `place` is the unit's place in the model (`flight.places`).
 
     If a version of PyTorch keeps these objects elsewhere, its messages are not recorded.
     """
@@ -35,10 +34,10 @@ def record_messages(unit: FSDPModule, group: "FSDPParamGroup", sharding: Shardin
     over_copies = None
     if sharding.replica is not None:
         over_copies = _SumOverCopies(group, sharding.replica.name, place)
-        unit.set_all_reduce_hook(over_copies.end)
+        group._all_reduce_hook = over_copies.end
     axis = sharding.shard.name
-    unit.set_custom_all_gather(_Recorded(gather, MessageKind.ALL_GATHER, axis, place))  # type: ignore[arg-type]
-    unit.set_custom_reduce_scatter(_Recorded(scatter, MessageKind.REDUCE_SCATTER, axis, place, over_copies))  # type: ignore[arg-type]
+    group._all_gather_comm = _Recorded(gather, MessageKind.ALL_GATHER, axis, place)  # type: ignore[assignment]
+    group._reduce_scatter_comm = _Recorded(scatter, MessageKind.REDUCE_SCATTER, axis, place, over_copies)  # type: ignore[assignment]
 
 
 class _SumOverCopies:

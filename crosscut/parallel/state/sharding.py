@@ -7,15 +7,19 @@ every backward pass, one reduce-scatter sums the unit's gradients over the shard
 holds the whole gradients of at most one unit and of the root. If there are several copies of the model
 (`layout.shard_group`), the gradients of the shards are also summed over the copies, once per step.
 
+Experts that several ranks share are sharded over the ranks that hold the same experts (`PlanAxes.sharding`). A unit
+with experts has two groups of parameters, each of which is gathered and reduced over its own ranks.
+
 The *root* is an additional unit with the parameters outside of all layers, such as tied embeddings and the last norm.
 The root's parameters stay gathered from the forward pass to the end of the backward pass. They are gathered in float32,
 because the embedding of a frequent token sums many gradients. Parameters of layers that are used in float32 in every
 precision, such as decay rates, also belong to the root.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +30,7 @@ from crosscut.flight import ModelPart
 from crosscut.flight.places import place_of
 from crosscut.parallel.mesh import ParallelMesh, Sharding
 from crosscut.parallel.state.gradients import GradientReducer, require_distributed
-from crosscut.parallel.state.parameters import initial_value_of, is_wide, local_part
+from crosscut.parallel.state.parameters import initial_value_of, is_expert, is_wide, local_part, plan_of
 from crosscut.parallel.state.sharded_messages import record_messages
 
 if TYPE_CHECKING:  # internal modules of PyTorch, which another version may lack
@@ -75,10 +79,10 @@ def shard_model(
     units = [*units]
     of_units = {p for unit in units for p in unit.parameters() if not is_wide(p)}
     # The root comes first: `fully_shard` does not look for parameters inside of units.
-    _shard_unit(model, mesh.sharding, policy, place_of(ModelPart.ROOT), of_others=of_units, is_root=True)
+    _shard_unit(model, mesh, policy, place_of(ModelPart.ROOT), of_others=of_units, is_root=True)
     of_root = {*model.parameters()} - of_units
     for unit, place in _with_places(model, units):
-        _shard_unit(unit, mesh.sharding, replace(policy, param_dtype=compute_dtype), place, of_others=of_root)
+        _shard_unit(unit, mesh, replace(policy, param_dtype=compute_dtype), place, of_others=of_root)
     model._apply(lambda tensor: torch.empty_like(tensor, device=mesh.device) if tensor.is_meta else tensor)
     for name, parameter in model.named_parameters():
         if name in values:
@@ -97,24 +101,55 @@ def _with_places(model: nn.Module, units: Iterable[nn.Module]) -> Iterator[tuple
 
 def _shard_unit(
     unit: nn.Module,
-    sharding: Sharding,
+    mesh: ParallelMesh,
     policy: MixedPrecisionPolicy,
     place: int,
     *,
     of_others: set[nn.Parameter],
     is_root: bool = False,
 ) -> None:
-    """Shard one unit. `place` is the unit's place in the model, and `of_others` are the parameters of other units."""
-    frees_weights = not is_root and not sharding.keeps_weights
-    mesh = sharding.device_mesh
-    fully_shard(unit, mesh=mesh, reshard_after_forward=frees_weights, mp_policy=policy, ignored_params=of_others)
+    """Shard one unit. `place` is the unit's place in the model, and `of_others` are the parameters of other units.
+    Experts form a group of parameters of their own, which is gathered and reduced over other ranks, together with the
+    unit.
+    """
+    sharding = mesh.sharding
+    assert sharding is not None
+    fully_shard(
+        unit,
+        mesh=sharding.device_mesh,
+        reshard_after_forward=not is_root and not sharding.keeps_weights,
+        mp_policy=policy,
+        ignored_params=of_others,
+        shard_placement_fn=_placement_of_experts(mesh.experts.sharding) if len(mesh.plans) > 1 else None,
+    )
     assert isinstance(unit, FSDPModule)
     unit.set_gradient_divide_factor(1.0)  # gradients are sums, not averages
     unit.set_force_sum_reduction_for_comms(True)  # a plain sum, which every backend supports
     if _SUMS_UNUSED:
         unit.set_reduce_scatter_unused_params(True, recurse=False)
     for group in param_groups_of(fully_shard.state(unit)):  # type: ignore[attr-defined]
-        record_messages(unit, group, sharding, place)
+        of_group = plan_of(group.fsdp_params[0].sharded_param, mesh).sharding
+        assert of_group is not None
+        record_messages(group, of_group, place)
+
+
+def _placement_of_experts(sharding: Sharding | None) -> Callable[[nn.Parameter], Any]:
+    """Return a function that tells `fully_shard` over which ranks it shards a parameter: over `sharding` if the
+    parameter stacks experts, otherwise over the ranks of the unit (None).
+    """
+    assert sharding is not None
+    try:
+        from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
+    except ImportError:
+        raise LayoutError(
+            f"PyTorch must be 2.13 or newer to shard experts, but is {torch.__version__}. Install PyTorch 2.13, or "
+            'set layout.sharding="none" or layout.expert=1.'
+        ) from None
+    mesh = sharding.device_mesh
+    of_copies = partial(HSDPMeshInfo, replicate_mesh_dim=0)
+    info = FSDPMeshInfo(mesh, shard_mesh_dim=0) if sharding.replica is None else of_copies(mesh, shard_mesh_dim=1)
+    own = ShardPlacementResult(placement=None, mesh_info=info)
+    return lambda parameter: own if is_expert(parameter) else None
 
 
 def _require_sums(always_used: bool) -> None:
@@ -278,4 +313,4 @@ def make_reducer(model: nn.Module, mesh: ParallelMesh) -> Reducer:
     """
     if mesh.sharding is None:
         return GradientReducer(model.parameters(), mesh)
-    return ShardedReducer(model, mesh) if mesh.pipeline is None else ShardedStageReducer(model, mesh)
+    return ShardedStageReducer(model, mesh) if mesh.is_staged else ShardedReducer(model, mesh)

@@ -20,7 +20,7 @@ from crosscut.architecture.steps import Step
 from crosscut.config.training import Recompute
 from crosscut.planner.activations import activations_of
 from crosscut.planner.candidate import Candidate
-from crosscut.planner.parameters import share_of
+from crosscut.planner.parameters import Shares
 
 
 class RootSizes(NamedTuple):
@@ -61,9 +61,9 @@ class LayerMemory(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def root_sizes(decoder: Decoder, target: Target, shares: int) -> RootSizes:
-    """Sizes of the parameters outside of the layers on one rank, sharded over `shares` data ranks."""
-    root = gathered_parameters(decoder, target) if shares > 1 else root_parameters(decoder, target)
+def root_sizes(decoder: Decoder, target: Target, shares: Shares) -> RootSizes:
+    """Sizes of the parameters outside of the layers on one rank. `shares` ranks store slices of them."""
+    root = gathered_parameters(decoder, target) if shares.dense > 1 else root_parameters(decoder, target)
     if not decoder.is_last:
         tokens = decoder.embedding.tokens.on(target)
         last = tokens.size if decoder.is_first and not tokens.is_frozen else 0
@@ -76,11 +76,11 @@ def root_sizes(decoder: Decoder, target: Target, shares: int) -> RootSizes:
 
 
 @lru_cache(maxsize=4096)
-def _sizes(layer: Layer, target: Target, shares: int) -> tuple[int, int, int, int]:
+def _sizes(layer: Layer, target: Target, shares: Shares) -> tuple[int, int, int, int]:
     """Four numbers of elements for a layer: all parameters on one tensor rank, the shard of these parameters on one
     data rank, the trainable part of this shard, and the gradient of the last matrix.
     """
-    parts = gathered_with_layer(layer, target) if shares > 1 else layer_parameters(layer, target)
+    parts = gathered_with_layer(layer, target) if shares.dense > 1 else layer_parameters(layer, target)
     return _size(parts), *_shares(parts, shares), last_matrix(layer, target)
 
 
@@ -88,10 +88,9 @@ def _size(parts: Sequence[LocalParameter]) -> int:
     return sum(part.size for part in parts)
 
 
-def _shares(parts: Sequence[LocalParameter], shares: int) -> tuple[int, int]:
+def _shares(parts: Sequence[LocalParameter], shares: Shares) -> tuple[int, int]:
     """Number of elements in a data rank's shard of `parts`, and number of trainable elements in this shard."""
-    trained = sum(share_of(part, shares) for part in parts if not part.is_frozen)
-    return sum(share_of(part, shares) for part in parts), trained
+    return sum(map(shares.own, parts)), sum(shares.own(part) for part in parts if not part.is_frozen)
 
 
 @lru_cache(maxsize=16384)
@@ -124,7 +123,7 @@ def layer_memory(layer: Layer, run: Candidate, target: Target, *, defers: bool) 
     gathered, own = residual_bytes(run, target)
     residual = own * (2 if run.model.dropout else 1) + gathered * run.layout.sequence_parallel
     return LayerMemory(
-        *_sizes(layer, target.of_parameters, run.layout.shard_size),
+        *_sizes(layer, target.of_parameters, Shares.of(run.layout)),
         kept=held,
         plain=whole,
         again=again.get(mode, 0),

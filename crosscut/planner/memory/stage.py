@@ -12,6 +12,7 @@ from crosscut.config.precision import precision_on
 from crosscut.planner.candidate import Candidate, Planned, recomputation_step, target_of
 from crosscut.planner.memory.parts import LayerMemory, count_first, layer_memory, residual_bytes, root_sizes
 from crosscut.planner.muon import muon_share
+from crosscut.planner.parameters import Shares
 from crosscut.planner.stages import part_of, separates_weights
 
 
@@ -41,10 +42,10 @@ class StageMemory:
         self.is_staged = run.layout.num_stages > 1
         self.defers = separates_weights(run.layout)
         """Whether the schedule computes weight gradients after the backward pass."""
-        precision, shares = run.training.numbers, run.layout.shard_size
+        precision, shares = run.training.numbers, Shares.of(run.layout)
         self.size, self.wide = precision.compute_bytes, precision.accumulation_bytes
         self.is_mixed = self.size != self.wide
-        self.is_sharded = shares > 1
+        self.is_sharded = shares.dense > 1
         self.target = target_of(run, device=device, capability=capability)
         self.every = recomputation_step(run)
         self.root = root_sizes(self.rank, self.target.of_parameters, shares)

@@ -56,7 +56,7 @@ def ring_seconds(
 
     Gradients are sent in buckets of `bucket_bytes` bytes. If `bucket_bytes` is None, all gradients are one message.
     """
-    line = run.layout.ranks.line(collective.axis)
+    line = run.layout.line(collective.axis)
     where: Where = "node"
     link, rate = hardware.node, hardware.node.rate
     is_pair = collective.operation == Operation.SEND or collective.axis == "ends"

@@ -14,34 +14,40 @@ that each of the `n` ranks holds the same number of rows of each tensor:
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from typing import NamedTuple
 
 from crosscut.architecture import LocalParameter, Operation, Overlap, Target
 from crosscut.architecture.messages import Phase
 from crosscut.architecture.readings import gathered_parameters, gathered_with_layer
 from crosscut.config import ZeroStage
+from crosscut.config.layouts.ranks import RankPlan
 from crosscut.planner.candidate import Planned
 from crosscut.planner.messages.collective import Collective, along
-from crosscut.planner.parameters import share_of
+from crosscut.planner.parameters import Shares
 from crosscut.planner.stages import part_of
 
 
 def sharded_parameters(run: Planned) -> list[Collective]:
     """Collectives of one step that gather weights and reduce gradients in a run with sharding (`layout.sharding`)."""
-    precision, part, target = run.training.numbers, part_of(run), Target.of(run.layout)
-    units = [
-        _Unit("layer", gathered_with_layer(layer, target), precision.compute_bytes, count, layer is part.layers[0])
-        for layer, count in part.kinds.items()
-    ]
+    layout, precision, part, target = run.layout, run.training.numbers, part_of(run), Target.of(run.layout)
+    units = []
+    for (layer, count), plan in product(part.kinds.items(), layout.plans):
+        all_of_it = gathered_with_layer(layer, target)
+        if mine := [p for p in all_of_it if layout.ranks_of(experts=p.is_expert) is plan]:
+            name, is_first = "layer" if plan is layout.ranks else "expert", layer is part.layers[0]
+            units.append(_Unit(name, plan, mine, precision.compute_bytes, count, is_first))
     if root := gathered_parameters(part, target):
-        units.append(_Unit("root", root, precision.accumulation_bytes, 1))
+        units.append(_Unit("root", layout.ranks, root, precision.accumulation_bytes, 1))
     return [collective for unit in units for collective in _of_unit(run, unit)]
 
 
 class _Unit(NamedTuple):
-    """Parameters that one collective gathers together: the parameters of a layer, or of the root."""
+    """Parameters that one collective gathers together: the parameters of a layer, its experts, or the root's."""
 
     name: str
+    ranks: RankPlan
+    """Plan of the ranks that store slices of the parameters."""
     parameters: Sequence[LocalParameter]
     weight_bytes: int
     """Bytes of one element of the gathered weights."""
@@ -53,7 +59,7 @@ class _Unit(NamedTuple):
 
     @property
     def is_layer(self) -> bool:
-        return self.name == "layer"
+        return self.name != "root"
 
     @property
     def overlap(self) -> Overlap:
@@ -72,12 +78,13 @@ def _of_unit(run: Planned, unit: _Unit) -> list[Collective]:
     Partial gradients are summed over the tensor ranks before the reduce-scatter, which uses the accumulation type.
     """
     layout, times = run.layout, unit.number * (run.num_micro_batches if run.layout.num_stages == 1 else 1)
-    share, trained = (sum(share_of(p, layout.shard_size) for p in some) for some in (unit.parameters, unit.trained))
+    shares, num_shares = Shares.of(layout), unit.ranks.slices.size
+    share, trained = (sum(map(shares.own, some)) for some in (unit.parameters, unit.trained))
     of_unit = partial(Collective, overlap=unit.overlap, layers=unit.number, has_first_layer=unit.has_first_layer)
-    over_shares = along(of_unit, layout.ranks.slices)
+    over_shares = along(of_unit, unit.ranks.slices)
     gather = partial(
         over_shares,
-        elements=share * layout.shard_size,
+        elements=share * num_shares,
         operation=Operation.ALL_GATHER,
         purpose=f"{unit.name} weights",
         element_bytes=unit.weight_bytes,
@@ -87,14 +94,14 @@ def _of_unit(run: Planned, unit: _Unit) -> list[Collective]:
     again = [gather(phase=Phase.BACKWARD)] if gathers_again else []
     gradient_bytes = run.training.numbers.accumulation_bytes
     scatter = over_shares(
-        elements=trained * layout.shard_size,
+        elements=trained * num_shares,
         operation=Operation.REDUCE_SCATTER,
         phase=Phase.BACKWARD,
         purpose=f"{unit.name} gradients",
         count=times,
         element_bytes=gradient_bytes,
     )
-    copies = along(of_unit, layout.ranks.copies)(
+    copies = along(of_unit, unit.ranks.copies)(
         operation=Operation.ALL_REDUCE,
         phase=Phase.STEP,
         purpose=f"{unit.name} gradients of all copies",

@@ -11,7 +11,7 @@ from crosscut.architecture import Operation, Target
 from crosscut.architecture.messages import Phase
 from crosscut.planner.candidate import Planned, pipeline_rank_of
 from crosscut.planner.messages.collective import Collective
-from crosscut.planner.parameters import share_of
+from crosscut.planner.parameters import Shares
 from crosscut.planner.stages import part_of, stages_of
 
 
@@ -46,7 +46,7 @@ def tied_gradients(run: Planned, all_reduce: partial[Collective]) -> list[Collec
     tokens = part.embedding.tokens.on(Target.of(layout))
     if not _holds_tied(run) or tokens.is_frozen:
         return []
-    share = share_of(tokens, layout.shard_size)
+    share = Shares.of(layout).own(tokens)
     return [all_reduce(axis=_ends(run), purpose="gradient of the tied embedding", elements=share, ranks=2)]
 
 

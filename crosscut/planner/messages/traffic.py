@@ -88,12 +88,16 @@ def comparison_traffic(run: Planned) -> list[Collective]:
     """
     layout, part = run.layout, part_of(run)
     all_reduce = partial(Collective, operation=Operation.ALL_REDUCE, phase=Phase.COMPARISON, count=1, element_bytes=8)
-    tensors, replicated = num_tensors(part), num_replicated_tensors(part, layout)
-    ranks = layout.ranks
-    if max(line.size for line in (ranks.copies, ranks.cuts, ranks.owners)) == 1:
+    ranks, replicated = layout.ranks, num_replicated_tensors(part, layout)
+    copies = [(plan.copies, num_tensors(part, layout, plan)) for plan in layout.plans]
+    if max(line.size for line in (ranks.cuts, ranks.owners, *(line for line, _ in copies))) == 1:
         return []
+    (line, tensors), *of_experts = copies
+    compared = [along(all_reduce, held)(purpose="hashes of experts", elements=2 * n) for held, n in of_experts if n]
+    also = any(collective.ranks > 1 for collective in compared)
     collectives = [
-        along(all_reduce, ranks.copies)(purpose="hashes", elements=2 * tensors),
+        *compared,
+        along(all_reduce, line)(purpose="hashes", elements=2 * tensors + also),
         along(all_reduce, ranks.cuts)(purpose="hashes of replicated parameters", elements=2 * replicated + 1),
         *compared_ends(run, all_reduce),
         along(all_reduce, ranks.slices)(purpose="verdict", elements=1),
@@ -221,6 +225,24 @@ def _loss(run: Planned, chunk_tokens: int) -> list[Collective]:
     return collectives
 
 
+def _norm_of_experts(run: Planned, norm: partial[Collective]) -> list[Collective]:
+    """All-reduces of the squared gradients of experts: over the ranks that share experts, and over those that store
+    slices of the same experts. If other ranks store slices of all other parameters, the squares are also summed over
+    the tensor ranks in a message of their own. Empty if experts are arranged like all other parameters.
+    """
+    layout = run.layout
+    if layout.expert_ranks is layout.ranks or not trained_parameters_per_rank(
+        part_of(run), layout, layout.expert_ranks
+    ):
+        return []
+    again = layout.ranks.slices.size > 1
+    return [
+        along(norm, layout.line("expert"))(purpose="gradient norm of all experts"),
+        *([along(norm, layout.expert_ranks.cuts)(purpose="gradient norm of experts")] if again else []),
+        along(norm, layout.expert_ranks.slices)(purpose="gradient norm of all shares of experts"),
+    ]
+
+
 def _gradients(run: Planned, all_reduce: partial[Collective]) -> list[Collective]:
     """Collectives that sum gradients, once per step.
 
@@ -230,13 +252,18 @@ def _gradients(run: Planned, all_reduce: partial[Collective]) -> list[Collective
     """
     if run.layout.shard_size > 1:
         return sharded_parameters(run)
-    part, ranks = part_of(run), run.layout.ranks
-    partial_ones = partial_gradients(part, run.layout)
-    replicated = along(all_reduce, ranks.cuts)(purpose="replicated gradients", elements=partial_ones)
-    local = along(all_reduce, ranks.tokens)(
-        purpose="gradients", overlap=Overlap.BUCKETS, elements=trained_parameters_per_rank(part, run.layout)
-    )
-    return [replicated, local] if partial_ones else [local]
+    layout, part = run.layout, part_of(run)
+    partial_ones = partial_gradients(part, layout)
+    replicated = along(all_reduce, layout.ranks.cuts)(purpose="replicated gradients", elements=partial_ones)
+    local = [
+        along(all_reduce, plan.tokens)(
+            purpose="gradients" if plan is layout.ranks else "gradients of experts",
+            overlap=Overlap.BUCKETS,
+            elements=trained_parameters_per_rank(part, layout, plan),
+        )
+        for plan in layout.plans
+    ]
+    return [*([replicated] if partial_ones else []), *(collective for collective in local if collective.elements)]
 
 
 def _totals(run: Planned, all_reduce: partial[Collective]) -> list[Collective]:
@@ -255,6 +282,7 @@ def _totals(run: Planned, all_reduce: partial[Collective]) -> list[Collective]:
     return [
         along(norm, ranks.cuts)(purpose="gradient norm"),
         along(norm, ranks.slices)(purpose="gradient norm of all shares"),
+        *_norm_of_experts(run, norm),
         over_tokens(purpose="target tokens", elements=len(describe(run.model).head.loss_terms), element_bytes=8),
         over_tokens(purpose="reported loss and verdict", elements=2),
         along(norm, ranks.owners)(purpose="gradient norm of all stages"),

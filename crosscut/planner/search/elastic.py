@@ -9,6 +9,7 @@ chooses.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import gcd
 
 from crosscut.config import ConfigError, LayoutError, RunConfig
 from crosscut.config.checks import divisors
@@ -55,12 +56,14 @@ def _with_other_data_ranks(run: RunConfig, num_ranks: int) -> RunConfig:
 
 def _with_data_ranks(run: RunConfig, data: int) -> Iterator[RunConfig]:
     """Yield runs with `data` data ranks, starting with the largest micro-batch. A micro-batch has at most as many
-    sequences as in `run`, so that its activations still fit into memory.
+    sequences as in `run`, so that its activations still fit into memory. As many ranks share experts as possible, but
+    at most as many as in `run`.
     """
     (_, batch), group = run.training.smallest_batch, run.layout.shard_group
     if batch % data:
         return
-    layout = replace(run.layout, data=data, shard_group=group if group and data % group == 0 else 0)
+    expert = gcd(run.layout.expert, data * run.layout.context)
+    layout = replace(run.layout, data=data, expert=expert, shard_group=group if group and data % group == 0 else 0)
     for micro in reversed(divisors(batch // data)):
         if micro > run.micro_batch_size:
             continue

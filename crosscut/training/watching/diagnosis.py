@@ -157,7 +157,7 @@ def _depth(model: GPT, name: str) -> int:
     """Depth of a module or parameter in a model whose layers are on several ranks: 0 for the embedding, 1 + i for layer
     i, and a larger number for the head and the loss. Without a pipeline, 0 for all.
     """
-    if not model.mesh.owners:
+    if not model.mesh.is_staged:
         return 0
     part, _, rest = name.partition(".")
     if part == "blocks" and rest:

@@ -54,8 +54,8 @@ class PassRecorder:
     """
 
     def __init__(self, mesh: ParallelMesh) -> None:
-        """`mesh` must have a pipeline."""
-        assert mesh.pipeline is not None, "the mesh has no pipeline"
+        """The pipeline of `mesh` must have several ranks."""
+        assert mesh.is_staged, "the pipeline has one rank"
         self.mesh, self._pipeline = mesh, mesh.pipeline
         self._began = self._ended = Moment(mesh.device)
         self._passes: list[tuple[Action, Moment, Moment, int]] = []

@@ -115,7 +115,7 @@ class Profiler:
             activities = [kinds.CPU, kinds.CUDA] if self.mesh.device.type == "cuda" else [kinds.CPU]
             self._recorder = torch.profiler.profile(activities=activities, acc_events=True)
             self._recorder.start()
-        with self._passes_recorded() if self.mesh.owners else nullcontext():
+        with self._passes_recorded() if self.mesh.is_staged else nullcontext():
             synchronize(self.mesh.device)
             start = time.perf_counter()
             with torch.profiler.record_function(f"{STEP_NAME} {step + 1}"):
@@ -184,7 +184,7 @@ class Profiler:
         if self._profile is None or gathered is None:
             return
         self._profile.seconds_of_ranks = [seconds for seconds, _ in gathered]
-        pipeline = self._joined([passes for _, passes in gathered]) if self.mesh.owners else None
+        pipeline = self._joined([passes for _, passes in gathered]) if self.mesh.is_staged else None
         if pipeline is not None:
             self._profile.pipelines = pipeline.rows()
             pipeline.write_passes(self.folder)

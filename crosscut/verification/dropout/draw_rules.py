@@ -17,11 +17,8 @@ from itertools import combinations
 from typing import NamedTuple
 
 from crosscut.config import Layout
-from crosscut.config.axes import AXES
 from crosscut.verification.dropout.draws import Drawn, DropoutDraw
 from crosscut.verification.report import FirstDifference, StepPhase
-
-_TOKEN_AXES = [row.name for row in AXES if row.splits_tokens]
 
 
 def first_disagreement(every: Sequence[Drawn], layout: Layout, modules: Sequence[str] = ()) -> FirstDifference | None:
@@ -58,7 +55,7 @@ def _first_among_ranks(every: Sequence[Drawn], layout: Layout) -> FirstDifferenc
     size = layout.ranks.per_owner
     for first in range(0, layout.world_size, size):
         draws = [drawn.draws for drawn in every[first : first + size]]
-        data = [_data_of(first + rank, layout) for rank in range(size)]
+        data = [layout.ranks.tokens.place_of(first + rank) for rank in range(size)]
         for together in zip(*draws, strict=False):
             for (i, one), (j, other) in combinations(enumerate(together), 2):
                 if what := _judge(one, other, same_data=data[i] == data[j]):
@@ -73,11 +70,6 @@ def _first_among_ranks(every: Sequence[Drawn], layout: Layout) -> FirstDifferenc
             told = f"Ranks {first} and {first + j} make different numbers of draws. Check which ranks apply dropout."
             return FirstDifference(late.module, StepPhase.FORWARD, told, late.micro_batch)
     return None
-
-
-def _data_of(rank: int, layout: Layout) -> list[int]:
-    place = layout.place_of(rank)
-    return [place[name] for name in _TOKEN_AXES]
 
 
 def _judge(one: DropoutDraw, other: DropoutDraw, *, same_data: bool) -> str:

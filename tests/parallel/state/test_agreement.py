@@ -13,6 +13,7 @@ from crosscut.config import Layout
 from crosscut.parallel import CollectiveRecorder, make_mesh, replicated_parameter, shard_model, sharded_parameter
 from crosscut.parallel.state import agreement
 from crosscut.parallel.state.agreement import find_drift, hash_of
+from crosscut.parallel.state.parameters import local_part, stacked_parameter
 from tests.parallel.twins import CPU, each
 from tests.ranks import RankPool
 
@@ -120,6 +121,46 @@ def drift_told(layout: Layout, changes: Changes) -> tuple[float, int]:
     """Size of the largest difference between replicas after changes, and number of parameters that differ."""
     drift, _ = found_after(layout, changes)
     return drift.size, drift.num_parameters
+
+
+EXPERTS = Layout(data=4, expert=2)
+
+
+def drift_of_experts(layout: Layout, changes: dict[int, str]) -> Any:
+    """Where the parameters of these names differ after one element has changed on some ranks, and the messages."""
+    mesh = make_mesh(layout, CPU)
+    kind: dict[str, Any] = {"dtype": torch.float32, "device": CPU}
+    parameters = {
+        "experts": stacked_parameter((4, 6, 6), mesh, dim=1, **kind),
+        "bias": replicated_parameter((8,), mesh.tensor, **kind),
+    }
+    local_part(parameters["experts"].detach()).fill_(10 * mesh.expert.rank + mesh.tensor.rank)
+    if name := changes.get(dist.get_rank()):
+        local_part(parameters[name].detach()).view(-1)[0] = 7.5
+    with CollectiveRecorder(mesh) as recorder:
+        drift = find_drift(parameters, mesh)
+    return None if drift is None else tuple(drift)[:3], [tuple(sent) for sent in recorder.sent]
+
+
+def test_ranks_that_share_experts_may_hold_different_experts(ranks: RankPool) -> None:
+    sent = [("all_reduce", "expert_data", 2), ("all_reduce", "data", 2 + 1)]
+    assert ranks.run(4, drift_of_experts, EXPERTS, {}) == [(None, sent)] * 4
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes", "expected"),
+    [
+        (EXPERTS, {2: "experts"}, ("experts", (0, 2), ())),
+        (EXPERTS, {1: "bias"}, ("bias", (1,), (0, 2, 3))),
+        (Layout(tensor=2, data=2, expert=2), {1: "bias"}, ("bias", (1,), (0, 2, 3))),
+        (Layout(data=4, expert=4), {1: "experts"}, None),
+    ],
+    ids=str,
+)
+def test_drift_of_experts_is_found_among_the_ranks_with_the_same_experts(
+    ranks: RankPool, layout: Layout, changes: dict[int, str], expected: Any
+) -> None:
+    assert [drift for drift, _ in ranks.run(4, drift_of_experts, layout, changes)] == [expected] * 4
 
 
 PLACES = [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from crosscut.config import LayoutError, RunConfig, load_run
+from crosscut.config import LayoutError, ModelConfig, RunConfig, load_run
 from crosscut.planner.hardware import KNOWN_HARDWARE
 from crosscut.planner.search import run_on, search_layouts
 from tests.refusals import refusal
@@ -64,6 +64,13 @@ def test_stages_keep_their_number_of_micro_batches_a_multiple_of_the_pipeline() 
 def test_groups_that_hold_one_copy_stay_where_they_divide_the_data_ranks(ranks: int, group: int) -> None:
     run = run_of(data=16, sharding="zero3", shard_group=2, elastic="data")
     assert run_on(run, ranks, None).layout.shard_group == group
+
+
+@pytest.mark.parametrize(("ranks", "expert"), [(16, 4), (8, 4), (2, 2), (1, 1)])
+def test_data_ranks_share_experts_as_far_as_they_can(monkeypatch: pytest.MonkeyPatch, ranks: int, expert: int) -> None:
+    monkeypatch.setattr(ModelConfig, "num_experts", 8)
+    run = run_of(data=16, expert=4, elastic="data")
+    assert run_on(run, ranks, None).layout.expert == expert
 
 
 def test_fewer_ranks_than_share_a_layer_are_refused() -> None:

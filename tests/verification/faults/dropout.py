@@ -35,7 +35,7 @@ CORE = {"recompute": "selective"}
 @fault("every micro-batch of a pipeline drops as the first one does", "dropout", STAGES)
 @instead_of(RandomStreams, "restart")
 def pipeline_drops_as_the_first(restart: Any, self: RandomStreams, *, step: int, micro_batch: int = 0) -> None:
-    restart(self, step=step, micro_batch=0 if self.mesh.pipeline else micro_batch)
+    restart(self, step=step, micro_batch=0 if self.mesh.is_staged else micro_batch)
 
 
 @fault("every micro-batch drops as the first one does", "dropout", training=ACCUMULATED)
@@ -51,17 +51,17 @@ def _with_layer(patch: Patch, changed: Callable[[RandomStreams, int], int]) -> N
 
 @fault("a stage numbers its layers from 0", "blocks.1.attention", STAGES)
 def stage_numbers_from_0(patch: Patch) -> None:
-    _with_layer(patch, lambda streams, index: index - (streams.mesh.pipeline.rank if streams.mesh.pipeline else 0))
+    _with_layer(patch, lambda streams, index: index - streams.mesh.pipeline.rank)
 
 
 @fault("the stages of a rank number their layers alike", "blocks.2.attention", INTERLEAVED, num_layers=4)
 def stages_of_a_rank_number_alike(patch: Patch) -> None:
-    _with_layer(patch, lambda streams, index: index % 2 if streams.mesh.pipeline else index)
+    _with_layer(patch, lambda streams, index: index % 2 if streams.mesh.is_staged else index)
 
 
 @fault("a stage numbers its layers from the end", "blocks.0", STAGES)
 def stage_numbers_from_the_end(patch: Patch) -> None:
-    _with_layer(patch, lambda streams, index: 1 - index if streams.mesh.pipeline else index)
+    _with_layer(patch, lambda streams, index: 1 - index if streams.mesh.is_staged else index)
 
 
 @fault("all layers drop as the first one does", "blocks.1.attention")
@@ -72,7 +72,7 @@ def layers_drop_as_the_first(patch: Patch) -> None:
 @fault("the layers of a stage go on with the random stream of its start", "blocks.1.attention", STAGES)
 def stages_do_not_restart(patch: Patch) -> None:
     enter = RandomStreams.enter_layer
-    patch.setattr(RandomStreams, "enter_layer", lambda self, index: self.mesh.pipeline or enter(self, index))
+    patch.setattr(RandomStreams, "enter_layer", lambda self, index: self.mesh.is_staged or enter(self, index))
 
 
 def _own_place(patch: Patch, changed: Callable[[RandomStreams, tuple], tuple]) -> None:

@@ -137,7 +137,7 @@ def final_norm_left_out(patch: Patch) -> None:
 
     def unnormed(self: gpt.GPT, *inputs: Any, **how: Any) -> Any:
         with patch.context() as inside:
-            if self.mesh.pipeline is not None and self.final_norm is not None:
+            if self.mesh.is_staged and self.final_norm is not None:
                 inside.setitem(self._modules, "final_norm", None)
             return forward(self, *inputs, **how)
 
@@ -150,7 +150,7 @@ def layer_twice(patch: Patch) -> None:
 
     def twice(self: gpt.GPT, stage: Any) -> Any:
         blocks = own(self, stage)
-        return [torch.nn.Sequential(*blocks, *blocks)] if self.mesh.pipeline and stage.is_last else blocks
+        return [torch.nn.Sequential(*blocks, *blocks)] if self.mesh.is_staged and stage.is_last else blocks
 
     def call(self: Any, x: Tensor, *others: Any) -> Tensor:
         for block in self:
@@ -195,7 +195,7 @@ def delayed_gradients_of_the_one_before(patch: Patch) -> None:
 @fault("a stage counts only the targets of its first micro-batch", "loss", STAGES)
 @instead_of(training_step.Trainer, "_scales")
 def targets_of_one_micro_batch(scales: Any, self: Any, micro_batches: Any) -> Any:
-    return scales(self, micro_batches if self.mesh.pipeline is None else micro_batches[:1])
+    return scales(self, micro_batches[:1] if self.mesh.is_staged else micro_batches)
 
 
 @fault("a stage sends the gradients of its sequences back in another order", "blocks.0", STAGES)
