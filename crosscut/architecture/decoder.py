@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from crosscut.architecture.adapters import adapted
-from crosscut.architecture.inputs import Read
+from crosscut.architecture.inputs import LossTerm, Read
 from crosscut.architecture.needs import Share
 from crosscut.architecture.parameters import Parameter
 from crosscut.architecture.parts import Layer, Part, Sublayer
@@ -20,6 +20,7 @@ from crosscut.architecture.steps import Step
 from crosscut.architecture.sublayers import gated_mlp, mlp
 from crosscut.architecture.sublayers.attention import Attention
 from crosscut.architecture.sublayers.embedding import Embedding
+from crosscut.architecture.sublayers.experts import Experts
 from crosscut.architecture.sublayers.gated_delta import GatedDelta
 from crosscut.architecture.sublayers.gated_mlp import GatedMLP
 from crosscut.architecture.sublayers.heads.head import Head, LossStep
@@ -35,7 +36,7 @@ from crosscut.architecture.sublayers.norm import stream_norm
 from crosscut.config import ModelConfig
 from crosscut.config.model import NormPosition
 from crosscut.config.parts.head import HeadKind
-from crosscut.config.parts.kinds import ATTENTIONS, Mixer, PartKind, parts_of
+from crosscut.config.parts.kinds import ATTENTIONS, FeedForward, Mixer, PartKind, parts_of
 
 _SUBLAYERS: dict[PartKind, Callable[..., Sublayer]] = {
     **{kind: partial(Attention.of, kind=kind) for kind in ATTENTIONS},
@@ -45,6 +46,7 @@ _SUBLAYERS: dict[PartKind, Callable[..., Sublayer]] = {
     Mixer.GATED_DELTA: GatedDelta.of,
     **{kind: partial(MLP.of, kind=kind) for kind in mlp.KINDS},
     **{kind: partial(GatedMLP.of, kind=kind) for kind in gated_mlp.KINDS},
+    FeedForward.EXPERTS: Experts.of,
 }
 """Functions that describe a sublayer of a model, keyed by its kind. Their arguments are the model and the part's name.
 """
@@ -97,6 +99,29 @@ class Decoder:
         the documents of a sequence do not see each other.
         """
         return self.embedding.reads(document_mask=document_mask) | self.head.reads
+
+    @cached_property
+    def layer_terms(self) -> tuple[LossTerm, ...]:
+        """Terms of the loss that the layers return beside the residual stream, without repetition."""
+        summing = (each for layer in self.kinds for each in layer.summing.values())
+        return tuple(dict.fromkeys(term for each in summing for term in each.terms))
+
+    @property
+    def loss_terms(self) -> tuple[LossTerm, ...]:
+        """All terms of the loss: first those of the head, then those of the layers."""
+        return (*self.head.loss_terms, *self.layer_terms)
+
+    @cached_property
+    def layer_figures(self) -> dict[tuple[int, str, str], int]:
+        """Number of elements of each vector without a gradient that the layers return beside the residual stream. The
+        keys are the index of the layer, the name of the part and the name of the vector.
+        """
+        return {
+            (i, part, name): size
+            for i, layer in zip(self.indexes, self.layers, strict=True)
+            for part, each in layer.summing.items()
+            for name, size in each.figures.items()
+        }
 
     @cached_property
     def kinds(self) -> Counter[Layer]:

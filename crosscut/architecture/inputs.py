@@ -159,4 +159,7 @@ class LossTerm(NamedTuple):
 
     name: str
     field: str
-    """Name of the field that holds what is predicted."""
+    """Name of the field that holds what is predicted. For a term of the layers, this is `tokens`: the sum is over all
+    tokens."""
+    coefficient: float = 1.0
+    """Factor of the term in the loss."""

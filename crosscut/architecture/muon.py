@@ -41,7 +41,7 @@ def newton_schulz_products(parameter: Parameter) -> tuple[Product, ...]:
     For a matrix X [s, l] with s <= l, each Newton-Schulz step computes X X^T, the square of X X^T, and the product of
     an [s, s] matrix and X.
     """
-    rows, columns = parameter.shape[0] // parameter.num_matrices, parameter.shape[1]
+    rows, columns = parameter.shape[-2] // parameter.num_matrices, parameter.shape[-1]
     s, length = min(rows, columns), max(rows, columns)
     step = (Product(s, length, s), Product(s, s, s), Product(s, s, length))
-    return step * NEWTON_SCHULZ_STEPS * parameter.num_matrices
+    return step * NEWTON_SCHULZ_STEPS * parameter.num_matrices * max(parameter.stacked, 1)

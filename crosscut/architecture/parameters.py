@@ -36,6 +36,8 @@ class Role(Enum):
     BIAS = "bias"
     TAPS = "taps of a convolution"
     DYNAMICS = "decay rate, step size or skip of a recurrent mixer"
+    BALANCE = "bias that balances the loads of experts"
+    """This bias has no gradient. It follows the loads once per step."""
     DOWN = "first matrix of an adapter"
     UP = "second matrix of an adapter"
     """This matrix starts at zero, so that a new adapter changes nothing."""
@@ -45,7 +47,7 @@ class Role(Enum):
         """Whether weight decay applies. It applies to matrices, embeddings and taps, but not to norms and biases
         (paper, section 4.1.1), and not to the dynamics of a recurrent mixer (Gu and Dao 2023, arXiv 2312.00752).
         """
-        return self not in (Role.NORM, Role.BIAS, Role.DYNAMICS)
+        return self not in (Role.NORM, Role.BIAS, Role.DYNAMICS, Role.BALANCE)
 
     @property
     def group(self) -> ParameterGroup:
@@ -62,6 +64,7 @@ _GROUPS = {
     Role.BIAS: ParameterGroup.SCALAR,
     Role.TAPS: ParameterGroup.SCALAR,
     Role.DYNAMICS: ParameterGroup.SCALAR,
+    Role.BALANCE: ParameterGroup.SCALAR,
     Role.DOWN: ParameterGroup.MATRIX,
     Role.UP: ParameterGroup.MATRIX,
 }
@@ -272,12 +275,12 @@ class Matrix:
     @property
     def out_features(self) -> int:
         """Width of Y over all tensor ranks."""
-        return self.weight.shape[0]
+        return self.weight.shape[-2]
 
     @property
     def in_features(self) -> int:
         """Width of X over all tensor ranks."""
-        return self.weight.shape[1]
+        return self.weight.shape[-1]
 
 
 def columns(name: str, inputs: int, outputs: int, *, bias: bool) -> Matrix:

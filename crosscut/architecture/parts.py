@@ -12,11 +12,12 @@ hangs. Parts that mix tokens are called `attention`, and parts that treat each t
 their kind is. A layer's second part of one name is `attention_2`, and so on.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from crosscut.architecture.inputs import LossTerm
 from crosscut.architecture.needs import Memory, Share
 from crosscut.architecture.parameters import Parameter
 from crosscut.architecture.steps import Rows, Step, Value
@@ -44,6 +45,19 @@ class Sublayer(Protocol):
         """Return the tensors that one rank keeps of earlier tokens to continue a text."""
 
 
+@runtime_checkable
+class Summing(Protocol):
+    """A sublayer that returns sums beside its result. A step adds them up over its micro-batches."""
+
+    @property
+    def terms(self) -> tuple[LossTerm, ...]:
+        """Terms of the loss, which the step also adds up over the layers."""
+
+    @property
+    def figures(self) -> Mapping[str, int]:
+        """Number of elements of each vector that has no gradient, by its name. The step keeps it for each layer."""
+
+
 @dataclass(frozen=True, eq=False)
 class Part:
     """A sublayer with its norm and its residual sum."""
@@ -55,6 +69,11 @@ class Part:
     dropout: float
     multiplier: float
     """Factor of the sublayer's result in the residual sum."""
+
+    @property
+    def summing(self) -> Summing | None:
+        """The sublayer, if it returns sums beside its result."""
+        return self.inner if isinstance(self.inner, Summing) else None
 
     def steps(self, x: Value) -> tuple[Value, tuple[Step, ...]]:
         """Return the residual stream after the part, and the steps that compute it from the stream `x` before."""
@@ -88,6 +107,11 @@ class Layer:
             x, steps = part.steps(x)
             found.append(steps)
         return tuple(found)
+
+    @cached_property
+    def summing(self) -> dict[str, Summing]:
+        """Sublayers that return sums beside their results, by the names of their parts."""
+        return {part.name: part.summing for part in self.parts if part.summing is not None}
 
     def parameters(self) -> Iterator[Parameter]:
         """Parameters of the layer in the order of their use. The names leave out the layer's prefix `blocks.i.`."""

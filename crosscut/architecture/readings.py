@@ -130,7 +130,7 @@ def _purpose(value: Value) -> str:
         return "norms"
     if value.kind in (Kind.WIDE, Kind.WIDENING) or value.rows is Rows.SEQUENCES:
         return "core"
-    if value.rows in (Rows.TOKENS, Rows.KEYS):
+    if value.rows in (Rows.TOKENS, Rows.ROUTED, Rows.KEYS):
         return "inside"
     return "norms" if value.is_cheap else "inputs"
 
@@ -143,7 +143,8 @@ def cheap_inside(layer: Layer, target: Target) -> int:
     The backward pass computes these values again.
     """
     values = {value.name: value for step in flat(lower(layer, target)) for value in step.keeps}
-    return sum(value.bytes(target) for value in values.values() if value.is_cheap and value.rows is Rows.TOKENS)
+    inside = (Rows.TOKENS, Rows.ROUTED)
+    return sum(value.bytes(target) for value in values.values() if value.is_cheap and value.rows in inside)
 
 
 def temporary(steps: Iterable[Step], target: Target, inside: int) -> int:
@@ -179,7 +180,7 @@ def last_deferred_input(steps: Iterable[Step], target: Target) -> int:
 
 
 def _deferred_products(steps: Iterable[Step]) -> list[Multiply]:
-    products = [step for step in steps if isinstance(step, Multiply)]
+    products = [step for step in steps if isinstance(step, Multiply) and step.defers]
     return [step for step in products if step.matrix.adapter is not None or not step.matrix.weight.is_frozen]
 
 

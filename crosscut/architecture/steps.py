@@ -26,8 +26,10 @@ class Rows(Enum):
     STREAM = "tokens of the micro-batch; if the layout splits the sequence, each of T ranks has 1/T of the tokens"
     TOKENS = "all tokens of the micro-batch; each context rank has its own tokens"
     SHARED = "all tokens of the micro-batch, of all context ranks together"
+    ROUTED = "one row for each token and each of its experts"
     KEYS = "tokens whose keys a rank computes from gathered latents: SHARED if context ranks gather, otherwise TOKENS"
     PREDICTED = "tokens of the micro-batch for which the head computes logits"
+    ONE = "a single row"
     SEQUENCES = "sequences of the micro-batch"
     SEQUENCE = "tokens of one sequence; each context rank has its own tokens"
 
@@ -36,12 +38,14 @@ _NUM_ROWS: Mapping[Rows, Callable[[Target], int]] = {
     Rows.STREAM: attrgetter("own_tokens"),
     Rows.TOKENS: attrgetter("tokens"),
     Rows.SHARED: attrgetter("shared_tokens"),
+    Rows.ROUTED: attrgetter("tokens"),
     Rows.KEYS: attrgetter("key_tokens"),
     Rows.PREDICTED: attrgetter("predicted_tokens"),
+    Rows.ONE: lambda _: 1,
     Rows.SEQUENCES: attrgetter("sequences"),
     Rows.SEQUENCE: attrgetter("own_length"),
 }
-"""Number of rows on one rank."""
+"""Number of rows on one rank, of a value with one copy of each row."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class Value:
     heads: int = 0
     """Number of heads of a value that ranks may divide only between heads. Each rank then holds at least one whole
     head. 0 for a value that ranks may divide at any column."""
+    copies: int = 1
+    """Number of rows of each token, for `Rows.ROUTED`."""
     is_cheap: bool = False
     """Whether `training.recompute = "operators"` recomputes the value instead of saving it for the backward pass."""
     kind: Kind = Kind.COMPUTE
@@ -74,7 +80,7 @@ class Value:
 
     def num_rows(self, target: Target) -> int:
         """Number of rows on one rank."""
-        return _NUM_ROWS[self.rows](target)
+        return self.copies * _NUM_ROWS[self.rows](target)
 
     def bytes(self, target: Target) -> int:
         """Bytes on one rank."""
@@ -323,11 +329,16 @@ class Multiply(Step):
 
     matrix: Matrix
 
+    @property
+    def defers(self) -> bool:
+        """Whether a schedule may compute the gradient of the weight later."""
+        return True
+
     def products(self, target: Target) -> tuple[Product, ...]:
         """The forward products on one rank: with the weight, and with the matrices of the adapter."""
         weight, rows = self.matrix.weight, self.reads[0].num_rows(target)
         outputs = self.gives[0].local_width(target)
-        inputs = weight.on(target).shape[1]
+        inputs = weight.on(target).shape[-1]
         product = Product(rows, inputs, outputs, is_frozen=weight.is_frozen)
         if (adapter := self.matrix.adapter) is None:
             return (product,)

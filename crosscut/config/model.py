@@ -18,6 +18,7 @@ from crosscut.config.checks import (
 )
 from crosscut.config.errors import ConfigError
 from crosscut.config.hashed import hashed_once
+from crosscut.config.parts.experts import EXPERTS, ExpertsConfig
 from crosscut.config.parts.gated_delta import GATED_DELTA, GatedDeltaConfig
 from crosscut.config.parts.head import PREDICTED, HeadKind, check_head
 from crosscut.config.parts.kinds import (
@@ -232,10 +233,11 @@ class ModelConfig:
     `attention` is self-attention; `sliding_attention` attends only to the last tokens ([model.sliding_attention]), and
     `nope_attention` rotates no queries and keys. `latent_attention` computes queries, keys and values from narrower
     vectors ([model.latent_attention]). `mamba` and `mamba2` are state-space mixers ([model.mamba] and [model.mamba2]),
-    and `gated_delta` is a gated delta net ([model.gated_delta]). The other kinds are MLPs: `gelu`, `gelu_exact` and
-    `relu2` have two matrices, with GeLU or squared ReLU between the matrices. `gelu` is GPT-2's tanh approximation of
-    GeLU, and `gelu_exact` is GeLU itself, as in BERT. `swiglu` and `geglu` have a third matrix as a gate: its output
-    passes through SiLU (`swiglu`) or GeLU (`geglu`) and is multiplied by the output of the first matrix.
+    and `gated_delta` is a gated delta net ([model.gated_delta]). `experts` is a mixture of experts ([model.experts]).
+    The other kinds are MLPs: `gelu`, `gelu_exact` and `relu2` have two matrices, with GeLU or squared ReLU between the
+    matrices. `gelu` is GPT-2's tanh approximation of GeLU, and `gelu_exact` is GeLU itself, as in BERT. `swiglu` and
+    `geglu` have a third matrix as a gate: its output passes through SiLU (`swiglu`) or GeLU (`geglu`) and is multiplied
+    by the output of the first matrix.
     """
 
     mamba: MambaConfig = MAMBA
@@ -250,6 +252,8 @@ class ModelConfig:
     """Settings of latent attention (the section [model.latent_attention])."""
     gated_delta: GatedDeltaConfig = GATED_DELTA
     """Settings of gated delta nets (the section [model.gated_delta])."""
+    experts: ExpertsConfig = EXPERTS
+    """Settings of mixtures of experts (the section [model.experts])."""
 
     biases: Biases = Biases.ALL
     """Matrices of a layer that have a bias: `all`, only those of queries, keys and values (`qkv`), or `none`."""

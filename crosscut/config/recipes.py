@@ -9,7 +9,7 @@ from collections import Counter
 from crosscut.config.checks import Settings
 from crosscut.config.data import DataConfig
 from crosscut.config.model import ModelConfig
-from crosscut.config.parts.kinds import ATTENTIONS, KINDS, FeedForward
+from crosscut.config.parts.kinds import ATTENTIONS, KINDS, MLPS, gated
 from crosscut.config.parts.rotary import Positions
 from crosscut.config.published.presets import DEMO_PRESET, MODERN
 from crosscut.config.run import RunConfig
@@ -59,8 +59,6 @@ LARGE = 100_000_000
 
 _DEFAULTS = {"small": "the default below 100M parameters", "paper": "the default from 100M parameters on"}
 
-_GATED = (FeedForward.SWIGLU, FeedForward.GEGLU)
-
 
 def default_recipe(model: ModelConfig | None, *, preset: str, initialize_from: object) -> str:
     """Name of the recipe for a run without `recipe`. `preset` and `initialize_from` are the run's `model.preset` and
@@ -91,7 +89,7 @@ def num_parameters(model: ModelConfig) -> int:
     kinds = Counter(kind for i in range(model.num_layers) for _, kind in model.parts_of(i))
     hidden, heads = model.hidden_size, model.num_heads
     attention = hidden * ((2 + model.attention_gate) * model.query_size + model.key_value_size)
-    num_matrices = sum(number * (3 if kind in _GATED else 2) for kind, number in kinds.items() if kind in FeedForward)
+    num_matrices = sum(kinds[kind] * (3 if gated(kind) else 2) for kind in MLPS)
     rows = (model.vocab_size or DataConfig.vocab_size) * (1 if model.tied else 2)
     rows += model.max_sequence_length if model.positions is Positions.LEARNED else 0
     mixers = sum(kinds[KINDS[name]] * section.num_parameters(hidden, heads) for name, section in model.sections.items())

@@ -1,5 +1,5 @@
-"""Interface through which layers call functions (`Caller`), the typed context of autograd functions
-(`AutogradContext`), and a fast way to call autograd functions in inference.
+"""Interfaces through which layers call functions (`Caller`) and are called (`LayerCaller`), the typed context of
+autograd functions (`AutogradContext`), and a fast way to call autograd functions in inference.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,14 @@ class Caller(Protocol):
         """Return `function(*inputs)`. Autograd can differentiate the result."""
 
 
-def call(function: Callable[..., Tensor], *inputs: object) -> Tensor:
+class LayerCaller(Protocol):
+    """Function that calls a layer, which may return more than a tensor, as a `Caller` calls other functions."""
+
+    def __call__(self, function: Callable[..., _T], *inputs: Any) -> _T:
+        """Return `function(*inputs)`. Autograd can differentiate the result."""
+
+
+def call(function: Callable[..., _T], *inputs: object) -> _T:
     """Return `function(*inputs)`, called directly. This is the default `Caller`."""
     return function(*inputs)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from crosscut import architecture
 from crosscut.architecture.sublayers.attention import Attention
+from crosscut.architecture.sublayers.experts import Experts as ExpertsPart
 from crosscut.architecture.sublayers.gated_delta import GatedDelta as GatedDeltaPart
 from crosscut.architecture.sublayers.latent_attention import LatentAttention as LatentPart
 from crosscut.architecture.sublayers.mamba import Mamba as MambaPart
@@ -22,12 +23,14 @@ from crosscut.model.building import Builder
 from crosscut.model.cache import LayerMemory
 from crosscut.model.shared import NOTHING_SHARED, Shared
 from crosscut.model.sublayers.attention import SelfAttention
+from crosscut.model.sublayers.experts import Experts
 from crosscut.model.sublayers.gated_delta import GatedDelta
 from crosscut.model.sublayers.gated_mlp import GatedMLP
 from crosscut.model.sublayers.latent_attention import LatentAttention
 from crosscut.model.sublayers.mamba import Mamba
 from crosscut.model.sublayers.mamba2 import Mamba2
 from crosscut.model.sublayers.mlp import MLP
+from crosscut.model.sums import Sums, joined
 
 
 class Block(nn.Module):
@@ -36,6 +39,8 @@ class Block(nn.Module):
 
     `build` is the builder of the layer's modules. The builder's runner calls the layer and the functions inside the
     layer. The plain runner adds nothing to these calls.
+
+    Some sublayers return `Sums` beside their results. The layer returns those of all its parts.
     """
 
     def __init__(self, layer: architecture.Layer, build: Builder) -> None:
@@ -43,6 +48,8 @@ class Block(nn.Module):
         self.runner = build.runner
         self.parts = [(part.name, part.norm_place) for part in layer.parts]
         """Name of each part, and the place of its norm."""
+        self.summing = frozenset(layer.summing)
+        """Names of the parts that return sums beside their results."""
         for part in layer.parts:
             is_last = part is layer.parts[-1] and part.norm_place is NormPosition.BEFORE
             of_part = build if is_last else replace(build, runner=replace(build.runner, skips_last_product=False))
@@ -51,30 +58,39 @@ class Block(nn.Module):
         self.dropout = build.dropout(layer.parts[0].dropout)
         self.multiplier = layer.parts[0].multiplier
 
-    def forward(self, x: Tensor, shared: Shared = NOTHING_SHARED, memory: LayerMemory | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, shared: Shared = NOTHING_SHARED, memory: LayerMemory | None = None
+    ) -> tuple[Tensor, Sums]:
         """Apply the layer. `shared` holds tensors that all layers read, and `memory` what the layer remembers of
-        earlier tokens.
+        earlier tokens. Return the residual stream, and the sums of the parts.
         """
         return self.runner.layer(self._forward, x, shared, memory)
 
-    def _forward(self, x: Tensor, shared: Shared, memory: LayerMemory | None) -> Tensor:
+    def _forward(self, x: Tensor, shared: Shared, memory: LayerMemory | None) -> tuple[Tensor, Sums]:
+        sums: dict[str, Sums] = {}
         for name, place in self.parts:
             norm = getattr(self, f"{name}_norm")
-            y = self._run(name, norm(x) if place is NormPosition.BEFORE else x, shared, memory)
+            result = self._run(name, norm(x) if place is NormPosition.BEFORE else x, shared, memory)
+            if name in self.summing:
+                y, sums[name] = result
+            else:
+                y = result
             y = self.dropout(norm(y) if place is NormPosition.OUTPUT else y)
             x = torch.add(x, y, alpha=self.multiplier)
             x = norm(x) if place is NormPosition.AFTER else x
-        return x
+        return x, joined(sums)
 
-    def _run(self, name: str, x: Tensor, shared: Shared, memory: LayerMemory | None) -> Tensor:
-        """Run the sublayer of a part, and note in the flight recorder that it runs."""
+    def _run(self, name: str, x: Tensor, shared: Shared, memory: LayerMemory | None) -> Any:
+        """Run the sublayer of a part, and note in the flight recorder that it runs. Return its result, with its sums if
+        it has any.
+        """
         part: nn.Module = getattr(self, name)
         of_part = None if memory is None else memory[name]
         if self.runner.compiler is not None:  # compiled code records nothing
-            y: Tensor = part(x, shared, of_part)
-            return y
+            return part(x, shared, of_part)
         enter_part(name)
-        return leave_part(part(x, shared, of_part), name)
+        result = part(x, shared, of_part)
+        return (leave_part(result[0], name), result[1]) if name in self.summing else leave_part(result, name)
 
 
 MODULES: dict[type, Callable[[Any, Builder], nn.Module]] = {
@@ -85,5 +101,6 @@ MODULES: dict[type, Callable[[Any, Builder], nn.Module]] = {
     LatentPart: LatentAttention,
     architecture.MLP: MLP,
     architecture.GatedMLP: GatedMLP,
+    ExpertsPart: Experts,
 }
 """Module class of each kind of sublayer, by the class that describes it in `architecture`."""

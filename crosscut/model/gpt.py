@@ -7,7 +7,8 @@ one device, the layers of `parallel` are ordinary layers.
 Shapes: B batch, S sequence, H hidden, V vocabulary, T tensor ranks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -29,7 +30,9 @@ from crosscut.model.embedding import Embedding
 from crosscut.model.heads.head import SUMS, Head, HeadBuilder, Scales
 from crosscut.model.heads.table import build_head
 from crosscut.model.running import PLAIN_RUNNERS, Runners
+from crosscut.model.shared import Shared
 from crosscut.model.sharing import Sharing
+from crosscut.model.sums import LayerSums
 from crosscut.parallel import (
     ParallelMesh,
     RandomStreams,
@@ -77,8 +80,8 @@ class GPT(nn.Module):
         whole = describe(config)
         self.part = whole.part(self.stages)
         """Description of the rank's stages."""
-        self.reads, self.loss_terms = whole.head.reads, whole.head.loss_terms
-        """Fields of a batch that the head reads, and terms of the loss, on every stage."""
+        self.reads, self.loss_terms, self.layer_terms = whole.head.reads, whole.loss_terms, whole.layer_terms
+        """Fields of a batch that the head reads, all terms of the loss, and the terms of the layers, on every stage."""
         self.sharing = Sharing(whole, config, mesh, runners.context_attention)
         build = Builder(mesh=mesh, streams=streams, dtype=dtype, epsilon=config.norm_epsilon)
         self.embedding = Embedding(self.part, build, self.compute_dtype)
@@ -124,6 +127,7 @@ class GPT(nn.Module):
         reading: Reading | None = None,
         with_weight: bool = False,
         stage_input: StageInput | None = None,
+        sums: LayerSums | None = None,
     ) -> Tensor | tuple[Tensor, TiedWeight]:
         """Compute the last hidden states [B, S, H] of the tokens [B, S] of a batch. Under sequence parallelism, the
         result is [B, S/T, H]. They are divided by `model.logit_divisor`.
@@ -135,6 +139,7 @@ class GPT(nn.Module):
         model has no token types.
 
         In a pipeline, `stage_input` names the stage to run and holds its input. The result is the output of the stage.
+        If `sums` is given, the sums that the layers return beside the residual stream are added to it.
         """
         stage, hidden = stage_input or StageInput(self.stages[0])
         tied = None
@@ -144,16 +149,23 @@ class GPT(nn.Module):
         x, places = hidden, batch.places if places is None else places
         length = 0 if reading is not None else self.sharing.whole_length(batch) - num_filled
         shared = self.sharing.of(batch, places, length=length, dtype=x.dtype)
+        x = self._layers_of(stage, x, shared, reading, LayerSums() if sums is None else sums)
+        y: Tensor = self.final_norm(x) if stage.is_last and self.final_norm is not None else x
+        if stage.is_last and self.config.logit_divisor != 1.0:  # the logits are linear in the hidden states
+            y = y / self.config.logit_divisor
+        return y if tied is None else (y, tied)
+
+    def _layers_of(self, stage: Stage, x: Tensor, shared: Shared, reading: Reading | None, sums: LayerSums) -> Tensor:
+        """Run the layers of a stage, and add what they return beside the residual stream to `sums`."""
         draws = self.training and self.config.dropout > 0
         for place, (i, block) in enumerate(zip(stage.layers, self._blocks_of(stage), strict=True)):
             if draws:
                 self.streams.enter_layer(i)
             enter(ModelPart.LAYER, i)
-            x = leave(block(x, shared, None if reading is None else reading.layer(place)), ModelPart.LAYER, i)
-        y: Tensor = self.final_norm(x) if stage.is_last and self.final_norm is not None else x
-        if stage.is_last and self.config.logit_divisor != 1.0:  # the logits are linear in the hidden states
-            y = y / self.config.logit_divisor
-        return y if tied is None else (y, tied)
+            x, of_layer = block(x, shared, None if reading is None else reading.layer(place))
+            x = leave(x, ModelPart.LAYER, i)
+            sums.add(i, of_layer)
+        return x
 
     def _blocks_of(self, stage: Stage) -> Sequence[nn.Module]:
         if len(self.stages) == 1:  # code that a compiler can trace
@@ -161,7 +173,9 @@ class GPT(nn.Module):
         first = sum(len(other.layers) for other in self.stages[: self.stages.index(stage)])
         return list(self.blocks)[first : first + len(stage.layers)]
 
-    def loss(self, batch: Batch, scales: Scales = SUMS, *, z_loss: float = 0.0) -> Tensor:
+    def loss(
+        self, batch: Batch, scales: Scales = SUMS, *, z_loss: float = 0.0, sums: LayerSums | None = None
+    ) -> Tensor:
         """Return the sum of all terms of the loss (`loss_terms`), each times its factor in `scales`: a scalar.
 
         The term `tokens` is the sum of the cross entropies of the targets, the term `order` the one of the order of
@@ -169,23 +183,43 @@ class GPT(nn.Module):
         solves a task (`task_logits` says where padding may be). `z_loss` is the coefficient of the z-loss that is added
         to each cross entropy of a target (`parallel.cross_entropy`).
 
+        Terms of the layers count only if `scales` has their factors, and `sums` is given, to which they are added.
+
         To train on the mean, set each factor to 1 / (number of rows of the term's field that hold something to predict,
         over all data ranks), as a number or a scalar tensor on the device. Raises `ConfigError` for labels that the
         model cannot use, and if the labels of a task are missing.
         """
-        weights = self.head.weights(scales, z_loss)
+        weights = self.head.weights(self._of_head(scales), z_loss)
         self.head.require(batch)
         read, num_filled = self.head.inputs(batch, self.sharing.num_filled(batch.tokens.shape[1]))
         if self.part.head.uses_embedding and torch.is_grad_enabled():
-            hidden, tied = self(read, num_filled=num_filled, with_weight=True)
-            return self.head.loss(hidden, batch, weights, tied.tensor)
-        return self.head.loss(self(read, num_filled=num_filled), batch, weights)
+            hidden, tied = self(read, num_filled=num_filled, with_weight=True, sums=sums)
+            loss = self.head.loss(hidden, batch, weights, tied.tensor)
+        else:
+            loss = self.head.loss(self(read, num_filled=num_filled, sums=sums), batch, weights)
+        more = None if sums is None else sums.taken(self.layer_terms, scales)
+        return loss if more is None else loss + more.to(loss.dtype)
+
+    @contextmanager
+    def without_layer_terms(self) -> Iterator[None]:
+        """Context in which the loss has only the terms of the head."""
+        kept = self.loss_terms, self.layer_terms
+        self.loss_terms, self.layer_terms = self.part.head.loss_terms, ()
+        try:
+            yield
+        finally:
+            self.loss_terms, self.layer_terms = kept
+
+    def _of_head(self, scales: Scales) -> Scales:
+        """Return the factors of terms that do not belong to the layers."""
+        of_layers = {term.name for term in self.layer_terms}
+        return {name: scale for name, scale in scales.items() if name not in of_layers}
 
     def loss_of_hidden(self, hidden: Tensor, batch: Batch, scales: Scales = SUMS, *, z_loss: float = 0.0) -> Tensor:
         """Return the loss of a model that predicts tokens, from its last hidden states [B, S, H] (under sequence
-        parallelism [B, S/T, H]). The other arguments are those of `loss`.
+        parallelism [B, S/T, H]), without the terms of the layers. The other arguments are those of `loss`.
         """
-        return self.head.loss(hidden, batch, self.head.weights(scales, z_loss))
+        return self.head.loss(hidden, batch, self.head.weights(self._of_head(scales), z_loss))
 
     def task_logits(self, batch: Batch, *, num_choices: int = 1) -> Tensor:
         """Return the logits of the model's task, the same on all tensor ranks. Their shape is [B, classes] for the head

@@ -12,7 +12,7 @@ from typing import Protocol
 from crosscut.architecture.pipeline import Stage
 from crosscut.config.layout import ContextAttention
 from crosscut.kernels import ORDINARY, LossPasses, Products
-from crosscut.kernels.functions import Caller, call
+from crosscut.kernels.functions import Caller, LayerCaller, call
 from crosscut.parallel import Multiplication
 
 
@@ -29,7 +29,7 @@ class Runner:
     products. Several layers may share a runner.
     """
 
-    layer: Caller = call
+    layer: LayerCaller = call
     """Function that calls the whole layer."""
     core: Caller = call
     """Function that calls the attention core: scores, softmax, dropout and values."""

@@ -24,6 +24,8 @@ from crosscut.flight import RECORD, RunPhase
 from crosscut.kernels.deferral import Deferral, Deferred
 from crosscut.model.batch import Batch
 from crosscut.model.gpt import GPT, StageInput
+from crosscut.model.heads.head import Scales
+from crosscut.model.sums import LayerSums
 from crosscut.parallel import enter_tensor_parallel
 from crosscut.parallel.channels import Arriving
 
@@ -49,6 +51,10 @@ class StageStep:
     micro_batches: Sequence[Batch]
     loss: Callable[[Tensor, Batch], Tensor]
     """Function that computes the loss of a micro-batch from its last hidden states [B, S, H]."""
+    scales: Scales
+    """Factors of the terms of the loss, also of those of the layers on every stage."""
+    sums: LayerSums
+    """Sums beside the residual stream, to which those of all micro-batches are added."""
     begin: Callable[[int], None]
     """Function that is called before each forward pass of a micro-batch, with the index of the micro-batch."""
     arm: Callable[[], None]
@@ -60,8 +66,8 @@ class StageStep:
     """Observer of each action; None if the actions are not observed."""
 
     def run(self) -> Tensor:
-        """Perform all actions of the rank, and leave the gradients in `.grad`. On the last stage, return the sum of the
-        losses of all micro-batches; on the other stages, return zero. The result is a scalar.
+        """Perform all actions of the rank, and leave the gradients in `.grad`. Return the sum of the losses of all
+        micro-batches, a scalar: on the last stage, those of the head, and on every stage, those of its layers.
         """
         return _Step(self).run()
 
@@ -73,6 +79,8 @@ class _Passed(NamedTuple):
     """Input of the stage [B, S, H]; None for the first stage."""
     output: Tensor
     """Output of the stage [B, S, H], or the loss."""
+    of_layers: Tensor | None
+    """Terms of the loss of the stage's layers; None if there are none, or if `output` includes them."""
 
 
 class _Step:
@@ -128,22 +136,27 @@ class _Step:
         self.step.begin(action.micro_batch)
         if hidden is not None:
             hidden.requires_grad_()
-        output: Tensor = self.step.model(batch, stage_input=StageInput(stage, hidden))
+        output: Tensor = self.step.model(batch, stage_input=StageInput(stage, hidden), sums=self.step.sums)
+        of_layers = self.step.sums.taken(self.step.model.layer_terms, self.step.scales)
         if stage.is_last:
             output = self.step.loss(output, batch)
-            self.loss = self.loss + output.detach()
-        self.passed[action.micro_batch, action.chunk] = _Passed(hidden, output)
+            output, of_layers = output if of_layers is None else output + of_layers.to(output.dtype), None
+        for part in (output if stage.is_last else None, of_layers):
+            self.loss = self.loss if part is None else self.loss + part.detach().to(self.loss.dtype)
+        self.passed[action.micro_batch, action.chunk] = _Passed(hidden, output, of_layers)
         return output.detach()
 
     def _backward(self, action: Action, gradient: Tensor | None) -> Tensor | None:
         place = (action.micro_batch, action.chunk)
-        hidden, output = self.passed.pop(place)
+        hidden, output, of_layers = self.passed.pop(place)
+        outputs = [output] if of_layers is None else [output, of_layers]
+        gradients = [gradient, None][: len(outputs)]
         if self.step.schedule.separates_weights:
             assert self.step.deferral is not None, "the layers cannot defer the gradients of weights"
             with self.step.deferral.collecting() as self.deferred[place]:
-                torch.autograd.backward(output, gradient)
+                torch.autograd.backward(outputs, gradients)
         else:
-            torch.autograd.backward(output, gradient)
+            torch.autograd.backward(outputs, gradients)
         return None if hidden is None else hidden.grad
 
     def _start_receiving(self, action: Action) -> None:

@@ -136,9 +136,11 @@ def _is_alone(mesh: ParallelMesh) -> bool:
     return mesh.tensor.size == 1 and not torch.is_grad_enabled()
 
 
-def multiply_inside(x: Tensor, weight: Tensor, products: Products = ORDINARY) -> Tensor:
-    """Multiply `x` [B, S, I] by `weight` [O, I] inside a parallel region, without f and g: [B, S, O]. Sends nothing."""
-    return run(_MultiplyInside, x, weight, products)
+def multiply_inside(x: Tensor, weight: Tensor, products: Products = ORDINARY, *, skips: bool = False) -> Tensor:
+    """Multiply `x` [B, S, I] by `weight` [O, I] inside a parallel region, without f and g: [B, S, O]. Sends nothing.
+    With `skips`, the result is zeros, for a repetition whose result no code reads.
+    """
+    return run(_MultiplyInside, x, weight, products, skips)
 
 
 class _InsideContext(AutogradContext[tuple[Tensor, Tensor]], Protocol):
@@ -147,17 +149,17 @@ class _InsideContext(AutogradContext[tuple[Tensor, Tensor]], Protocol):
 
 class _MultiplyInside(Function):
     @staticmethod
-    def forward(ctx: _InsideContext, x: Tensor, weight: Tensor, products: Products) -> Tensor:
+    def forward(ctx: _InsideContext, x: Tensor, weight: Tensor, products: Products, skips: bool) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.products = products
-        return products.output(x, weight)
+        return x.new_zeros(*x.shape[:-1], weight.shape[0]) if skips else products.output(x, weight)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: _InsideContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        needs_x, needs_weight, _ = ctx.needs_input_grad
-        return *_factor_gradients(ctx.products, grad, (x, weight, needs_x, needs_weight)), None
+        needs_x, needs_weight, _, _ = ctx.needs_input_grad
+        return *_factor_gradients(ctx.products, grad, (x, weight, needs_x, needs_weight)), None, None
 
 
 class LowRank(NamedTuple):

@@ -217,6 +217,10 @@ class ColumnParallelLinears(nn.Module):
         """Enter the parallel region once (`enter_tensor_parallel`), then compute X A_i + b_i for each layer."""
         return _multiply_all(x, self._layers, self._layers[0].mesh)
 
+    def inside(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Compute X A_i for each layer, without f and without biases. `x` is inside the parallel region."""
+        return tuple(layer.inside(x) for layer in self._layers)
+
 
 def _multiply_all(x: Tensor, layers: Sequence[ColumnParallelLinear], mesh: ParallelMesh) -> tuple[Tensor, ...]:
     """Multiply `x` by the weights of all layers and by the first matrices of their adapters. `x` enters the parallel
@@ -280,20 +284,27 @@ class RowParallelLinear(nn.Module):
         x = x.to(product_dtype(x))
         bias = None if self.bias is None else local_on_sequence(self.bias, self.mesh, x.dtype)
         weight = local(self.weight, x.dtype)
-        leave = skip_and_leave if self._skips_repetition and is_recomputing() else multiply_and_leave
+        leave = skip_and_leave if self.skips_now else multiply_and_leave
         adapter = None if self.adapter is None else self._low_rank(x)
         return leave(x, weight, bias, mesh=self.mesh, products=self.products, adapter=adapter)
 
-    def inside(self, x: Tensor, part: slice | None = None) -> Tensor:
+    def inside(self, x: Tensor, part: slice | None = None, *, skips: bool = False) -> Tensor:
         """Compute X_i A_i, without g and without the bias: a term of the sum over all ranks. `x` [B, S, I/T] may have
-        only the columns `part` of X_i. Sends nothing.
+        only the columns `part` of X_i. Sends nothing. With `skips`, no code reads the result, and nothing is
+        multiplied.
         """
         x = x.to(product_dtype(x))
-        y = multiply_inside(x, part_of(local(self.weight, x.dtype), part, dim=1), self.products)
+        weight = part_of(local(self.weight, x.dtype), part, dim=1)
+        y = multiply_inside(x, weight, self.products, skips=skips)
         if self.adapter is None:
             return y
         low = F.linear(x, part_of(local(self.adapter.down, x.dtype), part, dim=1)) * self.adapter.scale
         return y + F.linear(low, local_inside(self.adapter.up, x.dtype))
+
+    @property
+    def skips_now(self) -> bool:
+        """Whether the layer runs again in a backward pass that does not read its result."""
+        return self._skips_repetition and is_recomputing()
 
     def add_adapter(self, rank: int, *, scale: float) -> None:
         """Give the layer a low-rank adapter, and freeze the weight and the bias: Y = g(X_i A_i + scale (X_i D_i) U) +

@@ -132,6 +132,15 @@ def join_from_sequence_parallel(x: Tensor, axis: Axis) -> Tensor:
     return exchanged(x, axis, forward=_gather_sequence, backward=_split_sequence)
 
 
+def counted_once(x: Tensor, axis: Axis) -> Tensor:
+    """Return `x`, a term of the loss that all ranks compute alike inside a parallel region.
+
+    f sums the gradients of all ranks, so each rank takes only its share of the term's gradient. Forward: identity.
+    Backward: division by the number of ranks, which sends nothing.
+    """
+    return exchanged(x, axis, forward=lambda x, _: x.clone(), backward=lambda grad, axis: grad / axis.size)
+
+
 def enter_tensor_parallel(x: Tensor, mesh: ParallelMesh) -> Tensor:
     """Pass `x` into a parallel region with f (`copy_to_tensor_parallel`) or, under sequence parallelism, with
     `gather_from_sequence_parallel`.

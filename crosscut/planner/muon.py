@@ -83,7 +83,8 @@ def muon_buffers(run: Planned) -> int:
     """Largest number of bytes that the update of one parameter needs besides parameter, gradient and momentum.
 
     The Newton-Schulz iteration holds the whole update, the matrices of the previous and of the current step, and two
-    square products whose width is the smaller dimension. The exchanges before and after the iteration need no more.
+    square products whose width is the smaller dimension; for stacked matrices, also the results of all. The exchanges
+    before and after the iteration need no more.
     """
     size = run.training.numbers.muon_bytes
     return max((size * _largest(parameter) for parameter in muon_parameters(run)), default=0)
@@ -91,8 +92,9 @@ def muon_buffers(run: Planned) -> int:
 
 def _largest(parameter: Parameter) -> int:
     """Elements that the Newton-Schulz iteration of a parameter holds at once."""
-    rows, columns = parameter.shape[0] // parameter.num_matrices, parameter.shape[1]
-    return prod(parameter.shape) + 2 * rows * columns + 2 * min(rows, columns) ** 2
+    rows, columns = parameter.shape[-2] // parameter.num_matrices, parameter.shape[-1]
+    results = prod(parameter.shape) if parameter.stacked else 0
+    return results + prod(parameter.shape) + 2 * rows * columns + 2 * min(rows, columns) ** 2
 
 
 def muon_messages(run: Planned) -> list[Collective]:

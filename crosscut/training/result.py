@@ -6,6 +6,8 @@ after the step's own work. The loop reads the figures after it has launched the 
 
 import math
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -89,18 +91,30 @@ class StepResult:
     value. After a `NonFiniteError`, the weights are unchanged by the step, and no later step changes them.
     """
 
-    def __init__(self, step: int, rate: float, figures: DeviceFigures, *, loss_scale: LossScale | None) -> None:
-        """Queue copies of the figures to the host. `loss_scale` has the value that the step used."""
+    def __init__(
+        self,
+        step: int,
+        rate: float,
+        figures: DeviceFigures,
+        *,
+        loss_scale: LossScale | None,
+        more: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> None:
+        """Queue copies of the figures to the host. `loss_scale` has the value that the step used. `more` are further
+        scalars to report, by name.
+        """
         self.step = step
         """Index of the step, counted from 0."""
         self.learning_rate = rate
         self._scaled = loss_scale is not None
         scale = loss_scale.scale if loss_scale is not None else torch.ones_like(figures.held)
-        numbers = torch.stack([figure.double() for figure in (*figures, scale)])
+        self._names = tuple(more)
+        numbers = torch.stack([figure.double() for figure in (*figures, scale, *more.values())])
         self._arriving = numbers.to("cpu", non_blocking=True) if numbers.is_cuda else numbers  # in pinned memory
         self.end = Moment(scale.device)
         """Moment at which the device has finished the step."""
         self._figures: _StepFigures | None = None
+        self._more: dict[str, float] = {}
 
     def wait(self) -> "StepResult":
         """Wait until the device has finished the step. Raises `NonFiniteError` (see the class)."""
@@ -134,19 +148,21 @@ class StepResult:
 
     def values(self) -> dict[str, float | int]:
         """Return the figures by name, as `metrics.jsonl` stores them. `loss_scale` and `skipped` are present only if
-        the run has a loss scale.
+        the run has a loss scale, and figures of experts only if the model has some.
         """
         told: dict[str, float | int] = {
             "loss": self.loss, "gradient_norm": self.gradient_norm, "learning_rate": self.learning_rate
         }  # fmt: skip
         if self.loss_scale is not None:
             told.update(loss_scale=self.loss_scale, skipped=int(self.skipped))
-        return told
+        return {**told, **self._more}
 
     def _look(self) -> _StepFigures:
         if self._figures is None:
             self.end.wait()
-            self._figures = _StepFigures(*self._arriving.tolist())
+            arrived = self._arriving.tolist()
+            self._figures = _StepFigures(*arrived[: len(_StepFigures._fields)])
+            self._more = dict(zip(self._names, arrived[len(_StepFigures._fields) :], strict=True))
         figures = self._figures
         if figures.held and not self._scaled:
             raise NonFiniteError(self.step, figures)

@@ -31,6 +31,7 @@ from crosscut.planner.stages import schedule_of, separates_weights, stage_sizes
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.memory.host_moments import InHostMemory
 from crosscut.training.optimization.averaging import WeightAverage
+from crosscut.training.optimization.balance import Balance
 from crosscut.training.optimization.optimizer import make_optimizer, rules_of, set_learning_rate
 from crosscut.training.optimization.schedule import learning_rate
 from crosscut.training.precision import needs_loss_scale, torch_dtype
@@ -73,9 +74,7 @@ class Trainer:
         self.streams = RandomStreams(mesh, run.training.seed)
         self.compiler = make_compiler(run, mesh)
         self.deferral = Deferral() if separates_weights(mesh.layout) else None
-        """Deferral of weight gradients, if a pipeline's schedule computes them separately from the other gradients;
-        otherwise None.
-        """
+        """Deferral of weight gradients, if a pipeline's schedule computes them separately; otherwise None."""
         self.model = self._make_model(loss_chunk_tokens)
         enable_symmetric_memory(mesh)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -92,6 +91,7 @@ class Trainer:
         """Moving average of the weights; None without `optimizer.ema_decay`."""
         scales_loss = needs_loss_scale(run.precision) if scales_loss is None else scales_loss
         self.loss_scale = LossScale(mesh.device) if scales_loss else None
+        self.balance = Balance(self.model, self.summed)
         self._held = torch.zeros((), dtype=torch.float32, device=mesh.device)
         """Float32 scalar on the device: 1 once a step has failed and no later step may change the weights, else 0."""
 
@@ -167,9 +167,11 @@ class Trainer:
         if self.average is not None:
             self.average.begin()
         self.optimizer.step()
+        more = self.balance.update(held=held)
         if self.average is not None:
             self.average.update(step)
-        result = StepResult(step, rate, DeviceFigures(loss, norm, held, measured.own), loss_scale=self.loss_scale)
+        figures = DeviceFigures(loss, norm, held, measured.own)
+        result = StepResult(step, rate, figures, loss_scale=self.loss_scale, more=more)
         if self.loss_scale is not None:
             self.loss_scale.update(held)
         return result
@@ -188,10 +190,11 @@ class Trainer:
 
         The mean is over the target tokens of all ranks that see different tokens (`mesh.tokens`), so the loss does not
         depend on how the batch is split. If the loss has several terms, the means of all terms are added up. In a
-        pipeline, only the last stage has a part that is not zero.
+        pipeline, only the last stage has the terms of the head, and each stage has the terms of its layers.
         """
         RECORD.phase(RunPhase.FORWARD, step)
         scales = self._scales(micro_batches)
+        self.balance.begin()
         self.reducer.begin()
         passes = self._pass_stages if self.mesh.is_staged else self._pass_all
         total = passes(step, micro_batches, scales)
@@ -220,7 +223,7 @@ class Trainer:
             if index == len(micro_batches) - 1:
                 self.reducer.arm()
             RECORD.phase(RunPhase.FORWARD)
-            loss = self.model.loss(batch, scales, z_loss=self.run.training.z_loss)
+            loss = self.model.loss(batch, scales, z_loss=self.run.training.z_loss, sums=self.balance.sums)
             RECORD.phase(RunPhase.BACKWARD)
             loss.backward()
             total = total + loss.detach()
@@ -228,13 +231,15 @@ class Trainer:
 
     def _pass_stages(self, step: int, micro_batches: Sequence[Batch], scales: Scales) -> Tensor:
         """Run the forward and backward passes of all micro-batches through this rank's stages. Return the sum of the
-        losses on the last stage, and zero on the other stages.
+        losses that this rank has a part of.
         """
         return StageStep(
             model=self.model,
             schedule=schedule_of(self.run.layout, len(micro_batches)),
             micro_batches=micro_batches,
             loss=partial(self.model.loss_of_hidden, scales=scales, z_loss=self.run.training.z_loss),
+            scales=scales,
+            sums=self.balance.sums,
             begin=lambda index: self.streams.restart(step=step, micro_batch=index),
             arm=self.reducer.arm,
             deferral=self.deferral,
@@ -243,7 +248,7 @@ class Trainer:
 
     def _scales(self, micro_batches: Sequence[Batch]) -> Scales:
         """Return the factors that turn the terms of the loss into means over all ranks: 1 / number of rows of the
-        term's field that hold something to predict. A loss scale multiplies all factors.
+        term's field that hold something to predict, times the term's coefficient. A loss scale multiplies all factors.
         """
         terms = self.model.loss_terms
         counts = [sum(batch.count(term.field) for batch in micro_batches) for term in terms]
@@ -251,7 +256,10 @@ class Trainer:
         scales = 1.0 / summed.double().clamp(min=1.0)
         if self.loss_scale is not None:
             scales = self.loss_scale.scaled(scales)
-        return {term.name: scale for term, scale in zip(terms, scales.unbind(), strict=True)}
+        return {
+            term.name: scale if term.coefficient == 1.0 else scale * term.coefficient
+            for term, scale in zip(terms, scales.unbind(), strict=True)
+        }
 
     def _hold(self, loss: Tensor, norm: Tensor) -> Tensor:
         """Return 1 if this step must not change the weights, else 0: a float32 scalar on the device.

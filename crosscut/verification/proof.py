@@ -28,6 +28,7 @@ from crosscut.verification.report import (
     AVERAGES,
     DOCUMENTS,
     DRAWS,
+    LOADS,
     MIXTURE,
     ROUNDING,
     FirstDifference,
@@ -70,6 +71,8 @@ class Claim:
     gradient. Parameters that are not listed have the factor 1. After the step, a parameter may differ by its factor
     times the tolerance."""
 
+    looks_at_draws: bool = True
+    """Whether the random draws are compared, too. False for a step that another claim has with the same draws."""
     drops: bool = False
     """Whether dropout is on when numbers are compared. Elements are then dropped by their values (`dropping`), so that
     all layouts drop the same elements. Only for float64, and for models that drop only with `F.dropout` and
@@ -101,8 +104,8 @@ def prove(claim: Claim, mesh: ParallelMesh) -> LayoutReport:
     step = claim.make_step(mesh)
     compiled = compiled_modules(step.model)
     drops = claim.drops and not compiled  # a compiled layer cannot be told to drop by value
-    uncut = _uncut(claim.make_uncut or claim.make_step, mesh, drops=drops, compiled=compiled)
-    drawn, cut = _take(step, drops=drops)
+    uncut = _uncut(claim, mesh, drops=drops, compiled=compiled)
+    drawn, cut = _take(step, drops=drops, looks_at_draws=claim.looks_at_draws)
     cut = _in_form(cut, mesh, has_loss=mesh.has_loss)
     dtype = claim.compute_dtype or next(step.model.parameters()).dtype
     differences = Differences(_shared_bounds(claim, step.model, mesh, uncut), claim.amplification)
@@ -116,7 +119,8 @@ def prove(claim: Claim, mesh: ParallelMesh) -> LayoutReport:
         assert uncut is not None and every is not None
         judged, draw = _judge_draws(every, uncut.drawn, mesh)
         judgement = StepJudgement(differences, uncut.recording)
-        checks = (*judgement.checks(cut.norm), judged, *further, *judgement.rounding(exact))
+        of_draws = [judged] if claim.looks_at_draws else []
+        checks = (*judgement.checks(cut.norm), *of_draws, *further, *judgement.rounding(exact))
         return _report(claim, judgement, dtype, checks=checks, draw=draw, seconds=time.perf_counter() - start)
 
     told: LayoutReport = _shared(outcome if uncut is None or outcome is not None else _attempt(report))
@@ -186,16 +190,16 @@ class _Uncut(NamedTuple):
     model: nn.Module
 
 
-def _uncut(make_step: MakeStep, mesh: ParallelMesh, *, drops: bool, compiled: Sequence[str]) -> _Uncut | None:
+def _uncut(claim: Claim, mesh: ParallelMesh, *, drops: bool, compiled: Sequence[str]) -> _Uncut | None:
     """Run the uncut step on the first rank, as the reference. Returns None on the other ranks. `compiled` are the names
     of the cut model's compiled modules.
     """
 
     def run(step: RecordedStep) -> _Uncut:
-        drawn, recording = _take(step, drops=drops)
+        drawn, recording = _take(step, drops=drops, looks_at_draws=claim.looks_at_draws)
         return _Uncut(drawn, _in_form(recording.with_wholes(compiled), mesh), step.model)
 
-    return _on_first_rank(make_step, run, mesh)
+    return _on_first_rank(claim.make_uncut or claim.make_step, run, mesh)
 
 
 def _on_first_rank(make_step: MakeStep, run: Callable[[RecordedStep], _T], mesh: ParallelMesh) -> _T | None:
@@ -226,13 +230,15 @@ def _exact(make_exact: MakeStep, mesh: ParallelMesh) -> Recording | None:
     return _on_first_rank(make_exact, run, mesh)
 
 
-def _take(step: RecordedStep, *, drops: bool) -> tuple[Drawn, Recording]:
+def _take(step: RecordedStep, *, drops: bool, looks_at_draws: bool) -> tuple[Drawn, Recording]:
     """Run the step twice: with dropout to list its random draws, and with the same elements dropped on all layouts, or
-    none, to record it.
+    none, to record it. Without `looks_at_draws`, only record it.
     """
     step.model.train()
-    with uncompiled(step.model):  # draws inside a compiled layer cannot be seen
-        drawn = draws_of(step.model, step.mesh, step.accumulate)
+    drawn = Drawn([], [], {}, [])
+    if looks_at_draws:
+        with uncompiled(step.model):  # draws inside a compiled layer cannot be seen
+            drawn = draws_of(step.model, step.mesh, step.accumulate)
     step.model.train(drops)
     with drop_by_value() if drops else nullcontext():
         recording = record(step)
@@ -309,6 +315,10 @@ _CHECK_CAUSES = {
     DOCUMENTS: (
         "The cut and the uncut model agree, but packed documents do not give the same results as separate documents: "
         "check where documents begin, the attention mask, and the positions."
+    ),
+    LOADS: (
+        "The cut and the uncut model agree, but the loads of the experts do not add up to the rows of all tokens: "
+        "check over which ranks loads are summed, and whether recomputation or an evaluation counts them again."
     ),
     MIXTURE: (
         "The model's step agrees, but the batches do not draw from the folders in the proportions that `data.mixture` "

@@ -343,7 +343,7 @@ class _StepWatcher:
         call = self._running.pop()
         inside = f"{self._running[-1] if self._running else LOSS}{INSIDE}output of "
         outputs = output if isinstance(output, tuple | list) else [output]
-        several = outputs is output
+        several = sum(isinstance(each, Tensor) for each in outputs) > 1
         for i, tensor in enumerate(outputs):
             if not isinstance(tensor, Tensor):
                 continue

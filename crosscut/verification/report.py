@@ -27,6 +27,9 @@ AVERAGE = "formula of the average"
 """
 AVERAGES = "averaged weights"
 """Name of the check that compares the average of the cut model with the average of the uncut model."""
+LOADS = "loads of experts"
+"""Name of the check that every token was counted once for each of its experts."""
+
 ROUNDING = ("rounding of outputs", "rounding of gradients")
 """Names of the checks that concern the uncut model alone. If such a check fails, the cut and the uncut model may be
 wrong in the same way.

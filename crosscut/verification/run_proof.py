@@ -41,6 +41,7 @@ from crosscut.verification.module import CLIP_NORM, LEARNING_RATE
 from crosscut.verification.proof import Claim, prove
 from crosscut.verification.recording import RecordedStep
 from crosscut.verification.report import AVERAGE, AVERAGES, DRAWS, ROUNDING, LayoutReport, ReportCheck
+from crosscut.verification.routing import ROUTINGS, Forced, compare_loads, force, has_experts
 from crosscut.verification.scope import COMPILED
 
 SEQUENCES_PER_DATA_RANK = 2
@@ -201,20 +202,42 @@ def _verify(run: RunConfig, device: torch.device) -> LayoutReport:
 
 def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> LayoutReport:
     """Verify a run on existing ranks. The run must be a result of `for_verification`. Every rank must call this
-    function, and every rank gets the report.
+    function, and every rank gets the report. A model with experts is verified with several loads of its experts; the
+    report is that of the first loads that differ.
     """
+    report = _verified(run, mesh, Forced.AS_CHOSEN)
+    if not has_experts(run):
+        return report
+    for forced in (Forced.UNEVEN, Forced.COLLAPSED):
+        if not report.same:
+            return report
+        other = _verified(run, mesh, forced)
+        seconds = report.seconds + other.seconds
+        if other.first is not None:
+            cause = f"{other.first.cause} The experts' loads were {forced}."
+            report = dataclasses.replace(other, first=dataclasses.replace(other.first, cause=cause))
+        report = dataclasses.replace(report, seconds=seconds)
+    if not report.same:
+        return report
+    told = ReportCheck(ROUTINGS, None, True, f"loads of experts {'; '.join(Forced)}")
+    return dataclasses.replace(report, checks=(*report.checks, told))
+
+
+def _verified(run: RunConfig, mesh: ParallelMesh, forced: Forced) -> LayoutReport:
+    """Verify a run with these loads of experts. Only the first loads are verified with the run's other checks."""
     model = run.model
     claim = Claim(
-        make_step=lambda on: _RunStep(run, on),
-        make_uncut=lambda on: _RunStep(_plain(run), on),
+        make_step=lambda on: _RunStep(run, on, forced=forced),
+        make_uncut=lambda on: _RunStep(_plain(run), on, forced=forced),
+        looks_at_draws=forced is Forced.AS_CHOSEN,
         drops=run.training.precision is Precision.FLOAT64 and model.dropout > 0,
         layout=told_layout(run),
         model=model_in_words(model, f"{count_parameters(model):,}"),
         precision=run.training.precision,
         compute_dtype=torch_dtype(run.training.numbers.compute),
         product_dtype=torch_dtype(run.training.numbers.products),
-        make_exact=_make_exact(run),
-        extra_checks=_further_checks,
+        make_exact=_make_exact(run, forced),
+        extra_checks=_further_checks if forced is Forced.AS_CHOSEN else _checks_of_every_step,
         amplification=dict.fromkeys(rules_of(model, run.optimizer).matrices, AMPLIFICATION),
     )
     report = prove(claim, mesh)
@@ -261,7 +284,7 @@ def _plain(run: RunConfig) -> RunConfig:
     return dataclasses.replace(run, training=plain)
 
 
-def _make_exact(run: RunConfig) -> Callable[[ParallelMesh], RecordedStep] | None:
+def _make_exact(run: RunConfig, forced: Forced) -> Callable[[ParallelMesh], RecordedStep] | None:
     """Return a function that makes the step in the parameters' type with the same weights; None if the run's precision
     already has this type.
     """
@@ -273,7 +296,7 @@ def _make_exact(run: RunConfig) -> Callable[[ParallelMesh], RecordedStep] | None
 
     def make(mesh: ParallelMesh) -> RecordedStep:
         # Scale the loss as in the run, so that the returned gradients are comparable.
-        return _RunStep(exact, mesh, scales_loss=needs_loss_scale(run.training.precision))
+        return _RunStep(exact, mesh, scales_loss=needs_loss_scale(run.training.precision), forced=forced)
 
     return make
 
@@ -281,7 +304,14 @@ def _make_exact(run: RunConfig) -> Callable[[ParallelMesh], RecordedStep] | None
 class _RunStep:
     """Step 0 of a `Trainer`, on one generated batch."""
 
-    def __init__(self, run: RunConfig, mesh: ParallelMesh, *, scales_loss: bool | None = None) -> None:
+    def __init__(
+        self,
+        run: RunConfig,
+        mesh: ParallelMesh,
+        *,
+        scales_loss: bool | None = None,
+        forced: Forced = Forced.AS_CHOSEN,
+    ) -> None:
         self.run, self.mesh = run, mesh
         self.trainer = Trainer(resolve_on(run, mesh.device), mesh, scales_loss=scales_loss)
         self.model = self.trainer.model
@@ -291,6 +321,7 @@ class _RunStep:
             if parameter.dim() == 1 or name in zero:
                 disturb_(parameter, std=0.1, seed=run.training.seed, name=name)
         zero_padding(self.model)
+        force(self.model, run.model.experts, forced)
         self.sent: Counter[Sent] = Counter()
         self.before: dict[str, Tensor] = {}
         """This rank's parts of the parameters before the step, if the run averages the weights."""
@@ -361,7 +392,7 @@ def zero_matrices(run: RunConfig) -> set[str]:
 
 def _further_checks(step: RecordedStep, tolerance: float) -> list[ReportCheck]:
     assert isinstance(step, _RunStep)
-    checks = [*_compare_collectives(step), *_tell_compiled(step)]
+    checks = _checks_of_every_step(step, tolerance)
     if step.run.training.document_mask and step.run.layout.stages_per_rank == 1:
         batches = step.whole_batches()
         checks += compare_documents(step.trainer, batches, end_of_text=END_OF_TEXT, tolerance=tolerance)
@@ -369,6 +400,15 @@ def _further_checks(step: RecordedStep, tolerance: float) -> list[ReportCheck]:
         checks += compare_average(step.averages, before=step.before, after=step.after, decay=decay)
     if mixture := step.run.data.mixture:
         checks += compare_mixture([part.weight for part in mixture], step.mesh, seed=step.run.training.seed)
+    return checks
+
+
+def _checks_of_every_step(step: RecordedStep, _tolerance: float) -> list[ReportCheck]:
+    assert isinstance(step, _RunStep)
+    checks = [*_compare_collectives(step), *_tell_compiled(step)]
+    if has_experts(step.run):
+        tokens = step.run.training.batch_size * step.run.training.sequence_length
+        checks += compare_loads(step.trainer.balance.loads, tokens * step.run.model.experts.per_token)
     return checks
 
 

@@ -135,8 +135,8 @@ MESSAGES = {
     "model.num_kv_heads=4": "`model.num_kv_heads` must divide `model.num_heads` (6), but is 4. Try 1, 2, 3 or 6.",
     "model.norm_epsilon=0.0": "`model.norm_epsilon` must be above 0 and finite, but is 0.0.",
     "model.layers=relu": "`model.layers` must list layers of 1 to 8 parts each (attention, sliding_attention, "
-    "nope_attention, latent_attention, mamba, mamba2, gated_delta, gelu, gelu_exact, relu2, swiglu or geglu), but has "
-    "the layer 'relu'. Write for example layers = [\"attention swiglu\"].",
+    "nope_attention, latent_attention, mamba, mamba2, gated_delta, gelu, gelu_exact, relu2, swiglu, geglu or experts), "
+    "but has the layer 'relu'. Write for example layers = [\"attention swiglu\"].",
     "model.mlp=swiglu": '`model.mlp` must be a key of `model`, but there is no such key. Write layers = ["attention '
     'swiglu"] in its place.',
     "optimizer.learning_rate=0 optimizer.min_learning_rate=0 optimizer.head_learning_rate=0.1 model.tied=false": (

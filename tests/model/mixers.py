@@ -60,7 +60,7 @@ def saved_and_planned(mixer: dict[str, Any], length: int, dtype: torch.dtype) ->
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        y = gpt.blocks[0](torch.randn(3, length, gpt.config.hidden_size, dtype=dtype, requires_grad=True))
+        y, _ = gpt.blocks[0](torch.randn(3, length, gpt.config.hidden_size, dtype=dtype, requires_grad=True))
     assert y.requires_grad
     own_bytes = {"compute_bytes": dtype.itemsize, "sums_bytes": dtype.itemsize}
     target = replace(Target.of(Layout()), sequences=3, length=length, **own_bytes)

@@ -48,7 +48,7 @@ def _layer_and_what_a_compiler_is_given(layout: Layout, family: str) -> tuple[li
     def gradients(forward: Any) -> list[Tensor]:
         x.grad = None
         block.zero_grad()
-        forward(x, Shared(rotation)).square().sum().backward()
+        forward(x, Shared(rotation))[0].square().sum().backward()
         return [x.grad, *(p.grad.full_tensor() for p in block.parameters())]
 
     expected = [gradient.clone() for gradient in gradients(block)]

@@ -147,7 +147,7 @@ def saved_and_planned(value_size: int, rank: int, dropout: float, dtype: torch.d
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        y = gpt.blocks[0](torch.randn(3, LENGTH, HIDDEN, dtype=dtype, requires_grad=True), Shared(rotation))
+        y, _ = gpt.blocks[0](torch.randn(3, LENGTH, HIDDEN, dtype=dtype, requires_grad=True), Shared(rotation))
     assert y.requires_grad
     own_bytes = {"compute_bytes": dtype.itemsize, "sums_bytes": dtype.itemsize}
     target = replace(Target.of(Layout()), sequences=3, length=LENGTH, **own_bytes)

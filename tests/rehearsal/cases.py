@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from crosscut.config import PRESETS, Layout, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
+from crosscut.config.parts.experts import ExpertsConfig
 from crosscut.config.parts.gated_delta import GatedDeltaConfig
 from crosscut.config.parts.latent_attention import LatentAttentionConfig
 from crosscut.config.parts.mamba import MambaConfig
@@ -63,6 +64,20 @@ LATENT_KEYS = {
     "latent_attention": LatentAttentionConfig(key_value_rank=48, nope_size=16, rope_size=16, value_size=32),
 }  # fmt: skip
 """Queries without a latent, and values as wide as queries and keys."""
+EXPERTS = {
+    **LLAMA, "layers": ("attention experts",),
+    "experts": ExpertsConfig(number=8, per_token=2, size=96, shared_size=64),
+}  # fmt: skip
+DEEPSEEK = {
+    **LLAMA, "layers": ("attention swiglu", "attention experts"),
+    "experts": ExpertsConfig(
+        number=16, per_token=4, size=64, shared_size=128, shared_gate=True, scores="sigmoid", groups=4,
+        groups_per_token=2, balance_bias=True, router_z_loss=0.001,
+    ),
+}  # fmt: skip
+PLAIN_EXPERTS = {
+    "layers": ("experts", "attention"), "experts": ExpertsConfig(mlp="gelu", number=4, size=128), "dropout": 0.0,
+}  # fmt: skip
 BERT = {"attention": "bidirectional", "norm_place": "after", "token_types": 2, "layers": ("attention gelu_exact",)}
 MASKED = {"head": "masked_tokens", "sentence_order": True}
 SIX_LAYERS = {"num_layers": 6}
@@ -143,6 +158,7 @@ def large(preset: str, layout: Layout, **training: Any) -> Case:
 
 
 SPLIT = {"tensor": 4, "data": 2, "sequence_parallel": True}
+SEQUENCE = {"tensor": 2, "sequence_parallel": True}
 ZERO3 = {"data": 4, "sharding": "zero3"}
 CUT_ZERO3 = {"tensor": 2, "data": 2, "sharding": "zero3"}
 GROUPS = {"tensor": 2, "data": 4, "sharding": "zero3", "shard_group": 2}
@@ -279,6 +295,16 @@ SMALL = (
     small("latents, layers again", "cuda", ZERO3, LAYERS | HALF, LATENT_KEYS),
     small("latents, adapters", "cpu", {"tensor": 2}, {}, {**LATENT, "lora_rank": 8}),
     small("latents, Muon", "cpu", {"tensor": 2}, {}, LATENT, MUON),
+    small("experts", "cpu", {}, {}, {**EXPERTS, **SIX_LAYERS}),
+    small("experts, half precision", "cuda", {"tensor": 2}, HALF, EXPERTS),
+    small("experts, split", "cuda", SPLIT, HALF, DEEPSEEK),
+    small("experts, shared copies", "cuda", ZERO3, HALF, DEEPSEEK),
+    small("experts, operators again", "cpu", SEQUENCE, OPERATORS, {**DEEPSEEK, **SIX_LAYERS}),
+    small("experts, layers again", "cuda", {"tensor": 2}, LAYERS | HALF, EXPERTS),
+    small("experts without a gate", "cpu", {"tensor": 4}, {"micro_batch_size": 1}, PLAIN_EXPERTS),
+    small("experts, adapters", "cpu", {"tensor": 2}, {}, {**EXPERTS, "lora_rank": 8}),
+    small("experts, Muon", "cpu", {"tensor": 2}, {}, EXPERTS, MUON),
+    small("experts on context ranks", "cpu", {"context": 2, "tensor": 2}, LAYERS, DEEPSEEK),
     *(
         small(f"latents on context ranks, {way}", "cpu", {"context": 2, "tensor": 2, "context_attention": way}, {}, of)
         for way, of in (("gather", LATENT), ("all_to_all", LATENT), ("ring", LATENT_KEYS))

@@ -1064,6 +1064,7 @@ for _of in (
     "scans",
     "selective_scans",
     "deltas",
+    "experts",
     "schedule",
     "sharding",
 ):  # they register their faults after those above

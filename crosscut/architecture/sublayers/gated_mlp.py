@@ -59,15 +59,22 @@ class GatedMLP(EachToken):
 
     def steps(self, x: Value) -> tuple[Value, list[Step]]:
         """Return the sublayer's output, and the steps that compute the output from the input `x`."""
+        entered, entering = enter(x, f"{self.name} input")
+        contracted, inner = self.inside(entered, keeps=x)
+        left, leaving = leave(contracted, f"{self.name} output", bias=self.contract.bias)
+        return left, [entering, *inner, leaving]
+
+    def inside(self, entered: Value, *, keeps: Value) -> tuple[Value, list[Step]]:
+        """Return the result inside the parallel region, of which each rank has a summand, and the steps that compute it
+        from the input `entered`. The steps save `keeps` in place of the input.
+        """
         name = self.name
-        entered, entering = enter(x, f"{name} input")
-        gate, multiply_gate = multiply_columns(entered, self.gate, name=f"{name} gate", keeps=x)
-        up, multiply_up = multiply_columns(entered, self.up, name=f"{name} up", keeps=x)
+        gate, multiply_gate = multiply_columns(entered, self.gate, name=f"{name} gate", keeps=keeps)
+        up, multiply_up = multiply_columns(entered, self.up, name=f"{name} up", keeps=keeps)
         activated = Value(f"{name} activated", self.up.out_features, cut=True, is_cheap=True)
         activate = ActivateGate(reads=(gate, up), gives=(activated,), keeps=(gate, up), kind=self.kind)
         contracted, contract = multiply_rows(activated, self.contract, name=f"{name} contract")
-        left, leaving = leave(contracted, f"{name} output", bias=self.contract.bias)
-        return left, [entering, multiply_gate, multiply_up, activate, contract, leaving]
+        return contracted, [multiply_gate, multiply_up, activate, contract]
 
 
 @dataclass(frozen=True, kw_only=True)

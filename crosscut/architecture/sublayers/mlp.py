@@ -71,16 +71,23 @@ class MLP(EachToken):
 
     def steps(self, x: Value) -> tuple[Value, list[Step]]:
         """Return the sublayer's output, and the steps that compute the output from the input `x`."""
+        entered, entering = enter(x, f"{self.name} input")
+        contracted, inner = self.inside(entered, keeps=x)
+        left, leaving = leave(contracted, f"{self.name} output", bias=self.contract.bias)
+        return left, [entering, *inner, leaving]
+
+    def inside(self, entered: Value, *, keeps: Value) -> tuple[Value, list[Step]]:
+        """Return the result inside the parallel region, of which each rank has a summand, and the steps that compute it
+        from the input `entered`. The steps save `keeps` in place of the input.
+        """
         name = self.name
-        entered, entering = enter(x, f"{name} input")
-        expanded, expand = multiply_columns(entered, self.expand, name=f"{name} expand", keeps=x)
+        expanded, expand = multiply_columns(entered, self.expand, name=f"{name} expand", keeps=keeps)
         activated = Value(f"{name} activated", self.expand.out_features, cut=True, is_cheap=True)
         activate = Activate(
             reads=(expanded,), gives=(activated,), keeps=(expanded,), kind=self.kind, matrix=self.expand
         )
         contracted, contract = multiply_rows(activated, self.contract, name=f"{name} contract")
-        left, leaving = leave(contracted, f"{name} output", bias=self.contract.bias)
-        return left, [entering, expand, activate, contract, leaving]
+        return contracted, [expand, activate, contract]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from crosscut.config.checks import divisors, listed, multiples_around
 from crosscut.config.errors import ConfigError, LayoutError
 from crosscut.config.layout import Layout
 from crosscut.config.model import ModelConfig
-from crosscut.config.parts.kinds import FeedForward
+from crosscut.config.parts.kinds import MLPS
 from crosscut.config.precision import FLOAT8_MULTIPLE, Precision
 from crosscut.config.training import TrainingConfig
 
@@ -99,7 +99,7 @@ def _require_multiples(model: ModelConfig, tensor: int, multiple: int) -> None:
         widths["The width of keys and values on one rank"] = key_value
     for section in model.sections.values():
         widths |= section.widths(tensor)
-    if any(isinstance(kind, FeedForward) for kind in model.kinds):
+    if any(kind in MLPS for kind in model.kinds):
         widths["`model.mlp_size` / `layout.tensor`"] = model.mlp_size // tensor
     widths["`model.lora_rank`"] = model.lora_rank
     for name, width in widths.items():

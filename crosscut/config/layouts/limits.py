@@ -10,7 +10,7 @@ from crosscut.config.checks import divisors, listed
 from crosscut.config.errors import LayoutError
 from crosscut.config.layout import Layout
 from crosscut.config.model import ModelConfig
-from crosscut.config.parts.kinds import ATTENTIONS, FeedForward, Mixer, PartKind
+from crosscut.config.parts.kinds import ATTENTIONS, MLPS, Mixer, PartKind
 from crosscut.config.parts.limits import Limit
 
 
@@ -76,7 +76,7 @@ _OF_KINDS: Mapping[PartKind, Callable[[ModelConfig], tuple[Limit, ...]]] = Mappi
     {
         **dict.fromkeys(ATTENTIONS, _of_attention),
         Mixer.LATENT_ATTENTION: _of_latent_attention,
-        **dict.fromkeys(FeedForward, _of_mlp),
+        **dict.fromkeys(MLPS, _of_mlp),
     }
 )
 """Limits of the kinds of parts that divide numbers of the whole model."""

@@ -24,13 +24,14 @@ class Mixer(Choice):
 
 
 class FeedForward(Choice):
-    """Kind of a part that treats each token alone: an MLP."""
+    """Kind of a part that treats each token alone: an MLP, or a mixture of experts."""
 
     GELU = "gelu"
     GELU_EXACT = "gelu_exact"
     RELU2 = "relu2"
     SWIGLU = "swiglu"
     GEGLU = "geglu"
+    EXPERTS = "experts"
 
 
 PartKind = Mixer | FeedForward
@@ -38,8 +39,16 @@ PartKind = Mixer | FeedForward
 ATTENTIONS = (Mixer.ATTENTION, Mixer.SLIDING_ATTENTION, Mixer.NOPE_ATTENTION)
 """Kinds of attention that have the same matrices."""
 
+MLPS = tuple(kind for kind in FeedForward if kind is not FeedForward.EXPERTS)
+"""Kinds of MLPs."""
+
 KINDS: dict[str, PartKind] = {str(kind): kind for kinds in (Mixer, FeedForward) for kind in kinds}
 """Kinds of parts by their names."""
+
+
+def gated(kind: FeedForward) -> bool:
+    """Whether an MLP of this kind has a third matrix, as a gate."""
+    return kind in (FeedForward.SWIGLU, FeedForward.GEGLU)
 
 
 def parts_of(layer: str) -> tuple[tuple[str, PartKind], ...]:
@@ -112,6 +121,6 @@ def layers_of_mlps(mlps: object) -> list[str]:
     or a list of kinds. Empty for a value that these keys did not have.
     """
     kinds = mlps.split(",") if isinstance(mlps, str) else mlps
-    if not isinstance(kinds, list | tuple) or not kinds or not all(kind in [*FeedForward] for kind in kinds):
+    if not isinstance(kinds, list | tuple) or not kinds or not all(kind in [*MLPS] for kind in kinds):
         return []
     return [*checked_layers([f"attention {kind}" for kind in kinds])]

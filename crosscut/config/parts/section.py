@@ -1,4 +1,4 @@
-"""Settings of a kind of mixer that has a section of its own in the config, such as [model.mamba2]."""
+"""Settings of a kind of part that has a section of its own in the config, such as [model.mamba2]."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -8,8 +8,8 @@ from crosscut.config.parts.limits import Limit
 
 
 class MixerSection:
-    """Settings of one kind of mixer. The section's name is the kind's name. Its class is a frozen dataclass, and only
-    models with this kind in `model.layers` use it.
+    """Settings of one kind of part, most often of a mixer. The section's name is the kind's name. Its class is a frozen
+    dataclass, and only models with this kind in `model.layers` use it.
     """
 
     why_causal: ClassVar[str] = ""
@@ -50,7 +50,7 @@ class OwnMatrices(MixerSection, ABC):
 
     @abstractmethod
     def num_parameters(self, hidden_size: int, num_heads: int) -> int:
-        """Return the number of parameters in the matrices of one mixer, for `model.num_heads` heads."""
+        """Return the number of parameters in the matrices of one part, for `model.num_heads` heads."""
 
     @abstractmethod
     def limits(self) -> tuple[Limit, ...]:

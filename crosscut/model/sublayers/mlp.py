@@ -5,6 +5,7 @@ Shapes: B batch, S sequence, H hidden, F width between the matrices, T tensor ra
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from crosscut.architecture.sublayers import mlp as architecture
 from crosscut.config.parts.kinds import FeedForward
+from crosscut.kernels.experts import weigh
 from crosscut.kernels.functions import run
 from crosscut.kernels.gelu import gelu
 from crosscut.model.building import Builder
@@ -35,6 +37,17 @@ class MLP(nn.Module):
         """Multiply by the first matrix, apply the activation and multiply by the second matrix."""
         y: Tensor = self.contract(self.runner.cheap(self._activate, self.expand(x)))
         return y
+
+    def inside(self, entered: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Compute the same inside a parallel region: a summand of the result on each rank, without biases. With
+        `weights` [B, S], the result of each token is multiplied by its weight.
+        """
+        inner = self.expand.inside(entered)
+        if weights is None:
+            activated = self.runner.cheap(self._activate, inner)
+        else:
+            activated = self.runner.cheap(partial(weigh, self._activate), weights, inner)
+        return self.contract.inside(activated, skips=self.contract.skips_now)
 
 
 def _relu2(x: Tensor) -> Tensor:

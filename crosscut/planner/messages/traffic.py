@@ -274,17 +274,24 @@ def _totals(run: Planned, all_reduce: partial[Collective]) -> list[Collective]:
     the model predicts the order of segments, the number of pairs in the same message). The ranks of a pipeline sum the
     squares of all stages. At the end of the step, the data ranks sum the loss, and a verdict that tells whether every
     rank's gradients are finite. The ranks of a pipeline also sum the loss and the verdict, because only the last stage
-    has the loss.
+    has the loss. If layers return sums beside the residual stream, such as the loads of experts, the data ranks and the
+    ranks of a pipeline sum them.
     """
     ranks = run.layout.ranks
     norm = partial(all_reduce, elements=1, element_bytes=8)
     over_tokens = along(all_reduce, ranks.tokens)
+    whole = describe(run.model)
+    sums = sum(whole.layer_figures.values()) + len(whole.layer_terms) if whole.layer_figures else 0
     return [
         along(norm, ranks.cuts)(purpose="gradient norm"),
         along(norm, ranks.slices)(purpose="gradient norm of all shares"),
         *_norm_of_experts(run, norm),
-        over_tokens(purpose="target tokens", elements=len(describe(run.model).head.loss_terms), element_bytes=8),
+        over_tokens(purpose="target tokens", elements=len(describe(run.model).loss_terms), element_bytes=8),
         over_tokens(purpose="reported loss and verdict", elements=2),
+        over_tokens(purpose="sums of the layers", elements=sums, element_bytes=8, count=int(sums > 0)),
         along(norm, ranks.owners)(purpose="gradient norm of all stages"),
         along(all_reduce, ranks.owners)(purpose="loss of the last stage and verdict", elements=2),
+        along(all_reduce, ranks.owners)(
+            purpose="sums of the layers", elements=sums, element_bytes=8, count=int(sums > 0)
+        ),
     ]

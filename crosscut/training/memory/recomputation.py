@@ -18,7 +18,7 @@ Sources: Chen et al. 2016 (arXiv 1604.06174) and the paper, section 4.1.1, for w
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import NamedTuple, final
+from typing import NamedTuple, TypeVar, final
 from weakref import ReferenceType, ref
 
 import torch
@@ -26,9 +26,11 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from crosscut.kernels.functions import Caller, call
+from crosscut.kernels.functions import LayerCaller, call
 from crosscut.parallel import RandomStreams
 from crosscut.training.memory.host_activations import HostActivations
+
+_T = TypeVar("_T")
 
 
 @final
@@ -39,15 +41,17 @@ class Recomputed:
     memory.
     """
 
-    def __init__(self, streams: RandomStreams, *, call: Caller = call, host: HostActivations | None = None) -> None:
+    def __init__(
+        self, streams: RandomStreams, *, call: LayerCaller = call, host: HostActivations | None = None
+    ) -> None:
         self._streams, self._call, self._host = streams, call, host
 
-    def __call__(self, function: Callable[..., Tensor], *inputs: object) -> Tensor:
+    def __call__(self, function: Callable[..., _T], *inputs: object) -> _T:
         """Return `function(*inputs)`."""
         if not torch.is_grad_enabled():
             return self._call(function, *inputs)
         with nullcontext() if self._host is None else self._host.instead_of_device():
-            y: Tensor = checkpoint(
+            y: _T = checkpoint(
                 partial(self._call, function),
                 *inputs,
                 use_reentrant=False,
@@ -101,7 +105,7 @@ class CheapOutputs:
         self._made: dict[int, tuple[ReferenceType[Tensor], int, _Recipe]] = {}
         """Output, version counter and recipe of each call of a cheap function, keyed by the output's storage."""
 
-    def layer(self, function: Callable[..., Tensor], *inputs: object) -> Tensor:
+    def layer(self, function: Callable[..., _T], *inputs: object) -> _T:
         """Return the output of a layer. During the call, autograd saves recipes instead of the outputs of cheap
         functions.
         """

@@ -14,7 +14,8 @@ weight decay; its scale 0.2 sqrt(max(rows, columns)) is not used here.
 O(U) depends on the whole matrix. Momentum is stored in shards, like the weight. The ranks that hold parts of equal
 parameters (one in each layer) take turns. They exchange their parts of U, each rank computes O(U) of a different whole
 parameter, and the ranks exchange the results (`parallel.state.turns`). The update is therefore the same on every
-layout. If a parameter stores several matrices of the model (keys and values), each matrix is orthogonalized separately.
+layout. If a parameter stores several matrices of the model (keys and values, or all experts), each matrix is
+orthogonalized separately.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -100,6 +101,8 @@ class Muon:
         matrix's shape. `whole` is the update of the whole parameter.
         """
         described = self.matrices[weight]
+        if described.stacked:
+            return torch.stack([scaled(orthogonalized(matrix)) for matrix in whole])
         if described.num_matrices == 1:
             return scaled(orthogonalized(whole))
         blocks = whole.unflatten(0, (described.heads, described.num_matrices, -1))  # [heads, matrices, rows, columns]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,8 @@ _CHEAP = "crosscut_cheap"
 _RING_IS_RIGHT = torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
 """Whether this PyTorch compiles ring attention to code with the right results. PyTorch 2.11 does not."""
 
+
+_T = TypeVar("_T")
 
 Graph = Callable[..., object]
 """Compiled graph."""
@@ -152,13 +154,13 @@ class Compiler:
         """Return the function as compiled code. Calls to the result raise `TrainingError`, as `run` does."""
         return partial(self.run, "The loss", self.trace(function, self.make_graph))
 
-    def trace(self, function: Callable[..., Tensor], make_graph: MakeGraph) -> Callable[..., Tensor]:
+    def trace(self, function: Callable[..., _T], make_graph: MakeGraph) -> Callable[..., _T]:
         """Return a compiled version of `function`. At the first call, and for each new input shape, PyTorch traces the
         function and `make_graph` compiles the traced graph.
         """
         return torch.compile(self._own_copy(function), fullgraph=True, dynamic=False, backend=make_graph)
 
-    def run(self, what: str, compiled: Callable[..., Tensor], *arguments: object) -> Tensor:
+    def run(self, what: str, compiled: Callable[..., _T], *arguments: object) -> _T:
         """Return `compiled(*arguments)`. Raises `TrainingError` if PyTorch runs uncompiled code instead; `what` names
         the code in the message.
         """
@@ -178,7 +180,7 @@ class Compiler:
             raise _not_compiled(what, _RUN_UNCOMPILED)
         return result
 
-    def _own_copy(self, function: Callable[..., Tensor]) -> types.FunctionType:
+    def _own_copy(self, function: Callable[..., object]) -> types.FunctionType:
         """Copy the function with a new code object for this model. PyTorch limits the number of graphs per code object.
         Without the copy, all models in a process would share this limit.
         """
@@ -232,16 +234,17 @@ class CompiledCode:
     def __init__(self, compiler: Compiler, *, recomputes_operators: bool = False) -> None:
         self._compiler = compiler
         self._make_graph = compiler.make_recomputing_graph if recomputes_operators else compiler.make_graph
-        self._traced: dict[object, Callable[..., Tensor]] = {}
+        self._traced: dict[object, Callable[..., Any]] = {}
 
-    def __call__(self, function: Callable[..., Tensor], *inputs: object) -> Tensor:
+    def __call__(self, function: Callable[..., _T], *inputs: object) -> _T:
         """Return `function(*inputs)`, where `function` is a bound method of a layer."""
         if self._compiler.is_paused:
             return function(*inputs)
         assert isinstance(function, types.MethodType)
         if (method := function.__func__) not in self._traced:
             self._traced[method] = self._compiler.trace(method, self._make_graph)
-        return self._compiler.run("A layer", self._traced[method], function.__self__, *inputs)
+        result: _T = self._compiler.run("A layer", self._traced[method], function.__self__, *inputs)
+        return result
 
 
 _RUN_UNCOMPILED = "PyTorch ran it uncompiled"

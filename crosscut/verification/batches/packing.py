@@ -77,9 +77,13 @@ def compare_documents(
 
 
 def _loss_and_gradients(trainer: Trainer, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss, and this tensor rank's part of each gradient, gathered over the data ranks."""
+    """Return the loss, and this tensor rank's part of each gradient, gathered over the data ranks. Terms of the layers
+    are left out: a loss that balances the loads of experts looks at a sequence, however many documents it holds.
+    """
     trainer.optimizer.zero_grad()
-    loss = trainer.summed(trainer.accumulate(0, [batch.part_of_rank(trainer.mesh.context) for batch in batches]))
+    with trainer.model.without_layer_terms():
+        parts = [batch.part_of_rank(trainer.mesh.context) for batch in batches]
+        loss = trainer.summed(trainer.accumulate(0, parts))
     gradients = {name: kept.tensor for name, kept in gradients_of(trainer.model).items()}
     trainer.optimizer.zero_grad()
     return loss.detach().cpu(), gradients

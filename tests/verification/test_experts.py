@@ -1,0 +1,105 @@
+"""Mixtures of experts on every kind of layout of one expert rank: without a fault, nothing differs."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from crosscut.config import Layout
+from crosscut.config.parts.experts import ExpertsConfig
+from crosscut.verification.routing import Forced, offset_of
+from tests.ranks import RankPool
+from tests.verification.runs import LLAMA, proven
+
+SIZES: dict[str, Any] = {"number": 8, "per_token": 2, "size": 24}
+MIXTRAL: dict[str, Any] = {**LLAMA, "layers": ("attention experts",), "num_kv_heads": 2, "experts": SIZES}
+DEEPSEEK: dict[str, Any] = {
+    **LLAMA, "layers": ("attention swiglu", "attention experts"), "experts": {
+        **SIZES, "number": 12, "per_token": 3, "scores": "sigmoid", "balance_bias": True, "balance_loss": 0.001,
+        "groups": 4, "groups_per_token": 2, "scaling": 2.5, "shared_size": 16, "router_z_loss": 0.001,
+    },
+}  # fmt: skip
+QWEN: dict[str, Any] = {
+    "layers": ("experts attention", "attention experts gelu"),
+    "experts": {**SIZES, "number": 6, "shared_size": 20, "shared_gate": True, "renormalise": False, "mlp": "gelu"},
+}
+LONG: dict[str, Any] = {"max_sequence_length": 32, "dropout": 0.0}
+SPLIT = {"sequence_parallel": True}
+MUON = {"optimizer": {"matrices": "muon", "matrix_learning_rate": 0.02}}
+
+
+def again(mode: str, **others: Any) -> dict[str, Any]:
+    return {"training": {"recompute": mode, **others}}
+
+
+AGAIN, PACKED = again("full"), again("none", document_mask=True)
+CASES: dict[str, tuple[Layout, dict[str, Any]]] = {
+    "tensor 2, split": (Layout(tensor=2, **SPLIT), DEEPSEEK),
+    "context": (Layout(context=2), {**DEEPSEEK, **LONG}),
+    "pipeline": (Layout(pipeline=3), {**DEEPSEEK, "num_layers": 4}),
+    "one rank, recomputed layers": (Layout(), {**MIXTRAL, **again("full")}),
+    "tensor 2": (Layout(tensor=2), MIXTRAL),
+    "tensor 4": (Layout(tensor=4), QWEN),
+    "tensor 4, split": (Layout(tensor=4, **SPLIT), MIXTRAL),
+    "ZeRO-3": (Layout(data=2, sharding="zero3"), DEEPSEEK),
+    "tensor 2, ZeRO-3": (Layout(tensor=2, data=2, sharding="zero3"), QWEN),
+    "four data ranks, ZeRO-2": (Layout(data=4, sharding="zero2"), MIXTRAL),
+    "data 2, micro-batches": (Layout(data=2), {**DEEPSEEK, "training": {"micro_batch_size": 1, "batch_size": 8}}),
+    "context, split, documents": (Layout(context=2, tensor=2, **SPLIT), {**QWEN, **LONG, **PACKED}),
+    "context, ZeRO-2, recomputed layers": (Layout(context=2, data=2, sharding="zero2"), {**DEEPSEEK, **LONG, **AGAIN}),
+    "pipeline, tensor 2, zero bubble": (Layout(pipeline=2, tensor=2, schedule="zero_bubble"), MIXTRAL),
+    "pipeline, data 2, ZeRO-2": (Layout(pipeline=2, data=2, sharding="zero2"), DEEPSEEK),
+    "interleaved": (Layout(pipeline=2, stages_per_rank=2), {**QWEN, "num_layers": 4}),
+    "recomputed layers": (Layout(tensor=2, **SPLIT), {**DEEPSEEK, **again("full")}),
+    "recomputed operators": (Layout(tensor=2, **SPLIT), {**QWEN, **again("operators")}),
+    "recomputed attention": (Layout(tensor=2), {**MIXTRAL, **again("selective")}),
+    "adapters": (Layout(tensor=2), {**DEEPSEEK, "lora_rank": 2}),
+    "Muon": (Layout(tensor=2), {**MIXTRAL, **MUON}),
+    "Muon, ZeRO-3": (Layout(tensor=2, data=2, sharding="zero3"), {**DEEPSEEK, **MUON}),
+    "an average of the weights": (Layout(data=2), {**DEEPSEEK, "optimizer": {"ema_decay": 0.9}}),
+}  # fmt: skip
+
+
+@pytest.mark.one_in(len(CASES))
+@pytest.mark.parametrize("name", CASES)
+def test_every_layout_is_the_uncut_model(ranks: RankPool, name: str) -> None:
+    layout, options = CASES[name]
+    report = proven(ranks, layout, **options)
+    assert report.largest_tolerance <= 1e-10
+    told = {check.name: check.told for check in report.checks}
+    assert told["collectives"].endswith("as planned")
+    assert told["routings"] == f"loads of experts {'; '.join(Forced)}"
+    assert "rows in each of" in told["loads of experts"]
+
+
+COMPILED: dict[str, tuple[Layout, dict[str, Any]]] = {
+    "split": (Layout(tensor=2, **SPLIT), {**DEEPSEEK, "dropout": 0.0, "training": {"compile": "on"}}),
+    "context, recomputed layers": (Layout(context=2), {**MIXTRAL, **LONG, **again("full", compile="on")}),
+}
+
+
+@pytest.mark.slow  # it compiles every layer
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_layers_are_the_uncut_model(ranks: RankPool, name: str) -> None:
+    layout, options = COMPILED[name]
+    report = proven(ranks, layout, **options)
+    assert any(check.name == "compiled layers" for check in report.checks)
+
+
+@pytest.mark.parametrize("sizes", [SIZES, DEEPSEEK["experts"], {"number": 4, "per_token": 3}])
+def test_forced_loads_leave_experts_without_tokens(sizes: dict[str, Any]) -> None:
+    sizes = ExpertsConfig(**{**sizes, "groups": 1, "groups_per_token": 1})
+    scores = torch.rand(50, sizes.number, generator=torch.Generator().manual_seed(0))
+    loads = {}
+    for forced in Forced:
+        offset = offset_of(sizes, forced)
+        chosen = (scores if offset is None else scores + offset).topk(sizes.per_token).indices
+        loads[forced] = chosen.flatten().bincount(minlength=sizes.number)
+    assert loads[Forced.AS_CHOSEN].min() > 0
+    assert loads[Forced.COLLAPSED].tolist() == [50] * sizes.per_token + [0] * (sizes.number - sizes.per_token)
+    uneven = loads[Forced.UNEVEN]
+    assert uneven[0] == 50
+    assert uneven[-1] == 0
+    assert uneven.sum() == 50 * sizes.per_token
