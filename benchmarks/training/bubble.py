@@ -51,6 +51,7 @@ from crosscut.launch import launch, process_group
 from crosscut.model import GPT, Batch
 from crosscut.model.gpt import StageInput
 from crosscut.model.stages import StageStep
+from crosscut.model.sums import LayerSums
 from crosscut.parallel import ParallelMesh, make_mesh
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.planner.stages import schedule_of
@@ -102,6 +103,7 @@ class WaitingModel(nn.Module):
     """Stages of one rank that wait instead of computing, with the interface that `StageStep` needs of a model."""
 
     compute_dtype = torch.float32
+    layer_terms = ()
 
     def __init__(self, layout: Layout, mesh: ParallelMesh, deferral: Deferral | None) -> None:
         super().__init__()
@@ -117,7 +119,7 @@ class WaitingModel(nn.Module):
         """Shape and element type of a message."""
         return (*tokens.shape, 64), self.compute_dtype
 
-    def forward(self, batch: Batch, *, stage_input: StageInput) -> Tensor:
+    def forward(self, batch: Batch, *, stage_input: StageInput, sums: LayerSums) -> Tensor:  # noqa: ARG002
         """Wait for the time of a forward pass."""
         hidden = stage_input.hidden
         if hidden is None:
@@ -143,6 +145,8 @@ def wait_in_group(layout: Layout, num_micro_batches: int, num_steps: int) -> lis
         schedule=schedule,
         micro_batches=[Batch.from_ids(torch.zeros(1, 65, dtype=torch.long))] * num_micro_batches,
         loss=lambda hidden, _: hidden.sum(),
+        scales={},
+        sums=LayerSums(),
         begin=lambda _: None,
         arm=lambda: None,
         deferral=deferral,

@@ -122,6 +122,8 @@ class Parameter:
     share experts divide dimension 0. The ways of `cut` count dimensions from the second one."""
     inside: bool = False
     """Whether every rank holds the whole parameter but uses it inside a parallel region."""
+    is_wide: bool = False
+    """Whether layers use the parameter in at least float32, whatever the element type of the products is."""
     on_whole: bool = False
     """Whether every rank applies the parameter to whole sequences, even if the layout splits the sequence."""
     num_inputs: int = 0
@@ -196,6 +198,7 @@ class Parameter:
             shape=tuple(shape),
             role=self.role,
             is_expert=self.stacked > 0,
+            is_wide=self.is_wide,
             is_whole=dim is None,
             num_parts=1 if dim is None else ranks,
             has_partial_gradient=dim is None and ranks > 1 and is_partial and not self.is_frozen,
@@ -212,6 +215,8 @@ class LocalParameter:
     role: Role
     is_expert: bool
     """Whether the parameter stacks experts, which ranks may share (`Layout.ranks_of`)."""
+    is_wide: bool
+    """Whether layers use the parameter in at least float32."""
     is_whole: bool
     """Whether every tensor rank holds the same, whole parameter."""
     num_parts: int

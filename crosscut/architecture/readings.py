@@ -28,17 +28,17 @@ def root_parameters(model: Decoder, target: Target) -> tuple[LocalParameter, ...
 
 def gathered_parameters(model: Decoder, target: Target) -> tuple[LocalParameter, ...]:
     """Parameters on one rank that ranks which share one copy of the model gather in float32, outside of the layers:
-    `root_parameters` and the dynamics of the layers.
+    `root_parameters`, and what the layers use in float32 (`Parameter.is_wide`).
     """
     of_layers = (_layer_parameters(layer, target.of_parameters) for layer in model.layers)
-    return root_parameters(model, target) + tuple(p for each in of_layers for p in each if p.role is Role.DYNAMICS)
+    return root_parameters(model, target) + tuple(p for each in of_layers for p in each if p.is_wide)
 
 
 def gathered_with_layer(layer: Layer, target: Target) -> tuple[LocalParameter, ...]:
     """Parameters on one rank that ranks which share one copy of the model gather with the layer, in the element type
-    of the products: all except the dynamics.
+    of the products.
     """
-    return tuple(p for p in layer_parameters(layer, target) if p.role is not Role.DYNAMICS)
+    return tuple(p for p in layer_parameters(layer, target) if not p.is_wide)
 
 
 @lru_cache(maxsize=4096)

@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 from typing import Literal
 
 from crosscut.config.conventions import AMPERE, repeats_of_heads
-from crosscut.config.hashed import hashed_once
+from crosscut.config.hashed import HashedOnce
 from crosscut.config.layout import ContextAttention, Layout
 
 Device = Literal["cuda", "cpu"]
@@ -25,10 +25,11 @@ class Kind(Enum):
     POSITION = "position of a token in its document (8 bytes)"
 
 
-@hashed_once
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class Target(HashedOnce):
     """Properties of a run that determine the work of one rank in a layer."""
+
+    __hash__ = HashedOnce.__hash__
 
     tensor: int
     """Number of tensor ranks."""

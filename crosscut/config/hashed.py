@@ -1,28 +1,28 @@
 """Hashes of settings that are keys of many caches."""
 
-from typing import TypeVar
+from dataclasses import fields
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
 
-_Settings = TypeVar("_Settings")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
-def hashed_once(settings: type[_Settings]) -> type[_Settings]:
-    """Let the objects of a frozen dataclass compute their hash only once, and return the class.
+class HashedOnce:
+    """Base of frozen dataclasses whose objects compute their hash only once.
 
-    The hash of a dataclass is computed from all its fields at every look-up in a cache. Pickles leave the stored hash
-    out, because the hashes of strings differ between processes.
+    The hash of a dataclass is computed from all its fields at every look-up in a cache. `dataclass` writes a `__hash__`
+    unless the class has its own, so a subclass contains the line `__hash__ = HashedOnce.__hash__`.
     """
-    of_fields = settings.__hash__
 
-    def hash_once(self: _Settings) -> int:
-        values = vars(self)
-        if "_hash" not in values:
-            values["_hash"] = of_fields(self)
-        stored: int = values["_hash"]
-        return stored
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in fields(cast("DataclassInstance", self))))
 
-    def state_without_hash(self: _Settings) -> dict[str, object]:
+    def __hash__(self) -> int:
+        """Hash of all fields."""
+        return self._hash
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the state without the hash, because the hashes of strings differ between processes."""
         return {name: value for name, value in vars(self).items() if name != "_hash"}
-
-    settings.__hash__ = hash_once  # type: ignore[method-assign, assignment]
-    settings.__getstate__ = state_without_hash  # type: ignore[method-assign, assignment]
-    return settings

@@ -7,7 +7,7 @@ from math import prod
 from crosscut.config.axes import AXES, OPTIONS, AxisRow
 from crosscut.config.checks import Choice, divisors, listed, require_at_least, require_value, resolve_choices
 from crosscut.config.errors import LayoutError
-from crosscut.config.hashed import hashed_once
+from crosscut.config.hashed import HashedOnce
 from crosscut.config.layouts.ranks import DENSE_ROWS, EXPERT_ROWS, Line, RankPlan
 
 
@@ -43,9 +43,8 @@ class PipelineSchedule(Choice):
     ZERO_BUBBLE = "zero_bubble"
 
 
-@hashed_once
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class Layout(HashedOnce):
     """Number of ranks along each axis. No layout changes the model that is trained.
 
     The same file works on a cluster and on a laptop: `sequence_parallel` has no effect with one tensor rank, `sharding`
@@ -54,6 +53,8 @@ class Layout:
 
     The ranks that share every layer are adjacent, as in the paper's Figure 5: rank = data_rank * tensor + tensor_rank.
     """
+
+    __hash__ = HashedOnce.__hash__
 
     tensor: int = 1
     """Number of ranks that share every layer. Each rank holds some columns of a sublayer's first matrix and some rows

@@ -17,12 +17,13 @@ from crosscut.config.checks import (
     resolve_choices,
 )
 from crosscut.config.errors import ConfigError
-from crosscut.config.hashed import hashed_once
+from crosscut.config.hashed import HashedOnce
 from crosscut.config.parts.experts import EXPERTS, ExpertsConfig
 from crosscut.config.parts.gated_delta import GATED_DELTA, GatedDeltaConfig
 from crosscut.config.parts.head import PREDICTED, HeadKind, check_head
 from crosscut.config.parts.kinds import (
     ATTENTIONS,
+    FeedForward,
     Mixer,
     PartKind,
     checked_layers,
@@ -93,9 +94,8 @@ class Biases(Choice):
     NONE = "none"
 
 
-@hashed_once
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(HashedOnce):
     """A transformer: a stack of layers, each with attention and an MLP, with norms and residual connections.
 
     The defaults are the GPT-2 of the paper's section 2.2: layer norm, GeLU, learned positions, biases, tied embeddings.
@@ -109,6 +109,8 @@ class ModelConfig:
 
     If a size may be 0, its description names the default that 0 stands for.
     """
+
+    __hash__ = HashedOnce.__hash__
 
     num_layers: int
     """Number of transformer layers."""
@@ -521,7 +523,7 @@ class ModelConfig:
     @property
     def num_experts(self) -> int:
         """Number of experts of a layer. 0 for a model without experts."""
-        return 0
+        return self.experts.number if FeedForward.EXPERTS in self.kinds else 0
 
     @property
     def is_causal(self) -> bool:

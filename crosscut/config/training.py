@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from crosscut.config.checks import MOST_SEED, Choice, check_section, divisors, listed, require_at_least, require_value
 from crosscut.config.errors import ConfigError
-from crosscut.config.hashed import hashed_once
+from crosscut.config.hashed import HashedOnce
 from crosscut.config.precision import PRECISIONS, ElementTypes, Precision, precision_on
 
 
@@ -63,10 +63,11 @@ class OnSpike(Choice):
     SKIP = "skip"
 
 
-@hashed_once
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
+class TrainingConfig(HashedOnce):
     """The training loop (paper, section 4.1.1)."""
+
+    __hash__ = HashedOnce.__hash__
 
     steps: int = 300_000
     """Number of optimizer steps."""

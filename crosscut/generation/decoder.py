@@ -288,7 +288,7 @@ class Decoder:
         """Whether `event` is true on at least one of the ranks that generate the same texts."""
         mesh = self.model.mesh
         flag = torch.tensor([event], dtype=torch.int32, device=mesh.device)
-        for axis in (mesh.tensor, *(() if mesh.sharding is None else (mesh.tokens,))):
+        for axis in (mesh.tensor, *((mesh.tokens,) if mesh.shares_layers else ())):
             flag = all_reduce(flag, axis, "max")
         return bool(flag)
 
@@ -424,7 +424,7 @@ def _agreed(choices: list[int], mesh: ParallelMesh) -> list[int]:
     """Make all ranks over which the layers are sharded choose the same tokens. Otherwise, different kinds of devices
     might round nearly equal scores differently and choose different tokens.
     """
-    if mesh.sharding is None or not choices:
+    if not mesh.shares_layers or not choices:
         return choices
     agreed: list[int] = all_reduce(torch.tensor(choices, device=mesh.device), mesh.tokens, "max").tolist()
     return agreed

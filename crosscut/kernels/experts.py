@@ -55,8 +55,16 @@ def sort_by_expert(chosen: Tensor, counts: Tensor) -> Places:
 
 def spread(x: Tensor, places: Places) -> Tensor:
     """Copy each token of `x` [T, H] to the rows of its experts: [N, H]."""
-    rows: Tensor = run(_Spread, x, places, twin=lambda x, places: x.index_select(0, places.tokens))
+    rows: Tensor = run(_Spread, x, places, twin=_copied)
     return rows
+
+
+def _copied(x: Tensor, places: Places) -> Tensor:
+    """Copy the tokens, in such a way that the gradient of a token is a sum over a dimension. That of
+    `index_select(0, places.tokens)` would be added in any order.
+    """
+    copies = x.unsqueeze(1).expand(-1, len(places.slots) // len(x), -1)
+    return copies.flatten(0, 1).index_select(0, places.slots)
 
 
 def collect(rows: Tensor, places: Places, num_tokens: int) -> Tensor:

@@ -30,7 +30,7 @@ from crosscut.model.sublayers.latent_attention import LatentAttention
 from crosscut.model.sublayers.mamba import Mamba
 from crosscut.model.sublayers.mamba2 import Mamba2
 from crosscut.model.sublayers.mlp import MLP
-from crosscut.model.sums import Sums, joined
+from crosscut.model.sums import NO_SUMS, Sums, joined
 
 
 class Block(nn.Module):
@@ -70,27 +70,22 @@ class Block(nn.Module):
         sums: dict[str, Sums] = {}
         for name, place in self.parts:
             norm = getattr(self, f"{name}_norm")
-            result = self._run(name, norm(x) if place is NormPosition.BEFORE else x, shared, memory)
-            if name in self.summing:
-                y, sums[name] = result
-            else:
-                y = result
+            y, sums[name] = self._run(name, norm(x) if place is NormPosition.BEFORE else x, shared, memory)
             y = self.dropout(norm(y) if place is NormPosition.OUTPUT else y)
             x = torch.add(x, y, alpha=self.multiplier)
             x = norm(x) if place is NormPosition.AFTER else x
         return x, joined(sums)
 
-    def _run(self, name: str, x: Tensor, shared: Shared, memory: LayerMemory | None) -> Any:
-        """Run the sublayer of a part, and note in the flight recorder that it runs. Return its result, with its sums if
-        it has any.
-        """
+    def _run(self, name: str, x: Tensor, shared: Shared, memory: LayerMemory | None) -> tuple[Tensor, Sums]:
+        """Run the sublayer of a part, and note in the flight recorder that it runs. Return its result and its sums."""
         part: nn.Module = getattr(self, name)
         of_part = None if memory is None else memory[name]
-        if self.runner.compiler is not None:  # compiled code records nothing
-            return part(x, shared, of_part)
-        enter_part(name)
+        records = self.runner.compiler is None  # compiled code records nothing
+        if records:
+            enter_part(name)
         result = part(x, shared, of_part)
-        return (leave_part(result[0], name), result[1]) if name in self.summing else leave_part(result, name)
+        y, sums = result if name in self.summing else (result, NO_SUMS)
+        return leave_part(y, name) if records else y, sums
 
 
 MODULES: dict[type, Callable[[Any, Builder], nn.Module]] = {

@@ -27,7 +27,7 @@ from crosscut.model.gpt import GPT, StageInput
 from crosscut.model.heads.head import Scales
 from crosscut.model.sums import LayerSums
 from crosscut.parallel import enter_tensor_parallel
-from crosscut.parallel.channels import Arriving
+from crosscut.parallel.owners.stages import Arriving
 
 
 class Observer(Protocol):

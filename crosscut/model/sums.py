@@ -17,6 +17,10 @@ class Sums(NamedTuple):
     """Vectors without a gradient. The names are those of the description; a layer adds the part's name and a dot."""
 
 
+NO_SUMS = Sums({}, {})
+"""Sums of a sublayer that returns none."""
+
+
 def joined(parts: Mapping[str, Sums]) -> Sums:
     """Return the sums of a layer, given those of its parts by the parts' names."""
     terms: dict[str, Tensor] = {}

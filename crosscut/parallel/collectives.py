@@ -89,6 +89,16 @@ def start_all_to_all(x: Tensor, axis: Axis) -> Tensor:
     return _start(MessageKind.ALL_TO_ALL, x, axis, _ops.all_to_all_single, rows, rows)
 
 
+def start_uneven_all_to_all(x: Tensor, axis: Axis, *, to: list[int], received: list[int]) -> Tensor:
+    """Start an all-to-all in which each rank may get another number of rows: `to` lists the rows of `x` for each rank
+    of the axis, and `received` the rows that come from each rank. The returned tensor joins the received rows, in the
+    order of the ranks. It is valid after `wait`.
+    """
+    if axis.size == 1:
+        return x
+    return _start(MessageKind.ALL_TO_ALL, x, axis, _ops.all_to_all_single, received, to)
+
+
 def start_shift(x: Tensor, axis: Axis) -> Tensor:
     """Start sending `x` to the next rank of the axis; the last rank sends to the first one. The returned tensor comes
     from the previous rank, and is valid after `wait`.

@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from crosscut.config import Layout, LayoutError, ZeroStage
 from crosscut.config.axes import is_folded
 from crosscut.config.layouts.ranks import Line, RankPlan
-from crosscut.parallel.channels import Channels, make_channels, make_ends
+from crosscut.parallel.owners.stages import Channels, make_channels, make_ends
 
 
 @dataclass(frozen=True)
@@ -205,6 +205,13 @@ class ParallelMesh:
     def is_staged(self) -> bool:
         """Whether several ranks share the model's layers, in stages."""
         return self.pipeline.size > 1
+
+    @property
+    def shares_layers(self) -> bool:
+        """Whether ranks that see different tokens need each other to compute a layer, because they share its weights
+        or its experts.
+        """
+        return self.sharding is not None or self.expert.size > 1
 
     @property
     def has_loss(self) -> bool:

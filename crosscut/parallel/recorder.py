@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from crosscut.config.axes import is_folded
 from crosscut.parallel.mesh import ParallelMesh
 
 
@@ -126,7 +127,8 @@ class CollectiveRecorder(TorchDispatchMode):
             self._note(operation, args[-1], elements, args[0])
         elif name == _EXCHANGE:
             # args[1] and args[2]: rows from and for each rank of the group
-            is_shift = all(sum(rows > 0 for rows in split) == 1 for split in args[1:3])
+            is_even = not is_folded(self._axis_of.get(args[-1], ""))  # experts may have rows of one rank only
+            is_shift = is_even and all(sum(rows > 0 for rows in split) == 1 for split in args[1:3])
             self._note("shift" if is_shift else "all_to_all", args[-1], args[0].numel(), args[0])
         elif name in _DIRECT_OPERATIONS:
             self._note_direct(_DIRECT_OPERATIONS[name], args)

@@ -62,7 +62,8 @@ def _share(run: Planned, parameter: Parameter) -> int:
 def _holders(run: Planned, parameter: Parameter) -> int:
     """Number of ranks over which a parameter is cut."""
     own = parameter.on(Target.of(run.layout))
-    return Shares.of(run.layout).number(own) * own.num_parts
+    owners = run.layout.expert if own.is_expert else 1
+    return Shares.of(run.layout).number(own) * own.num_parts * owners
 
 
 def muon_products(run: Planned) -> Counter[Product]:
@@ -116,4 +117,7 @@ def muon_messages(run: Planned) -> list[Collective]:
         found.append(over_slices(count=twice, elements=_share(run, parameter) * holders))
         if parameter.on(Target.of(run.layout)).num_parts > 1:
             found.append(over_cuts(count=twice, elements=prod(parameter.shape)))
+        if parameter.stacked and run.layout.expert > 1:
+            over_experts = along(exchange, run.layout.line("expert"))
+            found.append(over_experts(purpose="updates of experts", count=twice, elements=prod(parameter.shape)))
     return found

@@ -62,7 +62,7 @@ def test_the_role_of_a_parameter_decides_the_group_whose_learning_rate_it_has() 
 def test_matrices_before_a_residual_sum_start_smaller_by_the_root_of_the_sums() -> None:
     starts = {role: Parameter(name="", shape=(6, 4), role=role).initial(36) for role in Role}
     assert starts.pop(Role.BEFORE_RESIDUAL) == Start(Law.NORMAL, 0.02 / 6)
-    assert {starts.pop(role) for role in (Role.NORM, Role.BIAS, Role.DYNAMICS, Role.UP)} == {ZEROS}
+    assert {starts.pop(role) for role in (Role.NORM, Role.BIAS, Role.DYNAMICS, Role.BALANCE, Role.UP)} == {ZEROS}
     assert starts.pop(Role.DOWN) == starts.pop(Role.TAPS) == Start(Law.NORMAL, 12**-0.5)
     assert set(starts.values()) == {Start(Law.NORMAL, 0.02)}
 

@@ -97,7 +97,7 @@ def test_layers_are_repeated() -> None:
         ("gelu", r"^`model\.layers` must be a list of strings, but is 'gelu'\."),
         ([1], r"^`model\.layers` must be a list of strings, but is \[1\]\."),
         ([], r"^`model\.layers` must list at least one layer, but is empty\. Write for example layers ="),
-        (["attention", ""], r"must list layers of 1 to 8 parts each \(.*geglu\), but has the layer ''\."),
+        (["attention", ""], r"must list layers of 1 to 8 parts each \(.*experts\), but has the layer ''\."),
         (["attention relu"], r"^`model\.layers` must list layers .*, but has the layer 'attention relu'\. Write for"),
         (["gelu " * 9], "must list layers of 1 to 8 parts each"),
     ],

@@ -22,7 +22,7 @@ def _forward(layout: Layout, training: bool, step: int = 0) -> tuple[list[Tensor
     model.dropout.streams.restart(step=step)
     stream: list[Tensor] = []
     for block in model.blocks:
-        block.register_forward_hook(lambda _, inputs, output: stream.extend([inputs[0].detach(), output.detach()]))
+        block.register_forward_hook(lambda _, inputs, output: stream.extend([inputs[0].detach(), output[0].detach()]))
     y = model(batch(0))
     if model.mesh.sequence_parallel:
         y = gather_from_sequence_parallel(y, model.mesh.tensor)

@@ -54,8 +54,8 @@ from crosscut.parallel import (
     seed_of,
     sharded_parameter,
 )
-from crosscut.parallel.channels import Channels
 from crosscut.parallel.collectives import all_gather, all_reduce, split, start_all_reduce_owned, wait
+from crosscut.parallel.owners.stages import Channels
 from crosscut.parallel.state import gradients, sharding, turns
 from crosscut.parallel.state.gradients import _local
 from crosscut.parallel.state.parameters import cut_dim, local

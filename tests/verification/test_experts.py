@@ -1,4 +1,4 @@
-"""Mixtures of experts on every kind of layout of one expert rank: without a fault, nothing differs."""
+"""Mixtures of experts on every kind of layout: without a fault, nothing differs."""
 
 from typing import Any
 
@@ -56,6 +56,20 @@ CASES: dict[str, tuple[Layout, dict[str, Any]]] = {
     "adapters": (Layout(tensor=2), {**DEEPSEEK, "lora_rank": 2}),
     "Muon": (Layout(tensor=2), {**MIXTRAL, **MUON}),
     "Muon, ZeRO-3": (Layout(tensor=2, data=2, sharding="zero3"), {**DEEPSEEK, **MUON}),
+    "expert 2": (Layout(data=2, expert=2), MIXTRAL),
+    "expert 4": (Layout(data=4, expert=4), {**DEEPSEEK, **PACKED}),
+    "expert 2, copies": (Layout(data=4, expert=2), DEEPSEEK),
+    "expert 2, ZeRO-3": (Layout(data=4, expert=2, sharding="zero3"), DEEPSEEK),
+    "expert 2, ZeRO-2, shard group": (Layout(data=4, expert=2, sharding="zero2", shard_group=2), MIXTRAL),
+    "expert 2, tensor 2, split": (Layout(data=2, tensor=2, expert=2, **SPLIT), QWEN),
+    "expert 2, context": (Layout(context=2, expert=2), {**MIXTRAL, **LONG}),
+    "expert 4, context": (Layout(context=2, data=2, expert=4), {**DEEPSEEK, **LONG, **PACKED}),
+    "expert 2, pipeline": (Layout(pipeline=2, data=2, expert=2), {**DEEPSEEK, "num_layers": 4}),
+    "expert 2, zero bubble": (Layout(pipeline=2, data=2, expert=2, schedule="zero_bubble"), MIXTRAL),
+    "expert 2, recomputed layers": (Layout(data=2, expert=2), {**DEEPSEEK, **again("full")}),
+    "expert 2, recomputed operators": (Layout(data=2, tensor=2, expert=2), {**MIXTRAL, **again("operators")}),
+    "expert 2, Muon": (Layout(data=2, expert=2), {**MIXTRAL, **MUON}),
+    "expert 2, adapters": (Layout(data=2, expert=2), {**DEEPSEEK, "lora_rank": 2}),
     "an average of the weights": (Layout(data=2), {**DEEPSEEK, "optimizer": {"ema_decay": 0.9}}),
 }  # fmt: skip
 

@@ -75,8 +75,10 @@ class Experts(EachToken):
             shape = (number, outputs, inputs)
             return Parameter(name=f"{name}.{of}", shape=shape, role=role, cut=cut, stacked=number)
 
-        router = Parameter(name=f"{name}.router.weight", shape=(number, hidden), role=Role.MATRIX, inside=True)
-        bias = Parameter(name=f"{name}.router.bias", shape=(number,), role=Role.BALANCE, is_frozen=True)
+        router = Parameter(
+            name=f"{name}.router.weight", shape=(number, hidden), role=Role.MATRIX, inside=True, is_wide=True
+        )
+        bias = Parameter(name=f"{name}.router.bias", shape=(number,), role=Role.BALANCE, is_wide=True, is_frozen=True)
         names = ("gate", "up") if gated(sizes.mlp) else ("expand",)
         gate = replace(router, name=f"{name}.shared_gate.weight", shape=(1, hidden))
         return cls(
@@ -118,18 +120,21 @@ class Experts(EachToken):
         )
         rows = replace(weights, name=f"{name} rows", width=x.width, kind=Kind.COMPUTE)
         spread = Move(reads=(entered,), gives=(rows,), keeps=(_index(f"{name} rows of tokens", weights),))
-        # An exchange of rows between ranks that own different experts stands here, and one back before `collect`.
-        inner, expanding = self._expanded(rows, ends)
+        received, own = (replace(each, name=f"{each.name} received") for each in (rows, weights))
+        send = Exchange(reads=(rows, weights), gives=(received, own), name=f"{name} rows", counts=sizes.number)
+        inner, expanding = self._expanded(received, ends)
         activated = replace(rows, name=f"{name} activated", width=sizes.size, cut=True, is_cheap=True)
-        weigh = Weigh(reads=(*inner, weights), gives=(activated,), keeps=(*inner, weights))
+        weigh = Weigh(reads=(*inner, own), gives=(activated,), keeps=(*inner, own))
         contracted = replace(rows, name=f"{name} contracted")
         contract = _multiply_each(activated, self.contract, gives=contracted, ends=ends)
+        returned = replace(contracted, name=f"{name} returned")
+        give_back = Exchange(reads=(contracted,), gives=(returned,), name=f"{name} results")
         mixed = Value(f"{name} mixed", x.width)
-        collect = Move(reads=(contracted,), gives=(mixed,), keeps=(_index(f"{name} tokens of rows", weights),))
+        collect = Move(reads=(returned,), gives=(mixed,), keeps=(_index(f"{name} tokens of rows", weights),))
         summed, shared = self._with_shared(entered, mixed)
         left, leaving = leave(summed, f"{name} output")
-        routing = [entering, _multiply_wide(entered, self.router, logits), choose, spread]
-        return left, [*routing, *expanding, weigh, contract, collect, *shared, leaving]
+        routing = [entering, _multiply_wide(entered, self.router, logits), choose, spread, send]
+        return left, [*routing, *expanding, weigh, contract, give_back, collect, *shared, leaving]
 
     def _expanded(self, rows: Value, ends: Value) -> tuple[list[Value], list[Step]]:
         """Return the products of the rows with the first matrices, and the steps."""
@@ -249,6 +254,36 @@ class Move(Pointwise):
         """Bytes of the gradients of the rows, and of their copy in the order of the tokens."""
         del inside
         return 2 * max(value.bytes(target) for value in (self.reads[0], self.gives[0]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange(Step):
+    """Exchange of rows between the ranks that share the experts: to the ranks of the experts, or back. Ranks send as
+    many rows as they receive only if all loads are even; the sum over the ranks is the same for all loads. With one
+    expert rank, the step does nothing.
+    """
+
+    counts: int = 0
+    """Number of experts whose numbers of rows the ranks exchange first; 0 on the way back."""
+
+    def on(self, target: Target) -> Step:
+        """Return the step with its messages, and the places of the received rows, which it saves."""
+        if target.expert == 1:
+            return self
+        sent = tuple(_exchanged(value.elements(target), value.kind) for value in self.reads)
+        if not self.counts:
+            return replace(self, forward=sent, backward=sent)
+        places = tuple(_index(f"{self.name}, {of}", self.reads[1]) for of in ("order", "places"))
+        return replace(self, forward=(_exchanged(self.counts, Kind.POSITION), *sent), backward=sent, keeps=places)
+
+    def passes(self, target: Target) -> Passes:
+        """Bytes that the step reads and writes: each row once on both sides, to sort the rows."""
+        moved = 0 if target.expert == 1 else 2 * sum(value.bytes(target) for value in self.gives)
+        return Passes(forward=moved, backward=moved)
+
+
+def _exchanged(elements: int, kind: Kind) -> Message:
+    return Message(Operation.ALL_TO_ALL, elements, axis="expert", kind=kind)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -185,7 +185,7 @@ def convolution(name: str, channels: int, taps: int, *, bias: bool, **cut: Any) 
 
 def dynamics(name: str, shape: tuple[int, ...], start: Start) -> Parameter:
     """Describe a parameter of the heads or channels, such as their decay rates."""
-    return Parameter(name=name, shape=shape, role=Role.DYNAMICS, cut=Cut.COLUMNS, start=start)
+    return Parameter(name=name, shape=shape, role=Role.DYNAMICS, cut=Cut.COLUMNS, is_wide=True, start=start)
 
 
 @dataclass(frozen=True, kw_only=True)

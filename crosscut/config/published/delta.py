@@ -43,7 +43,7 @@ def _require_no_experts(table: PublishedTable, key: str, num_layers: int) -> Non
     number = table.number("num_experts", table.get("num_experts", 1), int)
     sparse = {index for index in range(num_layers) if number > 0 and step > 0 and (index + 1) % step == 0}
     if sparse - set(dense):
-        must = f"a list of all layers, from 0 to {num_layers - 1}, because Crosscut has no layers with experts"
+        must = f"a list of all layers, from 0 to {num_layers - 1}, because Crosscut reads no published experts"
         raise table.refusal(key, must, dense)
 
 

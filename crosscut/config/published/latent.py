@@ -16,7 +16,7 @@ def latent_fields(table: PublishedTable, family: Family, num_layers: int) -> Set
     if family.dense_layers is not None:
         key, default = family.dense_layers
         if (number := table.number(key, table.get(key, default), int)) < num_layers:
-            must = f"at least {num_layers}, the number of layers, because Crosscut has no layers with experts"
+            must = f"at least {num_layers}, the number of layers, because Crosscut reads no published experts"
             raise table.refusal(key, must, number)
     return {"latent_attention.mscale_all_dim": score_coefficient(table)} if _QUERY_RANK in family.keys else {}
 

@@ -27,12 +27,13 @@ from crosscut.kernels.experts import Places, collect, multiply_groups, sort_by_e
 from crosscut.model.building import Builder
 from crosscut.model.sublayers.gated_mlp import GATES, GatedMLP
 from crosscut.model.sublayers.mlp import ACTIVATIONS, MLP
-from crosscut.model.sums import Sums
+from crosscut.model.sums import NO_SUMS, Sums
 from crosscut.parallel import enter_tensor_parallel, leave_tensor_parallel
 from crosscut.parallel.collectives import all_reduce
 from crosscut.parallel.linear import is_recomputing
 from crosscut.parallel.operators import SEQUENCE_DIM, counted_once, part_of_sequence
-from crosscut.parallel.state.parameters import ParameterMaker, local, local_inside
+from crosscut.parallel.owners.experts import plan_exchange, return_rows, send_rows
+from crosscut.parallel.state.parameters import ParameterMaker, local, local_inside, wide
 
 
 class Routing(NamedTuple):
@@ -61,7 +62,7 @@ class Experts(nn.Module):
         for weight in (*part.expand, part.contract):
             dim = weight.dim_cut(build.mesh.tensor.size)
             assert dim is not None
-            self.register_parameter(_own_name(weight), make.sharded(*weight.shape, dim=dim))
+            self.register_parameter(_own_name(weight), make.stacked(*weight.shape, dim=dim))
         self.activate = GATES[part.sizes.mlp] if part.sizes.mlp in GATES else ACTIVATIONS[part.sizes.mlp]
         self.shared: MLP | GatedMLP | None = None
         if part.shared is not None:
@@ -76,9 +77,11 @@ class Experts(nn.Module):
         logits = self.router.logits(entered)
         routing = self._route(logits)
         sums = self._sums(logits, routing)
-        rows = spread(entered.flatten(0, 1), routing.places)
-        # Ranks that own different experts would exchange rows and weights here, and the results behind `_multiply`.
-        rows = self._multiply(rows, routing)
+        exchange = plan_exchange(routing.loads.sum(0), len(routing.places.slots), self.mesh.expert)
+        rows = send_rows(spread(entered.flatten(0, 1), routing.places), exchange)
+        weights = send_rows(routing.weights.flatten().index_select(0, routing.places.slots), exchange)
+        ends = routing.places.ends if exchange is None else exchange.ends
+        rows = return_rows(self._multiply(rows, weights, ends), exchange, skips=self._skips_now)
         y = collect(rows, routing.places, routing.weights.shape[0]).view_as(entered)
         if self.shared is not None:
             y = y + self._of_shared(self.shared, entered)
@@ -92,12 +95,11 @@ class Experts(nn.Module):
     def _skips_now(self) -> bool:
         return self.runner.skips_last_product and is_recomputing()
 
-    def _multiply(self, rows: Tensor, routing: Routing) -> Tensor:
-        """Pass the rows [N, H] through their experts, and multiply the results by the rows' weights: [N, H], a summand
-        on each tensor rank.
+    def _multiply(self, rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+        """Pass the rows [N, H] through their experts, and multiply the results by the rows' weights [N]: [N, H], a
+        summand on each tensor rank. `ends` is the index after the last row of each of this rank's experts.
         """
-        ends, dtype = routing.places.ends, rows.dtype
-        weights = routing.weights.flatten().index_select(0, routing.places.slots)
+        dtype = rows.dtype
         own = [local(self.get_parameter(name), dtype) for name in self.names]
         inner = [multiply_groups(rows, weight, ends) for weight in own[:-1]]
         activated = self.runner.cheap(partial(weigh, self.activate), weights, *inner)
@@ -129,7 +131,7 @@ class Experts(nn.Module):
     def _sums(self, logits: Tensor, routing: Routing) -> Sums:
         """Return the terms of the loss and the figures of a forward pass; empty if gradients are off."""
         if not torch.is_grad_enabled():
-            return Sums({}, {})
+            return NO_SUMS
         shares = routing.scores
         if self.sizes.scores is Scores.SIGMOID and BALANCE in self.terms:
             shares = shares / (shares.sum(-1, keepdim=True) + _TINY)
@@ -169,8 +171,8 @@ class Router(nn.Module):
     def __init__(self, weight: Parameter, bias: Parameter | None, build: Builder) -> None:
         super().__init__()
         make = ParameterMaker(build.mesh, build.dtype)
-        self.weight = make.replicated(*weight.shape)
-        self.bias = None if bias is None else make.replicated(*bias.shape)
+        self.weight = wide(make.replicated(*weight.shape))
+        self.bias = None if bias is None else wide(make.replicated(*bias.shape))
         self.offset: Tensor | None = None
         """Number that is added to each expert's score for the choice [E], to force a routing in a test; usually
         None."""

@@ -38,7 +38,7 @@ from crosscut.parallel.context.operators import (
 )
 from crosscut.parallel.linear import part_of
 from crosscut.parallel.recurrent import ChannelParallelConvolution
-from crosscut.parallel.state.parameters import ParameterMaker, local
+from crosscut.parallel.state.parameters import ParameterMaker, local, wide
 
 
 class Mamba(nn.Module):
@@ -55,8 +55,8 @@ class Mamba(nn.Module):
             self.add_module(name, build.region_norm(norm))
         self.step = build.columns(part.step)
         make = ParameterMaker(build.mesh, build.dtype)
-        self.log_rate = make.wide(inner, part.sizes.state_size, dim=0)
-        self.skip, self.step_bias = make.wide(inner, dim=0), make.wide(inner, dim=0)
+        self.log_rate = wide(make.sharded(inner, part.sizes.state_size, dim=0))
+        self.skip, self.step_bias = wide(make.sharded(inner, dim=0)), wide(make.sharded(inner, dim=0))
         self.output = build.rows(part.output)
 
     def forward(self, x: Tensor, shared: Shared = NOTHING_SHARED, memory: PartMemory | None = None) -> Tensor:
@@ -99,8 +99,8 @@ class Mamba(nn.Module):
         """
         selection = self._selection(convolved, part)
         vector, bc = selection.split((self.sizes.step_rank, 2 * self.sizes.state_size), -1)
-        wide = torch.promote_types(convolved.dtype, torch.float32)
-        dynamics = (part_of(local(each, wide), part) for each in (self.log_rate, self.skip, self.step_bias))
+        dtype = torch.promote_types(convolved.dtype, torch.float32)
+        dynamics = (part_of(local(each, dtype), part) for each in (self.log_rate, self.skip, self.step_bias))
         return Operands(convolved, self.step.inside(vector, part), bc, *dynamics)
 
     def _selection(self, convolved: Tensor, part: slice | None) -> Tensor:

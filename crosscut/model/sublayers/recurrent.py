@@ -29,7 +29,7 @@ from crosscut.model.shared import NOTHING_SHARED, Shared
 from crosscut.parallel import Blocks, ColumnParallelLinears
 from crosscut.parallel.context.operators import exchange_heads, exchange_tokens
 from crosscut.parallel.recurrent import GATE_FIRST, ChannelParallelConvolution, GatedGroupNorm, Gating
-from crosscut.parallel.state.parameters import ParameterMaker, local
+from crosscut.parallel.state.parameters import ParameterMaker, local, wide
 
 
 class _Channels(NamedTuple):
@@ -65,7 +65,7 @@ class RecurrentMixer(nn.Module, ABC):
         make = ParameterMaker(build.mesh, build.dtype)
         self._dynamics = tuple(each.name.rpartition(".")[2] for each in part.dynamics)
         for name in self._dynamics:
-            self.register_parameter(name, make.wide(part.heads.number, dim=0))
+            self.register_parameter(name, wide(make.sharded(part.heads.number, dim=0)))
         groups = Blocks(part.norm_groups, part.heads.width // part.norm_groups)
         self.norm = GatedGroupNorm(groups, mesh=build.mesh, epsilon=build.epsilon, gating=gating, dtype=build.dtype)
         self.output = build.rows(part.output)
@@ -81,8 +81,8 @@ class RecurrentMixer(nn.Module, ABC):
     def forward(self, x: Tensor, shared: Shared = NOTHING_SHARED, memory: PartMemory | None = None) -> Tensor:
         """Mix the tokens of each document in their order, after the tokens in `memory`."""
         gate, inner, vectors, *controls = self.inputs(x)
-        wide = torch.promote_types(inner.dtype, torch.float32)
-        dynamics = tuple(local(getattr(self, name), wide) for name in self._dynamics)
+        dtype = torch.promote_types(inner.dtype, torch.float32)
+        dynamics = tuple(local(getattr(self, name), dtype) for name in self._dynamics)
         taps, vector_taps = (getattr(self, name).own(inner.dtype) for name in self._convolutions)
         own, documents = _Channels(inner, vectors, tuple(controls), taps, vector_taps, dynamics), shared.documents
         if memory is not None:

@@ -97,14 +97,6 @@ class ParameterMaker(NamedTuple):
         """Create a parameter that is cut along dimension `dim`; see `sharded_parameter`."""
         return sharded_parameter(shape, self.mesh.tensor, dim=dim, dtype=self.dtype, device=self.mesh.parameter_device)
 
-    def wide(self, *shape: int, dim: int) -> nn.Parameter:
-        """Create a parameter that is cut along dimension `dim`, and that layers use in at least float32, such as a
-        decay rate.
-        """
-        parameter = self.sharded(*shape, dim=dim)
-        parameter.is_wide = True  # type: ignore[attr-defined]
-        return parameter
-
     def stacked(self, *shape: int, dim: int) -> nn.Parameter:
         """Create the stacked matrices of all experts, cut along dimension `dim` over the tensor axis; see
         `stacked_parameter`.
@@ -124,6 +116,12 @@ def initial_value_of(parameter: Tensor) -> float:
     """
     value: float = getattr(parameter, "initial_value", 0.0)
     return value
+
+
+def wide(parameter: nn.Parameter) -> nn.Parameter:
+    """Note that layers use the parameter in at least float32, such as a decay rate, and return it."""
+    parameter.is_wide = True  # type: ignore[attr-defined]
+    return parameter
 
 
 def is_wide(parameter: Tensor) -> bool:

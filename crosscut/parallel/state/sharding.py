@@ -16,7 +16,7 @@ because the embedding of a frequent token sums many gradients. Parameters of lay
 precision, such as decay rates, also belong to the root.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -76,17 +76,26 @@ def shard_model(
     values = {name: initial_value_of(parameter) for name, parameter in parameters.items() if parameter.is_meta}
     reduce_dtype = next(iter(parameters.values())).dtype
     policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False)
-    units = [*units]
+    _shard_root_and_units(model, [*units], mesh, policy, compute_dtype)
+    model._apply(lambda tensor: torch.empty_like(tensor, device=mesh.device) if tensor.is_meta else tensor)
+    for name, parameter in model.named_parameters():
+        if name in values:
+            local_part(parameter.detach()).fill_(values[name])
+
+
+def _shard_root_and_units(
+    model: nn.Module,
+    units: Sequence[nn.Module],
+    mesh: ParallelMesh,
+    policy: MixedPrecisionPolicy,
+    compute_dtype: torch.dtype | None,
+) -> None:
     of_units = {p for unit in units for p in unit.parameters() if not is_wide(p)}
     # The root comes first: `fully_shard` does not look for parameters inside of units.
     _shard_unit(model, mesh, policy, place_of(ModelPart.ROOT), of_others=of_units, is_root=True)
     of_root = {*model.parameters()} - of_units
     for unit, place in _with_places(model, units):
         _shard_unit(unit, mesh, replace(policy, param_dtype=compute_dtype), place, of_others=of_root)
-    model._apply(lambda tensor: torch.empty_like(tensor, device=mesh.device) if tensor.is_meta else tensor)
-    for name, parameter in model.named_parameters():
-        if name in values:
-            local_part(parameter.detach()).fill_(values[name])
 
 
 def _with_places(model: nn.Module, units: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, int]]:

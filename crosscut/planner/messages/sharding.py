@@ -1,7 +1,7 @@
 """Collectives among data ranks that shard one copy of the model (ZeRO, Rajbhandari et al. 2020).
 
 Weights are gathered in units. A unit is one layer, or the root, which holds all parameters outside of the layers,
-and the dynamics of layers with a state.
+and those that layers use in float32 (`Parameter.is_wide`).
 ZeRO-2 gathers each unit once per step. ZeRO-3 gathers each unit in every forward pass, and each layer once more in the
 backward pass. Gradients are reduce-scattered in every micro-batch. In a pipeline, ZeRO-2 and ZeRO-3 send the same
 messages: each unit is gathered once per step, and its gradients are reduce-scattered once per step. If there are

@@ -14,7 +14,7 @@ from crosscut.planner.search.reasons import reason_against_asked_compiling
 
 CHOSEN = frozenset({
     "layout.tensor", "layout.data", "layout.pipeline", "layout.schedule", "layout.stages_per_rank", "layout.stages",
-    "layout.sequence_parallel", "layout.sharding", "layout.shard_group",
+    "layout.expert", "layout.sequence_parallel", "layout.sharding", "layout.shard_group",
     "training.micro_batch_size", "training.recompute", "training.recompute_every",
 })  # fmt: skip
 """Settings that the search chooses. The search ignores their values in the run, except that the run's layout gives the

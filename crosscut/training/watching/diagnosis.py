@@ -182,6 +182,7 @@ def _watched(model: nn.Module, seen: list[tuple[str, str]]) -> Iterator[list[int
     def note(name: str, end: str, value: object) -> None:
         if not seen:
             order[0] += 1
+            value = value[0] if isinstance(value, tuple) else value  # a layer returns sums beside its result
             if isinstance(value, Tensor) and value.is_floating_point() and not value.isfinite().all():
                 seen.append((name, f"the {end} of `{name}`"))
 

@@ -151,15 +151,15 @@ REFUSED = {
     "must be 1.0, but is 0.5.",
     "attention_bias = true": "`attention_bias` in `{path}` must be false like `mlp_bias`, but is true.",
     "model_type = 'deepseek_v2'\nfirst_k_dense_replace = 1": "`first_k_dense_replace` in `{path}` must be at "
-    "least 2, the number of layers, because Crosscut has no layers with experts, but is 1.",
+    "least 2, the number of layers, because Crosscut reads no published experts, but is 1.",
     "model_type = 'deepseek_v3'\nfirst_k_dense_replace = 2\nrope_interleave = false": "`rope_interleave` in `{path}` "
     "must be true, but is false.",
     "model_type = 'qwen3_next'": "`mlp_only_layers` in `{path}` must be a list of all layers, from 0 to 1, because "
-    "Crosscut has no layers with experts, but is [].",
+    "Crosscut reads no published experts, but is [].",
     "model_type = 'qwen3_next'\nfull_attention_interval = 0": "`full_attention_interval` in `{path}` must be at least "
     "1, but is 0.",
     "model_type = 'qwen3_next'\nmlp_only_layers = [0]": "`mlp_only_layers` in `{path}` must be a list of all layers, "
-    "from 0 to 1, because Crosscut has no layers with experts, but is [0].",
+    "from 0 to 1, because Crosscut reads no published experts, but is [0].",
     "model_type = 'qwen3_next'\nmlp_only_layers = ['all']": "`mlp_only_layers` in `{path}` must be a list of indices "
     "of layers, but is ['all'].",
     "model_type = 'qwen3_next'\nnum_experts = 0\npartial_rotary_factor = 0.5": "`partial_rotary_factor` in `{path}` "

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from crosscut.config import Layout
@@ -10,6 +11,8 @@ from crosscut.model import block
 from crosscut.model.sublayers import experts
 from crosscut.model.sublayers.experts import Experts, Router
 from crosscut.model.sums import Sums
+from crosscut.parallel.owners import experts as exchange
+from crosscut.parallel.owners.experts import RowExchange
 from crosscut.parallel.state.parameters import local
 from crosscut.training.memory.recomputation import Recomputed
 from crosscut.training.optimization.balance import Balance
@@ -21,6 +24,7 @@ MIXTURE: dict[str, Any] = {
     "experts": {"number": 8, "per_token": 2, "size": 24, "shared_size": 16, "router_z_loss": 0.01},
 }
 BIASED: dict[str, Any] = {**MIXTURE, "experts": {**MIXTURE["experts"], "balance_bias": True, "balance_loss": 0.0}}
+EXPERTS = Layout(data=2, expert=2)
 SHARED = Layout(context=2)
 OF_SHARED: dict[str, Any] = {**MIXTURE, "dropout": 0.0, "max_sequence_length": 32}
 AGAIN: dict[str, Any] = {**MIXTURE, "training": {"recompute": "full"}}
@@ -84,7 +88,7 @@ def counted_again(forward: Any, self: block.Block, *arguments: Any) -> tuple[Ten
 @instead_of(Experts, "_sums")
 def forgotten_balance(sums_of: Any, self: Experts, *arguments: Any) -> Sums:
     sums: Sums = sums_of(self, *arguments)
-    if self.mesh.pipeline is None or self.mesh.pipeline.rank:
+    if self.mesh.pipeline.size == 1 or self.mesh.pipeline.rank:
         return sums
     return sums._replace(terms={name: each.detach() + 0 * each for name, each in sums.terms.items()})
 
@@ -95,3 +99,20 @@ def own_choice(biased: Any, self: Router, scores: Tensor) -> Tensor:
     plain: Tensor = biased(self, scores)
     axis = self.weight.device_mesh  # type: ignore[operator, union-attr]
     return plain.roll(axis.get_local_rank(), -1) if axis.size() > 1 else plain
+
+
+@fault("results of experts on other ranks stay in the order of the experts", "blocks.0.mlp", EXPERTS, **MIXTURE)
+@instead_of(exchange, "_back")
+def order_of_experts(back: Any, rows: Tensor, plan: RowExchange) -> Tensor:
+    return back(rows, plan._replace(places=torch.arange(len(plan.places))))
+
+
+@fault("gradients of rows do not come back from other ranks", "blocks.1.mlp", EXPERTS, **MIXTURE)
+@instead_of(exchange._Sent, "backward")
+def gradients_stay(backward: Any, ctx: Any, grad: Tensor) -> Any:
+    rows, none = backward(ctx, grad)
+    own = torch.zeros_like(rows)
+    first = sum(ctx.exchange.to[: ctx.exchange.axis.rank])
+    mine = slice(first, first + ctx.exchange.to[ctx.exchange.axis.rank])
+    own[mine] = rows[mine]
+    return own, none

@@ -12,8 +12,8 @@ from crosscut.architecture.pipeline import Pass
 from crosscut.kernels import deferral
 from crosscut.model import gpt, stages
 from crosscut.parallel import normal_
-from crosscut.parallel.channels import Channels
 from crosscut.parallel.collectives import all_reduce
+from crosscut.parallel.owners.stages import Channels
 from crosscut.parallel.state.gradients import _local
 from crosscut.training import step as training_step
 from tests.verification.mutations import (

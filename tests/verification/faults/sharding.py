@@ -88,10 +88,8 @@ def shards_clipped_by_own_norm(clip: Any, parameters: Any, norm: Any, max_norm: 
 
 @fault("the weights of layers are gathered in float32", "blocks.0.attention_norm", SHARED)
 @instead_of(sharding, "_shard_unit")
-def gathered_in_float32(
-    shard: Any, unit: nn.Module, mesh: Any, policy: Any, place: int, *, is_root: bool = False
-) -> None:
-    shard(unit, mesh, policy, place, is_root=is_root)
+def gathered_in_float32(shard: Any, unit: nn.Module, *arguments: Any, is_root: bool = False, **others: Any) -> None:
+    shard(unit, *arguments, is_root=is_root, **others)
     if not is_root:
 
         def rounded(module: nn.Module, *_: Any) -> None:

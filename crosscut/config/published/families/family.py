@@ -90,7 +90,7 @@ class Family:
     rotates_before_norm: bool = False
     """Whether queries and keys are normalised after their rotation. The norm then removes YaRN's attention factor."""
     dense_layers: tuple[str, int] | None = None
-    """Key of the number of the first layers without experts, with its default. Crosscut supports only models whose
+    """Key of the number of the first layers without experts, with its default. Crosscut reads only models whose
     layers all have no experts. None for a family without experts."""
     dense_list: str = ""
     """Key of a list of layers without experts, in place of `dense_layers`. A file of the family may also leave out

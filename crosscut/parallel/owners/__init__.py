@@ -1,0 +1,1 @@
+"""Messages between ranks that own different parameters: the stages of a pipeline, and experts."""
