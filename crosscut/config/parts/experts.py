@@ -136,9 +136,15 @@ class ExpertsConfig(OwnMatrices):
         return replace(self, size=self.size or max(4 * hidden_size // self.per_token, 1))
 
     def resized(self, hidden_size: int, new_size: int) -> "ExpertsConfig":
-        """Return the settings for another hidden size, with widths in proportion."""
-        size, shared = (-(-size * new_size // hidden_size) for size in (self.size, self.shared_size))
-        return replace(self, size=size, shared_size=shared)
+        """Return the settings for another hidden size, with widths in proportion. A width stays a multiple of the
+        largest power of two, up to 16, that divides it, so that ranks can divide it as before.
+        """
+
+        def scaled(size: int) -> int:
+            step = min(size & -size, 16)
+            return step * -(-size * new_size // (hidden_size * step)) if size else 0
+
+        return replace(self, size=scaled(self.size), shared_size=scaled(self.shared_size))
 
     def num_parameters(self, hidden_size: int, num_heads: int) -> int:
         """Return the number of parameters in the matrices of one mixture."""

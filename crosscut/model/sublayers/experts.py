@@ -33,7 +33,7 @@ from crosscut.parallel.collectives import all_reduce
 from crosscut.parallel.linear import is_recomputing
 from crosscut.parallel.operators import SEQUENCE_DIM, counted_once, part_of_sequence
 from crosscut.parallel.owners.experts import plan_exchange, return_rows, send_rows
-from crosscut.parallel.state.parameters import ParameterMaker, local, local_inside, wide
+from crosscut.parallel.state.parameters import ParameterMaker, local, local_inside
 
 
 class Routing(NamedTuple):
@@ -170,9 +170,9 @@ class Router(nn.Module):
 
     def __init__(self, weight: Parameter, bias: Parameter | None, build: Builder) -> None:
         super().__init__()
-        make = ParameterMaker(build.mesh, build.dtype)
-        self.weight = wide(make.replicated(*weight.shape))
-        self.bias = None if bias is None else wide(make.replicated(*bias.shape))
+        make = ParameterMaker(build.mesh, build.dtype).wide
+        self.weight = make.replicated(*weight.shape)
+        self.bias = None if bias is None else make.replicated(*bias.shape)
         self.offset: Tensor | None = None
         """Number that is added to each expert's score for the choice [E], to force a routing in a test; usually
         None."""

@@ -38,7 +38,7 @@ from crosscut.parallel.context.operators import (
 )
 from crosscut.parallel.linear import part_of
 from crosscut.parallel.recurrent import ChannelParallelConvolution
-from crosscut.parallel.state.parameters import ParameterMaker, local, wide
+from crosscut.parallel.state.parameters import ParameterMaker, local
 
 
 class Mamba(nn.Module):
@@ -54,9 +54,9 @@ class Mamba(nn.Module):
         for name, norm in zip(architecture.NORMS, part.norms, strict=False):
             self.add_module(name, build.region_norm(norm))
         self.step = build.columns(part.step)
-        make = ParameterMaker(build.mesh, build.dtype)
-        self.log_rate = wide(make.sharded(inner, part.sizes.state_size, dim=0))
-        self.skip, self.step_bias = wide(make.sharded(inner, dim=0)), wide(make.sharded(inner, dim=0))
+        make = ParameterMaker(build.mesh, build.dtype).wide
+        self.log_rate = make.sharded(inner, part.sizes.state_size, dim=0)
+        self.skip, self.step_bias = make.sharded(inner, dim=0), make.sharded(inner, dim=0)
         self.output = build.rows(part.output)
 
     def forward(self, x: Tensor, shared: Shared = NOTHING_SHARED, memory: PartMemory | None = None) -> Tensor:

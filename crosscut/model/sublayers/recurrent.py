@@ -29,7 +29,7 @@ from crosscut.model.shared import NOTHING_SHARED, Shared
 from crosscut.parallel import Blocks, ColumnParallelLinears
 from crosscut.parallel.context.operators import exchange_heads, exchange_tokens
 from crosscut.parallel.recurrent import GATE_FIRST, ChannelParallelConvolution, GatedGroupNorm, Gating
-from crosscut.parallel.state.parameters import ParameterMaker, local, wide
+from crosscut.parallel.state.parameters import ParameterMaker, local
 
 
 class _Channels(NamedTuple):
@@ -62,10 +62,10 @@ class RecurrentMixer(nn.Module, ABC):
         self._convolutions = tuple(each[0].module for each in (part.convolution, part.vector_convolution))
         for name, parameters in zip(self._convolutions, (part.convolution, part.vector_convolution), strict=True):
             self.add_module(name, _convolution(parameters, build))
-        make = ParameterMaker(build.mesh, build.dtype)
+        make = ParameterMaker(build.mesh, build.dtype).wide
         self._dynamics = tuple(each.name.rpartition(".")[2] for each in part.dynamics)
         for name in self._dynamics:
-            self.register_parameter(name, wide(make.sharded(part.heads.number, dim=0)))
+            self.register_parameter(name, make.sharded(part.heads.number, dim=0))
         groups = Blocks(part.norm_groups, part.heads.width // part.norm_groups)
         self.norm = GatedGroupNorm(groups, mesh=build.mesh, epsilon=build.epsilon, gating=gating, dtype=build.dtype)
         self.output = build.rows(part.output)

@@ -92,10 +92,20 @@ class ParameterMaker(NamedTuple):
 
     mesh: ParallelMesh
     dtype: torch.dtype
+    is_wide: bool = False
+    """Whether layers use the parameters in at least float32, whatever the element type of the products is."""
+
+    @property
+    def wide(self) -> "ParameterMaker":
+        """Maker of parameters that layers use in at least float32, such as decay rates and routers. Their element type
+        is float32 or wider, so that a model in bfloat16 has the values of training.
+        """
+        return self._replace(dtype=torch.promote_types(self.dtype, torch.float32), is_wide=True)
 
     def sharded(self, *shape: int, dim: int) -> nn.Parameter:
         """Create a parameter that is cut along dimension `dim`; see `sharded_parameter`."""
-        return sharded_parameter(shape, self.mesh.tensor, dim=dim, dtype=self.dtype, device=self.mesh.parameter_device)
+        axis, device = self.mesh.tensor, self.mesh.parameter_device
+        return self._marked(sharded_parameter(shape, axis, dim=dim, dtype=self.dtype, device=device))
 
     def stacked(self, *shape: int, dim: int) -> nn.Parameter:
         """Create the stacked matrices of all experts, cut along dimension `dim` over the tensor axis; see
@@ -105,9 +115,12 @@ class ParameterMaker(NamedTuple):
 
     def replicated(self, *shape: int, value: float = 0.0) -> nn.Parameter:
         """Create a parameter that every tensor rank holds whole; see `replicated_parameter`."""
-        return replicated_parameter(
-            shape, self.mesh.tensor, dtype=self.dtype, device=self.mesh.parameter_device, value=value
-        )
+        axis, device = self.mesh.tensor, self.mesh.parameter_device
+        return self._marked(replicated_parameter(shape, axis, dtype=self.dtype, device=device, value=value))
+
+    def _marked(self, parameter: nn.Parameter) -> nn.Parameter:
+        parameter.is_wide = self.is_wide  # type: ignore[attr-defined]
+        return parameter
 
 
 def initial_value_of(parameter: Tensor) -> float:
@@ -116,12 +129,6 @@ def initial_value_of(parameter: Tensor) -> float:
     """
     value: float = getattr(parameter, "initial_value", 0.0)
     return value
-
-
-def wide(parameter: nn.Parameter) -> nn.Parameter:
-    """Note that layers use the parameter in at least float32, such as a decay rate, and return it."""
-    parameter.is_wide = True  # type: ignore[attr-defined]
-    return parameter
 
 
 def is_wide(parameter: Tensor) -> bool:
