@@ -347,7 +347,8 @@ def export_model(
         rows=Rows(speech(tokenizer, ()).special, 0) if model.config.solves_task else None,
     )
     target.check()
-    tensors = _published(model.config, with_adapters(model.config, lambda name: whole(parameters[name])))
+    read = with_adapters(model.config, lambda name: whole(parameters[name]).to(target.dtype))
+    tensors = _published(model.config, read)
     failure = _failure(lambda: require_new(target.folder)) if model.mesh.is_first_rank else None
     if failure := share_from_first(failure):
         raise failure

@@ -135,6 +135,13 @@ def export(source: ModelSource, layout: Layout, out: Path, max_file_bytes: int) 
     export_model(model, out, tokenizer=source.tokenizer, stops=source.stops, max_file_bytes=max_file_bytes)
 
 
+def export_in_bfloat16(source: ModelSource, layout: Layout, out: Path) -> Tensor:
+    """Export a model that is held in bfloat16. Return the decay rates of this rank's heads in the first layer."""
+    model = load(source, layout, "bfloat16")
+    export_model(model, out, tokenizer=source.tokenizer)
+    return local_part(model.blocks[0].attention.log_rate.detach()).clone()
+
+
 def export_raises(source: ModelSource, layout: Layout, out: Path, fails_after: int | None = None) -> list[str]:
     """Error of the export on every rank, as text; empty if there is none. With `fails_after`, the disk is full after
     this number of tensors.

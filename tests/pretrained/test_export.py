@@ -145,6 +145,13 @@ def test_the_tensors_of_a_file_follow_each_other_in_order(published, ranks, tmp_
     assert starts == sorted(starts)
 
 
+def test_a_model_in_bfloat16_keeps_its_float32_decay_rates(ranks, published, tmp_path):
+    folder, out = published("mamba2"), tmp_path / "out"
+    rates = torch.cat(ranks.run(2, jobs.export_in_bfloat16, find_model(folder), Layout(tensor=2), out))
+    assert torch.equal(rates, tensors_in(folder)["backbone.layers.0.mixer.A_log"])
+    assert {tensor.dtype for tensor in tensors_in(out).values()} == {torch.bfloat16}
+
+
 def test_a_folder_that_holds_something_is_left_alone(ranks, published, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     for told in ranks.run(2, jobs.export_raises, find_model(published("gpt2")), Layout(tensor=2), tmp_path):
