@@ -259,7 +259,7 @@ def settings_in_both_passes(run: RunConfig) -> list[tuple[bool, bool, bool]]:
     from torch._inductor import compile_fx, config
 
     trainer, batches = parts(run)
-    trainer.model.loss_runner = PLAIN_LOSS
+    trainer.model.head.projection.runner = PLAIN_LOSS
     seen, inner = [], compile_fx._compile_fx_inner
 
     def watch(*arguments: Any, **options: Any) -> Any:
