@@ -5,7 +5,7 @@ Only one whole tensor at a time is in memory. The folder gets its final name onl
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -349,24 +349,28 @@ def export_model(
     target.check()
     read = with_adapters(model.config, lambda name: whole(parameters[name]).to(target.dtype))
     tensors = _published(model.config, read)
-    failure = _failure(lambda: require_new(target.folder)) if model.mesh.is_first_rank else None
-    if failure := share_from_first(failure):
-        raise failure
-    if model.mesh.is_first_rank:
-        failure = _failure(lambda: target.write(tensors))
-    for _ in tensors:  # every rank contributes to the remaining gathers, even if the first rank cannot write
+    with _together():
+        if model.mesh.is_first_rank:
+            require_new(target.folder)
+    with _together(tensors):
+        if model.mesh.is_first_rank:
+            target.write(tensors)
+
+
+@contextmanager
+def _together(tensors: Iterable[Tensor] = ()) -> Iterator[None]:
+    """Raise the error that the block raises on the first rank on all ranks. Every rank must enter the block. After it,
+    every rank contributes to the gathers of the remaining tensors, even if the first rank could not write.
+    """
+    failure = None
+    try:
+        yield
+    except (CheckpointError, ConfigError) as error:
+        failure = error
+    for _ in tensors:
         pass
     if failure := share_from_first(failure):
         raise failure
-
-
-def _failure(action: Callable[[], object]) -> CheckpointError | ConfigError | None:
-    """Run an action. Return its error, for the caller to raise on all ranks, or None if the action succeeded."""
-    try:
-        action()
-    except (CheckpointError, ConfigError) as error:
-        return error
-    return None
 
 
 def _published(
