@@ -255,6 +255,8 @@ class Decoder:
         tokens = torch.tensor([ids + [0] * (length - len(ids)) for ids in unread], device=self.model.mesh.device)
         read = [len(ids) for ids in unread]
         hidden = self.model.read(tokens, self._cache, counts=read, first_row=rows.start)
+        if min(read) == length:
+            return hidden, self.model.logits_of(hidden[:, length - 1])
         return hidden, self.model.logits_of(hidden[torch.arange(len(read)), torch.tensor(read).clamp(min=1) - 1])
 
     def _unread(self, row: int, count: int) -> list[int]:

@@ -30,7 +30,7 @@ from crosscut.model.sublayers.latent_attention import LatentAttention
 from crosscut.model.sublayers.mamba import Mamba
 from crosscut.model.sublayers.mamba2 import Mamba2
 from crosscut.model.sublayers.mlp import MLP
-from crosscut.model.sums import NO_SUMS, Sums, joined
+from crosscut.model.sums import Sums, joined
 
 
 class Block(nn.Module):
@@ -46,8 +46,8 @@ class Block(nn.Module):
     def __init__(self, layer: architecture.Layer, build: Builder) -> None:
         super().__init__()
         self.runner = build.runner
-        self.parts = [(part.name, part.norm_place) for part in layer.parts]
-        """Name of each part, and the place of its norm."""
+        self.parts = [(part.name, f"{part.name}_norm", part.norm_place) for part in layer.parts]
+        """Name of each part and of its norm, and the place of the norm."""
         self.summing = frozenset(layer.summing)
         """Names of the parts that return sums beside their results."""
         for part in layer.parts:
@@ -68,24 +68,27 @@ class Block(nn.Module):
 
     def _forward(self, x: Tensor, shared: Shared, memory: LayerMemory | None) -> tuple[Tensor, Sums]:
         sums: dict[str, Sums] = {}
-        for name, place in self.parts:
-            norm = getattr(self, f"{name}_norm")
-            y, sums[name] = self._run(name, norm(x) if place is NormPosition.BEFORE else x, shared, memory)
+        for name, norm_name, place in self.parts:
+            norm = getattr(self, norm_name)
+            y = self._run(name, norm(x) if place is NormPosition.BEFORE else x, shared, memory, sums)
             y = self.dropout(norm(y) if place is NormPosition.OUTPUT else y)
             x = torch.add(x, y, alpha=self.multiplier)
             x = norm(x) if place is NormPosition.AFTER else x
         return x, joined(sums)
 
-    def _run(self, name: str, x: Tensor, shared: Shared, memory: LayerMemory | None) -> tuple[Tensor, Sums]:
-        """Run the sublayer of a part, and note in the flight recorder that it runs. Return its result and its sums."""
+    def _run(self, name: str, x: Tensor, shared: Shared, memory: LayerMemory | None, sums: dict[str, Sums]) -> Tensor:
+        """Run the sublayer of a part, note in the flight recorder that it runs, and put its sums, if it returns any,
+        into `sums`.
+        """
         part: nn.Module = getattr(self, name)
         of_part = None if memory is None else memory[name]
         records = self.runner.compiler is None  # compiled code records nothing
         if records:
             enter_part(name)
-        result = part(x, shared, of_part)
-        y, sums = result if name in self.summing else (result, NO_SUMS)
-        return leave_part(y, name) if records else y, sums
+        y = part(x, shared, of_part)
+        if name in self.summing:
+            y, sums[name] = y
+        return leave_part(y, name) if records else y
 
 
 MODULES: dict[type, Callable[[Any, Builder], nn.Module]] = {

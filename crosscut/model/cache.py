@@ -13,6 +13,7 @@ values, D elements of a head, T tensor ranks.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -157,19 +158,10 @@ class Reading:
     def __init__(self, cache: GenerationCache, rows: slice, counts: Sequence[int], length: int) -> None:
         before = cache.lengths[rows]
         self._cache, self._rows, self._is_every_row = cache, rows, len(before) == cache.num_rows
-        device = cache.device
-        self.counts = torch.tensor(counts, device=device)
-        """Number of real tokens of each row: [B]."""
-        is_full = min(counts) == length
-        self.is_real = None if is_full else torch.arange(length, device=device) < self.counts.unsqueeze(1)
-        """Whether each token is real: [B, S]. None if all tokens are real."""
-        first = torch.tensor(before, device=device)
-        self.places = first.unsqueeze(1) + torch.arange(length, device=device)
-        """Positions of the tokens in their texts: [B, S]."""
+        self._counts, self._length, self._before = counts, length, before
         self.start = before[0] if len(set(before)) == 1 and before[0] + length <= cache.capacity + 1 else None
         """Position at which all rows continue; None if rows continue at different positions or exceed the capacity."""
         self.end = min(max(before) + length, cache.capacity + 1)
-        self.slots = self.places.clamp(max=cache.capacity)
         self.sees: Tensor | None = None
         """Mask of the keys that each query may see, [B, 1, S, keys]. None if no mask is needed, because each query sees
         all keys or all keys up to its own position.
@@ -177,8 +169,33 @@ class Reading:
         self._windows: dict[int, Tensor] = {}
         """Masks for layers with a sliding window, by the length of the window."""
         if self.start is None or (self.start > 0 and length > 1):
-            keys = torch.arange(self.end, device=device)
+            keys = torch.arange(self.end, device=cache.device)
             self.sees = (keys <= self.places.unsqueeze(-1)).unsqueeze(1)
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """Number of real tokens of each row: [B]."""
+        return torch.tensor(self._counts, device=self._cache.device)
+
+    @cached_property
+    def is_real(self) -> Tensor | None:
+        """Whether each token is real: [B, S]. None if all tokens are real."""
+        if min(self._counts) == self._length:
+            return None
+        return torch.arange(self._length, device=self._cache.device) < self.counts.unsqueeze(1)
+
+    @cached_property
+    def places(self) -> Tensor:
+        """Positions of the tokens in their texts: [B, S]."""
+        device = self._cache.device
+        if self.start is not None:
+            return torch.arange(self.start, self.end, device=device).expand(len(self._before), -1)
+        return torch.tensor(self._before, device=device).unsqueeze(1) + torch.arange(self._length, device=device)
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """Indexes of the tokens in the cache: [B, S]."""
+        return self.places.clamp(max=self._cache.capacity)
 
     def seen(self, window: int) -> tuple[Tensor | None, int]:
         """Return the mask of the keys that each query may see, as `sees`, and the position of the first of these keys.
@@ -196,9 +213,10 @@ class Reading:
 
     def layer(self, index: int) -> "LayerMemory":
         """Return what the parts of the layer at `index` remember. They read and extend it during the forward pass."""
-        rows = slice(None) if self._is_every_row else self._rows
         return {
-            part: PartMemory(self, {name: each[rows] for name, each in kept.items()})
+            part: PartMemory(
+                self, kept if self._is_every_row else {name: each[self._rows] for name, each in kept.items()}
+            )
             for part, kept in self._cache.layer(index).items()
         }
 

@@ -38,14 +38,15 @@ class Sharing:
 
     def of(self, batch: Batch, places: Tensor | None, *, length: int, dtype: torch.dtype) -> Shared:
         """Compute the tensors that the layers read, in the element type `dtype`. `places` are the tokens' positions, by
-        default their indexes. `length` is the length of the whole sequences, without padding.
+        default their indexes. `length` is the length of the whole sequences, without padding. 0 stands for tokens
+        that continue texts: the memory of the layers knows what these tokens see.
         """
         made: dict[str, Any] = {}
         for share, name, config in self._rotations:
             if share in self.shares:
                 places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device) if places is None else places
                 made[name] = rotations(places, config, dtype, length=length)
-        if self.shares & _OF_DOCUMENTS:
+        if length and self.shares & _OF_DOCUMENTS:
             documents = document_numbers(batch.documents, None if batch.places is None else self.mesh.context)
             made |= self._masks(replace(batch, documents=documents.numbers), length, dtype)
             made |= {"documents": documents} if Share.DOCUMENTS in self.shares else {}
