@@ -122,7 +122,7 @@ These are the axes along which a layout arranges ranks, outermost first, from `c
 axis says which ranks see different tokens, whose losses and gradients are summed, and which ranks hold copies, whose
 bits must stay the same. `replica` and `shard` together are `data`: `shard_group` says how many ranks are in `shard`.
 Experts are arranged over the same ranks a second time: `expert_replica`, `expert_shard` and `expert` take the place of
-`replica`, `shard` and `context`. Size 1 means that no other size is supported yet.
+`replica`, `shard` and `context`.
 """
 
 PRESETS_NOTE = """\
@@ -308,10 +308,9 @@ def axes_table() -> str:
     for row in AXES:
         slices = "; each rank stores a slice of every parameter" if row.stores_slices else ""
         role = f"{row.role}{slices}{'; consists of ranks of other axes' if row.is_folded else ''}"
-        size = "any" if row.is_supported else "1"
         key = "the ranks that are left" if row.is_derived else f"`layout.{row.option}`"
-        rows.append((f"`{row.name}`", row.shares, role, key, size))
-    return "\n".join([*markdown_table(("axis", "its ranks share", "role", "key", "size"), rows), ""])
+        rows.append((f"`{row.name}`", row.shares, role, key))
+    return "\n".join([*markdown_table(("axis", "its ranks share", "role", "key"), rows), ""])
 
 
 def _table(kind: type, fields: typing.Sequence[dataclasses.Field[object]]) -> str:

@@ -129,7 +129,8 @@ def train(run: Run, folder: Path) -> dict[str, Any]:
     kept = folder / f"{own.name}.json"
     earlier = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
     if earlier.get("settings") != typed:
-        shutil.rmtree(own, ignore_errors=True)
+        if own.exists():
+            shutil.rmtree(own)
         kept.write_text(json.dumps({"settings": typed}), encoding="utf-8")
     elif "figures" in earlier:
         return earlier["figures"]

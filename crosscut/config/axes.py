@@ -67,8 +67,6 @@ class AxisRow:
     joins_shards: bool = False
     """Whether the ranks along this axis belong to the shard group if `layout.sharding` is set. Each of these ranks then
     stores a slice of every parameter."""
-    is_supported: bool = True
-    """Whether the axis may be larger than 1."""
     is_planned: bool = True
     """Whether `crosscut plan` proposes sizes of the axis."""
 
@@ -145,7 +143,7 @@ def arrangements(num_ranks: int) -> Iterator[dict[str, int]]:
     maps the fields of `Layout` to sizes whose product is `num_ranks`. In a result, the innermost axis comes first. The
     results are in ascending order of the innermost axis's size.
     """
-    options = [name for name, (row, *_) in OPTIONS.items() if row.is_supported and row.is_planned and not row.is_folded]
+    options = [name for name, (row, *_) in OPTIONS.items() if row.is_planned and not row.is_folded]
     return _arranged(num_ranks, options[::-1])
 
 

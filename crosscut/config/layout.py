@@ -153,12 +153,6 @@ class Layout(HashedOnce):
     def _check_size(self, row: AxisRow) -> None:
         size: int = getattr(self, row.option)
         require_at_least(f"layout.{row.option}", size, 1)
-        if not row.is_supported:
-            remedy = (
-                f"This version of Crosscut has no {row.option} parallelism. Remove `layout.{row.option}`, and raise "
-                "layout.tensor or layout.data instead."
-            )
-            require_value(f"layout.{row.option}", size, 1, "", remedy, error=LayoutError)
 
     def _require_value(self, field: str, wanted: object, when: str, do: str) -> None:
         require_value(f"layout.{field}", getattr(self, field), wanted, when, do, error=LayoutError)

@@ -75,6 +75,17 @@ def test_next_tokens_change_the_state_as_the_recurrence_does(length: int) -> Non
     torch.testing.assert_close(place.state, state, rtol=1e-12, atol=1e-12)
 
 
+def test_the_twin_that_a_compiler_traces_has_the_same_values_and_gradients() -> None:
+    operands, place = operands_of(11), place_of(11, documents=True, state=True)
+    shape = ScanShape(head_size=HEAD, state_size=STATE, chunk=8)
+    traced = torch.compile(scan_on, backend="eager", fullgraph=True)(operands, shape, place)
+    ours = scan_on(operands, shape, place)
+    pairs = zip(gradients(traced, operands, place), gradients(ours, operands, place), strict=True)
+    for mine, other in (*zip(traced, ours, strict=True), *pairs):
+        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
+        assert mine.grad_fn is None or "Scan" not in mine.grad_fn.name()
+
+
 def test_sequences_without_a_state_have_the_same_gradients() -> None:
     operands, place = operands_of(21), place_of(21, documents=True)
     shape = ScanShape(head_size=HEAD, state_size=STATE, chunk=8)

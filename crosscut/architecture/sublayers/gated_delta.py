@@ -51,18 +51,8 @@ class GatedDelta(Recurrent):
         )
 
     def recurrence(self, reads: tuple[Value, ...], mixed: Value) -> Step:
-        """Return the delta rule. Queries and keys read the state, and two matrices [Q, Q] are multiplied with [Q, P]:
-        that of the triangular system, and the weights of the changes.
-        """
-        return DeltaRule(
-            reads=reads,
-            gives=(mixed,),
-            parameters=self.dynamics,
-            part=self.name,
-            heads=self.heads,
-            num_readers=2,
-            num_mixed=2,
-        )
+        """Return the delta rule."""
+        return DeltaRule(reads=reads, gives=(mixed,), parameters=self.dynamics, part=self.name, heads=self.heads)
 
 
 def _heads(sizes: GatedDeltaConfig) -> Heads:
@@ -78,9 +68,12 @@ def _heads(sizes: GatedDeltaConfig) -> Heads:
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaRule(Recurrence):
-    """Chunked gated delta rule of the heads of a rank. The solution of a triangular system counts as a product with the
-    whole square.
+    """Chunked gated delta rule of the heads of a rank. Queries and keys read the state, and two matrices [Q, Q] are
+    multiplied with [Q, P]: that of a triangular system, whose solution counts as a product with the whole square, and
+    the weights of the changes.
     """
+
+    num_readers, num_mixed = 2, 2
 
     def on(self, target: Target) -> Step:
         """Return the step with the values that it saves: those of each recurrence, and the errors of the state's

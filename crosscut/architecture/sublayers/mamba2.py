@@ -49,11 +49,8 @@ class Mamba2(Recurrent):
         )
 
     def recurrence(self, reads: tuple[Value, ...], mixed: Value) -> Step:
-        """Return the scan. Its scores are C B^T, and its one product [Q, Q] x [Q, P] weighs the inputs."""
-        return Scan(
-            reads=reads, gives=(mixed,), parameters=self.dynamics, part=self.name, heads=self.heads,
-            num_readers=1, num_mixed=1,
-        )  # fmt: skip
+        """Return the scan."""
+        return Scan(reads=reads, gives=(mixed,), parameters=self.dynamics, part=self.name, heads=self.heads)
 
 
 def _heads(sizes: Mamba2Config) -> Heads:
@@ -69,7 +66,11 @@ def _heads(sizes: Mamba2Config) -> Heads:
 
 @dataclass(frozen=True, kw_only=True)
 class Scan(Recurrence):
-    """Chunked scan of the heads of a rank."""
+    """Chunked scan of the heads of a rank. Its scores are C B^T, and its one product [Q, Q] x [Q, P] weighs the
+    inputs.
+    """
+
+    num_readers, num_mixed = 1, 1
 
     def passes(self, target: Target) -> Passes:
         """Bytes of the decays [Q, Q] of each chunk and head.

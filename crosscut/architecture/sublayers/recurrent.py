@@ -16,7 +16,7 @@ a chunk.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from crosscut.architecture.needs import Fixed, Share
 from crosscut.architecture.parameters import Cut, Law, Matrix, Parameter, Role, Start
@@ -265,9 +265,9 @@ class Recurrence(ScanStep, ABC):
 
     part: str
     heads: Heads
-    num_readers: int
+    num_readers: ClassVar[int]
     """Number of vectors of a group through which a token reads the state and the tokens of its chunk."""
-    num_mixed: int
+    num_mixed: ClassVar[int]
     """Number of products [Q, Q] x [Q, P] of a head in a chunk."""
 
     def on(self, target: Target) -> Step:

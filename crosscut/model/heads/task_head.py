@@ -26,6 +26,10 @@ class TaskHead(Head[_Part], Generic[_Part]):
     """Head of a model that solves a task."""
 
     @abstractmethod
+    def task_logits(self, hidden: Tensor, batch: Batch, num_choices: int) -> Tensor:
+        """Return the logits of the task (`Head.task_logits`)."""
+
+    @abstractmethod
     def loss_of(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the sum of the losses of `labels`, given logits in float32 or wider. Labels that are missing add
         nothing.
