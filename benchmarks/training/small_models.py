@@ -1,8 +1,9 @@
-"""Bits per byte that small models reach: the demo, two recipes, and a hybrid beside a transformer.
+"""Bits per byte that small models reach: the demo, two recipes, and a hybrid and mixtures beside a transformer.
 
     python benchmarks/training/small_models.py demo                          # the demo with five seeds
     python benchmarks/training/small_models.py recipes --figure recipes.png  # the paper's recipe and the modern one
     python benchmarks/training/small_models.py hybrid --text BOOKS.jsonl.zst --figure hybrid.png
+    python benchmarks/training/small_models.py mixture --text BOOKS.jsonl.zst --figure mixture.png
 
 Every run is a `crosscut train`. All runs of a command have the same text, by default the State of the Union addresses
 that come with Crosscut, and hold out the same whole documents. The FLOPs are those of the model and, with Muon, of its
@@ -14,6 +15,10 @@ AdamW and a cosine), whose learning rate is the best of `RATES` with the first s
 `hybrid` trains two models of 3 million parameters for the same tokens: three layers with a Mamba-2 mixer before each
 layer with attention, as in Qwen3-Next and OLMo Hybrid, and attention alone. The transformer has one layer more and the
 same FLOPs per token, or the command ends. Everything else is the same, and both get the best of `RATES` in short runs.
+
+`mixture` trains the same transformer beside two mixtures of experts with as many FLOPs per token: in place of each MLP
+they have 8 experts of half its width, of which a token uses 2. A loss balances the experts of the one, and biases those
+of the other. The table and the figure also have the largest load of an expert, as a multiple of the mean load.
 
 With `--keep FOLDER`, the runs stay in the folder. The same command with the same folder takes the figures of finished
 runs from there, and continues the others from their last checkpoints. `OMP_NUM_THREADS=1` and `--at-once 2` train two
@@ -53,7 +58,7 @@ RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 MOST_UNEQUAL = 1.02
 """Limit of the ratio of the FLOPs per token of contenders that are trained for the same tokens."""
 
-COLORS = ("#9a6a3a", "#1f5f99")
+COLORS = ("#9a6a3a", "#1f5f99", "#4c8a4a")
 RECIPES = (
     "model.num_layers=4", "model.hidden_size=128", "model.num_heads=4", "model.max_sequence_length=128",
     "model.dropout=0.0", "training.sequence_length=128", "training.batch_size=8",
@@ -63,7 +68,12 @@ LAYERS = (
     "model.positions=rotary", "model.norm=rms", "model.biases=none", "model.dropout=0.0", "model.mamba2.chunk_size=64",
     "training.sequence_length=256", "training.batch_size=8", "training.precision=float32",
 )  # fmt: skip
+TRANSFORMER = (*LAYERS, "model.num_layers=5", "model.mlp_size=480", "model.layers=attention swiglu")
 HYBRID = ",".join(["mamba2 swiglu"] * 3 + ["attention swiglu"])
+MIXTURE = (
+    *LAYERS, "model.num_layers=5", "model.layers=attention experts", "model.experts.number=8",
+    "model.experts.per_token=2", "model.experts.size=240",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +99,20 @@ STUDIES = {
     ),
     "hybrid": Study(
         contenders={
-            "transformer": (*LAYERS, "model.num_layers=5", "model.mlp_size=480", "model.layers=attention swiglu"),
+            "transformer": TRANSFORMER,
             "hybrid": (*LAYERS, "model.num_layers=4", "model.mlp_size=528", f"model.layers={HYBRID}"),
         },
         tuned=("transformer", "hybrid"),
+        tuning=0.075,
+        equal_tokens=True,
+    ),
+    "mixture": Study(
+        contenders={
+            "transformer": TRANSFORMER,
+            "experts-loss": (*MIXTURE, "model.experts.balance_loss=0.01"),
+            "experts-bias": (*MIXTURE, "model.experts.balance_loss=0", "model.experts.balance_bias=true"),
+        },
+        tuned=("transformer", "experts-loss", "experts-bias"),
         tuning=0.075,
         equal_tokens=True,
     ),
@@ -120,8 +140,9 @@ def tokens_of(run: RunConfig) -> int:
 
 def train(run: Run, folder: Path) -> dict[str, Any]:
     """Train one run in a process of its own. Return its summary, its seconds from the command to the exit, its FLOPs,
-    and its validations as triples of step, bits per byte and loss in nats. A run that has ended in this folder before
-    returns what it returned then, and one that was killed continues from its last checkpoint.
+    its validations as triples of step, bits per byte and loss in nats, and the largest load of an expert at each step
+    of a mixture. A run that has ended in this folder before returns what it returned then, and one that was killed
+    continues from its last checkpoint.
     """
     own = folder / f"{run.name}-{run.seed}"
     where = (f"data.tokens={folder / 'tokens'}", f"output.folder={own}")
@@ -138,7 +159,7 @@ def train(run: Run, folder: Path) -> dict[str, Any]:
     run_crosscut("train", *typed, "--resume", "auto")
     summary = json.loads((own / "summary.json").read_text(encoding="utf-8"))
     config = run_from((*typed, f"model.vocab_size={summary['vocab_size']}"))
-    keys = ("step", "validation_bits_per_byte", "validation_loss")
+    keys, rows = ("step", "validation_bits_per_byte", "validation_loss"), read_metrics(own)
     figures = {
         "seed": run.seed,
         "learning_rate": config.optimizer.learning_rate,
@@ -153,7 +174,8 @@ def train(run: Run, folder: Path) -> dict[str, Any]:
         "tokens_per_step": tokens_of(config),
         "flops_per_step": flops(config),
         "model_flops_per_step": flops_per_step(config),
-        "validations": [[row[key] for key in keys] for row in read_metrics(own) if keys[1] in row],
+        "validations": [[row[key] for key in keys] for row in rows if keys[1] in row],
+        "largest_loads": [[row["step"], round(row["largest_load"], 3)] for row in rows if "largest_load" in row],
     }
     kept.write_text(json.dumps({"settings": typed, "figures": figures}), encoding="utf-8")
     return figures
@@ -225,34 +247,54 @@ def train_study(study: Study, chosen: argparse.Namespace, folder: Path, progress
     return {"rates": rates, **{name: ended[i :: len(study.contenders)] for i, name in enumerate(study.contenders)}}
 
 
+def load_at_the_end(run: Mapping[str, Any]) -> float | None:
+    """Mean of the largest loads of a mixture over the last tenth of its steps. None for a model without experts."""
+    loads = [load for step, load in run["largest_loads"] if step > 0.9 * run["steps"]]
+    return statistics.mean(loads) if loads else None
+
+
 def table_of(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Build the table of the figures: a row for each group of runs."""
-    table = [["run", "steps", "TFLOP", "seconds of training", "seconds of the command", "bits per byte", "spread"]]
+    table = [
+        ["run", "steps", "TFLOP", "seconds of training", "seconds of the command", "bits per byte", "spread", "load"]
+    ]
     for name, group in runs.items():
         bits = [one["bits_per_byte"] for one in group]
         tflop = f"{group[0]['steps'] * group[0]['flops_per_step'] / 1e12:.2f}"
         keys = ("training_seconds", "command_seconds")
         seconds = (f"{statistics.mean(one[key] for one in group):.0f}" for key in keys)
         figures = (f"{statistics.mean(bits):.3f}", f"{min(bits):.3f} to {max(bits):.3f}")
-        table.append([name, f"{group[0]['steps']:,}", tflop, *seconds, *figures])
+        loads = [load for one in group if (load := load_at_the_end(one)) is not None]
+        spread = f"{min(loads):.2f} to {max(loads):.2f}" if loads else ""
+        table.append([name, f"{group[0]['steps']:,}", tflop, *seconds, *figures, spread])
     return aligned(table)
 
 
 def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
-    """Draw the bits per byte of the contenders over the FLOPs: a line for each seed."""
-    figure, axes = subplots(figsize=(8, 4.5))
-    for (name, group), color in zip(runs.items(), COLORS, strict=True):
+    """Draw the bits per byte of the contenders over the FLOPs, a line for each seed, and below the largest loads of
+    mixtures.
+    """
+    has_loads = any(one["largest_loads"] for group in runs.values() for one in group)
+    figure, panels = subplots(1 + has_loads, 1, figsize=(8, 7.0 if has_loads else 4.5), sharex=True, squeeze=False)
+    (curves,), *below = panels
+    for (name, group), color in zip(runs.items(), COLORS, strict=False):
         label = f"{name}: {statistics.mean(one['bits_per_byte'] for one in group):.3f} at the end"
         for i, one in enumerate(group):
-            points = [(step * one["flops_per_step"] / 1e12, bits) for step, bits, _ in one["validations"]]
-            axes.plot(
-                *zip(*points, strict=True), color=color, marker="o", markersize=3, linewidth=1.2,
-                label=label if i == 0 else None,
-            )  # fmt: skip
-    axes.set(xlabel="TFLOP", ylabel="bits per byte of documents that were held out")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="upper right")
+            tflop = one["flops_per_step"] / 1e12
+            points = [(step * tflop, bits) for step, bits, _ in one["validations"]]
+            told = label if i == 0 else None
+            curves.plot(*zip(*points, strict=True), color=color, marker="o", markersize=3, linewidth=1.2, label=told)
+            for (loads,) in below if one["largest_loads"] else ():
+                points = [(step * tflop, load) for step, load in one["largest_loads"]]
+                loads.plot(*zip(*points, strict=True), color=color, linewidth=0.6, label=name if i == 0 else None)
+    curves.set_ylabel("bits per byte, held-out documents")
+    for (loads,) in below:
+        loads.set_ylabel("largest load of an expert (mean: 1)")
+    for (axes,) in panels:
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, loc="upper right")
+    panels[-1][0].set_xlabel("TFLOP")
     figure.savefig(path, dpi=150)
 
 

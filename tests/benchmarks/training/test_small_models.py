@@ -28,13 +28,14 @@ TINY = (
 CONTENDERS = {name: (*TINY, f"model.layers={name}") for name in ("attention", "mamba2")}
 
 
-def test_the_hybrid_and_the_transformer_have_as_many_tokens_and_flops():
-    study = STUDIES["hybrid"]
+@pytest.mark.parametrize(("name", "millions"), [("hybrid", [2.9, 3.0]), ("mixture", [2.9, 7.1, 7.1])])
+def test_contenders_have_as_many_tokens_and_flops(name, millions):
+    study = STUDIES[name]
     require_equal(study)
     runs = [run_of(study, name, 1e-3, 1, LENGTH, 1.0) for name in study.contenders]
     assert {run.steps for run in runs} == {1953}
     models = [run_from((*run.settings, "data.tokens=tokens", "model.vocab_size=4096")).model for run in runs]
-    assert [round(count_parameters(model) / 1e6, 1) for model in models] == [2.9, 3.0]
+    assert [round(count_parameters(model) / 1e6, 1) for model in models] == millions
 
 
 def test_contenders_of_other_flops_are_refused():
