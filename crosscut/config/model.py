@@ -577,6 +577,13 @@ class ModelConfig(HashedOnce):
         """Base model, without the low-rank adapters that modify it."""
         return replace(self, lora_rank=0, lora_alpha=0.0)
 
+    @property
+    def without_experts(self) -> "ModelConfig":
+        """Model with one MLP in place of each mixture, of the kind and the width of an expert."""
+        kinds = {str(FeedForward.EXPERTS): str(self.experts.mlp)}
+        layers = tuple(" ".join(kinds.get(kind, kind) for kind in layer.split()) for layer in self.layers)
+        return replace(self, layers=layers, mlp_size=self.experts.size or self.mlp_size, experts=EXPERTS)
+
     def with_head(self, head: str, *, num_classes: int = 0) -> "ModelConfig":
         """Return the model with another head on the same layers. The settings of the old head's logits are reset to
         their defaults.

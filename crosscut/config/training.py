@@ -99,8 +99,9 @@ class TrainingConfig(HashedOnce):
 
     initialize_from: str = ""
     """Hugging Face folder with the weights from which the run starts (docs/pretrained.md). With this folder, the model
-    section may be omitted, and `data.text` is tokenized with the folder's tokenizer unless `data.tokenizer` is set.
-    Empty starts from random weights."""
+    section may be omitted, and `data.text` is tokenized with the folder's tokenizer unless `data.tokenizer` is set. If
+    `model.layers` has `experts` in the place of the folder's MLPs, each expert starts as a copy of such an MLP
+    (docs/experts.md). Empty starts from random weights."""
 
     z_loss: float = 0.0
     """Coefficient c of the z-loss, which adds c x (log Z)^2 to the loss of each token in training. Z is the sum of the

@@ -9,7 +9,7 @@ from crosscut.pretrained.adapters import read_adapter
 from crosscut.pretrained.companions import keep_companions, keep_labels, notices_of, speech_of_run
 from crosscut.pretrained.export import Exported, export_adapter, export_checkpoint, export_model
 from crosscut.pretrained.finite import require_finite
-from crosscut.pretrained.loading import load_weights, require_weights
+from crosscut.pretrained.loading import load_weights, model_in, require_weights
 from crosscut.pretrained.source import ModelSource, find_model
 from crosscut.pretrained.trunk import load_trunk, notice_of_classes
 
@@ -24,6 +24,7 @@ __all__ = [
     "keep_labels",
     "load_trunk",
     "load_weights",
+    "model_in",
     "notice_of_classes",
     "notices_of",
     "read_adapter",

@@ -1,14 +1,15 @@
 """Load a published model's files into a sharded model. Every rank reads only its own rows and columns."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from crosscut.architecture import Parameter, describe
 from crosscut.config import CheckpointError, ModelConfig
 from crosscut.config.checks import listed
-from crosscut.config.published.folders import first_position_of
+from crosscut.config.published.folders import first_position_of, is_published, read_published
 from crosscut.parallel import reshard
 from crosscut.parallel.state.parameters import local_offsets, local_part
 from crosscut.pretrained.families import (
@@ -32,23 +33,53 @@ def load_weights(model: nn.Module, config: ModelConfig, folder: Path) -> None:
     """Fill a model, on any layout and sharding, from the files of a folder. The values are converted to the element
     type of the parameters.
 
+    If only the model has experts, each expert gets a copy of the MLP in the folder, and the routers stay as they are.
+
     Each rank reads without communication. In addition to its part of the model, a rank holds only a few megabytes at a
     time. Raises `CheckpointError`, on all ranks, if the tensors in the files are not exactly the tensors of the model.
     """
-    tensors = require_weights(config, folder)
+    stored = model_in(folder, config)
+    tensors = require_weights(stored, folder)
     reshard(model)
-    parameters = dict(model.named_parameters())
-    for weight in weights_of(config, first_position=first_position_of(folder)):
-        if weight.name in parameters:  # a stage of a pipeline has only its own
-            fill(parameters[weight.name], weight, tensors)
+    parameters, stacks = dict(model.named_parameters()), _stacks(config, stored)
+    for weight in weights_of(stored, first_position=first_position_of(folder)):
+        into, name = (fill_copies, stacks[weight.name]) if weight.name in stacks else (fill, weight.name)
+        if name in parameters:  # a stage of a pipeline has only its own
+            into(parameters[name], weight, tensors)
+
+
+def model_in(folder: Path, config: ModelConfig) -> ModelConfig:
+    """Model whose tensors a folder holds, for a model that starts from the folder: the same model, or the one without
+    experts if only `config` has experts.
+    """
+    is_dense = config.num_experts and is_published(folder) and not read_published(folder).model.num_experts
+    return config.without_experts if is_dense else config
+
+
+def _stacks(config: ModelConfig, stored: ModelConfig) -> dict[str, str]:
+    """Names of the stacks of the experts that get copies, by the names of the MLPs' matrices in the model `stored`. An
+    MLP and an expert have the same matrices in the same order.
+    """
+    if config == stored:
+        return {}
+    ours, theirs = (_layer_parameters(each) for each in (config, stored))
+    matrices = (name for name in theirs if name not in ours)
+    return dict(zip(matrices, (name for name, parameter in ours.items() if parameter.stacked), strict=True))
+
+
+def _layer_parameters(config: ModelConfig) -> dict[str, Parameter]:
+    layers = enumerate(describe(config).layers)
+    named = (parameter.named(f"blocks.{i}.") for i, layer in layers for parameter in layer.parameters())
+    return {parameter.name: parameter for parameter in named}
 
 
 def require_weights(config: ModelConfig, folder: Path) -> dict[str, StoredTensor]:
     """List the tensors of a folder, keyed by their full names, after checking that they are exactly the tensors of the
-    model. An encoder's files may also hold heads and a pooler (`heads_left_out`).
+    model (`model_in`). An encoder's files may also hold heads and a pooler (`heads_left_out`).
 
     Raises `CheckpointError` for missing tensors, unknown tensors, and tensors with a different shape or type.
     """
+    config = model_in(folder, config)
     tensors = tensors_of(config, folder)
     num_layers = count_layers(config, tensors)
     if num_layers and num_layers != config.num_layers:  # first, because a config may name very many layers
@@ -119,7 +150,20 @@ def fill(parameter: Tensor, weight: Weight, tensors: Mapping[str, StoredTensor])
     """Read this rank's part of a parameter. Padding rows are set to zero. `tensors` are the stored tensors, keyed by
     their full names.
     """
-    local, offsets = local_part(parameter), local_offsets(parameter)
+    _fill(local_part(parameter), local_offsets(parameter), weight, tensors)
+
+
+@torch.no_grad()
+def fill_copies(stack: Tensor, weight: Weight, tensors: Mapping[str, StoredTensor]) -> None:
+    """Read this rank's part of one matrix, and copy it to all matrices of the rank in a stack [experts, out, in]."""
+    local = local_part(stack)
+    if len(local):  # with ZeRO, a rank may store no expert
+        _fill(local[0], local_offsets(stack)[1:], weight, tensors)
+        local[1:] = local[0]
+
+
+def _fill(local: Tensor, offsets: Sequence[int], weight: Weight, tensors: Mapping[str, StoredTensor]) -> None:
+    """Read the part of a parameter that begins at `offsets` into `local`."""
     columns = [slice(o, o + size) for o, size in zip(offsets[1:], local.shape[1:], strict=True)]
     local[max(0, weight.shape[0] - offsets[0]) :] = 0.0
     for index, source in enumerate(weight.sources):

@@ -16,6 +16,7 @@ from crosscut.config.loading.keys import advice, keys_of, meant_keys, nearest
 from crosscut.config.loading.mistakes import Mistakes
 from crosscut.config.loading.recipe import expand_recipe
 from crosscut.config.loading.toml_lines import key_lines
+from crosscut.config.loading.upcycling import settings_of_copies
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published, read_published
 from crosscut.config.published.presets import MODERN, PRESETS
 from crosscut.config.run import RunConfig
@@ -285,6 +286,8 @@ def _expand_published(table: Table, mistakes: Mistakes) -> None:
         source = read_published(Path(name))
         published = dataclasses.asdict(source.model)
         own = _OWN | _LENGTHENING if source.can_read_longer else _OWN
+        if copies := settings_of_copies(source.model, model, name):
+            published["experts"], own = copies, own | {"layers"}
         table["model"] = _over(published, _agreeing(model, published, name, own))
     except ConfigError as error:
         mistakes.note(error, "training.initialize_from")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from crosscut.checkpoint import GoodCheckpoint, mark_passed_over
-from crosscut.config import ConfigError, RunConfig, write_toml
+from crosscut.config import ConfigError, ModelConfig, RunConfig, write_toml
 from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published, reason_against_export
 from crosscut.config.system.deletion import claim
@@ -13,7 +13,7 @@ from crosscut.data import Tokenizer, Tokens, open_tokens, prepare
 from crosscut.flight.reading import FOLDER as WATCH_FOLDER
 from crosscut.planner.messages.traffic import reason_against_halves
 from crosscut.planner.time import bubble_share
-from crosscut.pretrained import keep_companions, notices_of, require_weights
+from crosscut.pretrained import keep_companions, model_in, notices_of, require_weights
 
 
 def fill_folder(run: RunConfig, good: GoodCheckpoint | None) -> None:
@@ -93,7 +93,23 @@ def require_initial_weights(run: RunConfig, tokens: Tokens) -> tuple[str, ...]:
             f"`data.tokens` must be made with the tokenizer of `training.initialize_from` (`{theirs}`), but "
             f"`{tokens.path}` was made with another tokenizer. Prepare the tokens again with data.tokenizer={theirs}."
         )
-    return notices_of(folder)
+    return (*notices_of(folder), *_describe_copies(run.model, folder))
+
+
+def _describe_copies(model: ModelConfig, folder: Path) -> Iterator[str]:
+    """Yield notes about experts that start as copies of the MLPs in a folder."""
+    sizes = model.experts
+    if model_in(folder, model) == model:
+        return
+    yield (
+        f"Each of the {sizes.number} experts of a layer starts as a copy of the layer's MLP in `{folder}`, and the "
+        "routers start from random weights."
+    )
+    if not sizes.renormalise or sizes.scaling != 1.0:
+        yield (
+            "The weights of a token's experts do not add up to 1, so the run does not start with the results of the "
+            f"model in `{folder}`. To start with them, set model.experts.renormalise=true model.experts.scaling=1."
+        )
 
 
 def describe_settings(run: RunConfig, device: str, *, is_new: bool) -> Iterator[str]:
