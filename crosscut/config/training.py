@@ -162,6 +162,11 @@ class TrainingConfig(HashedOnce):
     """Number of steps between comparisons of the parameters that several ranks replicate. The comparison also runs
     before every checkpoint. If replicas differ, the run stops. 0 never compares."""
 
+    idle_expert_steps: int = 100
+    """Number of steps in a row in which an expert gets no token until the run names the expert in the terminal
+    (docs/experts.md). It is named only if an expert with the mean load would have got 1,000 tokens in these steps. 0
+    names none."""
+
     on_spike: OnSpike = OnSpike.OFF
     """Reaction to a spike of the loss or of the gradient norm (docs/spikes.md). `off` looks for no spikes. `stop` ends
     the run with a message. `skip` rolls back to the state before the spike, skips the batches since then, and
@@ -180,8 +185,9 @@ class TrainingConfig(HashedOnce):
     def __post_init__(self) -> None:
         counts = {"steps": 1, "batch_size": 1, "sequence_length": 1, "initial_batch_size": 0, "ramp_steps": 0}
         others = ("micro_batch_size", "validate_every", "validation_sequences", "compare_replicas_every")
+        counts |= dict.fromkeys(("idle_expert_steps", *others), 0)
         require_at_least("training.seed", self.seed, 0, maximum=MOST_SEED)
-        check_section(self, "training", z_loss=0, **counts, **dict.fromkeys(others, 0))
+        check_section(self, "training", z_loss=0, **counts)
         self._check_ramp()
         self._check_initial_weights()
         require_at_least("training.recompute_every", self.recompute_every, 1)

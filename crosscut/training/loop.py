@@ -24,6 +24,7 @@ from crosscut.launch.stopping import INTERRUPTIBLE
 from crosscut.training.batches import BatchesAhead, BatchSource
 from crosscut.training.elastic import Restart
 from crosscut.training.evaluations import ModelScores
+from crosscut.training.loads.idle import IdleExperts, describe_collapses
 from crosscut.training.optimization.averaging import SCORED
 from crosscut.training.optimization.schedule import last_stable_step
 from crosscut.training.result import NonFiniteError, StepResult
@@ -111,6 +112,7 @@ class Loop:
         self.folder = Path(self.run.output.folder)
         self.throughput = Throughput.of(trainer.run, trainer.mesh)
         self.checkpoints = RunCheckpoints(trainer, batches, identity=identity or {}, lock=lock)
+        self.idle_experts = IdleExperts(self.run.training.idle_expert_steps)
         self.autopilot = Autopilot(trainer, batches, self.checkpoints.load)
         self._last_stable = last_stable_step(self.run.optimizer, self.run.training.steps)
         best = evaluations.best_step if evaluations else None
@@ -172,6 +174,7 @@ class Loop:
         back = self.autopilot.recover(spike)
         course.done = back.step
         course.metrics.rewind(back.step)
+        self.idle_experts.forget()
         if back.failure or course.stopped:
             self.checkpoints.save(course.done, final=True)
             self.checkpoints.finish()
@@ -289,6 +292,10 @@ class Loop:
         samples = self.batches.order.samples_after(done)
         self.autopilot.observe(result)
         metrics.step(done, {**result.values(), **rates, "samples": samples})
+        if (loads := result.loads()) and metrics.active:
+            metrics.loads(done, loads)
+            if found := self.idle_experts.step(loads):
+                metrics.event(done, describe_collapses(done, found), [each.row for each in found])
         if self.restart is not None:
             self.restart.record(self.folder)
             self.restart = None

@@ -18,6 +18,8 @@ from crosscut.flight.reading import FOLDER as WATCH_FOLDER
 from crosscut.launch.processes import choose_device
 from crosscut.parallel import require_symmetric_memory
 from crosscut.training.elastic import RESTARTS_FILE
+from crosscut.training.loads.picture import LOADS_PLOT_FILE
+from crosscut.training.loads.record import LOADS_FILE
 from crosscut.training.precision import require_imitable_precision, require_precision
 from crosscut.training.speed.compilation import require_compilation
 from crosscut.training.spikes.record import SPIKES_FOLDER
@@ -31,6 +33,8 @@ _FILES = (
     PLOT_FILE,
     SAMPLE_FILE,
     SUMMARY_FILE,
+    LOADS_FILE,
+    LOADS_PLOT_FILE,
     LABELS_FILE,
     SPECIAL_FILE,
     KEY_FILE,

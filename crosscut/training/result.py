@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from crosscut.config import TrainingError
+from crosscut.training.loads.step_loads import StepLoads
 from crosscut.training.loss_scale import SMALLEST, LossScale
 
 
@@ -99,9 +100,10 @@ class StepResult:
         *,
         loss_scale: LossScale | None,
         more: Mapping[str, Tensor] = MappingProxyType({}),
+        loads: StepLoads | None = None,
     ) -> None:
         """Queue copies of the figures to the host. `loss_scale` has the value that the step used. `more` are further
-        scalars to report, by name.
+        scalars to report, by name. `loads` are those of the experts; None without experts.
         """
         self.step = step
         """Index of the step, counted from 0."""
@@ -109,7 +111,10 @@ class StepResult:
         self._scaled = loss_scale is not None
         scale = loss_scale.scale if loss_scale is not None else torch.ones_like(figures.held)
         self._names = tuple(more)
+        self._loads = loads
         numbers = torch.stack([figure.double() for figure in (*figures, scale, *more.values())])
+        if loads is not None:
+            numbers = torch.cat([numbers, loads.table.flatten()])
         self._arriving = numbers.to("cpu", non_blocking=True) if numbers.is_cuda else numbers  # in pinned memory
         self.end = Moment(scale.device)
         """Moment at which the device has finished the step."""
@@ -157,12 +162,21 @@ class StepResult:
             told.update(loss_scale=self.loss_scale, skipped=int(self.skipped))
         return {**told, **self._more}
 
+    def loads(self) -> StepLoads | None:
+        """Loads of the experts, on the host. None for a model without experts."""
+        self._look()
+        if self._loads is None:
+            return None
+        shape = self._loads.table.shape
+        return self._loads._replace(table=self._arriving[-shape.numel() :].view(shape))
+
     def _look(self) -> _StepFigures:
         if self._figures is None:
             self.end.wait()
-            arrived = self._arriving.tolist()
-            self._figures = _StepFigures(*arrived[: len(_StepFigures._fields)])
-            self._more = dict(zip(self._names, arrived[len(_StepFigures._fields) :], strict=True))
+            fields = len(_StepFigures._fields)
+            arrived = self._arriving[: fields + len(self._names)].tolist()
+            self._figures = _StepFigures(*arrived[:fields])
+            self._more = dict(zip(self._names, arrived[fields:], strict=True))
         figures = self._figures
         if figures.held and not self._scaled:
             raise NonFiniteError(self.step, figures)

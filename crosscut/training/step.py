@@ -171,7 +171,7 @@ class Trainer:
         if self.average is not None:
             self.average.update(step)
         figures = DeviceFigures(loss, norm, held, measured.own)
-        result = StepResult(step, rate, figures, loss_scale=self.loss_scale, more=more)
+        result = StepResult(step, rate, figures, loss_scale=self.loss_scale, more=more, loads=self.balance.step_loads)
         if self.loss_scale is not None:
             self.loss_scale.update(held)
         return result

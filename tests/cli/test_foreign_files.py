@@ -39,6 +39,7 @@ TASK = (
 )  # fmt: skip
 OF_RUN = (
     "config.toml", "metrics.jsonl", "loss.png", "sample.txt", "summary.json", "labels.json", "restarts.jsonl",
+    "experts.jsonl", "experts.png",
     ".in-memory", ".lock", ".crosscut", "tensorboard/", "profile/", "checkpoints/", "initial/", "spikes/", "watch/",
     "summary.json@", "metrics.jsonl@", "loss.png@", "tensorboard/@", "checkpoints/@", "watch/@", ".lock@",
 )  # fmt: skip

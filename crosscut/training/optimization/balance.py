@@ -19,6 +19,7 @@ from crosscut.architecture.sublayers.experts import ENTROPY, LOAD
 from crosscut.model import GPT
 from crosscut.model.sums import LayerSums
 from crosscut.parallel.state.parameters import local_offsets, local_part
+from crosscut.training.loads.step_loads import StepLoads
 
 Figures = dict[str, Tensor]
 """Scalars on the device by the names under which they are reported."""
@@ -38,6 +39,8 @@ class Balance:
         """Sums of this rank's layers in the current step."""
         self.loads: list[Tensor] = []
         """Number of rows of each expert [E] in the last step, on all ranks, for each mixture of experts."""
+        self.step_loads: StepLoads | None = None
+        """Loads and entropies of the last step; None without experts."""
         # Adapters leave the model as it is, and an exported adapter would lose changed biases.
         self._biases = {
             key: model.get_parameter(f"blocks.{layer}.{part}.router.bias")
@@ -77,11 +80,13 @@ class Balance:
 
     def _reported(self, terms: dict[str, Tensor], of_layers: dict[tuple[int, str, str], Tensor]) -> Figures:
         """Return the means of the terms and of the entropy over tokens and layers, and the largest load of an expert as
-        a multiple of the mean load.
+        a multiple of the mean load. Keep the loads and entropies of each layer in `step_loads`.
         """
         loads = torch.stack(self.loads)
-        entropy = torch.cat([each for (_, _, name), each in of_layers.items() if name == ENTROPY]).sum()
-        passes = loads.sum() / self._sizes.per_token  # tokens x layers
-        told = {name: term.squeeze() / passes for name, term in terms.items()}
+        tokens = loads.sum(1, keepdim=True) / self._sizes.per_token
+        entropies = torch.stack([each for (_, _, name), each in of_layers.items() if name == ENTROPY]) / tokens
+        names = tuple(f"blocks.{layer}.{part}" for layer, part, name in of_layers if name == LOAD)
+        self.step_loads = StepLoads(names, torch.cat([loads, entropies], 1))
+        told = {name: term.squeeze() / tokens.sum() for name, term in terms.items()}
         largest = (loads.amax(1) / loads.mean(1)).max()
-        return {**told, "largest_load": largest, "router_entropy": entropy / passes}
+        return {**told, "largest_load": largest, "router_entropy": entropies.mean()}

@@ -1,32 +1,34 @@
-"""Metrics of a training run: a progress bar, `metrics.jsonl` and TensorBoard.
+"""Metrics of a training run: a progress bar, `metrics.jsonl`, `experts.jsonl` and TensorBoard.
 
-Only the first rank writes; on the other ranks, `Metrics` does nothing. A resumed run appends to the existing
-`metrics.jsonl`, after removing the rows of steps later than its checkpoint. The validation row of the checkpoint's step
-is kept and not written again.
+Only the first rank writes; on the other ranks, `Metrics` does nothing. A resumed run appends to the existing files,
+after removing the rows of steps later than its checkpoint. The validation row of the checkpoint's step is kept and not
+written again.
 """
 
-import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
-from crosscut.config import TrainingError, write_whole
-from crosscut.config.checks import MOST
-from crosscut.config.system.files import open_own, parse_json, require_regular
+from crosscut.config import TrainingError
+from crosscut.config.system.row_file import RowFile, read_rows
 from crosscut.config.system.terminal import new_console
 from crosscut.evaluation import Score
 from crosscut.evaluation.score_table import in_a_line
+from crosscut.training.loads.record import LOADS_FILE, LoadsRecord
+from crosscut.training.loads.step_loads import StepLoads
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
-_ROWS, _SCALARS = f"Some rows of `{METRICS_FILE}`", f"Some scalars in `{TENSORBOARD_FOLDER}`"
+_ROWS, _LOADS, _SCALARS = (
+    f"Some rows of `{METRICS_FILE}`", f"Some rows of `{LOADS_FILE}`", f"Some scalars in `{TENSORBOARD_FOLDER}`"
+)  # fmt: skip
 """Part of the message about a disk error: the things that are lost."""
 _SECONDS_BETWEEN_LINES = 10.0
 _LONGEST_LINE = 1 << 20
@@ -56,16 +58,14 @@ class Metrics:
         from crosscut.training.watching.board import Board  # slow, so only on the rank that writes
 
         try:
-            kept = _drop_after(folder / METRICS_FILE, start)
-            self._path = folder / METRICS_FILE
-            self._file: IO[str] = open_own(self._path, "a")
+            self._rows = RowFile(folder / METRICS_FILE, _is_row, longest=_LONGEST_LINE, start=start)
             self._board = Board(folder / TENSORBOARD_FOLDER, first_step=start + 1 if start else 0)
         except OSError as error:
             raise TrainingError(
                 f"`{folder}` must be a writable folder, but is not: {error.strerror}. Free space or grant "
                 "access, and start again with --resume auto."
             ) from None
-        self._validated = {row["step"] for row in kept if "validation_loss" in row}
+        self._loads = LoadsRecord(folder, num_steps=num_steps, start=start)
         self._display = _TrainingDisplay(num_steps, start)
         self._told = set[str]()
 
@@ -76,7 +76,9 @@ class Metrics:
         if self.active:
             self._display.close()
             with self._disk_errors_told(_ROWS):
-                self._file.close()
+                self._rows.close()
+            with self._disk_errors_told(_LOADS):
+                self._loads.close()
             with self._disk_errors_told(_SCALARS):
                 self._board.close()
 
@@ -90,7 +92,7 @@ class Metrics:
         """Record the score of a validation pass after `step` steps."""
         if self.active:
             figures = {"loss": score.loss, "perplexity": score.perplexity, "bits_per_byte": score.bits_per_byte}
-            if step not in self._validated:
+            if not any(row["step"] == step and "validation_loss" in row for row in self._rows.kept):
                 self._write(step, {f"validation_{name}": value for name, value in figures.items()})
             told = f"validation loss {score.loss:.4f}"
             told += "" if score.perplexity is None else f"  perplexity {score.perplexity:.2f}"
@@ -103,16 +105,26 @@ class Metrics:
             self._write(step, figures)
             self._display.line(f"step {step:>6}  {in_a_line(figures)}{self._scored}")
 
+    def loads(self, step: int, loads: StepLoads) -> None:
+        """Record the loads of the experts in a training step."""
+        if self.active:
+            with self._disk_errors_told(_LOADS):
+                self._loads.step(step, loads)
+
+    def event(self, step: int, text: str, rows: Iterable[Mapping[str, Value]]) -> None:
+        """Show a line about an event after `step` steps, and record its rows."""
+        if self.active:
+            for row in rows:
+                self._write(step, row)
+            self._display.line(text)
+
     def rewind(self, step: int) -> None:
         """Remove the rows of the steps after `step`, because the run has rolled back to this step."""
         if self.active:
             with self._disk_errors_told(_ROWS):
-                kept = [row for row in read_metrics(self._path.parent) if row["step"] <= step]
-                write_whole(self._path, _lines(kept))
-                file = open_own(self._path, "a")
-                self._file.close()
-                self._file = file
-                self._validated = {row["step"] for row in kept if "validation_loss" in row}
+                self._rows.rewind(step)
+            with self._disk_errors_told(_LOADS):
+                self._loads.rewind(step)
             with self._disk_errors_told(_SCALARS):
                 self._board.restart(step + 1)
 
@@ -132,8 +144,7 @@ class Metrics:
 
     def _write(self, step: int, values: Mapping[str, Value]) -> None:
         with self._disk_errors_told(_ROWS):
-            self._file.write(json.dumps({"step": step, **{name: _as_json(v) for name, v in values.items()}}) + "\n")
-            self._file.flush()
+            self._rows.append({"step": step, **{name: _as_json(v) for name, v in values.items()}})
         with self._disk_errors_told(_SCALARS):
             for name, value in values.items():
                 if isinstance(value, int | float):
@@ -141,9 +152,8 @@ class Metrics:
 
     @contextmanager
     def _disk_errors_told(self, lost: str) -> Iterator[None]:
-        """Print disk errors instead of raising them: the first one for rows (`_ROWS`) and the first one for scalars
-        (`_SCALARS`). If the disk is full, metrics are lost, but the run continues. Only a failed checkpoint may stop
-        the run.
+        """Print disk errors instead of raising them: the first one for each of `_ROWS`, `_LOADS` and `_SCALARS`. If
+        the disk is full, metrics are lost, but the run continues. Only a failed checkpoint may stop the run.
         """
         try:
             yield
@@ -163,44 +173,12 @@ def read_metrics(folder: Path) -> list[MetricsRow]:
     lines, which a crash or a full disk can leave. Returns no rows if the file is missing. Raises `OSError` if the file
     cannot be read or is not a regular file.
     """
-    rows = []
-    path = folder / METRICS_FILE
-    if not path.exists():
-        return []
-    require_regular(path)
-    with path.open(encoding="utf-8", errors="replace") as file:
-        while line := file.readline(_LONGEST_LINE):
-            with suppress(ValueError):
-                row = parse_json(line if line.endswith("\n") else "")
-                if _is_row(row):
-                    rows.append(row)
-    return rows
+    return read_rows(folder / METRICS_FILE, _is_row, longest=_LONGEST_LINE)
 
 
-def _is_row(row: object) -> bool:
-    return (
-        isinstance(row, dict)
-        and type(step := row.get("step")) is int
-        and 0 <= step <= MOST
-        and all(
-            value is None or (isinstance(value, int | float) and not abs(value) > _LARGEST) for value in row.values()
-        )
-    )
-
-
-def _drop_after(path: Path, start: int) -> list[MetricsRow]:
-    """Remove rows after step `start` and incomplete lines from the file, or all rows if `start` is 0. Returns the rows
-    that are left.
-    """
-    rows = read_metrics(path.parent) if start else []
-    kept = [row for row in rows if row["step"] <= start]
-    write_whole(path, _lines(kept))
-    return kept
-
-
-def _lines(rows: Iterable[MetricsRow]) -> str:
-    """Return the content of a file with these rows."""
-    return "".join(json.dumps(row) + "\n" for row in rows)
+def _is_row(row: MetricsRow) -> bool:
+    values = row.values()
+    return all(value is None or (isinstance(value, int | float) and not abs(value) > _LARGEST) for value in values)
 
 
 def _scale(value: Mapping[str, float]) -> str:

@@ -31,6 +31,9 @@ from crosscut.planner import count_parameters
 from crosscut.pretrained import speech_of_run
 from crosscut.training.batches import RunSamples
 from crosscut.training.evaluations import last_figures
+from crosscut.training.loads.picture import LOADS_PLOT_FILE, plot_loads
+from crosscut.training.loads.record import LOADS_FILE
+from crosscut.training.loads.summary import describe_loads, summarize_loads
 from crosscut.training.loop import RunOutcome
 from crosscut.training.optimization.averaging import SCORED
 from crosscut.training.speed.compilation import uncompiled
@@ -51,8 +54,8 @@ PLOT_FILE = "loss.png"
 SAMPLE_FILE = "sample.txt"
 SUMMARY_FILE = "summary.json"
 _NAMES = (
-    PLOT_FILE, SAMPLE_FILE, METRICS_FILE, SUMMARY_FILE, CONFIG_FILE, TENSORBOARD_FOLDER, PROFILE_FOLDER,
-    SPIKES_FOLDER, INITIAL_FOLDER, TOKENS_FOLDER,
+    PLOT_FILE, LOADS_PLOT_FILE, SAMPLE_FILE, METRICS_FILE, LOADS_FILE, SUMMARY_FILE, CONFIG_FILE, TENSORBOARD_FOLDER,
+    PROFILE_FOLDER, SPIKES_FOLDER, INITIAL_FOLDER, TOKENS_FOLDER,
 )  # fmt: skip
 """Names of the files and folders that a run may contain, except for its checkpoints."""
 
@@ -75,16 +78,19 @@ def write_report(run: RunConfig, model: GPT, samples: RunSamples, outcome: RunOu
     summary = {
         **summarize(run, outcome, model.mesh.device),
         "mixture": mixture_facts(run, samples),
-        "evaluation": last_figures(read_metrics(folder)),
+        "evaluation": last_figures(rows := read_metrics(folder)),
+        "experts": summarize_loads(rows, run.training.steps),
         "spikes": [dataclasses.asdict(event) for event in _spikes(folder)],
     }
-    unwritten, failure = [PLOT_FILE, SAMPLE_FILE, SUMMARY_FILE], ""
+    unwritten, failure = [PLOT_FILE, LOADS_PLOT_FILE, SAMPLE_FILE, SUMMARY_FILE], ""
     try:
         if texts:
             write_whole(folder / SAMPLE_FILE, "\n\n".join(texts.values()) + "\n")
             unwritten.remove(SAMPLE_FILE)
         plot_losses(folder, scored=f" {SCORED}" if run.optimizer.ema_decay else "")
         unwritten.remove(PLOT_FILE)
+        plot_loads(folder)
+        unwritten.remove(LOADS_PLOT_FILE)
         write_json(folder / SUMMARY_FILE, summary)  # last: marks a complete report
         unwritten.remove(SUMMARY_FILE)
     except OSError as error:
@@ -280,6 +286,8 @@ def _summary_rows(run: RunConfig, summary: RunSummary) -> Iterator[tuple[str, st
     if spikes := summary.get("spikes"):
         sequences = sum(event["sequences"] for event in spikes)
         yield "spikes", f"{len(spikes)}, after which the run left out {sequences:,} sequences ({SPIKES_FOLDER}/)"
+    if loads := summary.get("experts"):
+        yield "experts", describe_loads(loads)
     if summary["evaluation"]:
         yield "evaluation", Text(in_a_line(summary["evaluation"]))
     if summary["tokens_per_second"]:
