@@ -3,7 +3,7 @@ rows of undone steps can be removed.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -15,40 +15,48 @@ Row = dict[str, Any]
 
 
 class RowFile:
-    """File of rows that is open for appending. `start` is the step from which the run continues. Rows of later steps,
-    written by an earlier start of the run, and incomplete lines are removed, and all rows if `start` is 0.
+    """File of rows to which a run appends. Begin with `start`. All methods raise `OSError` if the file cannot be
+    written.
 
     `is_row` says whether a run can have written a row (`read_rows`), and `longest` is the maximum number of characters
-    of a line. All methods raise `OSError` if the file cannot be written.
+    of a line.
     """
 
-    def __init__(self, path: Path, is_row: Callable[[Row], bool], *, longest: int, start: int) -> None:
+    def __init__(self, path: Path, is_row: Callable[[Row], bool], *, longest: int) -> None:
         self.path, self._is_row, self._longest = path, is_row, longest
-        rows = self._rows() if start else []
-        self.kept = [row for row in rows if row["step"] <= start]
-        """Rows of earlier starts of the run."""
-        write_whole(path, _lines(self.kept))
-        self._file: IO[str] = open_own(path, "a")
+        self._file: IO[str] | None = None
+
+    def start(self, step: int) -> list[Row]:
+        """Open the file of a run that continues from a step. Rows of later steps, written by an earlier start of the
+        run, and incomplete lines are removed, and all rows if `step` is 0. Returns the rows that are left.
+        """
+        return self._keep(self._rows(until=step) if step else [])
+
+    def rewind(self, step: int) -> list[Row]:
+        """Remove the rows of the steps after `step`. Returns the rows that are left."""
+        return self._keep(self._rows(until=step))
 
     def append(self, row: Mapping[str, object]) -> None:
         """Write a row. The row is in the file when the call returns."""
+        assert self._file is not None
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
 
-    def rewind(self, step: int) -> None:
-        """Remove the rows of the steps after `step`."""
-        self.kept = [row for row in self._rows() if row["step"] <= step]
-        write_whole(self.path, _lines(self.kept))
-        file = open_own(self.path, "a")
-        self._file.close()
-        self._file = file
-
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
-    def _rows(self) -> list[Row]:
-        return read_rows(self.path, self._is_row, longest=self._longest)
+    def _rows(self, *, until: int) -> list[Row]:
+        return [row for row in read_rows(self.path, self._is_row, longest=self._longest) if row["step"] <= until]
+
+    def _keep(self, rows: list[Row]) -> list[Row]:
+        """Replace the file by one with these rows, and open it for appending."""
+        write_whole(self.path, "".join(json.dumps(row) + "\n" for row in rows))
+        file = open_own(self.path, "a")
+        self.close()
+        self._file = file
+        return rows
 
 
 def read_rows(path: Path, is_row: Callable[[Row], bool], *, longest: int) -> list[Row]:
@@ -67,8 +75,3 @@ def read_rows(path: Path, is_row: Callable[[Row], bool], *, longest: int) -> lis
                 if isinstance(row, dict) and type(step := row.get("step")) is int and 0 <= step <= MOST and is_row(row):
                     rows.append(row)
     return rows
-
-
-def _lines(rows: Iterable[Row]) -> str:
-    """Return the content of a file with these rows."""
-    return "".join(json.dumps(row) + "\n" for row in rows)

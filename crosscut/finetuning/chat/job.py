@@ -45,6 +45,7 @@ from crosscut.pretrained.adapters import TENSORS_NAME
 from crosscut.pretrained.companions import keep_stop, speech
 from crosscut.training.driving.driver import Driver, PreparedRun, RunParts, load_initial_weights
 from crosscut.training.in_memory import InMemory
+from crosscut.training.loads.picture import plot_loads
 from crosscut.training.loop import Loop, RunOutcome
 from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities, require_no_spikes, require_own_names
@@ -298,6 +299,7 @@ def _write_report(loop: Loop, outcome: RunOutcome) -> str:
         return ""
     summary = summarize(run, outcome, device)
     plot_losses(folder)
+    plot_loads(folder)
     write_json(folder / SUMMARY_FILE, summary)
     rows = [
         *model_rows(run),

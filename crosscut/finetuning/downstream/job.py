@@ -51,6 +51,7 @@ from crosscut.pretrained import ModelSource, find_model, keep_labels, load_trunk
 from crosscut.pretrained.companions import KEPT, keep_special
 from crosscut.training.driving.driver import Driver, PreparedRun, RunParts
 from crosscut.training.in_memory import InMemory
+from crosscut.training.loads.picture import plot_loads
 from crosscut.training.loop import Loop, RunOutcome
 from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities, require_no_spikes, require_own_names
@@ -337,6 +338,7 @@ class _Scored(NamedTuple):
 def _write_result(run: RunConfig, best: int, scored: _Scored, outcome: RunOutcome, device: torch.device) -> None:
     folder = Path(run.output.folder)
     plot_losses(folder, per="example")
+    plot_loads(folder)
     result = SeedResult(
         seed=run.training.seed,
         steps=run.training.steps,

@@ -29,7 +29,9 @@ class LoadsRecord:
     def step(self, step: int, loads: StepLoads) -> None:
         """Record the loads of a step, if its turn has come. `step` is the number of steps done so far."""
         if self._file is None:
-            self._file = RowFile(self._path, _is_row, longest=_LONGEST_LINE, start=self._start)
+            file = RowFile(self._path, _is_row, longest=_LONGEST_LINE)
+            file.start(self._start)
+            self._file = file
         if step % self._every and step != self._last:
             return
         numbers = [[int(load) for load in of_layer] for of_layer in loads.loads.tolist()]

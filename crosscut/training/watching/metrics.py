@@ -58,7 +58,8 @@ class Metrics:
         from crosscut.training.watching.board import Board  # slow, so only on the rank that writes
 
         try:
-            self._rows = RowFile(folder / METRICS_FILE, _is_row, longest=_LONGEST_LINE, start=start)
+            self._rows = RowFile(folder / METRICS_FILE, _is_row, longest=_LONGEST_LINE)
+            self._validated = _validated_steps(self._rows.start(start))
             self._board = Board(folder / TENSORBOARD_FOLDER, first_step=start + 1 if start else 0)
         except OSError as error:
             raise TrainingError(
@@ -92,7 +93,7 @@ class Metrics:
         """Record the score of a validation pass after `step` steps."""
         if self.active:
             figures = {"loss": score.loss, "perplexity": score.perplexity, "bits_per_byte": score.bits_per_byte}
-            if not any(row["step"] == step and "validation_loss" in row for row in self._rows.kept):
+            if step not in self._validated:
                 self._write(step, {f"validation_{name}": value for name, value in figures.items()})
             told = f"validation loss {score.loss:.4f}"
             told += "" if score.perplexity is None else f"  perplexity {score.perplexity:.2f}"
@@ -122,7 +123,7 @@ class Metrics:
         """Remove the rows of the steps after `step`, because the run has rolled back to this step."""
         if self.active:
             with self._disk_errors_told(_ROWS):
-                self._rows.rewind(step)
+                self._validated = _validated_steps(self._rows.rewind(step))
             with self._disk_errors_told(_LOADS):
                 self._loads.rewind(step)
             with self._disk_errors_told(_SCALARS):
@@ -174,6 +175,10 @@ def read_metrics(folder: Path) -> list[MetricsRow]:
     cannot be read or is not a regular file.
     """
     return read_rows(folder / METRICS_FILE, _is_row, longest=_LONGEST_LINE)
+
+
+def _validated_steps(rows: Iterable[MetricsRow]) -> set[int]:
+    return {row["step"] for row in rows if "validation_loss" in row}
 
 
 def _is_row(row: MetricsRow) -> bool:

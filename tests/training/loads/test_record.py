@@ -1,5 +1,7 @@
 """Records of the experts' loads in the folders of real runs."""
 
+import contextlib
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +15,10 @@ from crosscut.training.loads import record
 from crosscut.training.loads.record import LoadsRecord, read_loads
 from crosscut.training.loads.step_loads import StepLoads
 from crosscut.training.loop import Loop
+from crosscut.training.watching.metrics import Metrics
 from crosscut.verification.routing import Forced, force
 from tests.ranks import RankPool
-from tests.training.jobs import parts, rows_of, whole_run
+from tests.training.jobs import loop, parts, rows_of, whole_run
 
 EXPERTS = (
     'model.layers=["attention swiglu","attention experts"]', "model.num_layers=4", "model.experts.number=4",
@@ -25,15 +28,14 @@ EXPERT_RANKS = ("layout.data=2", "layout.expert=2")
 PIPELINE = ("layout.pipeline=2", "training.micro_batch_size=2")
 
 
-def test_rows_of_a_run_are_the_same_on_all_layouts_and_after_a_resume(
+def test_rows_are_the_same_on_all_layouts_and_after_a_resume(
     ranks: RankPool, run_with: Callable[..., RunConfig]
 ) -> None:
     """Trained on expert ranks, and again from step 3 on in a pipeline."""
     run = run_with(*EXPERTS, *EXPERT_RANKS)
-    printed = ranks.run(2, whole_run, run)[0]
-    folder = Path(run.output.folder)
-    rows, metrics = read_loads(folder), [row for row in rows_of(run) if "largest_load" in row]
-    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    ranks.run(2, loop, run)
+    rows = read_loads(Path(run.output.folder))
+    metrics = [row for row in rows_of(run) if "largest_load" in row]
     tokens = run.training.batch_size * run.training.sequence_length
     for row, figures in zip(rows, metrics, strict=True):
         assert list(row["loads"]) == list(row["entropy"]) == ["blocks.1.mlp", "blocks.3.mlp"]
@@ -41,24 +43,23 @@ def test_rows_of_a_run_are_the_same_on_all_layouts_and_after_a_resume(
         largest = max(max(loads) * 4 / sum(loads) for loads in row["loads"].values())
         assert figures["largest_load"] == pytest.approx(largest, rel=1e-12)
         assert figures["router_entropy"] == pytest.approx(sum(row["entropy"].values()) / 2, abs=1e-6)
-    assert (folder / "experts.png").read_bytes().startswith(b"\x89PNG")
-    assert "experts.png, metrics.jsonl, experts.jsonl" in printed
-    summary = json.loads((folder / "summary.json").read_text())["experts"]
-    assert summary == {**{name: metrics[-1][name] for name in ("largest_load", "router_entropy")}, "collapses": 0}
-    assert "over the last 10% of the steps; no collapse" in " ".join(printed.replace("│", "").split())
-
-    drop_last_checkpoint(folder)
-    (folder / "summary.json").unlink()
-    ranks.run(2, whole_run, run_with(*EXPERTS, *PIPELINE), True)
-    again = read_loads(folder)
+    ranks.run(2, loop, run_with(*EXPERTS, *PIPELINE), Path(run.checkpoints_folder) / "step-00000003")
+    again = read_loads(Path(run.output.folder))
     assert [row["step"] for row in again] == [1, 2, 3, 4, 5, 6]
     assert [row["loads"] for row in again] == [row["loads"] for row in rows]
 
 
-def drop_last_checkpoint(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder / "checkpoints" / "step-00000006")
+def test_the_report_has_a_picture_and_a_line_about_the_experts(
+    ranks: RankPool, run_with: Callable[..., RunConfig]
+) -> None:
+    run = run_with(*EXPERTS)
+    printed, folder = ranks.run(1, whole_run, run)[0], Path(run.output.folder)
+    last = next(row for row in reversed(rows_of(run)) if "largest_load" in row)
+    assert (folder / "experts.png").read_bytes().startswith(b"\x89PNG")
+    assert "loss.png, experts.png, metrics.jsonl, experts.jsonl" in printed
+    summary = json.loads((folder / "summary.json").read_text())["experts"]
+    assert summary == {**{name: last[name] for name in ("largest_load", "router_entropy")}, "collapses": 0}
+    assert "over the last 10% of the steps; no collapse" in " ".join(printed.replace("│", "").split())
 
 
 def test_a_collapse_is_told_in_the_terminal_and_the_metrics(
@@ -75,9 +76,6 @@ def test_a_collapse_is_told_in_the_terminal_and_the_metrics(
 
 def collapsed_run(run: RunConfig) -> str:
     """Train with all tokens on two experts. Returns the output."""
-    import contextlib
-    import io
-
     trainer, batches = parts(run)
     force(trainer.model, run.model.experts, Forced.COLLAPSED)
     printed = io.StringIO()
@@ -112,6 +110,23 @@ def test_a_resumed_or_rolled_back_run_drops_later_rows(tmp_path: Path) -> None:
     file.step(3, loads_of(3))
     file.close()
     assert [row["step"] for row in read_loads(tmp_path)] == [1, 2, 3]
+
+
+def test_metrics_roll_back_the_loads_too(tmp_path: Path) -> None:
+    with Metrics(tmp_path, num_steps=9, start=0, active=True) as metrics:
+        for step in (1, 2, 3):
+            metrics.loads(step, loads_of(step))
+        metrics.rewind(1)
+        metrics.loads(2, loads_of(7))
+    assert [row["loads"]["blocks.0.mlp"] for row in read_loads(tmp_path)] == [[1, 1], [7, 1]]
+
+
+def test_loads_that_do_not_fit_on_the_disk_end_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / record.LOADS_FILE).mkdir()
+    with Metrics(tmp_path, num_steps=9, start=0, active=True) as metrics:
+        metrics.loads(1, loads_of(1))
+        metrics.loads(2, loads_of(2))
+    assert capsys.readouterr().out.count("Some rows of `experts.jsonl` cannot be written: Is a directory.") == 1
 
 
 ROW = {"step": 2, "loads": {"blocks.0.mlp": [3, 4]}, "entropy": {"blocks.0.mlp": 0.5}}
