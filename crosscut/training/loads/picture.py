@@ -63,9 +63,8 @@ def plot_loads(folder: Path) -> None:
 
 def _shown(loads: Numbers) -> list[int]:
     """Return the layers of `loads` [R, L, E] that have a map."""
-    idle = [
-        int(layer) for layer in (_columns(range(len(loads)), loads, _MOST_COLUMNS)[1] == 0).any((0, 2)).nonzero()[0]
-    ]
+    columns = _columns(range(len(loads)), loads, _MOST_COLUMNS)[1]
+    idle = (columns == 0).any((0, 2)).nonzero()[0].tolist()
     spread = [round(i) for i in np.linspace(0, loads.shape[1] - 1, min(loads.shape[1], _MOST_MAPS))]
     return sorted([*dict.fromkeys([*idle, *spread])][:_MOST_MAPS])
 
