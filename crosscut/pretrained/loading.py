@@ -1,6 +1,6 @@
 """Load a published model's files into a sharded model. Every rank reads only its own rows and columns."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -146,14 +146,6 @@ def _named(names: list[str]) -> str:
 
 
 @torch.no_grad()
-def fill(parameter: Tensor, weight: Weight, tensors: Mapping[str, StoredTensor]) -> None:
-    """Read this rank's part of a parameter. Padding rows are set to zero. `tensors` are the stored tensors, keyed by
-    their full names.
-    """
-    _fill(local_part(parameter), local_offsets(parameter), weight, tensors)
-
-
-@torch.no_grad()
 def fill_copies(stack: Tensor, weight: Weight, tensors: Mapping[str, StoredTensor]) -> None:
     """Read this rank's part of one matrix, and copy it to all matrices of the rank in a stack [experts, out, in]."""
     local = local_part(stack)
@@ -162,8 +154,16 @@ def fill_copies(stack: Tensor, weight: Weight, tensors: Mapping[str, StoredTenso
         local[1:] = local[0]
 
 
-def _fill(local: Tensor, offsets: Sequence[int], weight: Weight, tensors: Mapping[str, StoredTensor]) -> None:
-    """Read the part of a parameter that begins at `offsets` into `local`."""
+@torch.no_grad()
+def fill(parameter: Tensor, weight: Weight, tensors: Mapping[str, StoredTensor]) -> None:
+    """Read this rank's part of a parameter. Padding rows are set to zero. `tensors` are the stored tensors, keyed by
+    their full names.
+    """
+    _fill(local_part(parameter), local_offsets(parameter), weight, tensors)
+
+
+def _fill(local: Tensor, offsets: list[int], weight: Weight, tensors: Mapping[str, StoredTensor]) -> None:
+    """Read a part of a weight that begins at `offsets` into `local`."""
     columns = [slice(o, o + size) for o, size in zip(offsets[1:], local.shape[1:], strict=True)]
     local[max(0, weight.shape[0] - offsets[0]) :] = 0.0
     for index, source in enumerate(weight.sources):
