@@ -60,7 +60,7 @@ _QWEN_DEFAULTS = {
     "vocab_size": 151_936,
     "max_sequence_length": 32_768,
 }
-_LLAMA_REQUIRED = {"hidden_act": ("silu",), "quantization_config": (None,)}
+_LLAMA_REQUIRED = {"hidden_act": ("silu",)}
 
 GPT2 = Family(
     "gpt2",
@@ -99,7 +99,6 @@ GPT2 = Family(
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),
         "add_cross_attention": (False,),
-        "quantization_config": (None,),
     },
     dropouts=("embd_pdrop", "attn_pdrop"),
     heads=_task_models("GPT2", "classes", "spans"),
@@ -121,7 +120,6 @@ BIGCODE = dataclasses.replace(
         "multi_query": (True,),
         "scale_attn_weights": (True,),
         "add_cross_attention": (False,),
-        "quantization_config": (None,),
     },
     heads=_task_models("GPTBigCode", "classes"),
 )
@@ -202,7 +200,7 @@ STARCODER2 = Family(
         "norm_epsilon": 1e-5,
         "tied": True,
     },
-    {"hidden_act": ("gelu_pytorch_tanh", "gelu_new"), "quantization_config": (None,)},
+    {"hidden_act": ("gelu_pytorch_tanh", "gelu_new")},
     biases=("use_bias",),
     dropouts=("embedding_dropout", "attention_dropout"),
     is_windowed=True,
@@ -221,7 +219,7 @@ ARCEE = dataclasses.replace(
         "max_sequence_length": 4096,
         "norm_epsilon": 1e-5,
     },
-    required={"hidden_act": ("relu2",), "quantization_config": (None,)},
+    required={"hidden_act": ("relu2",)},
     heads=_task_models("Arcee", "classes", "spans"),
 )
 NANOCHAT = dataclasses.replace(
@@ -248,7 +246,7 @@ NANOCHAT = dataclasses.replace(
         "vocab_size": 50_304,
         SOFT_CAP_FIELD: 15.0,
     },
-    required={"hidden_act": ("relu2",), "attention_bias": (False,), "quantization_config": (None,)},
+    required={"hidden_act": ("relu2",), "attention_bias": (False,)},
     biases=(),
     heads={},
     rotates_before_norm=True,
@@ -294,7 +292,6 @@ BERT = Family(
         "position_embedding_type": ("absolute", None),
         "is_decoder": (False,),
         "add_cross_attention": (False,),
-        "quantization_config": (None,),
     },
     dropouts=("attention_probs_dropout_prob",),
     heads={

@@ -5,6 +5,8 @@ MLPs. The layers of Bamba, of Granite 4 and of Jamba have a mixer, which is eith
 an MLP. The state-space mixers of Mamba and Jamba are of the first kind (`mamba`).
 """
 
+import dataclasses
+
 from crosscut.config.published.families.attention import LLAMA_KEYS, LLAMA_TIED
 from crosscut.config.published.families.family import PLAIN, Family, LayerList
 
@@ -62,44 +64,33 @@ MAMBA2 = Family(
         "mamba2.num_groups": 8,
         "mamba2.chunk_size": 256,
     },
-    {"hidden_act": ("silu",), "use_conv_bias": (True,), "quantization_config": (None,)},
+    {"hidden_act": ("silu",), "use_conv_bias": (True,)},
     expansion="expand",
     biases=("use_bias",),
     tied_tensors=(("embeddings.weight", "lm_head.weight"),),
 )
-"""A file of this family names no maximum length. The published models were trained on sequences of 2,048 tokens."""
+"""A file of this family or of `mamba` names no maximum length. The published models were trained on sequences of 2,048
+tokens."""
 
-MAMBA = Family(
-    "mamba",
-    "MambaForCausalLM",
-    {
-        "num_layers": "num_hidden_layers",
-        "hidden_size": "hidden_size",
-        "vocab_size": "vocab_size",
-        "max_sequence_length": "max_position_embeddings",
-        "norm_epsilon": "layer_norm_epsilon",
-        "tied": "tie_word_embeddings",
+MAMBA = dataclasses.replace(
+    MAMBA2,
+    model_type="mamba",
+    architecture="MambaForCausalLM",
+    keys={
+        **{field: key for field, key in MAMBA2.keys.items() if not field.startswith("mamba2.")},
         "mamba.state_size": "state_size",
         "mamba.conv_size": "conv_kernel",
         "mamba.step_rank": "time_step_rank",
     },
-    {"positions": "none", "layers": ("mamba",), "mamba.vector_norms": False, **_FIXED},
-    {
+    fixed={**MAMBA2.fixed, "layers": ("mamba",), "mamba.vector_norms": False},
+    defaults={
+        **{field: value for field, value in MAMBA2.defaults.items() if not field.startswith("mamba2.")},
         "num_layers": 32,
         "hidden_size": 768,
-        "num_heads": 1,
         "vocab_size": 50_280,
-        "max_sequence_length": 2048,
-        "norm_epsilon": 1e-5,
         "tied": True,
-        "dropout": 0.0,
     },
-    {"hidden_act": ("silu",), "use_conv_bias": (True,), "quantization_config": (None,)},
-    expansion="expand",
-    biases=("use_bias",),
-    tied_tensors=(("embeddings.weight", "lm_head.weight"),),
 )
-"""A file of this family names no maximum length. The published models were trained on sequences of 2,048 tokens."""
 
 NEMOTRON_H = Family(
     "nemotron_h",
@@ -137,7 +128,6 @@ NEMOTRON_H = Family(
         "num_nextn_predict_layers": (0,),
         **dict.fromkeys(("attention_bias", "mlp_bias", "use_bias"), (False,)),
         "tie_word_embeddings": (False,),
-        "quantization_config": (None,),
     },
     layers=LayerList(
         kinds={"mamba": "mamba2", "attention": "attention", "mlp": "relu2"},
@@ -173,7 +163,6 @@ BAMBA = Family(
         "hidden_act": ("silu",),
         "mamba_conv_bias": (True,),
         "partial_rotary_factor": (0.5,),
-        "quantization_config": (None,),
     },
     layers=LayerList(
         kinds={"mamba": "mamba2 swiglu", "attention": "attention swiglu"}, indices_key="attn_layer_indices"
@@ -207,7 +196,6 @@ GRANITE = Family(
         "attention_bias": (False,),
         "mamba_proj_bias": (False,),
         "mamba_conv_bias": (True,),
-        "quantization_config": (None,),
     },
     stated=("num_local_experts",),
     layers=LayerList(kinds={"mamba": "mamba2 swiglu", "attention": "attention swiglu"}, key="layer_types"),
@@ -244,7 +232,6 @@ JAMBA = Family(
         "hidden_act": ("silu",),
         "mamba_proj_bias": (False,),
         "mamba_conv_bias": (True,),
-        "quantization_config": (None,),
     },
     stated=("num_experts",),
     layers=LayerList(
