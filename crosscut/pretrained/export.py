@@ -383,9 +383,25 @@ def _published(
     for weight in weights_of(config):
         for index, source in enumerate(weight.sources):
             made_of.setdefault(source.name, []).append((weight, index))
+    read_once = _keeping_last(read)
     for name, pieces in made_of.items():
         advance(name)
-        yield _put_together(pieces, read)
+        yield _put_together(pieces, read_once)
+
+
+def _keeping_last(read: Callable[[str], Tensor]) -> Callable[[str], Tensor]:
+    """Return a function that works like `read`, but keeps the last tensor. The tensors of all experts of a layer are
+    made of one parameter.
+    """
+    last: dict[str, Tensor] = {}
+
+    def again(name: str) -> Tensor:
+        if name not in last:
+            last.clear()  # before the next one is read
+            last[name] = read(name)
+        return last[name]
+
+    return again
 
 
 def _put_together(pieces: list[tuple[Weight, int]], read: Callable[[str], Tensor]) -> Tensor:
@@ -396,6 +412,8 @@ def _put_together(pieces: list[tuple[Weight, int]], read: Callable[[str], Tensor
     for weight, index in pieces:
         source = weight.sources[index]
         ours = read(weight.name)[: weight.shape[0]]
+        if weight.stacked and not source.of_all:
+            weight, ours, index = weight.matrix(index), ours[index], 0
         if not weight.is_in_order:
             ours = ours[weight.rows(index).to(ours.device)]
         if weight.shape_of(source) == tuple(ours.shape) and not source.transposed:
@@ -403,7 +421,9 @@ def _put_together(pieces: list[tuple[Weight, int]], read: Callable[[str], Tensor
         if found is None:
             found = ours.new_empty(weight.shape_of(source))
         rows = found.t() if source.transposed and found.dim() == 2 else found
-        rows[weight.places(index).to(ours.device)] = ours.view(-1, *rows.shape[1:])
+        if weight.stacked:
+            weight, rows, ours = weight.matrix(0), rows.transpose(0, 1), ours.transpose(0, 1)
+        rows[weight.places(index).to(ours.device)] = ours.reshape(-1, *rows.shape[1:])
     assert found is not None
     return found
 

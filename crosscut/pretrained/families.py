@@ -1,6 +1,6 @@
 """Names and layouts of published weights: one table per model family, used for reading and for writing.
 
-A published model has the same matrices as Crosscut's model, under other names (`names`) and in other layouts. Eight
+A published model has the same matrices as Crosscut's model, under other names (`names`) and in other layouts. Nine
 things differ:
 
 - Queries, keys and values are three tensors (in GPT-2: stacked in one tensor). In Crosscut, one parameter holds the
@@ -9,6 +9,7 @@ things differ:
   Crosscut, they are several parameters, one of which holds the vectors B and C, which alternate group by group.
 - The rows of Qwen3-Next's input projections are ordered by key head: its query, its key, and the values and gates of
   its value heads.
+- In most families, each expert has tensors of its own. In Crosscut, one parameter stacks the matrices of all experts.
 - GPT-2 stores its matrices transposed, [in, out].
 - The published vocabulary is not padded.
 - RoBERTa's table of positions begins with rows that belong to no position.
@@ -45,20 +46,33 @@ class Weight:
     shape: tuple[int, ...]
     """Shape without the vocabulary's padding."""
     sources: tuple[Source, ...]
+    """Tensors from which the rows are taken in turn. If the parameter stacks the matrices of experts, the tensors of
+    the experts, or one tensor for all of them (`Source.of_all`)."""
     group: int
     """Number of consecutive rows that come from the same source. This is the size of a head or of a group's vector if
     there are several sources, or if halves are swapped; otherwise the number of all rows.
     """
     is_matrix: bool = False
     """Whether the parameter is a matrix of a layer, which adapters may change."""
+    stacked: int = 0
+    """Number of experts whose matrices the parameter stacks; 0 for another parameter."""
 
     @property
     def source_rows(self) -> int:
         """Number of rows that come from each source."""
         return self.shape[0] // len(self.sources)
 
+    def matrix(self, index: int) -> "Weight":
+        """Return the matrix of an expert with its source, as a parameter of its own."""
+        is_whole = self.sources[0].of_all
+        source = replace(self.sources[0], matrix=index) if is_whole else self.sources[index]
+        return replace(self, shape=self.shape[1:], sources=(source,), group=self.shape[1], stacked=0)
+
     def shape_of(self, source: Source) -> tuple[int, ...]:
         """Shape of the whole published tensor of a source."""
+        if self.stacked:
+            shape = self.matrix(0).shape_of(source)
+            return (self.stacked, *shape) if source.of_all else shape
         channel = (1,) if source.has_channel and len(self.shape) > 1 else ()
         shape = (source.num_rows or self.source_rows, *channel, *self.shape[1:])
         return shape[::-1] if source.transposed else shape
@@ -160,12 +174,18 @@ def _split(name: str) -> tuple[str, str]:
 def _weight(config: ModelConfig, parameter: Parameter, sources: tuple[Source, ...], prefix: str, kind: str) -> Weight:
     """Return a parameter with the published tensors that hold it. Rows of several tensors alternate head by head."""
     end = f".{kind}" if kind else ""
+    if parameter.stacked and not sources[0].of_all:
+        sources = tuple(replace(sources[0], name=sources[0].name.format(i)) for i in range(parameter.stacked))
     placed = tuple(replace(source.placed(config), name=f"{prefix}{source.name}{end}") for source in sources)
-    group = parameter.shape[0] // (parameter.heads * parameter.num_matrices) if len(sources) > 1 else sources[0].group
+    group = sources[0].group
+    if len(sources) > 1 and not parameter.stacked:
+        group = parameter.shape[0] // (parameter.heads * parameter.num_matrices)
     if sources[0].swaps_halves:
         group = config.head_size
-    is_matrix = parameter.role in (Role.MATRIX, Role.BEFORE_RESIDUAL)
-    return Weight(parameter.name, parameter.shape, placed, group or parameter.shape[0], is_matrix)
+    is_matrix = parameter.role in (Role.MATRIX, Role.BEFORE_RESIDUAL) and not (parameter.is_wide or parameter.stacked)
+    return Weight(
+        parameter.name, parameter.shape, placed, group or parameter.shape[0], is_matrix, stacked=parameter.stacked
+    )
 
 
 def published_shapes(config: ModelConfig, *, first_position: int = 0) -> dict[str, tuple[int, ...]]:
@@ -210,6 +230,12 @@ def joined_tensors(config: ModelConfig) -> list[tuple[str, dict[str, int]]]:
     shapes = published_shapes(config)
     starts = [name.removesuffix(parts[0]) for name in shapes if name.endswith(parts[0])]
     return [(f"{start}{whole}", {f"{start}{part}": shapes[f"{start}{part}"][0] for part in parts}) for start in starts]
+
+
+def further_layers(config: ModelConfig, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the prefixes of the names of tensors in layers that predict further tokens, which Crosscut leaves out."""
+    mark = _names_of(config).further
+    return tuple(name.removesuffix(mark) for name in names if mark and name.endswith(f".{mark}"))
 
 
 def _renamed(config: ModelConfig, name: str) -> str:

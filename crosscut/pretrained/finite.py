@@ -52,9 +52,12 @@ def require_finite(model: GPT, place: object, *, is_published: bool) -> None:
 
 
 def _published_name(config: ModelConfig, name: str) -> str:
-    """Return the names of the published tensors from which a parameter is assembled, joined by "or"."""
+    """Return the names of the published tensors from which a parameter is assembled, joined by "or". For the tensors of
+    experts, the first and the last name.
+    """
     weight = next(weight for weight in weights_of(config) if weight.name == name)
-    return "` or `".join(source.name for source in weight.sources)
+    names = [source.name for source in weight.sources]
+    return f"{names[0]}` to `{names[-1]}" if weight.stacked and len(names) > 1 else "` or `".join(names)
 
 
 def count_not_finite(tensor: Tensor) -> int:

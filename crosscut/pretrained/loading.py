@@ -15,6 +15,7 @@ from crosscut.parallel.state.parameters import local_offsets, local_part
 from crosscut.pretrained.families import (
     Weight,
     count_layers,
+    further_layers,
     is_harmless,
     is_head,
     joined_tensors,
@@ -119,6 +120,8 @@ def tensors_of(config: ModelConfig, folder: Path) -> dict[str, StoredTensor]:
     """List the tensors of a folder, keyed by their full names in the model's family."""
     found = list_tensors(folder)
     tensors = {full: found[name] for full, name in with_prefix(config, list(found)).items()}
+    if left := further_layers(config, tensors):
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(left)}
     for whole, parts in joined_tensors(config):
         held = [whole] if whole in tensors else [part for part in parts if part in tensors]
         if held and {name: tensors[name].shape[0] for name in held} != parts:
@@ -159,7 +162,12 @@ def fill(parameter: Tensor, weight: Weight, tensors: Mapping[str, StoredTensor])
     """Read this rank's part of a parameter. Padding rows are set to zero. `tensors` are the stored tensors, keyed by
     their full names.
     """
-    _fill(local_part(parameter), local_offsets(parameter), weight, tensors)
+    local, offsets = local_part(parameter), local_offsets(parameter)
+    if not weight.stacked:
+        _fill(local, offsets, weight, tensors)
+        return
+    for place, matrix in enumerate(local):
+        _fill(matrix, offsets[1:], weight.matrix(offsets[0] + place), tensors)
 
 
 def _fill(local: Tensor, offsets: list[int], weight: Weight, tensors: Mapping[str, StoredTensor]) -> None:
@@ -172,7 +180,7 @@ def _fill(local: Tensor, offsets: list[int], weight: Weight, tensors: Mapping[st
         if not inside.numel() or not local.numel():
             continue
         held = slice(int(inside[0]), int(inside[-1]) + 1)  # with swapped halves, some may belong to another rank
-        stored = tensors[source.name]
+        stored = tensors[source.name] if source.matrix is None else tensors[source.name].matrix(source.matrix)
         for rows, own in _runs(weight.places(index)[held], ours[held]):
             if source.transposed and columns:
                 for first, block in blocks(stored, (*columns, rows)):

@@ -41,6 +41,12 @@ class StoredTensor:
     pieces: tuple[tuple["StoredTensor", int, int], ...] = ()
     """Tensors of whose rows this one consists, each with its first row and the row after its last one. Empty for a
     tensor that is stored by itself."""
+    index: int | None = None
+    """Index of the first dimension of the stored tensor at which this one is; None for the whole tensor."""
+
+    def matrix(self, index: int) -> "StoredTensor":
+        """Return one of the matrices that the tensor stacks."""
+        return replace(self, shape=self.shape[1:], index=index)
 
 
 def list_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -130,7 +136,9 @@ def blocks(tensor: StoredTensor, region: Region) -> Iterator[tuple[int, Tensor]]
     step = max(1, _BLOCK_BYTES // max(1, row_bytes))
     for first in range(rows.start, rows.stop, step):
         with _opened(tensor.path) as file:
-            yield first - rows.start, file.get_slice(tensor.name)[slice(first, min(first + step, rows.stop)), *columns]
+            place = () if tensor.index is None else (tensor.index,)
+            part = file.get_slice(tensor.name)[*place, slice(first, min(first + step, rows.stop)), *columns]
+            yield first - rows.start, part
 
 
 def _blocks_of_pieces(tensor: StoredTensor, region: Region) -> Iterator[tuple[int, Tensor]]:

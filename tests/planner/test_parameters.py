@@ -21,6 +21,9 @@ EXACT = {
     "llama3-8b": 8_030_261_248,
     "llama3-70b": 70_553_706_496,
     "nemotron-h-8b": 8_100_852_736,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "deepseek-v3": 671_026_419_200,  # with 58 x 256 biases, which are buffers in transformers
     "bert-base": 110_106_428,  # BertForPreTraining of transformers
     "bert-large": 336_226_108,
 }

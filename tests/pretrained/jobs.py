@@ -82,14 +82,17 @@ def weights(source: ModelSource, layout: Layout) -> dict[str, Tensor]:
     return {name: tensor[: model.padded_rows.get(name)].clone() for name, tensor in whole.items()}
 
 
-def elements_read(source: ModelSource, layout: Layout) -> tuple[int, int]:
-    """Number of elements that this rank reads from the files, and number of elements that it holds, without padding."""
-    read = 0
+def elements_read(source: ModelSource, layout: Layout) -> tuple[int, int, set[str]]:
+    """Number of elements that this rank reads from the files, number of elements that it holds, without padding, and
+    names of the tensors from which it reads.
+    """
+    read, names = 0, set()
     original = loading.blocks
 
-    def counted(*arguments: Any) -> Any:
+    def counted(stored: tensors.StoredTensor, region: tensors.Region) -> Any:
         nonlocal read
-        for first, block in original(*arguments):
+        names.add(stored.name)
+        for first, block in original(stored, region):
             read += block.numel()
             yield first, block
 
@@ -102,7 +105,7 @@ def elements_read(source: ModelSource, layout: Layout) -> tuple[int, int]:
     for name, parameter in model.named_parameters():
         rows = model.padded_rows.get(name, parameter.shape[0]) - local_offsets(parameter)[0]
         held += local_part(parameter.detach())[: max(rows, 0)].numel()
-    return read, held
+    return read, held, names
 
 
 def weights_in_blocks(source: ModelSource, layout: Layout, block_bytes: int) -> dict[str, Tensor]:

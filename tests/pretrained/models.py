@@ -78,6 +78,52 @@ DEEPSEEK_ROPE = {
     "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 1.0,
     "mscale_all_dim": 0.7,
 }  # fmt: skip
+_EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 12}
+_QWEN_EXPERTS = {**LLAMA_SHAPE, **_EXPERTS, "num_hidden_layers": 3, "num_experts": 6}
+_SHARED = {"mlp_only_layers": [1], "shared_expert_intermediate_size": 24}
+_GROUPS = {**_EXPERTS, "n_routed_experts": 12, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 1.7}
+_DEEPSEEK = {**DEEPSEEK_SHAPE, **_GROUPS, "first_k_dense_replace": 1, "n_shared_experts": 2}
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("mixtral", {**LLAMA_SHAPE, "num_local_experts": 6}),
+    "qwen2_moe": ("qwen2_moe", {**_QWEN_EXPERTS, **_SHARED, "norm_topk_prob": True, "tie_word_embeddings": True}),
+    "qwen3_moe": ("qwen3_moe", {**_QWEN_EXPERTS, "head_dim": 16, "decoder_sparse_step": 2}),
+    "olmoe": ("olmoe", {**LLAMA_SHAPE, "num_experts": 6, "num_experts_per_tok": 3}),
+    "granitemoe": (
+        "granitemoe",
+        {
+            **LLAMA_SHAPE, "num_local_experts": 6, "num_experts_per_tok": 3, "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.22, "attention_multiplier": 0.2, "logits_scaling": 1.5,
+        },
+    ),
+    "deepseek_v3 with experts": (
+        "deepseek_v3", {**_DEEPSEEK, "q_lora_rank": 12, "rope_parameters": DEEPSEEK_ROPE},
+    ),
+    "deepseek_v2 with experts": ("deepseek_v2", {**_DEEPSEEK, "topk_method": "group_limited_greedy"}),
+    "deepseek_v2 without groups": ("deepseek_v2", {**_DEEPSEEK, "q_lora_rank": None}),
+    "qwen3_next with experts": (
+        "qwen3_next",
+        {
+            **DELTA_SHAPES["qwen3_next"], **_QWEN_EXPERTS, **_SHARED,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        },
+    ),
+    "jamba with experts": (
+        "jamba",
+        {**STATE_SPACE_SHAPES["jamba"], "num_experts": 6, "num_experts_per_tok": 3, "expert_layer_offset": 0},
+    ),
+    "granitemoehybrid with experts": (
+        "granitemoehybrid",
+        {**STATE_SPACE_SHAPES["granitemoehybrid"], "num_local_experts": 6, "intermediate_size": 12},
+    ),
+    "nemotron_h with experts": (
+        "nemotron_h",
+        {
+            **STATE_SPACE_SHAPES["nemotron_h"], **_GROUPS, "hybrid_override_pattern": "ME*-E", "n_shared_experts": 1,
+            "moe_shared_expert_intermediate_size": 24,
+        },
+    ),
+}  # fmt: skip
+"""Mixtures of experts. Three and two ranks can share the experts."""
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", _GPT2),
@@ -135,6 +181,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "time_step_limit": [0.5, float("inf")],
         },
     ),
+    **MIXTURES,
 }  # fmt: skip
 
 
@@ -155,15 +202,18 @@ IN_THREES = {f"{name} in threes": (kind, _in_threes(fields)) for name, (kind, fi
 
 
 class InFloat64(TorchFunctionMode):
-    """Mode that keeps float64 tensors in float64. The norms of `transformers` otherwise convert every tensor to
-    float32.
+    """Mode that keeps float64 tensors in float64. The norms and the routers of `transformers` otherwise convert every
+    tensor to float32.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        narrows = func is torch.Tensor.float or (func is torch.Tensor.to and torch.float32 in args[1:])
-        if narrows and args[0].dtype == torch.float64:
+        kwargs = kwargs or {}
+        converts = func in (torch.Tensor.to, torch.Tensor.type) and torch.float32 in args[1:]
+        if (func is torch.Tensor.float or converts) and args[0].dtype == torch.float64:
             return args[0]
-        return func(*args, **(kwargs or {}))
+        if kwargs.get("dtype") is torch.float32 and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
+            kwargs = {**kwargs, "dtype": torch.float64}
+        return func(*args, **kwargs)
 
 
 def make(folder: Path, name: str, **saving: Any) -> None:
@@ -208,16 +258,24 @@ def write_random(model: Any, folder: Path, *, wordpiece: bool = False, **saving:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.2).add_(1.0 if parameter.dim() == 1 else 0.0)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(std=0.2)
     model.save_pretrained(folder, **saving)
     objective = Objective.MASKED if wordpiece else Objective.CAUSAL
     text = "the quick brown fox jumps over the lazy dog " * 50
     Tokenizer.train([text], vocab_size=V, objective=objective).save(folder / "tokenizer.json")
 
 
+IN_FLOAT64: dict[str, Any] = {"dtype": torch.float64, "experts_implementation": "eager"}
+"""Options of `from_pretrained`. The grouped products of experts, which are the default, have no float64."""
+
+
 def their_model(folder: Path, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return in_one_type(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype), dtype)
+    options = IN_FLOAT64 if dtype == torch.float64 else {"dtype": dtype}
+    return in_one_type(AutoModelForCausalLM.from_pretrained(folder, **options), dtype)
 
 
 def in_one_type(model: Any, dtype: torch.dtype) -> Any:

@@ -58,6 +58,14 @@ def test_values_of_all_ranks_are_counted_once(ranks, folder, name, shown):
         assert f"{shown}` are not finite" in told
 
 
+def test_a_value_in_an_expert_is_told_with_the_first_and_the_last_name(ranks, published, tmp_path):
+    folder = Path(shutil.copytree(published("mixtral"), tmp_path / "mixture"))
+    name = "model.layers.1.block_sparse_moe.experts.{}.w3.weight"
+    spoil(folder, (name.format(4), (0, 0), float("nan")))
+    for told in ranks.run(2, refusal, find_model(folder), Layout(data=2, expert=2)):
+        assert f"but 1 value in `{name.format(0)}` to `{name.format(5)}` is not finite" in told
+
+
 def test_weights_beyond_the_range_of_float16_are_told(ranks, folder):
     spoil(folder, (UP, (1, 1), 1e6))
     assert (

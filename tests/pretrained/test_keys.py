@@ -24,13 +24,8 @@ from crosscut.pretrained import find_model
 from tests.pretrained.encoders import make_encoder
 from tests.refusals import refusal
 
-STATED = {
-    "jamba": {"num_experts": 1},
-    "nemotron_h": {"hybrid_override_pattern": "M-*-"},
-    "granitemoehybrid": {"num_local_experts": 0},
-    "qwen3_next": {"mlp_only_layers": [*range(48)]},
-}
-"""Keys that a file must have, because their defaults are mixtures of experts."""
+STATED = {"nemotron_h": {"hybrid_override_pattern": "M-*E"}, "deepseek_v2": {"num_experts_per_tok": 6}}
+"""Keys that a file must have, because they have no defaults."""
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -48,10 +43,9 @@ def test_a_key_that_a_file_omits_has_the_default_of_transformers(model_type, tmp
     from transformers import AutoConfig
 
     family, stated = FAMILIES[model_type], STATED.get(model_type, {})
-    dense = {family.dense_layers[0]: 99} if family.dense_layers else {}  # no layer has experts
 
     def read(table: dict[str, object]) -> object:
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **stated, **table, **dense}))
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **stated, **table}))
         return read_published(tmp_path).model
 
     theirs = AutoConfig.for_model(model_type, **stated).to_dict()
@@ -62,7 +56,7 @@ def test_a_key_that_a_file_omits_has_the_default_of_transformers(model_type, tmp
         if type(theirs[key]) is int and theirs[key] > 1:
             half = {key: theirs[key] // 2}
             try:
-                wanted = AutoConfig.for_model(model_type, **stated, **half).to_dict()
+                wanted = AutoConfig.for_model(model_type, **{**stated, **half}).to_dict()
             except StrictDataclassClassValidationError:  # a width of heads that contradicts `expand`
                 with pytest.raises(ConfigError):
                     read(half)
@@ -71,7 +65,7 @@ def test_a_key_that_a_file_omits_has_the_default_of_transformers(model_type, tmp
 
 
 @pytest.mark.parametrize("model_type", [name for name in FAMILIES if name in STATED])
-def test_a_key_with_a_default_that_is_not_supported_must_be_given(model_type, tmp_path):
+def test_a_key_without_a_default_must_be_given(model_type, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     told = refusal(ConfigError, read_published, tmp_path)
     assert told.startswith(f"`{next(iter(STATED[model_type]))}` in `{tmp_path}/config.json` must be ")
@@ -90,6 +84,34 @@ def test_the_preset_of_nemotron_h_is_the_published_model(tmp_path):
     with torch.device("meta"):
         theirs = AutoModelForCausalLM.from_config(config)
     assert sum(parameter.numel() for parameter in theirs.parameters()) == count_parameters(model) == 8_100_852_736
+
+
+MIXTURES = {
+    "mixtral-8x7b": {"max_position_embeddings": 32_768},
+    "qwen3-30b-a3b": {
+        "num_hidden_layers": 48, "head_dim": 128, "max_position_embeddings": 40_960, "norm_topk_prob": True,
+        "rope_theta": 1_000_000.0,
+    },
+    "deepseek-v3": {},
+}  # fmt: skip
+"""Presets with the keys of the published files that are no defaults of `transformers`."""
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_the_preset_of_a_mixture_is_the_published_model(tmp_path, name):
+    """46.7, 30.53 and 671 billion parameters, as published; the biases of DeepSeek-V3 are buffers."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model = ModelConfig(**PRESETS[name])
+    model_type = {"mixtral-8x7b": "mixtral", "qwen3-30b-a3b": "qwen3_moe"}.get(name, "deepseek_v3")
+    config = AutoConfig.for_model(model_type, **MIXTURES[name])
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    read = read_published(tmp_path).model
+    assert dataclasses.replace(read, mlp_size=model.mlp_size) == model  # no layer of a Mixtral has an MLP
+    with torch.device("meta"):
+        theirs = AutoModelForCausalLM.from_config(config)
+    biases = [each for path, each in theirs.named_buffers() if path.endswith("e_score_correction_bias")]
+    assert sum(tensor.numel() for tensor in (*theirs.parameters(), *biases)) == count_parameters(model)
 
 
 def test_each_key_of_an_adapter_is_in_the_table():

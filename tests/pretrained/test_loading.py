@@ -1,6 +1,7 @@
 """Published weights in: the logits of `transformers`, whichever ranks read what."""
 
 import json
+import re
 import shutil
 from functools import cache
 
@@ -14,7 +15,17 @@ from crosscut.config.published.weights import differing
 from crosscut.pretrained import find_model, notices_of, require_weights
 from crosscut.pretrained.families import weights_of
 from tests.pretrained import jobs
-from tests.pretrained.models import FAMILIES, IN_THREES, edit, make, parameters_in_session, their_logits
+from tests.pretrained.models import (
+    FAMILIES,
+    IN_THREES,
+    MIXTURES,
+    TOKENS,
+    edit,
+    make,
+    parameters_in_session,
+    their_logits,
+    their_model,
+)
 from tests.refusals import refusal
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4}
@@ -107,8 +118,56 @@ def test_every_layout_holds_the_same_model(ranks, published, layout):
 )
 def test_a_rank_reads_what_it_holds_and_no_more(ranks, published, name, layout):
     source = find_model(published(name))
-    for read, held in ranks.run(layout.world_size, jobs.elements_read, source, layout):
+    for read, held, _ in ranks.run(layout.world_size, jobs.elements_read, source, layout):
         assert read == held
+
+
+EXPERT_LAYOUTS = [
+    Layout(data=2, expert=2),
+    Layout(tensor=2, data=2, expert=2, sequence_parallel=True),
+    Layout(data=2, expert=2, sharding="zero3"),
+    Layout(data=3, expert=3),
+]
+
+
+@pytest.mark.one_in(7)
+@pytest.mark.parametrize("layout", EXPERT_LAYOUTS, ids=str)
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_rank_reads_only_its_own_experts(ranks, published, name, layout):
+    source, experts = find_model(published(name)), set()
+    for read, held, names in ranks.run(layout.world_size, jobs.elements_read, source, layout):
+        is_whole = layout.sharding and "deepseek" in name  # both rows of a rotated pair are read, if one is held
+        assert held <= read <= 1.01 * held if is_whole else read == held
+        own = {int(found[1]) for each in names if (found := re.search(r"\.experts\.(\d+)\.", each))}
+        assert not own or own == {*range(min(own), min(own) + source.model.num_experts // layout.expert)}
+        experts |= own
+    assert experts in (set(), {*range(source.model.num_experts)})
+    assert bool(experts) is ("granite" not in name)  # one tensor holds all experts of a Granite
+    theirs = their_logits(published(name), torch.float64)
+    for (ours,) in ranks.run(layout.world_size, jobs.logits, source, layout, ["float64"]):
+        assert worst(ours, theirs) <= (2e-6 if "deepseek_v2" in name else 1e-12)
+
+
+@pytest.mark.one_in(7)
+@pytest.mark.parametrize("name", MIXTURES)
+def test_logits_are_as_close_to_transformers_as_its_casts_allow(ranks, published, name):
+    """Its routers and norms compute in float32, even in a float64 model, and DeepSeek-V2's sines, too."""
+    with torch.no_grad():
+        as_it_is = their_model(published(name), torch.float64)(TOKENS).logits
+    ((ours,),) = ranks.run(1, jobs.logits, find_model(published(name)), Layout(), ["float64"])
+    is_rounded = name.startswith(("deepseek_v2", "qwen3_next"))  # Qwen3-Next's state is float32
+    assert 1e-9 < worst(ours, as_it_is) <= (1e-5 if is_rounded else 1e-6)
+    if not name.startswith("deepseek_v2"):
+        assert worst(ours, their_logits(published(name), torch.float64)) <= 1e-12
+
+
+def test_layers_that_predict_further_tokens_are_left_out(published, copied):
+    """They follow the model's layers, as in the files of DeepSeek-V3."""
+    name = "deepseek_v3 with experts"
+    other, mark = ({f"model.layers.2.{each}": torch.zeros(1)} for each in ("mlp.gate.weight", "eh_proj.weight"))
+    with pytest.raises(CheckpointError, match="but holds 3 layers"):
+        check(copied(name, lambda tensors: tensors.update(other)))
+    check(copied(name, lambda tensors: tensors.update(other | mark)))
 
 
 def test_many_files_are_one_model(ranks, published, tmp_path):

@@ -18,10 +18,10 @@ from crosscut.parallel import enter_tensor_parallel
 from crosscut.pretrained import ModelSource, export_model, find_model
 from tests.pretrained import jobs
 from tests.pretrained.models import (
-    DEEPSEEK_ROPE,
-    DEEPSEEK_SHAPE,
     DELTA_SHAPES,
+    IN_FLOAT64,
     LLAMA_SHAPE,
+    MIXTURES,
     STATE_SPACE_SHAPES,
     InFloat64,
     V,
@@ -43,8 +43,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "nanochat": {**LLAMA_SHAPE, "final_logit_softcapping": 2.0},
     **STATE_SPACE_SHAPES,
     **DELTA_SHAPES,
-    "deepseek_v2": {**DEEPSEEK_SHAPE, "q_lora_rank": 12, "rope_parameters": DEEPSEEK_ROPE},
-    "deepseek_v3": {**DEEPSEEK_SHAPE, "q_lora_rank": None},
+    **dict(MIXTURES.values()),
     "bert": OF_BERT,
     "roberta": {**OF_BERT, "type_vocab_size": 1, "pad_token_id": 1},
 }
@@ -82,7 +81,7 @@ def their_model(folder: Path) -> Any:
     import transformers
 
     (architecture,) = json.loads((folder / "config.json").read_text())["architectures"]
-    model = getattr(transformers, architecture).from_pretrained(folder, dtype=torch.float64).eval()
+    model = getattr(transformers, architecture).from_pretrained(folder, **IN_FLOAT64).eval()
     return in_one_type(model, torch.float64)
 
 

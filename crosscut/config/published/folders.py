@@ -16,6 +16,14 @@ from crosscut.config.model import Biases, ModelConfig
 from crosscut.config.parts.head import HeadKind
 from crosscut.config.parts.rotary import Positions, RotaryScaling
 from crosscut.config.published.delta import delta_fields, delta_keys
+from crosscut.config.published.experts import (
+    expert_differences,
+    expert_keys,
+    fields_of,
+    fixed_of,
+    plain_layers,
+    with_experts,
+)
 from crosscut.config.published.families import AS_OTHERS, FAMILIES, REFUSED, SOFT_CAP_FIELD, Family
 from crosscut.config.published.hybrid import (
     layer_fields,
@@ -76,12 +84,13 @@ def read_published(folder: Path) -> Published:
     fields: Settings = {**family.defaults, **_given(table, family), **family.fixed}
     fields.update(**_heads(table, family), **_positions(table, family, fields), **_biases(table, family))
     fields.update(layer_fields(table, family, fields["num_layers"]))
-    fields.update(**mixer_fields(table, family, fields), **latent_fields(table, family, fields["num_layers"]))
-    fields.update(delta_fields(table, family, fields))
+    fields.update(**mixer_fields(table, family, fields), **latent_fields(table, family))
+    fields.update(delta_fields(family, fields))
+    fields = with_experts(table, family, fields)
     window: Settings = {}
     if fields["positions"] == Positions.ROTARY:
-        fraction = fields.get("rotary_fraction", 1.0)
-        fields.update(rotary_fields(table, fields["max_sequence_length"], fraction=fraction))
+        fraction, base = fields.get("rotary_fraction", 1.0), fields.get("rotary_base", ModelConfig.rotary_base)
+        fields.update(rotary_fields(table, fields["max_sequence_length"], fraction=fraction, base=base))
         if family.rotates_before_norm and fields.get("rotary_scaling") is RotaryScaling.YARN:
             fields["rotary_attention_factor"] = 1.0
         fields.update(window := _window(table, family, fields))
@@ -245,9 +254,9 @@ def published_table(
     require_exportable(model)
     family, _ = _nearest(model)
     table: Table = {"architectures": [_architecture(family, model)], "model_type": family.model_type}
-    table.update({key: attrgetter(ours)(model) for ours, key in family.keys.items()})
-    table.update({**layer_keys(model, family), **mixer_keys(model, family), **latent_keys(model, family)})
-    table.update(delta_keys(model, family))
+    table.update({family.keys[ours]: value for ours, value in fields_of(model, family).items()})
+    table.update({**layer_keys(plain_layers(model, family), family), **mixer_keys(model, family)})
+    table.update({**latent_keys(model, family), **delta_keys(model, family), **expert_keys(model, family)})
     if family.positions:
         table[family.positions] = "rope" if model.positions is Positions.ROTARY else "nope"
     if "attention_multiplier" in family.keys and not model.attention_multiplier:
@@ -389,7 +398,8 @@ def _nearest(model: ModelConfig) -> tuple[Family, dict[str, str]]:
     """Return the family that is closest to a model, and the fields in which the model differs, with descriptions of the
     family's values. There are no such fields if the model belongs to the family.
     """
-    candidates = [_differences(family, model) for name, family in FAMILIES.items() if name not in AS_OTHERS]
+    fit = [family for family in FAMILIES.values() if family.has_experts or not model.num_experts]
+    candidates = [_differences(family, model) for family in fit if family.model_type not in AS_OTHERS]
     return min(candidates, key=lambda candidate: len(candidate[1]))
 
 
@@ -397,7 +407,7 @@ def _differences(family: Family, model: ModelConfig) -> tuple[Family, dict[str, 
     """Return the family, and the fields in which the model differs from it, with descriptions of the family's
     values.
     """
-    wanted = dict(family.fixed)
+    wanted = fixed_of(model, family)
     if wanted.get("positions") == Positions.LEARNED and model.attends:
         wanted = {"num_kv_heads": model.num_heads, "head_size": model.hidden_size // model.num_heads, **wanted}
     if "token_types" in family.keys and not model.token_types:
@@ -411,17 +421,28 @@ def _differences(family: Family, model: ModelConfig) -> tuple[Family, dict[str, 
     if any(fields["head"] == _head_of(model) for fields in family.heads.values()):
         wanted.pop("head", None)
     wanted |= mixers_of_family(model, family)
-    differences = {name: shown(value) for name, value in wanted.items() if _value(model, name) != value}
-    known = () if family.layers is None else family.layers.kinds.values()
-    if family.layers is not None and not set(model.different_layers) <= set(known):
-        differences["layers"] = f"a list of {listed(map(repr, known))}"
-    elif family.layers is not None and family.layers.needs_all and len(model.different_layers) < len(known):
-        differences["layers"] = f"a list with {' and '.join(map(repr, known))}"
-    elif family.layers is not None and family.layers.period_key:
-        _, second, *_ = family.layers.kinds.values()
-        if period_of([model.layer(index) == second for index in range(model.num_layers)]) is None:
-            differences["layers"] = f"a list with {second!r} once in each period"
-    return family, differences
+    entries = plain_layers(model, family)
+    found = {name: _value(model, name) for name in wanted} | {"layers": tuple(dict.fromkeys(entries))}
+    differences = {name: shown(value) for name, value in wanted.items() if found[name] != value}
+    if told := _layer_difference(entries, family):
+        differences["layers"] = told
+    return family, {**differences, **expert_differences(model, family)}
+
+
+def _layer_difference(entries: list[str], family: Family) -> str:
+    """Description of the layers of a family, if a model with the layers `entries` does not belong to it. Empty if it
+    does, and for a family whose layers are all the same.
+    """
+    if (listing := family.layers) is None:
+        return ""
+    known = [*dict.fromkeys(listing.kinds.values())]
+    if not set(entries) <= set(known):
+        return f"a list of {listed(map(repr, known))}"
+    if listing.needs_all and len(set(entries)) < len(known):
+        return f"a list with {' and '.join(map(repr, known))}"
+    if listing.period_key and period_of([entry == known[1] for entry in entries]) is None:
+        return f"a list with {known[1]!r} once in each period"
+    return ""
 
 
 def _value(model: ModelConfig, name: str) -> object:

@@ -20,8 +20,8 @@ def layer_fields(table: PublishedTable, family: Family, num_layers: int) -> Sett
     """Fields of `ModelConfig` for the kinds of the layers. Empty for a family whose layers are all the same, and for a
     number of layers that no model has, which `ModelConfig` refuses.
 
-    Raises `ConfigError` for a kind that Crosscut does not support, such as a mixture of experts, and for a list whose
-    length is not the number of layers.
+    Raises `ConfigError` for a kind that Crosscut does not support, and for a list whose length is not the number of
+    layers.
     """
     if family.layers is None or num_layers > MOST_LAYERS:
         return {}
@@ -29,7 +29,9 @@ def layer_fields(table: PublishedTable, family: Family, num_layers: int) -> Sett
     if listing.indices_key:
         kinds: Sequence[str] = _by_indices(table, listing, num_layers)
     elif listing.period_key:
-        kinds = _by_period(table, listing, num_layers)
+        first, second, *_ = listing.kinds
+        flags = by_period(table, (listing.period_key, listing.offset_key), listing.period, num_layers)
+        kinds = [second if is_second else first for is_second in flags]
     else:
         key, kinds = _named(table, listing, num_layers)
         if "num_layers" in family.keys and num_layers and len(kinds) != num_layers:
@@ -45,15 +47,16 @@ def _by_indices(table: PublishedTable, listing: LayerList, num_layers: int) -> l
     return [second if index in indices else first for index in range(num_layers)]
 
 
-def _by_period(table: PublishedTable, listing: LayerList, num_layers: int) -> list[str]:
+def by_period(table: PublishedTable, keys: tuple[str, str], defaults: tuple[int, int], num_layers: int) -> list[bool]:
+    """Whether each layer is one of those of which there is one in each period. `keys` are those of the period and of
+    the index of the first such layer. Raises `ConfigError` for an index that is not in the first period.
+    """
     period, offset = (
-        table.number(key, table.get(key, default), int)
-        for key, default in zip((listing.period_key, listing.offset_key), listing.period, strict=True)
+        table.number(key, table.get(key, default), int) for key, default in zip(keys, defaults, strict=True)
     )
     if not 0 <= offset < period:
-        raise table.refusal(listing.offset_key, f"at least 0 and below `{listing.period_key}` ({period})", offset)
-    first, second, *_ = listing.kinds
-    return [second if index % period == offset else first for index in range(num_layers)]
+        raise table.refusal(keys[1], f"at least 0 and below `{keys[0]}` ({period})", offset)
+    return [index % period == offset for index in range(num_layers)]
 
 
 def period_of(kinds: Sequence[bool]) -> tuple[int, int] | None:
@@ -82,10 +85,9 @@ def _named(table: PublishedTable, listing: LayerList, num_layers: int) -> tuple[
         raise table.refusal(key, "a list with the kind of each layer", given)
     kinds = [kind if kind in listing.kinds else _NEW_NAMES.get(kind, kind) for kind in map(str, given)]
     if unknown := next((kind for kind in kinds if kind not in listing.kinds), ""):
-        experts = ", a mixture of experts" if unknown == "moe" else ""
         raise ConfigError(
             f"`{key}` in `{table.path}` must list only layers of the kinds {listed(map(repr, listing.kinds))}, but has "
-            f"{unknown!r}{experts}. Choose another model."
+            f"{unknown!r}. Choose another model."
         )
     return key, kinds
 
@@ -104,13 +106,15 @@ def _by_interval(table: PublishedTable, listing: LayerList, num_layers: int) -> 
     return [first if (index + 1) % interval else second for index in range(num_layers)]
 
 
-def layer_keys(model: ModelConfig, family: Family) -> Table:
-    """Keys of a `config.json` for the kinds of a model's layers. Empty for a family whose layers are all the same."""
+def layer_keys(entries: Sequence[str], family: Family) -> Table:
+    """Keys of a `config.json` for the kinds of a model's layers, whose entries of `model.layers` are `entries`. Empty
+    for a family whose layers are all the same.
+    """
     if family.layers is None:
         return {}
     listing = family.layers
     names = {layer: kind for kind, layer in listing.kinds.items()}
-    kinds = [names[model.layer(index)] for index in range(model.num_layers)]
+    kinds = [names[entry] for entry in entries]
     if listing.indices_key:
         _, second, *_ = listing.kinds
         return {listing.indices_key: [index for index, kind in enumerate(kinds) if kind == second]}

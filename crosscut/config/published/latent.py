@@ -1,4 +1,4 @@
-"""Read and write what a `config.json` says about latent attention, and about the layers without experts beside it."""
+"""Read and write what a `config.json` says about latent attention."""
 
 from crosscut.config.checks import Settings
 from crosscut.config.model import ModelConfig
@@ -9,15 +9,10 @@ from crosscut.config.published.table import PublishedTable, Table
 _QUERY_RANK = "latent_attention.query_rank"
 
 
-def latent_fields(table: PublishedTable, family: Family, num_layers: int) -> Settings:
+def latent_fields(table: PublishedTable, family: Family) -> Settings:
     """Fields of the section `latent_attention` that do not have keys of their own. Empty for a family without latent
-    attention. Raises `ConfigError` for a model whose last layers have experts.
+    attention.
     """
-    if family.dense_layers is not None:
-        key, default = family.dense_layers
-        if (number := table.number(key, table.get(key, default), int)) < num_layers:
-            must = f"at least {num_layers}, the number of layers, because Crosscut reads no published experts"
-            raise table.refusal(key, must, number)
     return {"latent_attention.mscale_all_dim": score_coefficient(table)} if _QUERY_RANK in family.keys else {}
 
 
@@ -25,9 +20,6 @@ def latent_keys(model: ModelConfig, family: Family) -> Table:
     """Keys of a `config.json` for latent attention whose values are not those of fields. Null is the published form of
     a rank of 0. Empty for a family without latent attention.
     """
-    keys = Table()
-    if _QUERY_RANK in family.keys:
-        keys[family.keys[_QUERY_RANK]] = model.latent_attention.query_rank or None
-    if family.dense_layers is not None:
-        keys[family.dense_layers[0]] = model.num_layers
-    return keys
+    if _QUERY_RANK not in family.keys:
+        return {}
+    return {family.keys[_QUERY_RANK]: model.latent_attention.query_rank or None}

@@ -1,5 +1,5 @@
 """Named models: the paper's models, GPT-2 in four sizes, three larger models of the GPT kind, BERT, published models of
-the Llama kind, Nemotron-H, and small models for a laptop.
+the Llama kind, Nemotron-H, mixtures of experts, and small models for a laptop.
 
 `PRESETS[name]` gives the fields of a `ModelConfig`, and `sequence_length_of` the length of the sequences on which the
 model was trained. The models of the paper's scaling study (Table 1) have a head size of 96, and 1.2, 2.5, 4.2 and 8.3
@@ -49,6 +49,18 @@ _LLAMA3: Settings = {
     "num_kv_heads": 8, "vocab_size": 128_256, "max_sequence_length": 8192, "rotary_base": 500_000.0, "tied": False,
 }  # fmt: skip
 
+_DEEPSEEK_EXPERTS: Settings = {
+    "number": 256,
+    "per_token": 8,
+    "size": 2048,
+    "shared_size": 2048,
+    "scores": "sigmoid",
+    "scaling": 2.5,
+    "groups": 8,
+    "groups_per_token": 4,
+    "balance_loss": 0.001,
+    "balance_bias": True,
+}
 MODERN: Settings = {
     "positions": "rotary",
     "norm": "rms",
@@ -116,6 +128,53 @@ PRESETS: dict[str, Settings] = {
         vocab_size=131_072,
         max_sequence_length=8192,
         mamba2={"num_heads": 128, "head_size": 64, "num_groups": 8, "state_size": 128},
+    ),
+    # Mixtures of experts, with the values of their own configurations: Mixtral (arXiv 2401.04088), Qwen3 (arXiv
+    # 2505.09388) and DeepSeek-V3 (arXiv 2412.19437) without the layer that predicts further tokens.
+    "mixtral-8x7b": _llama(
+        32,
+        4096,
+        32,
+        num_kv_heads=8,
+        layers=("attention experts",),
+        vocab_size=32_000,
+        max_sequence_length=32_768,
+        rotary_base=1_000_000.0,
+        tied=False,
+        experts={"number": 8, "per_token": 2, "size": 14_336},
+    ),
+    "qwen3-30b-a3b": _llama(
+        48,
+        2048,
+        32,
+        num_kv_heads=4,
+        head_size=128,
+        mlp_size=6144,
+        layers=("attention experts",),
+        max_sequence_length=40_960,
+        qk_norm=True,
+        tied=False,
+        experts={"number": 128, "per_token": 8, "size": 768},
+        **_QWEN,
+    ),
+    "deepseek-v3": _llama(
+        61,
+        7168,
+        128,
+        mlp_size=18_432,
+        layers=("latent_attention swiglu",) * 3 + ("latent_attention experts",) * 58,
+        vocab_size=129_280,
+        max_sequence_length=4096,
+        norm_epsilon=1e-6,
+        tied=False,
+        latent_attention={
+            "query_rank": 1536,
+            "key_value_rank": 512,
+            "nope_size": 128,
+            "rope_size": 64,
+            "value_size": 128,
+        },
+        experts=_DEEPSEEK_EXPERTS,
     ),
     # Models for a laptop's CPU. The tokenizer determines the vocabulary size.
     "laptop-tiny": _shape(2, 64, 4, max_sequence_length=128),

@@ -39,17 +39,18 @@ def rotary_notice(table: PublishedTable) -> str:
     return ROTARY.notice(_section(table), table.path)
 
 
-def rotary_fields(table: PublishedTable, longest: int, *, fraction: float) -> Settings:
-    """Fields of `ModelConfig` for the rotary positions in a file. `longest` is the file's maximum sequence length, and
-    `fraction` the fraction of each head that models of the family rotate.
+def rotary_fields(table: PublishedTable, longest: int, *, fraction: float, base: float) -> Settings:
+    """Fields of `ModelConfig` for the rotary positions in a file. `longest` is the file's maximum sequence length,
+    `fraction` the fraction of each head that models of the family rotate, and `base` the rotary base of a file without
+    it.
 
     Raises `ConfigError` for a value that is missing or that Crosscut does not support.
     """
     rope = _section(table)
     ROTARY.require(rope, table.path)
     kind = _type_of(rope)
-    base = rope.get("rope_theta", table.get("rope_theta", 10_000.0))
-    fields: Settings = {"rotary_base": table.number("rope_theta", base, float)}
+    given = rope.get("rope_theta", table.get("rope_theta", base))
+    fields: Settings = {"rotary_base": table.number("rope_theta", given, float)}
     partial = rope.get("partial_rotary_factor", table.get("partial_rotary_factor", fraction))
     if partial != fraction:
         raise table.refusal("partial_rotary_factor", shown(fraction), partial)

@@ -18,6 +18,7 @@ _Number = TypeVar("_Number", int, float)
 
 _NULLABLE = (
     "num_kv_heads", "head_size", "mlp_size", "logit_softcap", "latent_attention.query_rank",
+    "experts.per_token", "experts.groups", "experts.groups_per_token",
     *(f"gated_delta.{name}" for name in ("num_value_heads", "num_key_heads", "value_head_size", "key_head_size")),
 )  # fmt: skip
 """Fields of `ModelConfig` that null sets to zero: the size follows from other sizes, or there is no soft cap and no

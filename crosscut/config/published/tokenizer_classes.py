@@ -22,11 +22,14 @@ REGISTERED = MappingProxyType(
     {
         "gpt2": GPT2, "gpt_bigcode": PLAIN, "mistral": PLAIN, "qwen2": QWEN2, "qwen3": QWEN2, "starcoder2": GPT2,
         "olmo2": PLAIN, "bert": BERT, "roberta": ROBERTA, "mamba": GPT_NEOX, "mamba2": GPT_NEOX,
-        "granitemoehybrid": PLAIN, "jamba": PLAIN, "qwen3_next": QWEN2, "olmo_hybrid": PLAIN,
+        "granitemoehybrid": PLAIN, "jamba": PLAIN, "qwen3_next": QWEN2, "olmo_hybrid": PLAIN, "mixtral": PLAIN,
+        "qwen2_moe": QWEN2, "qwen3_moe": QWEN2, "olmoe": GPT_NEOX, "granitemoe": PLAIN,
     }
 )  # fmt: skip
 """Class of a tokenizer without `tokenizer_class`, by the type of the model. `PLAIN` for other types."""
-_ALWAYS = ("gpt_bigcode", "mistral", "qwen2", "olmo2", "granitemoehybrid", "jamba", "olmo_hybrid")
+_ALWAYS = (
+    "gpt_bigcode", "mistral", "qwen2", "olmo2", "granitemoehybrid", "jamba", "olmo_hybrid", "mixtral", "granitemoe",
+)  # fmt: skip
 """Types of models for which `transformers` ignores `tokenizer_class`."""
 _TOKENS: Mapping[str, Mapping[str, str]] = {
     BERT: {

@@ -15,6 +15,7 @@ from crosscut.pretrained.names.attention import (
     STARCODER2,
 )
 from crosscut.pretrained.names.delta import OLMO_HYBRID, QWEN3_NEXT
+from crosscut.pretrained.names.experts import GRANITE_MOE, MIXTRAL, QWEN2_MOE, QWEN3_MOE
 from crosscut.pretrained.names.latent import deepseek
 from crosscut.pretrained.names.source import OUTPUT, Source, TensorNames
 from crosscut.pretrained.names.state_space import BAMBA, GRANITE, JAMBA, MAMBA, NEMOTRON_H
@@ -29,6 +30,10 @@ _NAMES = MappingProxyType(
         "arcee": ARCEE,
         "nanochat": NANOCHAT,
         "bert": BERT,
+        "mixtral": MIXTRAL,
+        "qwen2_moe": QWEN2_MOE,
+        **dict.fromkeys(("qwen3_moe", "olmoe"), QWEN3_MOE),
+        "granitemoe": GRANITE_MOE,
         "mamba": MAMBA,
         "mamba2": NEMOTRON_H,
         "nemotron_h": NEMOTRON_H,
@@ -43,7 +48,7 @@ _NAMES = MappingProxyType(
 
 def names_of(model_type: str, config: ModelConfig) -> TensorNames:
     """Return the names of the tensors of a model without a head for masked tokens or a task."""
-    return deepseek(config.latent_attention) if model_type == "deepseek_v3" else _NAMES[model_type]
+    return deepseek(config.latent_attention) if model_type.startswith("deepseek") else _NAMES[model_type]
 
 
 __all__ = ["BERT_WITH_HEADS", "OUTPUT", "Source", "TensorNames", "names_of"]

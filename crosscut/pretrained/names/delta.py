@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from crosscut.pretrained.names.attention import LLAMA, OLMO2
+from crosscut.pretrained.names.experts import QWEN_SHARED
 from crosscut.pretrained.names.source import Source, Stack, TensorNames
 
 _MODULE = "linear_attn"
@@ -57,7 +58,7 @@ _QUERY_GATE = tuple(Source("self_attn.q_proj", part, stack=Stack.QUERY_GATE) for
 QWEN3_NEXT = replace(
     LLAMA,
     block={**LLAMA.block, "attention.qkv.query": _QUERY_GATE},
-    kinds={"gated_delta": _interleaved()},
+    kinds={"gated_delta": _interleaved(), "experts": QWEN_SHARED},
     buffers=rf"{LLAMA.buffers}|mtp\..+",
 )
 """Published files also hold layers that predict further tokens (`mtp.`), which `transformers` ignores, too."""

@@ -4,7 +4,10 @@ from dataclasses import replace
 
 from crosscut.config.parts.latent_attention import LatentAttentionConfig
 from crosscut.pretrained.names.attention import LLAMA
+from crosscut.pretrained.names.experts import experts_in, with_bias
 from crosscut.pretrained.names.source import Source, TensorNames
+
+_EXPERTS = experts_in("mlp", shared="shared_experts")
 
 
 def deepseek(sizes: LatentAttentionConfig) -> TensorNames:
@@ -26,4 +29,4 @@ def deepseek(sizes: LatentAttentionConfig) -> TensorNames:
         "attention.key_value": (Source("self_attn.kv_b_proj"),),
         "attention.output": (Source("self_attn.o_proj"),),
     }
-    return replace(LLAMA, block=block)
+    return replace(LLAMA, block=block, kinds={"experts": with_bias(_EXPERTS, "mlp.gate")}, further="eh_proj.weight")

@@ -14,6 +14,8 @@ class Stack(Enum):
     QUERY_KEY_VALUE = "queries, keys and values"
     QUERY_GATE = "query and gate of each attention head"
     GATE_UP = "gate and up of a gated MLP"
+    SHARED_GATE_UP = "gate and up of the MLP beside the experts"
+    EXPERT_GATE_UP = "gate and up of an expert"
     MIXER = "gate, inputs, vectors B, vectors C and step sizes of a state-space mixer"
     INNER_GATE = "inputs and gate of a state-space mixer of the first kind"
     CHANNELS = "channels of the inputs, of B and of C in a state-space mixer's convolution"
@@ -28,8 +30,13 @@ def _rows_of(stack: Stack, config: ModelConfig) -> list[int]:
         return [config.head_size] * 2
     if stack is Stack.QUERY_KEY_VALUE:
         return [heads * config.head_size for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
-    if stack is Stack.GATE_UP:
-        return [config.mlp_size] * 2
+    widths = {
+        Stack.GATE_UP: config.mlp_size,
+        Stack.SHARED_GATE_UP: config.experts.shared_size,
+        Stack.EXPERT_GATE_UP: config.experts.size,
+    }
+    if stack in widths:
+        return [widths[stack]] * 2
     if stack is Stack.INNER_GATE:
         return [config.mamba.inner_size] * 2
     if stack in _OF_DELTA:
@@ -78,6 +85,11 @@ class Source:
     paired: int = 0
     """Number of rows at the end of each group that alternate between first and second elements of pairs in the
     published tensor. In the Crosscut parameter, all first elements come before all second elements."""
+    of_all: bool = False
+    """Whether the published tensor holds the matrices of all experts. Otherwise each expert has a tensor of its own,
+    and `{}` in the name stands for the expert's index."""
+    matrix: int | None = None
+    """Index of a matrix in a tensor that holds those of all experts; None for the whole tensor."""
 
     def placed(self, config: ModelConfig) -> "Source":
         """Return the source with the range of its rows in a stacked tensor. A source that is not stacked is returned
@@ -119,6 +131,9 @@ class TensorNames:
     joined: tuple[str, tuple[str, ...]] = ("", ())
     """Name of a tensor of a layer that some files hold in place of several, which it joins by rows, with their names.
     Other files hold its rows in as many tensors, but not as many in each."""
+    further: str = ""
+    """End of the name of a tensor that only layers have that follow the model's layers and predict further tokens.
+    Crosscut leaves out these layers. Empty for a family without such layers."""
     heads: str = ""
     """Pattern for names of heads and poolers. Crosscut loads only the heads and poolers that the model has."""
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from crosscut.pretrained.names.attention import LLAMA
+from crosscut.pretrained.names.experts import PLAIN, experts_in, granite_experts, with_bias
 from crosscut.pretrained.names.source import OUTPUT, Source, Stack, TensorNames
 
 
@@ -59,7 +60,10 @@ NEMOTRON_H = TensorNames(
         "mlp.expand": (Source("mixer.up_proj"),),
         "mlp.contract": (Source("mixer.down_proj"),),
     },
-    kinds={"mamba2": _mixer("mixer")},
+    kinds={
+        "mamba2": _mixer("mixer"),
+        "experts": with_bias(experts_in("mixer", names=PLAIN, shared="shared_experts"), "mixer.gate"),
+    },
     buffers="",
 )
 """Names of Mamba-2, too, which has only one kind of layer."""
@@ -84,7 +88,7 @@ GRANITE = replace(
         "mlp.expand.up": (Source("shared_mlp.input_linear", 1, stack=Stack.GATE_UP),),
         "mlp.contract": (Source("shared_mlp.output_linear"),),
     },
-    kinds={"mamba2": _mixer("mamba")},
+    kinds={"mamba2": _mixer("mamba"), "experts": granite_experts(shared="shared_mlp")},
 )
 JAMBA = replace(
     LLAMA,
@@ -96,5 +100,5 @@ JAMBA = replace(
         "mlp.expand.up": (Source("feed_forward.up_proj"),),
         "mlp.contract": (Source("feed_forward.down_proj"),),
     },
-    kinds={"mamba": _selective_mixer("mamba")},
+    kinds={"mamba": _selective_mixer("mamba"), "experts": experts_in("feed_forward", router="router")},
 )

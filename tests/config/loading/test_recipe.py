@@ -200,8 +200,19 @@ def test_a_setting_of_a_section_leaves_the_rest_of_the_section_as_it_was(tmp_pat
     published = load_run({}, [initial]).model.mamba2
     run = load_run({}, [initial, "model.mamba2.chunk_size=32", f"model.mamba2.num_groups={published.num_groups}"])
     assert run.model.mamba2 == dataclasses.replace(published, chunk_size=32)
+
     with pytest.raises(ConfigError, match=r"`model\.mamba2\.num_groups` must be \d+, but is 3\."):
         load_run({}, [initial, "model.mamba2.num_groups=3"])
+
+
+def test_the_balance_of_a_published_mixture_is_the_choice_of_the_run(tmp_path: Path) -> None:
+    initial = f"training.initialize_from={write(tmp_path, {**LLAMA, 'model_type': 'mixtral'})}"
+    own = ["model.experts.balance_loss=0.002", "model.experts.router_z_loss=0.001"]
+    run = load_run({}, [initial, *own])
+    assert (run.model.experts.balance_loss, run.model.experts.router_z_loss) == (0.002, 0.001)
+    assert run.model.experts.size == LLAMA["intermediate_size"]
+    with pytest.raises(ConfigError, match=r"^`model.experts.per_token` must be 2, but is 1. The run starts from the"):
+        load_run({}, [initial, "model.experts.per_token=1"])
 
 
 @pytest.mark.parametrize("published", [GPT2, LLAMA], ids=["tied", "not tied"])

@@ -1,5 +1,6 @@
 """`config.json` of published models, both ways, and what a run takes from it."""
 
+import dataclasses
 import json
 import tomllib
 from pathlib import Path
@@ -150,16 +151,29 @@ REFUSED = {
     "rope_parameters = {rope_type = 'default', partial_rotary_factor = 0.5}": "`partial_rotary_factor` in `{path}` "
     "must be 1.0, but is 0.5.",
     "attention_bias = true": "`attention_bias` in `{path}` must be false like `mlp_bias`, but is true.",
-    "model_type = 'deepseek_v2'\nfirst_k_dense_replace = 1": "`first_k_dense_replace` in `{path}` must be at "
-    "least 2, the number of layers, because Crosscut reads no published experts, but is 1.",
+    "model_type = 'deepseek_v2'\nnum_experts_per_tok = 2\ntopk_method = 'noaux_tc'": "`topk_method` in `{path}` must "
+    "be 'greedy' or 'group_limited_greedy', but is 'noaux_tc'.",
+    "model_type = 'deepseek_v2'\nnum_experts_per_tok = 2\nnorm_topk_prob = true": "`norm_topk_prob` in `{path}` "
+    "must be false, but is true.",
+    "model_type = 'deepseek_v3'\nscoring_func = 'softmax'": "`scoring_func` in `{path}` must be 'sigmoid', but is "
+    "'softmax'.",
+    "model_type = 'deepseek_v3'\ntopk_method = 'greedy'": "`topk_method` in `{path}` must be 'noaux_tc', but is "
+    "'greedy'.",
+    "model_type = 'deepseek_v3'\nmoe_layer_freq = 2": "`moe_layer_freq` in `{path}` must be 1, but is 2.",
+    "model_type = 'deepseek_v3'\nfirst_k_dense_replace = 1\nn_shared_experts = 0": "`n_shared_experts` in `{path}` "
+    "must be at least 1, but is 0.",
+    "model_type = 'olmoe'\nclip_qkv = 8.0": "`clip_qkv` in `{path}` must be null, but is 8.0.",
+    "model_type = 'qwen2_moe'\nqkv_bias = false": "`qkv_bias` in `{path}` must be true, but is false.",
+    "model_type = 'qwen3_moe'\ndecoder_sparse_step = 0": "`decoder_sparse_step` in `{path}` must be at least 1, but is "
+    "0.",
+    "model_type = 'jamba'\nexpert_layer_offset = 2": "`expert_layer_offset` in `{path}` must be at least 0 and below "
+    "`expert_layer_period` (2), but is 2.",
+    "model_type = 'nemotron_h'\nhybrid_override_pattern = 'ME'\nmoe_latent_size = 8": "`moe_latent_size` in `{path}` "
+    "must be null, but is 8.",
     "model_type = 'deepseek_v3'\nfirst_k_dense_replace = 2\nrope_interleave = false": "`rope_interleave` in `{path}` "
     "must be true, but is false.",
-    "model_type = 'qwen3_next'": "`mlp_only_layers` in `{path}` must be a list of all layers, from 0 to 1, because "
-    "Crosscut reads no published experts, but is [].",
     "model_type = 'qwen3_next'\nfull_attention_interval = 0": "`full_attention_interval` in `{path}` must be at least "
     "1, but is 0.",
-    "model_type = 'qwen3_next'\nmlp_only_layers = [0]": "`mlp_only_layers` in `{path}` must be a list of all layers, "
-    "from 0 to 1, because Crosscut reads no published experts, but is [0].",
     "model_type = 'qwen3_next'\nmlp_only_layers = ['all']": "`mlp_only_layers` in `{path}` must be a list of indices "
     "of layers, but is ['all'].",
     "model_type = 'qwen3_next'\nnum_experts = 0\npartial_rotary_factor = 0.5": "`partial_rotary_factor` in `{path}` "
@@ -175,10 +189,14 @@ INCOMPLETE = {
     f"whose layers run attention and a state-space mixer side by side on one input{OF_THESE}",
     "model_type = 'zamba2'": f"{TYPES} 'zamba2', whose layers share one block of attention and an MLP, which also "
     f"reads the embedding{OF_THESE}",
-    "model_type = 'qwen3_moe'": f"{TYPES} 'qwen3_moe', whose MLPs are mixtures of experts{OF_THESE}",
-    "model_type = 'nemotron_h'\nhybrid_override_pattern = 'ME*'": "`hybrid_override_pattern` in `{path}` must list "
-    "only layers of the kinds 'mamba', 'attention' or 'mlp', but has 'moe', a mixture of experts. Choose another "
-    "model.",
+    "model_type = 'gpt_oss'": f"{TYPES} 'gpt_oss', whose experts have biases and another gate{OF_THESE}",
+    "model_type = 'deepseek_v2'": "`num_experts_per_tok` in `{path}` must be a whole number, but is missing. Correct "
+    "the file.",
+    "model_type = 'mixtral'\nnum_experts_per_tok = 9": "`num_experts_per_tok` in `{path}` must be at most "
+    "`num_local_experts` in `{path}` (8), but is 9. Choose fewer experts per token, or have more experts. Choose "
+    "another model.",
+    "model_type = 'deepseek_v3'\nfirst_k_dense_replace = 1\nn_group = 7": "`n_group` in `{path}` must divide "
+    "`n_routed_experts` in `{path}` (256), but is 7. Try 1, 2, 4, 8, 16, 32, 64, 128 or 256. Choose another model.",
     "model_type = 'olmo_hybrid'\nlayer_types = ['linear_attention', 'sliding_attention']": "`layer_types` in `{path}` "
     "must list only layers of the kinds 'linear_attention' or 'full_attention', but has 'sliding_attention'. Choose "
     "another model.",
@@ -188,8 +206,6 @@ INCOMPLETE = {
     ),
     "model_type = 'nemotron_h'\nlayers_block_type = []": "`layers_block_type` in `{path}` must be a list with the kind "
     "of each layer, but is []. Crosscut supports no other value. Choose another model.",
-    "model_type = 'granitemoehybrid'\nnum_local_experts = 8": "`num_local_experts` in `{path}` must be 0, but is 8. "
-    "Crosscut supports no other value. Choose another model.",
     "model_type = 'bamba'\nattn_layer_indices = 'all'": "`attn_layer_indices` in `{path}` must be a list of indices of "
     "layers, but is 'all'. Crosscut supports no other value. Choose another model.",
     "model_type = 'mamba2'\nnum_heads = 3": "`head_dim` in `{path}` must be the size of each of 3 heads that together "
@@ -200,8 +216,9 @@ INCOMPLETE = {
     ),
     "model_type = 'gemma'\narchitectures = ['GemmaForCausalLM']": "`model_type` in `{path}` must be 'gpt2', "
     "'gpt_bigcode', 'llama', 'mistral', 'qwen2', 'qwen3', 'olmo2', 'starcoder2', 'arcee', 'nanochat', 'bert', "
-    "'roberta', 'deepseek_v2', 'deepseek_v3', 'mamba', 'mamba2', 'nemotron_h', 'bamba', 'granitemoehybrid', 'jamba', "
-    "'qwen3_next' or 'olmo_hybrid', but is 'gemma' (GemmaForCausalLM). Choose a model of one of these families.",
+    "'roberta', 'mixtral', 'qwen2_moe', 'qwen3_moe', 'olmoe', 'granitemoe', 'deepseek_v3', 'deepseek_v2', 'mamba', "
+    "'mamba2', 'nemotron_h', 'bamba', 'granitemoehybrid', 'jamba', 'qwen3_next' or 'olmo_hybrid', but is 'gemma' "
+    "(GemmaForCausalLM). Choose a model of one of these families.",
     f"rope_scaling = {{{LLAMA3}, low_freq_factor = 1.0}}": "`factor` must be given in `{path}` for rope_type 'llama3', "
     "but is missing. Download the file again.",
     "rope_scaling = {type = 'linear'}": "`factor` must be given in `{path}` for rope_type 'linear', but is missing. "
@@ -540,6 +557,82 @@ def test_families_that_are_written_as_others_are_on_the_page() -> None:
     page = (Path(__file__).parents[3] / "docs" / "pretrained.md").read_text(encoding="utf-8").replace("\n", " ")
     told = [f"`{name}` as `{other}`" for name, other in AS_OTHERS.items()]
     assert f"which they equal: {', '.join(told[:-1])} and {told[-1]}." in page
+
+
+SIZES = {"number": 4, "size": 24}
+EXPERTS = {"layers": ("attention experts",), "experts": SIZES}
+SHARED = {**SIZES, "shared_size": 48}
+V3 = {**SHARED, "scores": "sigmoid", "balance_bias": True, "scaling": 2.5}
+LATENT = {
+    "latent_attention": {"query_rank": 12, "key_value_rank": 10, "nope_size": 6, "rope_size": 8, "value_size": 5},
+    "num_kv_heads": 0, "layers": ("latent_attention swiglu", "latent_attention experts"),
+}  # fmt: skip
+OF_MIXTURES = [
+    (EXPERTS, {"model_type": "mixtral", "num_local_experts": 4, "intermediate_size": 24}),
+    ({**EXPERTS, "qk_norm": True}, {"model_type": "qwen3_moe", "norm_topk_prob": True, "mlp_only_layers": []}),
+    (
+        {**EXPERTS, "qk_norm": True, "layers": ("attention swiglu", "attention experts")},
+        {"model_type": "qwen3_moe", "mlp_only_layers": [0], "intermediate_size": 48, "moe_intermediate_size": 24},
+    ),
+    (
+        {**EXPERTS, "experts": {**SHARED, "shared_gate": True}, "biases": "qkv"},
+        {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 48},
+    ),
+    (
+        {
+            **EXPERTS,
+            "experts": {**EXPERTS["experts"], "renormalise": False},
+            "qk_norm": True,
+            "qk_norm_over": "all_heads",
+        },
+        {"model_type": "olmoe", "norm_topk_prob": False},
+    ),
+    ({**EXPERTS, "attention_multiplier": 0.1}, {"model_type": "granitemoe", "attention_multiplier": 0.1}),
+    (
+        {**LATENT, "experts": V3},
+        {"model_type": "deepseek_v3", "first_k_dense_replace": 1, "n_shared_experts": 2, "aux_loss_alpha": 0.01},
+    ),
+    (
+        {**LATENT, "experts": {**SHARED, "renormalise": False, "groups": 2, "group_top": 1}},
+        {"model_type": "deepseek_v2", "topk_method": "group_limited_greedy", "n_group": 2},
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "written"), OF_MIXTURES)
+def test_what_is_written_of_a_mixture_is_read_again(tmp_path, change, written):
+    """A family whose layers all have experts gives no width of an MLP."""
+    ours = ModelConfig(**{**OURS, **change})
+    table = published_table(ours, dtype="float32", begin=2, stops=(3, 4))
+    assert written.items() <= table.items()
+    again = read_published(write(tmp_path, table)).model
+    assert dataclasses.replace(again, mlp_size=ours.mlp_size) == ours
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"layers": ("attention experts", "attention swiglu")}, "`model.layers` must be ['attention experts'] in a"),
+        ({"experts": {**SIZES, "scores": "sigmoid"}}, "`model.experts.scores` must be 'softmax' in a"),
+        ({"experts": {**SHARED, "scaling": 2.0}}, "`model.experts.scaling` must be 1.0 in a"),
+        (
+            {**LATENT, "experts": V3, "layers": ("latent_attention experts", "latent_attention swiglu")},
+            "`model.layers` must be a list in which only the first layers have no experts in a",
+        ),
+        (
+            {**LATENT, "experts": {**V3, "shared_size": 36}},
+            "`model.experts.shared_size` must be a multiple of 24 (`model.experts.size`) in a",
+        ),
+    ],
+)
+def test_what_keeps_a_mixture_from_all_families_is_told(change, told):
+    assert reason_against_export(ModelConfig(**{**OURS, **EXPERTS, **change})).startswith(told)
+
+
+def test_keys_of_experts_without_experts_change_nothing(read):
+    dense = {"model_type": "qwen3_moe", "num_experts": 0}
+    assert read(LLAMA, **dense).model == read(LLAMA, model_type="qwen3", head_dim=8).model
+    assert read(LLAMA, **dense, moe_intermediate_size=8).model == read(LLAMA, **dense).model
 
 
 def test_a_jamba_of_attention_only_is_written_as_a_granite(read, tmp_path):

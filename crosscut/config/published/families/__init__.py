@@ -4,6 +4,7 @@ from types import MappingProxyType
 
 from crosscut.config.published.families.attention import ATTENTION_FAMILIES
 from crosscut.config.published.families.delta import DELTA_FAMILIES
+from crosscut.config.published.families.experts import EXPERT_FAMILIES
 from crosscut.config.published.families.family import SOFT_CAP_FIELD, Family
 from crosscut.config.published.families.latent import LATENT_FAMILIES
 from crosscut.config.published.families.state_space import STATE_SPACE_FAMILIES
@@ -11,22 +12,27 @@ from crosscut.config.published.families.state_space import STATE_SPACE_FAMILIES
 FAMILIES = MappingProxyType(
     {
         family.model_type: family
-        for family in (*ATTENTION_FAMILIES, *LATENT_FAMILIES, *STATE_SPACE_FAMILIES, *DELTA_FAMILIES)
+        for family in (
+            *ATTENTION_FAMILIES,
+            *EXPERT_FAMILIES,
+            *LATENT_FAMILIES,
+            *STATE_SPACE_FAMILIES,
+            *DELTA_FAMILIES,
+        )
     }
 )
 """Families by `model_type`."""
 
-_OF_EXPERTS = ("gpt_oss", "granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
 REFUSED = MappingProxyType(
     {
         "falcon_h1": "whose layers run attention and a state-space mixer side by side on one input",
         "zamba2": "whose layers share one block of attention and an MLP, which also reads the embedding",
-        **dict.fromkeys(_OF_EXPERTS, "whose MLPs are mixtures of experts"),
+        "gpt_oss": "whose experts have biases and another gate",
     }
 )
 """Reasons why models of other types do not fit `ModelConfig`, as clauses that follow the type."""
 
-AS_OTHERS = MappingProxyType({"mistral": "llama", "roberta": "bert", "deepseek_v2": "deepseek_v3"})
+AS_OTHERS = MappingProxyType({"mistral": "llama", "roberta": "bert"})
 """Families whose models Crosscut exports as those of another family, which has the same layers."""
 
 __all__ = ["AS_OTHERS", "FAMILIES", "REFUSED", "SOFT_CAP_FIELD", "Family"]

@@ -16,7 +16,7 @@ _TASK_MODELS = {"classes": "SequenceClassification", "spans": "QuestionAnswering
 """Ends of the names of architectures that solve a task, keyed by their head."""
 
 
-def _task_models(prefix: str, *heads: str) -> dict[str, Mapping[str, object]]:
+def task_models(prefix: str, *heads: str) -> dict[str, Mapping[str, object]]:
     """Architectures with a head for a task, such as `GPT2ForSequenceClassification`."""
     return {f"{prefix}For{_TASK_MODELS[head]}": {"head": head} for head in heads}
 
@@ -101,7 +101,7 @@ GPT2 = Family(
         "add_cross_attention": (False,),
     },
     dropouts=("embd_pdrop", "attn_pdrop"),
-    heads=_task_models("GPT2", "classes", "spans"),
+    heads=task_models("GPT2", "classes", "spans"),
     tied_tensors=(("wte.weight", "lm_head.weight"),),
     aliases={
         "num_hidden_layers": "n_layer",
@@ -121,7 +121,7 @@ BIGCODE = dataclasses.replace(
         "scale_attn_weights": (True,),
         "add_cross_attention": (False,),
     },
-    heads=_task_models("GPTBigCode", "classes"),
+    heads=task_models("GPTBigCode", "classes"),
 )
 LLAMA = Family(
     "llama",
@@ -131,7 +131,7 @@ LLAMA = Family(
     _LLAMA_DEFAULTS,
     _LLAMA_REQUIRED,
     biases=("attention_bias", "mlp_bias"),
-    heads=_task_models("Llama", "classes", "spans"),
+    heads=task_models("Llama", "classes", "spans"),
     tied_tensors=LLAMA_TIED,
 )
 _WINDOWED = dataclasses.replace(LLAMA, biases=(), window=4096)
@@ -141,7 +141,7 @@ MISTRAL = dataclasses.replace(
     architecture="MistralForCausalLM",
     defaults={**_LLAMA_DEFAULTS, "num_kv_heads": 8, "mlp_size": 14_336, "max_sequence_length": 131_072},
     is_windowed=True,
-    heads=_task_models("Mistral", "classes"),
+    heads=task_models("Mistral", "classes"),
 )
 QWEN2 = dataclasses.replace(
     _WINDOWED,
@@ -149,7 +149,7 @@ QWEN2 = dataclasses.replace(
     architecture="Qwen2ForCausalLM",
     fixed={**_LLAMA_FIXED, "biases": "qkv"},
     defaults=_QWEN_DEFAULTS,
-    heads=_task_models("Qwen2", "classes", "spans"),
+    heads=task_models("Qwen2", "classes", "spans"),
 )
 QWEN3 = dataclasses.replace(
     _WINDOWED,
@@ -158,7 +158,7 @@ QWEN3 = dataclasses.replace(
     fixed={**_LLAMA_FIXED, "qk_norm": True, "qk_norm_kind": "rms", "qk_norm_over": "head"},
     defaults={**_QWEN_DEFAULTS, "head_size": 128},
     required={**_LLAMA_REQUIRED, "attention_bias": (False,)},
-    heads=_task_models("Qwen3", "classes", "spans"),
+    heads=task_models("Qwen3", "classes", "spans"),
 )
 OLMO2 = dataclasses.replace(
     LLAMA,
@@ -174,7 +174,7 @@ OLMO2 = dataclasses.replace(
     defaults={**_LLAMA_DEFAULTS, "vocab_size": 50_304, "norm_epsilon": 1e-5},
     required={**_LLAMA_REQUIRED, "attention_bias": (False,)},
     biases=(),
-    heads=_task_models("Olmo2", "classes"),
+    heads=task_models("Olmo2", "classes"),
 )
 STARCODER2 = Family(
     "starcoder2",
@@ -204,7 +204,7 @@ STARCODER2 = Family(
     biases=("use_bias",),
     dropouts=("embedding_dropout", "attention_dropout"),
     is_windowed=True,
-    heads=_task_models("Starcoder2", "classes"),
+    heads=task_models("Starcoder2", "classes"),
     tied_tensors=LLAMA_TIED,
 )
 ARCEE = dataclasses.replace(
@@ -220,7 +220,7 @@ ARCEE = dataclasses.replace(
         "norm_epsilon": 1e-5,
     },
     required={"hidden_act": ("relu2",)},
-    heads=_task_models("Arcee", "classes", "spans"),
+    heads=task_models("Arcee", "classes", "spans"),
 )
 NANOCHAT = dataclasses.replace(
     LLAMA,
@@ -297,7 +297,7 @@ BERT = Family(
     heads={
         "BertForPreTraining": {"head": "masked_tokens", "sentence_order": True},
         "BertForMaskedLM": {"head": "masked_tokens", "sentence_order": False},
-        **_task_models("Bert", "classes", "spans", "choice"),
+        **task_models("Bert", "classes", "spans", "choice"),
     },
     tied_tensors=(
         ("embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
@@ -312,7 +312,7 @@ ROBERTA = dataclasses.replace(
     required={**BERT.required, "pad_token_id": (1,)},
     heads={
         "RobertaForMaskedLM": {"head": "masked_tokens", "sentence_order": False},
-        **_task_models("Roberta", "classes", "spans", "choice"),
+        **task_models("Roberta", "classes", "spans", "choice"),
     },
     tied_tensors=(
         ("embeddings.word_embeddings.weight", "lm_head.decoder.weight"),

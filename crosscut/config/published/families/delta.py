@@ -1,12 +1,13 @@
 """Published families with gated delta nets, with each family's keys for the fields of `ModelConfig`.
 
-Qwen3-Next without experts is a Qwen3 whose attention has gates and whose norms multiply by 1 + their weights. OLMo
-hybrid is an OLMo 2. In both, most layers have a gated delta net in place of attention.
+Qwen3-Next is a Qwen3 whose attention has gates, whose norms multiply by 1 + their weights, and most of whose MLPs are
+mixtures of experts. OLMo hybrid is an OLMo 2. In both, most layers have a gated delta net in place of attention.
 """
 
 import dataclasses
 
 from crosscut.config.published.families.attention import LLAMA_KEYS, OLMO2, QWEN3
+from crosscut.config.published.families.experts import QWEN_LAYERS, QWEN_SHARED, SHARED_EXPERTS
 from crosscut.config.published.families.family import LayerList
 
 _MIXER = {
@@ -23,7 +24,7 @@ QWEN3_NEXT = dataclasses.replace(
     QWEN3,
     model_type="qwen3_next",
     architecture="Qwen3NextForCausalLM",
-    keys={**LLAMA_KEYS, **_MIXER},
+    keys={**LLAMA_KEYS, **_MIXER, **QWEN_SHARED},
     fixed={
         **{name: value for name, value in QWEN3.fixed.items() if name != "layers"},
         "attention_gate": True,
@@ -31,6 +32,7 @@ QWEN3_NEXT = dataclasses.replace(
         "norm_offset": True,
         "gated_delta.negative_eigenvalues": False,
         "gated_delta.norm_epsilon": 0.0,
+        **{field: value for field, value in SHARED_EXPERTS.items() if field not in QWEN_SHARED},
     },
     defaults={
         **QWEN3.defaults,
@@ -42,11 +44,16 @@ QWEN3_NEXT = dataclasses.replace(
         "mlp_size": 5632,
         "gated_delta.num_value_heads": 32,
         "gated_delta.num_key_heads": 16,
+        "experts.number": 512,
+        "experts.per_token": 10,
+        "experts.size": 512,
+        "experts.shared_size": 512,
+        "experts.renormalise": True,
     },
     required={**QWEN3.required, "partial_rotary_factor": (0.25,)},
     layers=dataclasses.replace(_LAYERS, interval_key="full_attention_interval"),
     window=None,
-    dense_list="mlp_only_layers",
+    experts=QWEN_LAYERS,
     heads={},
 )
 OLMO_HYBRID = dataclasses.replace(

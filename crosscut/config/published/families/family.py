@@ -44,6 +44,46 @@ class LayerList:
         return tuple(filter(None, given))
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExpertLayers:
+    """Keys of a `config.json` that say which layers have experts in place of an MLP, and keys for the experts that are
+    not those of one field. Without keys for the layers, all of them have experts, or none.
+    """
+
+    dense_number: int | None = None
+    """Number of experts (`experts.number`) in a file of a model without experts. None if no number says so."""
+    first_key: str = ""
+    """Key of the number of the first layers, which have no experts."""
+    first: int = 0
+    """Number of these layers in a file without the key."""
+    dense_key: str = ""
+    """Key of a list of the indices of layers without experts."""
+    step_key: str = ""
+    """Key of a number of layers of which only the last one has experts. It is not written on export."""
+    period_key: str = ""
+    """Key of a number of layers, of which one has experts."""
+    offset_key: str = ""
+    """Key of the index of the first layer with experts."""
+    period: tuple[int, int] = (1, 0)
+    """Period and offset in a file without these keys."""
+    shared_key: str = ""
+    """Key of the number of experts that all tokens pass through. Together they are the shared MLP."""
+    shared: int = 1
+    """Number of these experts in a file without the key."""
+    method_key: str = ""
+    """Key that says whether tokens choose among the experts of all groups (`ALL_GROUPS`)."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys for the layers that the family has."""
+        given = (self.first_key, self.dense_key, self.step_key, self.period_key, self.offset_key)
+        return tuple(filter(None, given))
+
+
+ALL_GROUPS, BEST_GROUPS = "greedy", "group_limited_greedy"
+"""Values of `ExpertLayers.method_key`: tokens choose among all experts, or among those of the best groups."""
+
+
 @dataclass(frozen=True)
 class Family:
     """Family of published models. Hugging Face calls the family's name the `model_type`. The name of a field in a
@@ -89,12 +129,9 @@ class Family:
     """Second names of keys. In `transformers`, the value under the second name has precedence."""
     rotates_before_norm: bool = False
     """Whether queries and keys are normalised after their rotation. The norm then removes YaRN's attention factor."""
-    dense_layers: tuple[str, int] | None = None
-    """Key of the number of the first layers without experts, with its default. Crosscut reads only models whose
-    layers all have no experts. None for a family without experts."""
-    dense_list: str = ""
-    """Key of a list of layers without experts, in place of `dense_layers`. A file of the family may also leave out
-    experts by `num_experts` and `decoder_sparse_step`."""
+    experts: ExpertLayers | None = None
+    """Keys that say which layers have experts. None for a family without experts, and for one whose layers have them by
+    `fixed` or `layers`."""
     nulls: tuple[str, ...] = ()
     """Keys that are null on export, because `transformers` has defaults for them that fit only the published models."""
     has_optional_base: bool = False
@@ -103,6 +140,11 @@ class Family:
     """Keys that `transformers` computes from another key, with that key."""
     first_position: int = 0
     """Row of the first position in the table of learned positions. No text uses the rows before it."""
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether layers of some models of the family have experts."""
+        return "experts.number" in self.keys
 
     @property
     def has_window(self) -> bool:
@@ -136,3 +178,30 @@ PLAIN = {
     "logit_divisor": 1.0,
 }
 """Settings that few families support, with their values in all other families."""
+MULTIPLIERS = {
+    "embedding_multiplier": "embedding_multiplier",
+    "residual_multiplier": "residual_multiplier",
+    "attention_multiplier": "attention_multiplier",
+    "logit_divisor": "logits_scaling",
+}
+"""Keys of the multipliers of Granite."""
+SOFTMAX_EXPERTS = {
+    "experts.mlp": "swiglu",
+    "experts.scores": "softmax",
+    "experts.renormalise": True,
+    "experts.scaling": 1.0,
+    "experts.groups": 1,
+    "experts.shared_size": 0,
+    "experts.shared_gate": False,
+    "experts.balance_bias": False,
+}
+"""Settings of experts with a gate, whose scores are a softmax that is renormalised for the experts of a token, as in
+Mixtral."""
+SIGMOID_EXPERTS = {
+    "experts.mlp": "swiglu",
+    "experts.scores": "sigmoid",
+    "experts.group_top": 2,
+    "experts.shared_gate": False,
+    "experts.balance_bias": True,
+}
+"""Settings of experts whose scores are sigmoids, and whose choice follows a bias, as in DeepSeek-V3."""

@@ -1,14 +1,23 @@
 """Published families with state-space layers, with each family's keys for the fields of `ModelConfig`.
 
 Mamba and Mamba-2 have only such layers. Nemotron-H mixes layers of one part each: state-space mixers, attention and
-MLPs. The layers of Bamba, of Granite 4 and of Jamba have a mixer, which is either attention or a state-space mixer, and
-an MLP. The state-space mixers of Mamba and Jamba are of the first kind (`mamba`).
+MLPs or mixtures of experts. The layers of Bamba, of Granite 4 and of Jamba have a mixer, which is either attention or a
+state-space mixer, and an MLP or, in Granite 4 and Jamba, a mixture of experts. The state-space mixers of Mamba and
+Jamba are of the first kind (`mamba`).
 """
 
 import dataclasses
 
 from crosscut.config.published.families.attention import LLAMA_KEYS, LLAMA_TIED
-from crosscut.config.published.families.family import PLAIN, Family, LayerList
+from crosscut.config.published.families.family import (
+    MULTIPLIERS,
+    PLAIN,
+    SIGMOID_EXPERTS,
+    SOFTMAX_EXPERTS,
+    ExpertLayers,
+    Family,
+    LayerList,
+)
 
 _FIXED = {"norm": "rms", "biases": "none", "qk_norm": False, **PLAIN}
 _HYBRID_MIXER = {
@@ -104,8 +113,16 @@ NEMOTRON_H = Family(
         "mamba2.num_groups": "n_groups",
         "mamba2.conv_size": "conv_kernel",
         "mamba2.chunk_size": "chunk_size",
+        "experts.number": "n_routed_experts",
+        "experts.per_token": "num_experts_per_tok",
+        "experts.size": "moe_intermediate_size",
+        "experts.shared_size": "moe_shared_expert_intermediate_size",
+        "experts.renormalise": "norm_topk_prob",
+        "experts.scaling": "routed_scaling_factor",
+        "experts.groups": "n_group",
+        "experts.groups_per_token": "topk_group",
     },
-    {"positions": "none", "tied": False, **_FIXED},
+    {"positions": "none", "tied": False, **_FIXED, **SIGMOID_EXPERTS, "experts.mlp": "relu2"},
     {
         "num_layers": 0,
         "hidden_size": 4096,
@@ -120,6 +137,14 @@ NEMOTRON_H = Family(
         "mamba2.num_heads": 128,
         "mamba2.num_groups": 8,
         "mamba2.chunk_size": 128,
+        "experts.number": 8,
+        "experts.per_token": 2,
+        "experts.size": 7688,
+        "experts.shared_size": 7688,
+        "experts.renormalise": True,
+        "experts.scaling": 1.0,
+        "experts.groups": 1,
+        "experts.groups_per_token": 1,
     },
     {
         "mlp_hidden_act": ("relu2",),
@@ -128,9 +153,11 @@ NEMOTRON_H = Family(
         "num_nextn_predict_layers": (0,),
         **dict.fromkeys(("attention_bias", "mlp_bias", "use_bias"), (False,)),
         "tie_word_embeddings": (False,),
+        "n_shared_experts": (1,),
+        "moe_latent_size": (None,),
     },
     layers=LayerList(
-        kinds={"mamba": "mamba2", "attention": "attention", "mlp": "relu2"},
+        kinds={"mamba": "mamba2", "attention": "attention", "mlp": "relu2", "moe": "experts"},
         key="layers_block_type",
         letters_key="hybrid_override_pattern",
         letters={"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"},
@@ -143,6 +170,7 @@ NEMOTRON_H = Family(
         "mamba_dt_limit": "time_step_limit",
         "mamba_conv_bias": "use_conv_bias",
         "mamba_chunk_size": "chunk_size",
+        "num_local_experts": "n_routed_experts",
     },
 )
 
@@ -171,17 +199,23 @@ BAMBA = Family(
     biases=("attention_bias", "mlp_bias", "mamba_proj_bias"),
     tied_tensors=LLAMA_TIED,
 )
-_MULTIPLIERS = {
-    "embedding_multiplier": "embedding_multiplier",
-    "residual_multiplier": "residual_multiplier",
-    "attention_multiplier": "attention_multiplier",
-    "logit_divisor": "logits_scaling",
-}
 GRANITE = Family(
     "granitemoehybrid",
     "GraniteMoeHybridForCausalLM",
-    {**LLAMA_KEYS, "mlp_size": "shared_intermediate_size", **_MULTIPLIERS, **_HYBRID_MIXER},
-    {name: value for name, value in _FIXED.items() if name not in _MULTIPLIERS},
+    {
+        **LLAMA_KEYS,
+        "mlp_size": "shared_intermediate_size",
+        **MULTIPLIERS,
+        **_HYBRID_MIXER,
+        "experts.number": "num_local_experts",
+        "experts.per_token": "num_experts_per_tok",
+        "experts.size": "intermediate_size",
+        "experts.shared_size": "shared_intermediate_size",
+    },
+    {
+        **{name: value for name, value in _FIXED.items() if name not in MULTIPLIERS},
+        **{name: value for name, value in SOFTMAX_EXPERTS.items() if name != "experts.shared_size"},
+    },
     {
         **_HYBRID_DEFAULTS,
         "mlp_size": 1024,
@@ -189,18 +223,21 @@ GRANITE = Family(
         "max_sequence_length": 2048,
         "norm_epsilon": 1e-6,
         "attention_multiplier": 1.0,
+        "experts.number": 8,
+        "experts.per_token": 2,
+        "experts.size": 11_008,
+        "experts.shared_size": 1024,
     },
     {
-        "num_local_experts": (0,),
         "hidden_act": ("silu",),
         "attention_bias": (False,),
         "mamba_proj_bias": (False,),
         "mamba_conv_bias": (True,),
     },
-    stated=("num_local_experts",),
     layers=LayerList(kinds={"mamba": "mamba2 swiglu", "attention": "attention swiglu"}, key="layer_types"),
     expansion="mamba_expand",
     positions="position_embedding_type",
+    experts=ExpertLayers(dense_number=0),
     tied_tensors=LLAMA_TIED,
     aliases={"layers_block_type": "layer_types"},
 )
@@ -213,8 +250,11 @@ JAMBA = Family(
         "mamba.state_size": "mamba_d_state",
         "mamba.conv_size": "mamba_d_conv",
         "mamba.step_rank": "mamba_dt_rank",
+        "experts.number": "num_experts",
+        "experts.per_token": "num_experts_per_tok",
+        "experts.size": "intermediate_size",
     },
-    {"positions": "none", "mamba.vector_norms": True, **_FIXED},
+    {"positions": "none", "mamba.vector_norms": True, **_FIXED, **SOFTMAX_EXPERTS, "experts.renormalise": False},
     {
         "num_layers": 32,
         "hidden_size": 4096,
@@ -226,14 +266,15 @@ JAMBA = Family(
         "norm_epsilon": 1e-6,
         "tied": False,
         "dropout": 0.0,
+        "experts.number": 16,
+        "experts.per_token": 2,
+        "experts.size": 14_336,
     },
     {
-        "num_experts": (1,),
         "hidden_act": ("silu",),
         "mamba_proj_bias": (False,),
         "mamba_conv_bias": (True,),
     },
-    stated=("num_experts",),
     layers=LayerList(
         kinds={"mamba": "mamba swiglu", "attention": "attention swiglu"},
         period_key="attn_layer_period",
@@ -241,6 +282,9 @@ JAMBA = Family(
         period=(8, 4),
     ),
     expansion="mamba_expand",
+    experts=ExpertLayers(
+        dense_number=1, period_key="expert_layer_period", offset_key="expert_layer_offset", period=(2, 1)
+    ),
     tied_tensors=LLAMA_TIED,
     aliases={"num_local_experts": "num_experts"},
 )

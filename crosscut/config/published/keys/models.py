@@ -38,15 +38,15 @@ _MIXER_WITHOUT_EFFECT = because(
             "mamba_dt_max mamba_dt_init_floor time_step_scale time_step_init_scheme"
         ),
         "the same numbers in another precision": "residual_in_fp32 mamba_ssm_cache_dtype",
+        "another implementation of the same experts": "moe_shared_expert_overlap",
         "another implementation of the same numbers": (
             "num_logits_to_keep use_mamba_kernels use_mambapy use_associative_scan"
         ),
         "the family does not read it": "expand mamba_expand mamba_proj_bias layers_block_type",
         "belongs to mixtures of experts, which the model must not have": (
             "n_routed_experts num_local_experts n_shared_experts num_experts_per_tok moe_intermediate_size "
-            "moe_latent_size moe_shared_expert_intermediate_size moe_shared_expert_overlap n_group topk_group "
-            "norm_topk_prob routed_scaling_factor output_router_logits router_aux_loss_coef intermediate_size "
-            "expert_layer_period expert_layer_offset"
+            "moe_latent_size moe_shared_expert_intermediate_size n_group topk_group norm_topk_prob "
+            "routed_scaling_factor output_router_logits router_aux_loss_coef intermediate_size"
         ),
         "belongs to layers that predict several tokens, which the model must not have": (
             "mtp_layers_block_type mtp_hybrid_override_pattern"
@@ -125,18 +125,15 @@ _WITHOUT_EFFECT = because(
 
 _EXPERTS = because(
     {
-        "belongs to layers with experts": (
-            "n_routed_experts n_shared_experts num_experts_per_tok moe_intermediate_size moe_layer_freq n_group "
-            "topk_group topk_method norm_topk_prob routed_scaling_factor scoring_func aux_loss_alpha seq_aux ep_size "
-            "output_router_logits router_aux_loss_coef num_local_experts num_experts shared_expert_intermediate_size"
+        "only in training, where the run decides (docs/experts.md)": (
+            "output_router_logits router_aux_loss_coef router_jitter_noise seq_aux"
         ),
+        "another implementation of the same experts": "ep_size",
+        "the family does not read it": "norm_topk_prob",
         "predicts further tokens, which Crosscut does not": "num_nextn_predict_layers",
     }
 )
-
-
-_DENSE = ("mlp_only_layers", "num_experts", "decoder_sparse_step")
-"""Keys that say which layers of a Qwen3-Next have experts."""
+"""Keys of families with experts."""
 _DELTA_WITHOUT_EFFECT = because(
     {
         "initial values of new weights": (
@@ -153,10 +150,14 @@ def _has_mixer(family: Family) -> bool:
 
 def _used_by(family: Family) -> dict[str, str]:
     """Keys that a family uses, with what each one sets."""
-    fields = {key: f"`model.{field}`" for field, key in family.keys.items()}
+    fields: dict[str, str] = {}
+    for field, key in family.keys.items():
+        fields[key] = f"{fields[key]} and `model.{field}`" if key in fields else f"`model.{field}`"
     second = {name: f"another name of `{key}`" for name, key in family.aliases.items()}
-    dense = family.dense_layers[:1] if family.dense_layers is not None else _DENSE if family.dense_list else ()
-    fields |= dict.fromkeys(dense, "all layers must be without experts")
+    if (sparse := family.experts) is not None:
+        fields |= dict.fromkeys(sparse.keys, "which layers have experts")
+        fields |= {sparse.shared_key: "`model.experts.shared_size`"} if sparse.shared_key else {}
+        fields |= {sparse.method_key: "`model.experts.groups`"} if sparse.method_key else {}
     used: dict[str, str] = {**_USED, **second, **dict.fromkeys(family.biases, "`model.biases`"), **fields}
     if family.may_rotate:
         used |= _ROTARY
@@ -187,7 +188,7 @@ def keys_of_model(model_type: str) -> Keys:
     rest = {
         "num_key_value_heads": heads,
         **{key: f"`{other}` gives the number" for key, other in family.derived.items()},
-        **(_EXPERTS if family.dense_layers is not None or family.dense_list else {}),
+        **(_EXPERTS if family.has_experts else {}),
         **(_DELTA_WITHOUT_EFFECT if "gated_delta.num_key_heads" in family.keys else {}),
         **_WITHOUT_EFFECT,
         **dropouts,
