@@ -23,6 +23,20 @@ QWEN: dict[str, Any] = {
     "layers": ("experts attention", "attention experts gelu"),
     "experts": {**SIZES, "number": 6, "shared_size": 20, "shared_gate": True, "renormalise": False, "mlp": "gelu"},
 }
+V3: dict[str, Any] = {
+    **DEEPSEEK, "num_kv_heads": 0, "layers": ("latent_attention swiglu", "latent_attention experts"),
+    "latent_attention": {"query_rank": 12, "key_value_rank": 10, "nope_size": 6, "rope_size": 4, "value_size": 5},
+}  # fmt: skip
+HYBRID: dict[str, Any] = {
+    **LLAMA, "positions": "none", "layers": ("mamba2", "experts", "attention", "relu2"), "num_layers": 4,
+    "mamba2": {"num_heads": 4, "head_size": 8, "state_size": 8, "num_groups": 2, "chunk_size": 4},
+    "experts": {**DEEPSEEK["experts"], "mlp": "relu2"},
+}  # fmt: skip
+NEXT: dict[str, Any] = {
+    **LLAMA, "layers": ("gated_delta experts", "attention experts"), "norm_offset": True, "attention_gate": True,
+    "gated_delta": {"num_key_heads": 2, "num_value_heads": 4, "key_head_size": 8, "value_head_size": 6},
+    "experts": {**QWEN["experts"], "mlp": "swiglu"},
+}  # fmt: skip
 LONG: dict[str, Any] = {"max_sequence_length": 32, "dropout": 0.0}
 SPLIT = {"sequence_parallel": True}
 MUON = {"optimizer": {"matrices": "muon", "matrix_learning_rate": 0.02}}
@@ -70,6 +84,12 @@ CASES: dict[str, tuple[Layout, dict[str, Any]]] = {
     "expert 2, recomputed operators": (Layout(data=2, tensor=2, expert=2), {**MIXTRAL, **again("operators")}),
     "expert 2, Muon": (Layout(data=2, expert=2), {**MIXTRAL, **MUON}),
     "expert 2, adapters": (Layout(data=2, expert=2), {**DEEPSEEK, "lora_rank": 2}),
+    "DeepSeek-V3, tensor 2, expert 2": (Layout(data=2, tensor=2, expert=2, **SPLIT), V3),
+    "DeepSeek-V3, expert 2, ZeRO-3": (Layout(data=4, expert=2, sharding="zero3"), V3),
+    "Nemotron 3, tensor 2, expert 2": (Layout(data=2, tensor=2, expert=2, **SPLIT), HYBRID),
+    "Nemotron 3, pipeline, expert 2": (Layout(pipeline=2, data=2, expert=2), HYBRID),
+    "Qwen3-Next, tensor 2, expert 2": (Layout(data=2, tensor=2, expert=2), NEXT),
+    "Qwen3-Next, expert 4": (Layout(data=4, expert=4), {**NEXT, "experts": {**NEXT["experts"], "number": 8}}),
     "an average of the weights": (Layout(data=2), {**DEEPSEEK, "optimizer": {"ema_decay": 0.9}}),
 }  # fmt: skip
 
