@@ -4,7 +4,6 @@ Only one whole tensor at a time is in memory. The folder gets its final name onl
 """
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -40,13 +39,13 @@ from crosscut.parallel.state.parameters import whole
 from crosscut.pretrained.adapter_settings import CONFIG_NAME
 from crosscut.pretrained.adapters import read_adapter, with_adapters, write_adapter
 from crosscut.pretrained.companions import COMPANIONS, TEMPLATE_FILE, speech, with_ends
-from crosscut.pretrained.families import Weight, published_shapes, weights_of
+from crosscut.pretrained.families import Weight, published_forms, published_shapes, weights_of
 from crosscut.pretrained.finite import count_not_finite, not_finite
 from crosscut.pretrained.loading import require_weights
 from crosscut.pretrained.source import ModelSource
 from crosscut.pretrained.task_files import Rows, TaskFiles, task_files, with_class
 from crosscut.pretrained.tensors import DTYPES, read_whole
-from crosscut.pretrained.writing import json_bytes, plan_files, write_tensors
+from crosscut.pretrained.writing import json_bytes, num_bytes, plan_files, write_tensors
 
 _REMEDY = "Free some space, grant access, or choose another folder."
 MAX_FILE_BYTES = 5 * 10**9
@@ -148,17 +147,16 @@ class _ExportFolder:
         return with_class(files, self.tokenizer, str(self._shape["model_type"]))
 
     def write(self, tensors: Iterator[Tensor]) -> Exported:
-        """Write the whole folder atomically."""
+        """Write the whole folder atomically. Each tensor is converted to its type in the files."""
         if self.rows is None and self._own[1]:
             echo(f"crosscut: {self._own[1]}", err=True)
-        shapes = published_shapes(self.config)
-        planned = plan_files(shapes, self.dtype, max_bytes=self.max_file_bytes)
+        forms = published_forms(self.config, self.dtype)
+        planned = plan_files(forms, max_bytes=self.max_file_bytes)
         with _new_folder(self.folder, MODEL_FILE) as draft:
-            write_tensors(draft, planned, self.dtype, tensors)
+            write_tensors(draft, planned, map(lambda tensor, form: tensor.to(form.dtype), tensors, forms.values()))
             for name, content in self.files.items():
                 draft.write(name, content)
-        num_bytes = sum(math.prod(shape) for shape in shapes.values()) * self.dtype.itemsize
-        return Exported(str(self.folder), len(shapes), [file.name for file in planned], num_bytes)
+        return Exported(str(self.folder), len(forms), [file.name for file in planned], num_bytes(forms))
 
 
 @contextmanager
@@ -292,7 +290,7 @@ def _of_published(source: ModelSource, advance: Callable[[str], None]) -> tuple[
     def tensors() -> Iterator[Tensor]:
         for name, (num_rows, *_) in shapes.items():
             advance(name)
-            yield read_whole(found[name])[-num_rows:].to(dtype)  # RoBERTa's first positions belong to no token
+            yield read_whole(found[name])[-num_rows:]  # RoBERTa's first positions belong to no token
 
     return dtype, tensors()
 
@@ -347,7 +345,7 @@ def export_model(
         rows=Rows(speech(tokenizer, ()).special, 0) if model.config.solves_task else None,
     )
     target.check()
-    read = with_adapters(model.config, lambda name: whole(parameters[name]).to(target.dtype))
+    read = with_adapters(model.config, lambda name: whole(parameters[name]))
     tensors = _published(model.config, read)
     with _together():
         if model.mesh.is_first_rank:

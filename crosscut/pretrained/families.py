@@ -30,6 +30,7 @@ from torch import Tensor
 
 from crosscut.architecture import Parameter, describe
 from crosscut.architecture.parameters import Role
+from crosscut.checkpoint.format.tensor_file import Form
 from crosscut.config import ModelConfig
 from crosscut.config.parts.head import HeadKind
 from crosscut.config.published.folders import family_of
@@ -54,6 +55,9 @@ class Weight:
     """
     is_matrix: bool = False
     """Whether the parameter is a matrix of a layer, which adapters may change."""
+    is_bias_of_choice: bool = False
+    """Whether the parameter is the bias of the experts' scores. Files hold it in float32 or wider, whatever the type of
+    the other tensors is, since its steps are smaller than those of bfloat16."""
     stacked: int = 0
     """Number of experts whose matrices the parameter stacks; 0 for another parameter."""
 
@@ -61,6 +65,10 @@ class Weight:
     def source_rows(self) -> int:
         """Number of rows that come from each source."""
         return self.shape[0] // len(self.sources)
+
+    def dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the type of the tensors in the files of a model of type `dtype`."""
+        return torch.promote_types(dtype, torch.float32) if self.is_bias_of_choice else dtype
 
     def matrix(self, index: int) -> "Weight":
         """Return the matrix of an expert with its source, as a parameter of its own."""
@@ -184,7 +192,13 @@ def _weight(config: ModelConfig, parameter: Parameter, sources: tuple[Source, ..
         group = config.head_size
     is_matrix = parameter.role in (Role.MATRIX, Role.BEFORE_RESIDUAL) and not (parameter.is_wide or parameter.stacked)
     return Weight(
-        parameter.name, parameter.shape, placed, group or parameter.shape[0], is_matrix, stacked=parameter.stacked
+        parameter.name,
+        parameter.shape,
+        placed,
+        group or parameter.shape[0],
+        is_matrix,
+        is_bias_of_choice=parameter.role is Role.BALANCE,
+        stacked=parameter.stacked,
     )
 
 
@@ -194,6 +208,17 @@ def published_shapes(config: ModelConfig, *, first_position: int = 0) -> dict[st
     """
     weights = weights_of(config, first_position=first_position)
     return {source.name: weight.shape_of(source) for weight in weights for source in weight.sources}
+
+
+def published_forms(config: ModelConfig, dtype: torch.dtype) -> dict[str, Form]:
+    """Return the shapes and types of the tensors of a model of type `dtype` in Hugging Face's format, keyed by name, in
+    the order of `weights_of`.
+    """
+    return {
+        source.name: Form(weight.shape_of(source), weight.dtype(dtype))
+        for weight in weights_of(config)
+        for source in weight.sources
+    }
 
 
 def with_prefix(config: ModelConfig, names: list[str]) -> dict[str, str]:

@@ -33,6 +33,7 @@ LINEAR = {
     "llama multi-query": ("q_proj", "v_proj", "gate_proj", "down_proj"),
     "nanochat": ("q_proj", "k_proj", "o_proj", "fc1"),
     "qwen3_next": ("in_proj_qkvz", "in_proj_ba", "q_proj", "out_proj"),
+    "qwen2_moe": ("q_proj", "v_proj", "o_proj"),
 }
 """Modules that the adapters of these tests change."""
 

@@ -9,6 +9,7 @@ import tokenizers
 import torch
 from safetensors.torch import load_file
 
+from crosscut.checkpoint.format.tensor_file import Form
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import ConfigError, Layout
 from crosscut.pretrained import export_checkpoint, find_model
@@ -115,20 +116,21 @@ def test_what_lies_beside_the_tokenizer_comes_along(ranks, published, tmp_path):
 
 def test_files_keep_to_their_size():
     shapes = {"a": (100, 10), "b": (10,), "c": (3, 10), "d": (1000, 10)}
-    files = plan_files(shapes, torch.float32, max_bytes=4 * 1010)
-    assert [(file.name, list(file.shapes)) for file in files] == [
+    forms = {name: Form(shape, torch.float32) for name, shape in shapes.items()}
+    files = plan_files(forms, max_bytes=4 * 1010)
+    assert [(file.name, list(file.forms)) for file in files] == [
         ("model-00001-of-00003.safetensors", ["a", "b"]),
         ("model-00002-of-00003.safetensors", ["c"]),
         ("model-00003-of-00003.safetensors", ["d"]),
     ]
-    assert [file.name for file in plan_files(shapes, torch.float32, max_bytes=10**6)] == ["model.safetensors"]
+    assert [file.name for file in plan_files(forms, max_bytes=10**6)] == ["model.safetensors"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_the_library_reads_what_is_written(tmp_path, dtype):
     tensors = {"a": torch.randn(5, 3).to(dtype), "b": torch.randn(7).to(dtype), "c": torch.randn(4, 6).t().to(dtype)}
-    files = plan_files({name: tuple(tensor.shape) for name, tensor in tensors.items()}, dtype, max_bytes=10**6)
-    write_tensors(LocalFolder(tmp_path), files, dtype, iter(tensors.values()))
+    forms = {name: Form(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    write_tensors(LocalFolder(tmp_path), plan_files(forms, max_bytes=10**6), iter(tensors.values()))
     found = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 
@@ -145,11 +147,17 @@ def test_the_tensors_of_a_file_follow_each_other_in_order(published, ranks, tmp_
     assert starts == sorted(starts)
 
 
-def test_a_model_in_bfloat16_keeps_its_float32_decay_rates(ranks, published, tmp_path):
-    folder, out = published("mamba2"), tmp_path / "out"
+@pytest.mark.parametrize("name", ["mamba2", "nemotron_h with experts"])
+def test_a_model_in_bfloat16_keeps_its_float32_decay_rates(ranks, published, tmp_path, name):
+    """Its files have no other type, except for the biases by which experts are chosen, as those of DeepSeek-V3."""
+    folder, out = published(name), tmp_path / "out"
     rates = torch.cat(ranks.run(2, jobs.export_in_bfloat16, find_model(folder), Layout(tensor=2), out))
-    assert torch.equal(rates, tensors_in(folder)["backbone.layers.0.mixer.A_log"])
-    assert {tensor.dtype for tensor in tensors_in(out).values()} == {torch.bfloat16}
+    theirs, ours = tensors_in(folder), tensors_in(out)
+    assert torch.equal(rates, theirs["backbone.layers.0.mixer.A_log"])
+    biases = {key for key in ours if key.endswith("e_score_correction_bias")}
+    assert len(biases) == ("experts" in name) * 2
+    assert all(torch.equal(ours[key], theirs[key]) for key in biases)
+    assert {ours[key].dtype for key in ours.keys() - biases} == {torch.bfloat16}
 
 
 def test_a_folder_that_holds_something_is_left_alone(ranks, published, tmp_path):
