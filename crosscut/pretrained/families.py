@@ -182,11 +182,11 @@ def _split(name: str) -> tuple[str, str]:
 def _weight(config: ModelConfig, parameter: Parameter, sources: tuple[Source, ...], prefix: str, kind: str) -> Weight:
     """Return a parameter with the published tensors that hold it. Rows of several tensors alternate head by head."""
     end = f".{kind}" if kind else ""
-    if parameter.stacked and not sources[0].of_all:
-        sources = tuple(replace(sources[0], name=sources[0].name.format(i)) for i in range(parameter.stacked))
     placed = tuple(replace(source.placed(config), name=f"{prefix}{source.name}{end}") for source in sources)
+    if parameter.stacked and not sources[0].of_all:
+        placed = tuple(replace(placed[0], name=placed[0].name.format(i)) for i in range(parameter.stacked))
     group = sources[0].group
-    if len(sources) > 1 and not parameter.stacked:
+    if len(sources) > 1:
         group = parameter.shape[0] // (parameter.heads * parameter.num_matrices)
     if sources[0].swaps_halves:
         group = config.head_size

@@ -1,23 +1,21 @@
 """Read parts of the tensors in the safetensors files of a folder.
 
-A rank requests the rows and columns that it holds, and receives them in blocks. A file that is mapped into memory
-counts as the rank's own memory, and the operating system maps more pages than the rank reads. The file is therefore
-opened for each block and closed after the block, so that a rank maps at most one block of whole rows at a time.
+A rank requests the rows and columns that it holds, and receives them in blocks. Blocks are read at their places in the
+file, which the header gives once. A file that is mapped into memory would count as the rank's own memory, and the
+library that maps it reads the header again whenever it opens the file: in a mixture, for each of thousands of tensors.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from crosscut.config import CheckpointError, DamagedCheckpointError
-from crosscut.config.published.weights import weight_files
+from crosscut.config.published.weights import places_in, weight_files
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Element types that weights may have: torch's types, keyed by safetensors' names."""
@@ -38,15 +36,20 @@ class StoredTensor:
     shape: tuple[int, ...]
     dtype: str
     """Element type under safetensors' name, such as "BF16"."""
+    start: int = 0
+    """Index of the tensor's first byte in the file."""
     pieces: tuple[tuple["StoredTensor", int, int], ...] = ()
     """Tensors of whose rows this one consists, each with its first row and the row after its last one. Empty for a
     tensor that is stored by itself."""
-    index: int | None = None
-    """Index of the first dimension of the stored tensor at which this one is; None for the whole tensor."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Number of bytes of a row."""
+        return math.prod(self.shape[1:]) * DTYPES[self.dtype].itemsize
 
     def matrix(self, index: int) -> "StoredTensor":
         """Return one of the matrices that the tensor stacks."""
-        return replace(self, shape=self.shape[1:], index=index)
+        return replace(self, shape=self.shape[1:], start=self.start + index * self.row_bytes)
 
 
 def list_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -70,12 +73,20 @@ def list_file(path: Path) -> dict[str, StoredTensor]:
     """List the tensors of one file, keyed by name, from the file's header. Raises `CheckpointError` for a damaged
     file.
     """
-    tensors = {}
-    with _opened(path) as file:
-        for name in file.keys():  # noqa: SIM118 - the file is not a mapping
-            part = file.get_slice(name)
-            tensors[name] = StoredTensor(path, name, tuple(part.get_shape()), str(part.get_dtype()))
-    return tensors
+    from safetensors import SafetensorError, safe_open  # imported only when such a file is read
+
+    try:
+        with safe_open(path, framework="pt"):  # checks the header, and that all bytes exist
+            places = places_in(path)
+    except (SafetensorError, OSError) as error:
+        raise _damaged(path, error) from None
+    return {name: StoredTensor(path, name, place.shape, place.dtype, place.start) for name, place in places.items()}
+
+
+def _damaged(path: Path, error: Exception) -> DamagedCheckpointError:
+    return DamagedCheckpointError(
+        f"`{path}` must be an undamaged safetensors file, but is not: {error}. Download the file again."
+    )
 
 
 def cut_again(tensors: Sequence[StoredTensor], sizes: Sequence[int]) -> list[StoredTensor]:
@@ -101,44 +112,37 @@ def cut_again(tensors: Sequence[StoredTensor], sizes: Sequence[int]) -> list[Sto
 
 
 def read_whole(tensor: StoredTensor) -> Tensor:
-    """Read a whole tensor. Use this only for small tensors, such as the matrices of an adapter."""
+    """Read a whole tensor."""
     if tensor.pieces:
         return torch.cat([read_whole(piece)[first:last] for piece, first, last in tensor.pieces])
-    with _opened(tensor.path) as file:
-        whole: Tensor = file.get_tensor(tensor.name)
-    return whole
+    return _rows(tensor, 0, tensor.shape[0])
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    from safetensors import SafetensorError, safe_open  # imported only when such a file is read
-
+def _rows(tensor: StoredTensor, first: int, last: int) -> Tensor:
+    """Read the rows from `first` to `last`. Raises `DamagedCheckpointError` if the file has become shorter."""
+    data = bytearray((last - first) * tensor.row_bytes)
     try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except (SafetensorError, OSError) as error:
-        raise DamagedCheckpointError(
-            f"`{path}` must be an undamaged safetensors file, but is not: {error}. Download the file again."
-        ) from None
+        with tensor.path.open("rb") as file:
+            file.seek(tensor.start + first * tensor.row_bytes)
+            if file.readinto(data) < len(data):
+                raise OSError("it ends too early")
+    except OSError as error:
+        raise _damaged(tensor.path, error) from None
+    values = torch.frombuffer(data, dtype=DTYPES[tensor.dtype]) if data else torch.empty(0, dtype=DTYPES[tensor.dtype])
+    return values.view(last - first, *tensor.shape[1:])
 
 
 def blocks(tensor: StoredTensor, region: Region) -> Iterator[tuple[int, Tensor]]:
     """Yield a region of a tensor as blocks of rows. Each block is paired with the index of its first row, counted from
-    the start of the region.
-
-    A block is mapped from the file. Copy the block, and drop all references to it before requesting the next block.
+    the start of the region. Drop all references to a block before requesting the next block.
     """
     rows, *columns = region
     if tensor.pieces:
         yield from _blocks_of_pieces(tensor, region)
         return
-    row_bytes = math.prod(tensor.shape[1:]) * DTYPES[tensor.dtype].itemsize
-    step = max(1, _BLOCK_BYTES // max(1, row_bytes))
+    step = max(1, _BLOCK_BYTES // max(1, tensor.row_bytes))
     for first in range(rows.start, rows.stop, step):
-        with _opened(tensor.path) as file:
-            place = () if tensor.index is None else (tensor.index,)
-            part = file.get_slice(tensor.name)[*place, slice(first, min(first + step, rows.stop)), *columns]
-            yield first - rows.start, part
+        yield first - rows.start, _rows(tensor, first, min(first + step, rows.stop))[:, *columns]
 
 
 def _blocks_of_pieces(tensor: StoredTensor, region: Region) -> Iterator[tuple[int, Tensor]]:

@@ -25,13 +25,14 @@ _CODES = {"F64": ("d", 8), "F32": ("f", 4), "F16": ("e", 2), "BF16": ("f", 2)}
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Place of a tensor's values."""
+class Place:
+    """Place of a tensor's values: the bytes of the file from `start` to `stop`."""
 
     path: Path
     start: int
     stop: int
     dtype: str
+    """Element type under safetensors' name, such as "BF16"."""
     shape: tuple[int, ...]
     changed: int
     """Time of the file's last change, in nanoseconds."""
@@ -70,7 +71,7 @@ def differing(folder: Path, pairs: Sequence[tuple[str, str]]) -> tuple[str, str]
     Returns None if there is no such pair, and for files that cannot be read; reading the weights reports such files.
     """
     try:
-        places = {name: place for path in weight_files(folder) for name, place in _places(path).items()}
+        places = {name: place for path in weight_files(folder) for name, place in places_in(path).items()}
         for ends in pairs:
             names = [next((name for name in places if f".{name}".endswith(f".{end}")), "") for end in ends]
             if all(names) and not _are_equal(*(places[name] for name in names)):
@@ -80,7 +81,7 @@ def differing(folder: Path, pairs: Sequence[tuple[str, str]]) -> tuple[str, str]
     return None
 
 
-def _places(path: Path) -> dict[str, _Place]:
+def places_in(path: Path) -> dict[str, Place]:
     """Read the places of all tensors of a safetensors file from its header."""
     require_regular(path)
     changed = path.stat().st_mtime_ns
@@ -88,15 +89,15 @@ def _places(path: Path) -> dict[str, _Place]:
         size = int.from_bytes(file.read(8), "little")
         header = parse_json(file.read(size)) if size <= _MOST_HEADER else {}
     places = {}
-    for name in header.keys() - {"__metadata__"}:
+    for name in (name for name in header if name != "__metadata__"):
         start, stop = header[name]["data_offsets"]
         dtype, shape = header[name]["dtype"], tuple(header[name]["shape"])
-        places[name] = _Place(path, 8 + size + start, 8 + size + stop, dtype, shape, changed)
+        places[name] = Place(path, 8 + size + start, 8 + size + stop, dtype, shape, changed)
     return places
 
 
 @lru_cache(maxsize=16)
-def _are_equal(one: _Place, other: _Place) -> bool:
+def _are_equal(one: Place, other: Place) -> bool:
     """Whether two tensors have equal shapes and values. Several commands compare the same tensors once more."""
     if one.shape != other.shape:
         return False
@@ -110,7 +111,7 @@ def _are_equal(one: _Place, other: _Place) -> bool:
     )
 
 
-def _blocks(place: _Place, size: int) -> Iterator[bytes]:
+def _blocks(place: Place, size: int) -> Iterator[bytes]:
     """Yield the bytes of a tensor. Each block has the same number of elements of `size` bytes."""
     with place.path.open("rb") as file:
         file.seek(place.start)
