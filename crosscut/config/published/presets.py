@@ -192,7 +192,7 @@ LAPTOP_PRESETS = tuple(name for name in PRESETS if name.startswith("laptop-"))
 DEMO_PRESET = "demo"
 """Preset of the demo's model, whose recipe is "modern"."""
 
-_TRAINED_ON = {"smollm2-135m": 2048, "qwen2.5-0.5b": 4096, "qwen3-0.6b": 4096}
+_TRAINED_ON = {"smollm2-135m": 2048, "qwen2.5-0.5b": 4096, "qwen3-0.6b": 4096, "qwen3-30b-a3b": 4096}
 """Tokens per sequence in the main part of the training, for models that were trained on longer sequences only at the
 end: SmolLM2 (arXiv 2502.02737), Qwen2.5 (arXiv 2412.15115) and Qwen3 (arXiv 2505.09388)."""
 
