@@ -168,7 +168,8 @@ def _theirs(folder: Path, source: ModelSource, is_adapted: bool) -> Tensor | Non
         return None
     if source.model.is_causal and not source.model.solves_task and str(name).endswith(HEADS[2:]):
         return None
-    model = kind.from_pretrained(folder, dtype=torch.float64).eval()
+    # The grouped products of experts, which are the default, have no float64.
+    model = kind.from_pretrained(folder, dtype=torch.float64, experts_implementation="eager").eval()
     if is_adapted:
         from peft import PeftModel
 

@@ -23,10 +23,48 @@ _SMALL = {
     "max_position_embeddings": 64, "vocab_size": VOCAB_SIZE,
 }  # fmt: skip
 _GPT2 = {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_positions": 64, "vocab_size": VOCAB_SIZE}
+_MIXTURE = {**_SMALL, "num_key_value_heads": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+_GROUPS = {**_MIXTURE, "n_routed_experts": 8, "n_group": 2, "topk_group": 1}
+_LATENT = {
+    **_GROUPS, "num_key_value_heads": 4, "kv_lora_rank": 10, "q_lora_rank": 12, "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 8, "v_head_dim": 5, "first_k_dense_replace": 1,
+}  # fmt: skip
+_MIXER = {"mamba_n_heads": 8, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_chunk_size": 4}
 _OWN: Mapping[str, dict[str, Any]] = {
     "gpt2": _GPT2,
     "gpt_bigcode": _GPT2,
     "qwen3": {**_SMALL, "num_key_value_heads": 2, "head_dim": 16},
+    "mixtral": _MIXTURE,
+    "qwen2_moe": {**_MIXTURE, "num_experts": 4, "shared_expert_intermediate_size": 24},
+    "qwen3_moe": {**_MIXTURE, "num_experts": 4, "head_dim": 16},
+    "olmoe": {**_MIXTURE, "num_experts": 4},
+    "granitemoe": _MIXTURE,
+    "deepseek_v2": {**_LATENT, "topk_method": "group_limited_greedy"},
+    "deepseek_v3": _LATENT,
+    "jamba": {**_MIXTURE, "num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1},
+    "granitemoehybrid": {**_MIXTURE, **_MIXER, "shared_intermediate_size": 24, "layer_types": ["mamba", "attention"]},
+    "nemotron_h": {
+        **_GROUPS,
+        "hybrid_override_pattern": "ME*",
+        "moe_shared_expert_intermediate_size": 24,
+        "head_dim": 8,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 8,
+        "n_groups": 1,
+        "ssm_state_size": 16,
+        "chunk_size": 4,
+    },
+    "qwen3_next": {
+        **_MIXTURE,
+        "num_experts": 4,
+        "shared_expert_intermediate_size": 24,
+        "head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_value_head_dim": 6,
+        "linear_key_head_dim": 8,
+    },
     "bert": _SMALL,
     "roberta": {**_SMALL, "type_vocab_size": 1, "pad_token_id": 1},
 }
@@ -49,6 +87,7 @@ VALUES: tuple[Any, ...] = (
     "all-linear", ["q_proj"], {"q_proj": 4}, "<|endoftext|>", {"content": "<|endoftext|>"}, "PreTrainedTokenizerFast",
     "BertTokenizer", "GPT2Tokenizer", "LlamaTokenizer", "[MASK]", "fox",
     "regression", "multi_label_classification", "single_label_classification",
+    "greedy", "group_limited_greedy", "noaux_tc", "softmax", "sigmoid", [1],
     "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", ["cls", "mean"], "query", 8,
     {"query": "jumps: "}, "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.GELU", "right", "left",
     "sentence_transformers.sentence_transformer.modules.Normalize", "sentence_transformers.models.Pooling",
@@ -163,6 +202,9 @@ def _randomize(model: Any) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.2).add_(1.0 if parameter.dim() == 1 else 0.0)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(std=0.2)
 
 
 def _make_sentence_encoder(folder: Path) -> None:
