@@ -19,7 +19,7 @@ def with_experts(table: PublishedTable, family: Family, fields: Settings) -> Set
     """Return the fields with experts in the layers that have them, and with the fields of the section `experts` that
     have no keys of their own. In a model without experts, the section has no fields.
 
-    Raises `ConfigError` for a value that says of no layer whether it has experts, and for a missing number of experts
+    Raises `ConfigError` for a value that does not say which layers have experts, and for a missing number of experts
     per token.
     """
     if "layers" not in fields or fields["num_layers"] > MOST_LAYERS:
@@ -30,7 +30,7 @@ def with_experts(table: PublishedTable, family: Family, fields: Settings) -> Set
         pairs = zip(flags, (layers[index % len(layers)] for index in range(len(flags))), strict=True)
         layers = tuple(_with_last(entry, _EXPERTS) if has_experts else entry for has_experts, entry in pairs)
     if not any(_EXPERTS in entry.split() for entry in layers):
-        return {"layers": layers, **{name: each for name, each in fields.items() if not name.startswith(_SECTION)}}
+        return {name: value for name, value in fields.items() if not name.startswith(_SECTION)}
     if "experts.per_token" not in fields:
         key = family.keys["experts.per_token"]
         raise ConfigError(f"`{key}` in `{table.path}` must be a whole number, but is missing. Correct the file.")
