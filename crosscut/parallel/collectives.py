@@ -286,14 +286,18 @@ def background_group() -> dist.ProcessGroup:
     return group
 
 
-def share_from_first(value: object) -> Any:
+def share_from_first(value: object, *, is_late: bool = True) -> Any:
     """Return the first rank's `value`, a small Python value, on every rank. The other ranks wait for the first rank,
-    for up to a day. Every rank must call this function; only the first rank's argument matters. The value is pickled,
-    and unpickling a value from an untrusted source can run code. A program that answers requests, such as the server,
-    therefore uses `share_json_from_first`.
+    for up to a day, or, if the first rank is not late, for as long as for any message, which saves a process group.
+    Every rank must call this function; only the first rank's argument matters. The value is pickled, and unpickling a
+    value from an untrusted source can run code. A program that answers requests, such as the server, therefore uses
+    `share_json_from_first`.
     """
-    patient = background_group()
     shared = [value]
+    if not is_late:
+        dist.broadcast_object_list(shared, src=0)
+        return shared[0]
+    patient = background_group()
     dist.broadcast_object_list(shared, src=0, group=patient, device=torch.device("cpu"))
     dist.destroy_process_group(patient)
     return shared[0]

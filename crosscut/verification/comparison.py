@@ -4,7 +4,7 @@ divided over the ranks of a layout, and the uncut model is on one rank.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -39,6 +39,9 @@ divided by the output's own largest element. For any other tensor, it is divided
 by this fraction, whichever is larger. Without the fraction, a gradient that cancels to almost zero would always differ.
 """
 
+_BUNDLE = 1 << 20
+"""Most bytes of the uncut tensors whose parts are gathered in one message."""
+
 
 class StepComparison:
     """Comparison of the recorded steps of the cut and the uncut model, tensor by tensor. Every rank must create one and
@@ -69,8 +72,9 @@ class StepComparison:
         failure: Exception | None = None if self._uncut is None else _failure_to_be_finite(self._uncut)
         numbers = gather_to_first((self._cut.loss, self._cut.norm))
         calls = gather_to_first(self._cut.calls())
-        for kind in TensorKind:
-            for name, parts, floor in self._gathered(kind):
+        bundles = {kind: list(_bundles(self._uncut.tensors(kind))) for kind in TensorKind} if self._uncut else {}
+        for kind, of_kind in share_from_first(bundles, is_late=False).items():
+            for name, parts, floor in self._gathered(kind, of_kind):
                 try:
                     self._note_rounding(kind, name, floor)
                     self._compare(kind, name, parts, floor)
@@ -87,17 +91,18 @@ class StepComparison:
             if len(set(map(repr, numbers))) > 1:
                 differences.copies.append("the loss or the gradient norm")
 
-    def _gathered(self, kind: TensorKind) -> Iterator[tuple[str, list[Recorded | None], float]]:
-        """Gather the tensors of a kind, one after the other. Yields the name of each tensor, the part of each rank
-        (None if the rank holds no part) and the smallest number by which a difference is divided. Yields nothing on
-        ranks other than the first.
+    def _gathered(
+        self, kind: TensorKind, bundles: Sequence[Sequence[str]]
+    ) -> Iterator[tuple[str, list[Recorded | None], float]]:
+        """Gather the tensors of a kind, those of a bundle of names in one message. Yields the name of each tensor, the
+        part of each rank (None if the rank holds no part) and the smallest number by which a difference is divided.
+        Yields nothing on ranks other than the first.
         """
         uncut = {} if self._uncut is None else self._uncut.tensors(kind)
-        names = share_from_first(list(uncut))
         largest = max(map(_largest, map(tensor_of, uncut.values())), default=0.0)
-        for name in names:
-            parts = gather_to_first(self._cut.tensors(kind).get(name))
-            if parts is not None:
+        for names in bundles:
+            every = gather_to_first([self._cut.tensors(kind).get(name) for name in names])
+            for name, *parts in zip(names, *every, strict=True) if every is not None else ():
                 yield name, parts, 0.0 if kind is TensorKind.OUTPUT else FLOOR * largest
 
     def _note_rounding(self, kind: TensorKind, name: str, floor: float) -> None:
@@ -163,6 +168,21 @@ def _is_inside(name: str, uncut: Recording) -> bool:
     """Whether a tensor was seen inside a module's own code, or in a head, which the loss calls after the model."""
     head = name.partition(".")[0]
     return INSIDE in name or (head != uncut.root and f"{LOSS}{INSIDE}input of {head}" in uncut.outputs)
+
+
+def _bundles(tensors: Mapping[str, Recorded]) -> Iterator[list[str]]:
+    """Yield the names of the tensors in lists. The tensors of a list have `_BUNDLE` bytes at most, or there is one."""
+    bundle: list[str] = []
+    size = 0
+    for name, recorded in tensors.items():
+        more = tensor_of(recorded).nbytes
+        if bundle and size + more > _BUNDLE:
+            yield bundle
+            bundle, size = [], 0
+        bundle.append(name)
+        size += more
+    if bundle:
+        yield bundle
 
 
 def _is_equal(one: Recorded | None, other: Recorded | None) -> bool:

@@ -143,9 +143,11 @@ def _shared_bounds(claim: Claim, model: nn.Module, mesh: ParallelMesh, uncut: "_
     return shared
 
 
-def _shared(value: object) -> Any:
-    """Return the first rank's `value` on every rank. If the value is an error, raise it on every rank."""
-    shared = share_from_first(value)
+def _shared(value: object, *, is_late: bool = False) -> Any:
+    """Return the first rank's `value` on every rank. If the value is an error, raise it on every rank. `is_late` says
+    whether the other ranks wait while the first rank works alone.
+    """
+    shared = share_from_first(value, is_late=is_late)
     if isinstance(shared, Exception):
         raise shared
     return shared
@@ -208,7 +210,7 @@ def _on_first_rank(make_step: MakeStep, run: Callable[[RecordedStep], _T], mesh:
     """
     alone = make_lone_mesh(mesh.device)
     found = _attempt(lambda: run(make_step(alone))) if mesh.is_first_rank else None
-    _shared(found if isinstance(found, Exception) else None)
+    _shared(found if isinstance(found, Exception) else None, is_late=True)
     assert not isinstance(found, Exception)
     return found
 

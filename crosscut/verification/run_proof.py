@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +33,7 @@ from crosscut.training.precision import needs_loss_scale, resolve_on, torch_dtyp
 from crosscut.training.requirements import require_capabilities
 from crosscut.training.result import NonFiniteError
 from crosscut.training.speed.compilation import compiled_modules
+from crosscut.training.spikes.copies import StateCopies
 from crosscut.training.step import Trainer
 from crosscut.verification.averaging import compare_average, parts_of
 from crosscut.verification.batches.made_up import END_OF_TEXT, made_up_batch, num_options_of
@@ -206,13 +207,14 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> LayoutReport:
     function, and every rank gets the report. A model with experts is verified with several loads of its experts; the
     report is that of the first loads that differ.
     """
-    report = _verified(run, mesh, Forced.AS_CHOSEN)
+    steps = _steps_of(run)
+    report = _verified(run, steps, mesh, Forced.AS_CHOSEN)
     if not has_experts(run):
         return report
     for forced in (Forced.UNEVEN, Forced.COLLAPSED):
         if not report.same:
             return report
-        other = _verified(run, mesh, forced)
+        other = _verified(run, steps, mesh, forced)
         seconds = report.seconds + other.seconds
         if other.first is not None:
             cause = f"{other.first.cause} The experts' loads were {forced}."
@@ -224,12 +226,12 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> LayoutReport:
     return dataclasses.replace(report, checks=(*report.checks, told))
 
 
-def _verified(run: RunConfig, mesh: ParallelMesh, forced: Forced) -> LayoutReport:
+def _verified(run: RunConfig, steps: Mapping[str, "_Steps"], mesh: ParallelMesh, forced: Forced) -> LayoutReport:
     """Verify a run with these loads of experts. Only the first loads are verified with the run's other checks."""
-    model = run.model
+    model, exact = run.model, steps.get("exact")
     claim = Claim(
-        make_step=lambda on: _RunStep(run, on, forced=forced),
-        make_uncut=lambda on: _RunStep(_plain(run), on, forced=forced),
+        make_step=lambda on: steps["cut"].make(on, forced),
+        make_uncut=lambda on: steps["uncut"].make(on, forced),
         looks_at_draws=forced is Forced.AS_CHOSEN,
         drops=run.training.precision is Precision.FLOAT64 and model.dropout > 0,
         layout=told_layout(run),
@@ -237,7 +239,7 @@ def _verified(run: RunConfig, mesh: ParallelMesh, forced: Forced) -> LayoutRepor
         precision=run.training.precision,
         compute_dtype=torch_dtype(run.training.numbers.compute),
         product_dtype=torch_dtype(run.training.numbers.products),
-        make_exact=_make_exact(run, forced),
+        make_exact=None if exact is None else lambda on: exact.make(on, forced),
         extra_checks=_further_checks if forced is Forced.AS_CHOSEN else _checks_of_every_step,
         amplification=dict.fromkeys(rules_of(model, run.optimizer).matrices, AMPLIFICATION),
     )
@@ -285,34 +287,48 @@ def _plain(run: RunConfig) -> RunConfig:
     return dataclasses.replace(run, training=plain)
 
 
-def _make_exact(run: RunConfig, forced: Forced) -> Callable[[ParallelMesh], RecordedStep] | None:
-    """Return a function that makes the step in the parameters' type with the same weights; None if the run's precision
-    already has this type.
+def _steps_of(run: RunConfig) -> dict[str, "_Steps"]:
+    """Return the steps of the `cut` and the `uncut` model, and those of the `exact` one: the uncut model in the
+    parameters' type, if the run's precision is another.
     """
-    precision = PRECISIONS[run.training.precision].accumulation
-    if precision == run.training.precision:
-        return None
     plain = _plain(run)
-    exact = dataclasses.replace(plain, training=dataclasses.replace(plain.training, precision=Precision(precision)))
+    runs = {"cut": run, "uncut": plain}
+    precision = PRECISIONS[run.training.precision].accumulation
+    if precision != run.training.precision:
+        training = dataclasses.replace(plain.training, precision=Precision(precision))
+        runs["exact"] = dataclasses.replace(plain, training=training)
+    # All scale the loss as the run does, so that their gradients are comparable.
+    scales_loss = needs_loss_scale(run.training.precision)
+    return {name: _Steps(each, scales_loss=scales_loss) for name, each in runs.items()}
 
-    def make(mesh: ParallelMesh) -> RecordedStep:
-        # Scale the loss as in the run, so that the returned gradients are comparable.
-        return _RunStep(exact, mesh, scales_loss=needs_loss_scale(run.training.precision), forced=forced)
 
-    return make
+class _Steps:
+    """Step of the cut model, of the uncut model or of the exact one, for each of several loads of the experts. The
+    model is built once, and every step begins with its initial state.
+    """
+
+    def __init__(self, run: RunConfig, *, scales_loss: bool) -> None:
+        self._run, self._scales_loss = run, scales_loss
+        self._begun: tuple[_RunStep, StateCopies] | None = None
+
+    def make(self, mesh: ParallelMesh, forced: Forced) -> RecordedStep:
+        """Make the step. The mesh must always be the same."""
+        if self._begun is not None:
+            step, copies = self._begun
+            copies.restore(0)
+        else:
+            step = _RunStep(self._run, mesh, scales_loss=self._scales_loss)
+        if has_experts(self._run) and self._begun is None:
+            self._begun = step, StateCopies(step.trainer)
+            self._begun[1].keep(0)
+        force(step.model, forced)
+        return step
 
 
 class _RunStep:
     """Step 0 of a `Trainer`, on one generated batch."""
 
-    def __init__(
-        self,
-        run: RunConfig,
-        mesh: ParallelMesh,
-        *,
-        scales_loss: bool | None = None,
-        forced: Forced = Forced.AS_CHOSEN,
-    ) -> None:
+    def __init__(self, run: RunConfig, mesh: ParallelMesh, *, scales_loss: bool) -> None:
         self.run, self.mesh = run, mesh
         self.trainer = Trainer(resolve_on(run, mesh.device), mesh, scales_loss=scales_loss)
         self.model = self.trainer.model
@@ -322,7 +338,6 @@ class _RunStep:
             if parameter.dim() == 1 or name in zero:
                 disturb_(parameter, std=0.1, seed=run.training.seed, name=name)
         zero_padding(self.model)
-        force(self.model, run.model.experts, forced)
         self.sent: Counter[Sent] = Counter()
         self.before: dict[str, Tensor] = {}
         """This rank's parts of the parameters before the step, if the run averages the weights."""

@@ -7,8 +7,10 @@ import torch
 
 from crosscut.config import Layout
 from crosscut.config.parts.experts import ExpertsConfig
-from crosscut.verification.routing import Forced, offset_of
+from crosscut.verification.routing import Forced, compare_loads, force, offset_of
+from tests.model.mixers import model_of
 from tests.ranks import RankPool
+from tests.verification.kinds import LONG, SPLIT, again
 from tests.verification.runs import LLAMA, proven
 
 SIZES: dict[str, Any] = {"number": 8, "per_token": 2, "size": 24}
@@ -37,15 +39,7 @@ NEXT: dict[str, Any] = {
     "gated_delta": {"num_key_heads": 2, "num_value_heads": 4, "key_head_size": 8, "value_head_size": 6},
     "experts": {**QWEN["experts"], "mlp": "swiglu"},
 }  # fmt: skip
-LONG: dict[str, Any] = {"max_sequence_length": 32, "dropout": 0.0}
-SPLIT = {"sequence_parallel": True}
 MUON = {"optimizer": {"matrices": "muon", "matrix_learning_rate": 0.02}}
-
-
-def again(mode: str, **others: Any) -> dict[str, Any]:
-    return {"training": {"recompute": mode, **others}}
-
-
 AGAIN, PACKED = again("full"), again("none", document_mask=True)
 CASES: dict[str, tuple[Layout, dict[str, Any]]] = {
     "tensor 2, split": (Layout(tensor=2, **SPLIT), DEEPSEEK),
@@ -137,3 +131,21 @@ def test_forced_loads_leave_experts_without_tokens(sizes: dict[str, Any]) -> Non
     assert uneven[0] == 50
     assert uneven[-1] == 0
     assert uneven.sum() == 50 * sizes.per_token
+
+
+def _forced() -> list[str]:
+    """On one rank: names of the modules that a forced model has changed."""
+    sizes = {"number": 1, "per_token": 1, "size": 8, "shared_size": 8, "shared_gate": True}
+    model = model_of({"hidden_size": 8, "layers": ("attention experts",), "experts": sizes}, torch.float64)
+    force(model, Forced.COLLAPSED)
+    return [name for name, module in model.named_modules() if getattr(module, "offset", None) is not None]
+
+
+def test_forced_loads_leave_the_gate_of_a_shared_expert_alone(ranks: RankPool) -> None:
+    assert ranks.run(1, _forced) == [["blocks.0.mlp.router"]]
+
+
+@pytest.mark.parametrize(("loads", "same"), [([[3, 1], [0, 4]], True), ([[3, 1], [0, 5]], False), ([], False)])
+def test_loads_of_every_layer_add_up_and_some_layer_counts(loads: list[list[int]], same: bool) -> None:
+    (check,) = compare_loads(map(torch.tensor, loads), 4)
+    assert check.same is same
