@@ -40,13 +40,11 @@ core's cache.
 
 def gelu(x: Tensor) -> Tensor:
     """Return GeLU(x), with the shape and element type of `x`. The backward pass needs only `x`."""
-    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64) or x.numel() > MOST_ELEMENTS:
-        return _plain(x)
-    return run(_GeLU, x, twin=_plain)
-
-
-def _plain(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
+    is_compiled = torch.compiler.is_compiling()  # the number of elements may then be unknown
+    is_plain = is_compiled or x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64)
+    if is_plain or x.numel() > MOST_ELEMENTS:
+        return F.gelu(x, approximate="tanh")
+    return run(_GeLU, x)
 
 
 class _GeLU(Function):

@@ -99,6 +99,12 @@ def start_uneven_all_to_all(x: Tensor, axis: Axis, *, to: list[int], received: l
     return _start(MessageKind.ALL_TO_ALL, x, axis, _ops.all_to_all_single, received, to)
 
 
+def all_to_all_in_group(x: Tensor, group_name: str, *, to: list[int], received: list[int]) -> Tensor:
+    """Do what `start_uneven_all_to_all` and `wait` do, inside an operator of compiled code. Nothing is recorded."""
+    exchanged: Tensor = _ops.wait_tensor(_ops.all_to_all_single(x.contiguous(), received, to, group_name))
+    return exchanged
+
+
 def start_shift(x: Tensor, axis: Axis) -> Tensor:
     """Start sending `x` to the next rank of the axis; the last rank sends to the first one. The returned tensor comes
     from the previous rank, and is valid after `wait`.

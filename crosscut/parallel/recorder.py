@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from crosscut.config.axes import is_folded
 from crosscut.parallel.mesh import ParallelMesh
+from crosscut.parallel.owners.traced_experts import SENDING
 
 
 class Sent(NamedTuple):
@@ -130,6 +131,8 @@ class CollectiveRecorder(TorchDispatchMode):
             is_even = not is_folded(self._axis_of.get(args[-1], ""))  # experts may have rows of one rank only
             is_shift = is_even and all(sum(rows > 0 for rows in split) == 1 for split in args[1:3])
             self._note("shift" if is_shift else "all_to_all", args[-1], args[0].numel(), args[0])
+        elif name in SENDING:
+            self._note("all_to_all", args[-1], args[0].numel(), args[0])
         elif name in _DIRECT_OPERATIONS:
             self._note_direct(_DIRECT_OPERATIONS[name], args)
         elif name == _SEND:

@@ -100,9 +100,15 @@ def test_every_layout_is_the_uncut_model(ranks: RankPool, name: str) -> None:
     assert "rows in each of" in told["loads of experts"]
 
 
+COMPILE: dict[str, Any] = {"dropout": 0.0, "training": {"compile": "on"}}
 COMPILED: dict[str, tuple[Layout, dict[str, Any]]] = {
-    "split": (Layout(tensor=2, **SPLIT), {**DEEPSEEK, "dropout": 0.0, "training": {"compile": "on"}}),
+    "split": (Layout(tensor=2, **SPLIT), {**DEEPSEEK, **COMPILE}),
     "context, recomputed layers": (Layout(context=2), {**MIXTRAL, **LONG, **again("full", compile="on")}),
+    "expert 2": (Layout(data=2, expert=2), {**DEEPSEEK, **COMPILE}),
+    "expert 2, tensor 2, split": (Layout(data=2, tensor=2, expert=2, **SPLIT), {**QWEN, **COMPILE}),
+    "expert 2, ZeRO-2": (Layout(data=4, expert=2, sharding="zero2"), {**MIXTRAL, **COMPILE}),
+    "expert 2, ZeRO-3": (Layout(data=4, expert=2, sharding="zero3"), {**DEEPSEEK, **COMPILE}),
+    "expert 2, recomputed layers": (Layout(data=2, expert=2), {**MIXTRAL, **LONG, **again("full", compile="on")}),
 }
 
 

@@ -27,11 +27,6 @@ def reason_against_compiling(model: ModelConfig, layout: Layout) -> str:
             f"switches (`model.dropout` is {model.dropout} and `layout.tensor` is {layout.tensor}). With "
             "layout.sequence_parallel=true, each rank has only one stream"
         )
-    if layout.expert > 1:
-        return (
-            "ranks that share experts exchange other numbers of rows in each step, and a compiler cannot trace these "
-            f"numbers (`layout.expert` is {layout.expert})"
-        )
     return ""
 
 

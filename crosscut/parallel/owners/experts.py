@@ -23,6 +23,13 @@ from torch.autograd.function import once_differentiable
 
 from crosscut.parallel.collectives import all_to_all, start_uneven_all_to_all, wait
 from crosscut.parallel.mesh import Axis
+from crosscut.parallel.owners.traced_experts import (
+    TracedExchange,
+    arrange,
+    return_traced,
+    send_traced,
+    traced_exchange,
+)
 
 
 class RowExchange(NamedTuple):
@@ -41,7 +48,11 @@ class RowExchange(NamedTuple):
     """Index after the last row of each of this rank's experts [E / P]."""
 
 
-def plan_exchange(counts: Tensor, num_rows: int, axis: Axis) -> RowExchange | None:
+Exchange = RowExchange | TracedExchange | None
+"""Plan of an exchange, in uncompiled or in compiled code; None if one rank holds all experts."""
+
+
+def plan_exchange(counts: Tensor, num_rows: int, axis: Axis) -> Exchange:
     """Exchange the numbers of rows, given this rank's number of rows for each expert [E], as integers, and their sum
     `num_rows`. Returns None if one rank holds all experts. A fake tensor has no values: the loads then count as even.
 
@@ -51,17 +62,16 @@ def plan_exchange(counts: Tensor, num_rows: int, axis: Axis) -> RowExchange | No
         return None
     counts = counts.detach()
     of_ranks = all_to_all(counts, axis).view(axis.size, -1)  # rows from each rank for each of this rank's experts
+    if torch.compiler.is_compiling():
+        return traced_exchange(counts, of_ranks, num_rows, axis.group_name)
     if isinstance(counts, FakeTensor):
         rows, order = [num_rows // axis.size] * axis.size, counts.new_empty(num_rows)
         return RowExchange(axis, rows, rows, order, torch.empty_like(order), of_ranks.sum(0))
     to, received = counts.view(axis.size, -1).sum(1).tolist(), of_ranks.sum(1).tolist()
-    expert = torch.arange(of_ranks.shape[1], device=counts.device).repeat(axis.size)
-    order = expert.repeat_interleave(of_ranks.flatten()).argsort(stable=True)
-    places = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
-    return RowExchange(axis, to, received, order, places, of_ranks.sum(0).cumsum(0))
+    return RowExchange(axis, to, received, *arrange(of_ranks), of_ranks.sum(0).cumsum(0))
 
 
-def send_rows(x: Tensor, exchange: RowExchange | None) -> Tensor:
+def send_rows(x: Tensor, exchange: Exchange) -> Tensor:
     """Send the rows [N, ...], sorted by expert, to the ranks that hold their experts. Returns the rows that this rank
     receives, sorted by expert: [M, ...].
 
@@ -69,18 +79,22 @@ def send_rows(x: Tensor, exchange: RowExchange | None) -> Tensor:
     """
     if exchange is None:
         return x
+    if isinstance(exchange, TracedExchange):
+        return send_traced(x, exchange)
     sent: Tensor = _Sent.apply(x, exchange)
     return sent
 
 
-def return_rows(x: Tensor, exchange: RowExchange | None, *, skips: bool = False) -> Tensor:
+def return_rows(x: Tensor, exchange: Exchange, *, skips: bool = False) -> Tensor:
     """Send the rows [M, ...] back to the ranks from which `send_rows` brought them: [N, ...], in their first order.
 
     Forward and backward: an all-to-all, with different numbers of rows for each rank. With `skips`, the forward pass
-    sends nothing and the result has no values, for a repetition whose result no code reads.
+    sends nothing and the result has no values, for a repetition whose result no code reads; compiled code sends again.
     """
     if exchange is None:
         return x
+    if isinstance(exchange, TracedExchange):
+        return return_traced(x, exchange)
     returned: Tensor = _Returned.apply(x, exchange, skips)
     return returned
 

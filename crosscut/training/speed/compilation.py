@@ -166,7 +166,8 @@ class Compiler:
         """
         before = self.num_runs
         try:
-            result = compiled(*arguments)
+            with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):  # numbers of rows of experts
+                result = compiled(*arguments)
         except FailOnRecompileLimitHit as error:
             raise _not_compiled(what, "PyTorch met too many different shapes or settings") from error
         except Unsupported as error:

@@ -41,17 +41,19 @@ def trained(run: RunConfig, num_steps: int, backend: str, with_validation: bool 
     """Losses and gradients of some steps, what they sent, and how many graphs were made for them."""
     with mock.patch.object(compilation, "BACKEND", backend):
         trainer, batches = parts(run)
-    losses, sent, validation = [], Counter(), 0.0
+    losses, loads, sent, validation = [], [], Counter(), 0.0
     for step in range(num_steps):
         with CollectiveRecorder(trainer.mesh) as recorder:
             losses.append(trainer.step(step, batches.micro_batches(step)).loss)
         sent.update(recorder.sent)
+        loads.append([load.tolist() for load in trainer.balance.loads])
     trainer.accumulate(num_steps, batches.micro_batches(num_steps))
     counts = [trainer.compiler.num_graphs, trainer.compiler.num_runs] if trainer.compiler else []
     if with_validation:
         validation = evaluate_loss(trainer.model, batches.validation_batches()).loss
     return {
         "losses": losses,
+        "loads": loads,
         "gradients": {n: p.grad.full_tensor().clone() for n, p in trainer.model.named_parameters()},
         "sent": sent,
         "counts": counts,
@@ -76,6 +78,39 @@ def test_all_layers_share_one_graph_that_computes_and_sends_what_the_plain_code_
         for name, gradient in expected["gradients"].items():
             margin = 1e-10 * gradient.abs().max().item()
             torch.testing.assert_close(result["gradients"][name], gradient, rtol=1e-10, atol=margin)
+
+
+EXPERTS = ('model.layers=["attention experts"]', "model.experts.number=4", "model.experts.size=24")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "backend"),
+    [
+        (("layout.data=2",), "inductor"),
+        (("layout.data=2", *SPLIT), "aot_eager"),
+        (("layout.data=4", "layout.sharding=zero2"), "aot_eager"),
+        (("layout.data=4", "layout.sharding=zero3"), "aot_eager"),
+    ],
+)
+@needs_cpp_compiler
+def test_ranks_that_share_experts_need_one_graph_for_all_loads(ranks, run_with, layout, backend):
+    options = (*EXPERTS, *layout, "layout.expert=2", "training.precision=float64", "model.dropout=0.0")
+    run = run_with(*options, ON)
+    num_ranks = run.layout.world_size
+    plain = ranks.run(num_ranks, trained, run_with(*options), 3, backend)
+    for expected, result in zip(plain, ranks.run(num_ranks, trained, run, 3, backend, time_limit=300.0), strict=True):
+        first, second, third = result["loads"]
+        assert first != second != third != first
+        assert result["counts"][0] == 1
+        assert result["graphs after validation"] == 2
+        assert result["loads"] == expected["loads"]
+        assert result["losses"] == pytest.approx(expected["losses"], rel=1e-12)
+        assert result["validation"] == pytest.approx(expected["validation"], rel=1e-12)
+        assert result["sent"] == expected["sent"]
+        for name, gradient in expected["gradients"].items():
+            margin = 1e-12 * gradient.abs().max().item()
+            torch.testing.assert_close(result["gradients"][name], gradient, rtol=1e-12, atol=margin)
 
 
 @pytest.mark.slow
