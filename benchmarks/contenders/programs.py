@@ -78,8 +78,10 @@ def crosscut_run(shape: Shape, way: Way) -> Any:
     """Build the `RunConfig`. The batch of the shape is the batch of one data rank."""
     from crosscut.config import load_run
 
+    experts = {"number": shape.num_experts, "per_token": shape.experts_per_token, "size": shape.mlp_size}
+    mixture = {**LLAMA, "layers": ("attention experts",), "experts": experts}
     head = {"head": "classes", "num_classes": shape.num_classes} if shape.num_classes else {"head": "masked_tokens"}
-    family = {"GPT-2": {}, "Llama": LLAMA, "BERT": {**BERT, **head}}[shape.family]
+    family = {"GPT-2": {}, "Llama": LLAMA, "BERT": {**BERT, **head}, "Mixtral": mixture}[shape.family]
     length = shape.sequence_length
     table = {
         "model": {**shape.sizes, "max_sequence_length": length, "dropout": 0.0, "mlp_size": shape.mlp_size, **family},
@@ -94,27 +96,37 @@ def crosscut_run(shape: Shape, way: Way) -> Any:
 
 
 def make_transformers(shape: Shape, way: Way) -> Step:
-    """Hugging Face's GPT-2 or BERT with its own attention and loss."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+    """Hugging Face's GPT-2, BERT or Mixtral with its own attention and loss."""
+    from transformers import GPT2LMHeadModel, MixtralForCausalLM
+
+    from benchmarks.contenders.sublayers import mixtral_config
 
     if shape.family == "BERT":
         from benchmarks.contenders.transformers_bert import make_bert
 
         return make_bert(shape, way)
 
-    config = GPT2Config(
-        n_layer=shape.num_layers, n_embd=shape.hidden_size, n_head=shape.num_heads, vocab_size=shape.vocab_size,
-        n_positions=shape.sequence_length, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
-        attn_implementation="sdpa",
-    )  # fmt: skip
     with _on(way):
-        model = GPT2LMHeadModel(config).train()
+        if shape.family == "Mixtral":
+            model = MixtralForCausalLM(mixtral_config(shape)).train()
+        else:
+            model = GPT2LMHeadModel(_gpt2_config(shape)).train()
     called = _compiled(model, way)
 
     def loss(tokens: Any, _targets: Any) -> Any:
         return called(input_ids=tokens, labels=tokens).loss  # it shifts the labels itself
 
     return step_of(model, loss, way)
+
+
+def _gpt2_config(shape: Shape) -> Any:
+    from transformers import GPT2Config
+
+    return GPT2Config(
+        n_layer=shape.num_layers, n_embd=shape.hidden_size, n_head=shape.num_heads, vocab_size=shape.vocab_size,
+        n_positions=shape.sequence_length, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
+        attn_implementation="sdpa",
+    )  # fmt: skip
 
 
 def make_litgpt(shape: Shape, way: Way) -> Step:
@@ -165,8 +177,8 @@ PROGRAMS: dict[str, Callable[[Shape, Way], Step]] = {
     "torchtitan": make_torchtitan,
 }
 
-PEERS_OF = {"GPT-2": ("transformers", "litgpt", "plain"), "Llama": ("torchtitan",), "BERT": ("transformers",),
-            "Mamba-2": ("transformers",)}  # fmt: skip
+PEERS_OF = {"GPT-2": ("transformers", "litgpt", "plain"), "Llama": ("torchtitan",),
+            **dict.fromkeys(("BERT", "Mamba-2", "Mixtral", "Qwen3-MoE"), ("transformers",))}  # fmt: skip
 """Peers that train a model of a family."""
 
 
@@ -183,10 +195,10 @@ def make_step(program: str, shape: Shape, way: Way) -> Step:
     """
     if program != "crosscut" and program not in PEERS_OF[shape.family]:
         raise NotActiveError(f"{program} must train a {shape.family}, but this benchmark has none for it")
-    if shape.family == "Mamba-2":
-        from benchmarks.contenders.mamba2_layer import make_layer
+    if shape.is_sublayer:
+        from benchmarks.contenders.sublayers import make_sublayer
 
-        return make_layer(program, shape)
+        return make_sublayer(program, shape)
     return PROGRAMS[program](shape, way)
 
 

@@ -15,11 +15,17 @@ class Shape:
     sequence_length: int = 256
     batch_size: int = 8
     vocab_size: int = 50_304
-    family: Literal["GPT-2", "Llama", "BERT", "Mamba-2"] = "GPT-2"
+    family: Literal["GPT-2", "Llama", "BERT", "Mamba-2", "Mixtral", "Qwen3-MoE"] = "GPT-2"
     """A `Llama` has rotary positions, root mean square norms, SwiGLU, no biases. A `BERT` reads a text in both
-    directions, has its norms after the residual sums, and predicts masked tokens or a class. A `Mamba-2` is one mixer,
-    without embeddings and loss.
+    directions, has its norms after the residual sums, and predicts masked tokens or a class. A `Mixtral` and a
+    `Qwen3-MoE` are a `Llama` with experts in place of each MLP.
     """
+    is_sublayer: bool = False
+    """Whether only one sublayer is measured, without embeddings and loss: a mixer or a mixture of experts."""
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0
+    """Width of an expert."""
     num_classes: int = 0
     """Number of classes of a BERT that is fine-tuned on labelled texts. 0 means that it predicts masked tokens."""
 
@@ -30,11 +36,13 @@ class Shape:
 
     @property
     def mlp_size(self) -> int:
-        """Width between the matrices of the MLP.
+        """Width between the matrices of the MLP or of an expert.
 
         A GPT-2 and a BERT have four times the hidden size. A Llama has three matrices in place of two, so its width is
         chosen for about as many parameters.
         """
+        if self.expert_size:
+            return self.expert_size
         return max(1, round(self.hidden_size / 48)) * 128 if self.family == "Llama" else 4 * self.hidden_size
 
 
@@ -59,12 +67,12 @@ MASKED = 0.15
 
 
 def draw(shape: Shape, generator: Any) -> tuple[Any, Any]:
-    """Draw a random batch of (tokens, targets), as a `Step` takes it. For one mixer, these are inputs, and the
+    """Draw a random batch of (tokens, targets), as a `Step` takes it. For one sublayer, these are inputs, and the
     gradient of its outputs.
     """
     import torch
 
-    if shape.family == "Mamba-2":
+    if shape.is_sublayer:
         inputs = torch.randn(2, shape.batch_size, shape.sequence_length, shape.hidden_size, generator=generator)
         return inputs[0], inputs[1]
     size = (shape.batch_size, shape.sequence_length + 1)

@@ -5,16 +5,19 @@
     .venv-benchmarks/bin/python benchmarks/training/train_step.py --model bert-base
     .venv-benchmarks/bin/python benchmarks/training/train_step.py --model bert-classes
     .venv-benchmarks/bin/python benchmarks/training/train_step.py --model mamba2-4096
+    .venv-benchmarks/bin/python benchmarks/training/train_step.py --model mixture
 
 The model is a GPT-2 of 30 million parameters. `bert-base` is BERT-base on masked tokens, in sequences of 512,
 compared with transformers. `bert-classes` is BERT-base on labelled texts of 128 tokens, compared with the `Trainer` of
-transformers. `mamba2-1024` and `mamba2-4096` are one Mamba-2 mixer of hidden size 512 on one text of so many tokens:
-forward and backward pass, eager, with one thread.
+transformers. `mamba2-1024`, `mixtral-1024` and `qwen3-moe-1024` are one Mamba-2 mixer, one mixture of 8 experts and one
+of 32, of hidden size 512, on one text of so many tokens: forward and backward pass. `mixture` is a small Mixtral. These
+are eager, with one thread.
 
 Every contender (`benchmarks/contenders/`), eager and compiled, has a process of its own, is built once, and takes steps
 in turn, in float32 on random tokens. A round is one step of each contender, so a slow moment of the machine slows all
 of them. The first rounds are not counted: in them the compiled contenders compile. Memory is the peak of the whole
-process, Python and PyTorch included; for a mixer, it is what the peak adds to the memory before the first step.
+process, Python and PyTorch included; for a sublayer, it is what the peak adds to the memory before the first step.
+With one thread, the processor time of a step is told, too, since it depends less on other work of the machine.
 Crosscut is also measured with recomputation.
 
 The last line compares layouts: Crosscut over two processes with one thread each against one process with two threads.
@@ -26,9 +29,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -67,37 +70,68 @@ WHOLE = tuple(name for name, entry in ENTRIES.items() if entry.program == "cross
 """Contenders that are Crosscut in one process. These are compared with the peers."""
 
 _BERT: dict[str, Any] = {"num_layers": 12, "hidden_size": 768, "num_heads": 12, "vocab_size": 30_522, "family": "BERT"}
+_SUBLAYERS: dict[str, Any] = {
+    "mamba2": {"family": "Mamba-2"},
+    "mixtral": {"family": "Mixtral", "num_experts": 8, "experts_per_token": 2, "expert_size": 1024},
+    "qwen3-moe": {"family": "Qwen3-MoE", "num_experts": 32, "experts_per_token": 4, "expert_size": 256},
+}
 SHAPES = {
     "gpt2": Shape(),
     "bert-base": Shape(**_BERT, sequence_length=512, batch_size=2),
     "bert-classes": Shape(**_BERT, sequence_length=128, batch_size=8, num_classes=2),
     **{
-        f"mamba2-{length}": Shape(
-            num_layers=1, hidden_size=512, sequence_length=length, batch_size=1, vocab_size=8, family="Mamba-2"
+        f"{name}-{length}": Shape(
+            num_layers=1, hidden_size=512, num_heads=8, sequence_length=length, batch_size=1, vocab_size=8,
+            is_sublayer=True, **sizes,
         )
         for length in (1024, 4096)
+        for name, sizes in _SUBLAYERS.items()
     },
-}
+    "mixture": Shape(
+        num_layers=4, hidden_size=256, num_heads=4, sequence_length=256, batch_size=8, vocab_size=8_192,
+        family="Mixtral", num_experts=8, experts_per_token=2, expert_size=512,
+    ),
+}  # fmt: skip
 
 TINY_SHAPE = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "sequence_length": 32, "batch_size": 2,
               "vocab_size": 512}  # fmt: skip
 
 PACKAGES = ("torch", "transformers", "litgpt")
 
-MEASURE = {"time": "median_seconds", "memory": "peak_bytes"}
+MEASURE = {"time": "median_seconds", "processor time": "processor_seconds", "memory": "peak_bytes"}
 GOALS = {("eager", "time"): 0.88, ("compiled", "time"): 1.0, ("eager", "memory"): 0.55, ("compiled", "memory"): 0.55}
 """Highest ratio to the fastest peer (time) or the leanest peer (memory)."""
-MIXER_GOALS = {("eager", "time"): 0.75, ("eager", "memory"): 0.6}
-"""Highest ratios of one mixer."""
+_EXPERTS = {("eager", "time"): 1.0, ("eager", "processor time"): 1.0, ("eager", "memory"): 0.85}
+GOALS_OF_ONE_THREAD = {
+    "Mamba-2": {("eager", "time"): 0.75, ("eager", "processor time"): 0.75, ("eager", "memory"): 0.6},
+    "Mixtral": _EXPERTS,
+    "Qwen3-MoE": _EXPERTS,
+    "mixture": {("eager", "time"): 0.9, ("eager", "processor time"): 0.9},
+}
+"""Highest ratios of what runs with one thread: a sublayer, by its family, and a whole model, by its name."""
 CUT_GOAL = 0.95
 """Lowest ratio of the speed of two ranks to the speed of one process with both cores."""
 
 
+class Turn(NamedTuple):
+    """Figures of one step in one process."""
+
+    seconds: float
+    processor_seconds: float
+    """Processor time of all threads."""
+    loss: float
+    idle_bytes: int
+    """Memory of the process before the first step, if one sublayer is measured, and otherwise 0."""
+
+
+def has_one_thread(shape: Shape) -> bool:
+    """Whether the contenders run eager and with one thread: a sublayer, or a model with experts."""
+    return shape.is_sublayer or shape.num_experts > 0
+
+
 @contextmanager
-def take_part(entry: Entry, rank: int, port: int, shape: Shape) -> Iterator[Callable[[int], tuple[float, float, int]]]:
-    """One process of a contender. It answers the number of a step with the step's seconds, its loss, and the bytes of
-    the process before the first step (one mixer) or 0.
-    """
+def take_part(entry: Entry, rank: int, port: int, shape: Shape) -> Iterator[Callable[[int], "Turn"]]:
+    """One process of a contender. It answers the number of a step with the figures of the step."""
     if entry.num_ranks > 1:
         os.environ.update(join_ranks(rank, entry.num_ranks, port))
     import torch
@@ -107,21 +141,20 @@ def take_part(entry: Entry, rank: int, port: int, shape: Shape) -> Iterator[Call
     way = Way(compiled=entry.compiled, overrides=overrides)
     with ranks_group(entry.program):
         step = make_step(entry.program, shape, way)
-        is_mixer = shape.family == "Mamba-2"
-        torch.set_num_threads(1 if is_mixer else CORES // entry.num_ranks)
+        torch.set_num_threads(1 if has_one_thread(shape) else CORES // entry.num_ranks)
         generator = torch.Generator().manual_seed(1)
-        if is_mixer:
+        if shape.is_sublayer:
             reset_peak("self")
-        idle = memory_of("self", "VmRSS") if is_mixer else 0
+        idle = memory_of("self", "VmRSS") if shape.is_sublayer else 0
 
-        def answer(number: int) -> tuple[float, float, int]:
+        def answer(number: int) -> Turn:
             batch = draw(shape, generator)
-            start = time.perf_counter()
+            start, used = time.perf_counter(), time.process_time()
             loss = step(number, [batch])()
-            elapsed = time.perf_counter() - start
+            elapsed, used = time.perf_counter() - start, time.process_time() - used
             if entry.compiled and not number:
                 require_compiled()
-            return elapsed, loss, idle
+            return Turn(elapsed, used, loss, idle)
 
         yield answer
 
@@ -147,10 +180,14 @@ def run(shape: Shape, names: list[str], *, rounds: int, warmup: int) -> dict[str
     turns = take_turns(contenders, range(warmup + rounds))
     figures = {}
     for name, contender in contenders.items():
-        timed = [max(seconds for seconds, *_ in step) for step in turns[name][warmup:]]
-        _, loss, idle = turns[name][0][0] if turns[name] else (0.0, None, 0)
-        found = figures_of(contender, timed, shape.batch_size * shape.sequence_length, first_loss=loss)
-        figures[name] = found if "failure" in found else {**found, "peak_bytes": found["peak_bytes"] - idle}
+        counted: list[list[Turn]] = turns[name][warmup:]
+        timed = [max(turn.seconds for turn in step) for step in counted]
+        first = turns[name][0][0] if turns[name] else Turn(0.0, 0.0, 0.0, 0)
+        found = figures_of(contender, timed, shape.batch_size * shape.sequence_length, first_loss=first.loss)
+        if "failure" not in found:
+            found["processor_seconds"] = median(sum(turn.processor_seconds for turn in step) for step in counted)
+            found["peak_bytes"] -= first.idle_bytes
+        figures[name] = found
     return figures
 
 
@@ -169,8 +206,8 @@ def ratios(figures: dict[str, Any], goals: dict[tuple[str, str], float]) -> list
     """Table of the ratios of Crosscut to the best peer that ran; empty if none ran."""
     kinds = {"eager": PEERS, "compiled": [f"{peer} compiled" for peer in PEERS]}
     best = {}
-    for what, (kind, names) in product(("time", "memory"), kinds.items()):
-        if peers := [name for name in names if name in figures]:
+    for kind, what in goals:
+        if peers := [name for name in kinds[kind] if name in figures]:
             best[kind, what] = min(peers, key=lambda name: figures[name][MEASURE[what]])
     if not best:
         return []
@@ -197,13 +234,15 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     shape = replace(SHAPES[options.model], **TINY_SHAPE) if options.tiny else SHAPES[options.model]
     programs = [name for name in ("crosscut", *PEERS_OF[shape.family]) if is_installed(name)]
-    is_mixer = shape.family == "Mamba-2"
-    names = programs if is_mixer else [name for name, entry in ENTRIES.items() if entry.program in programs]
+    names = (
+        programs if has_one_thread(shape) else [name for name, entry in ENTRIES.items() if entry.program in programs]
+    )
     names = options.only or names
     figures = run(shape, names, rounds=options.rounds, warmup=options.warmup)
     if not print_figures(options, PACKAGES, {"shape": asdict(shape), "figures": figures}):
         print(one_line(asdict(shape)))
-        report(figures, MIXER_GOALS if is_mixer else GOALS)
+        name = shape.family if shape.is_sublayer else options.model
+        report(figures, GOALS_OF_ONE_THREAD.get(name, GOALS))
 
 
 if __name__ == "__main__":

@@ -12,12 +12,13 @@ pass of an index, `x[i]`, adds rows in any order.
 Shapes: T tokens, K experts of a token, E experts, N rows, H hidden, F width of an expert, O outputs, I inputs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import register_flop_formula
@@ -28,6 +29,11 @@ _ALIGNMENT = 16
 """Number of bytes of which the rows of a matrix must be a multiple for PyTorch's grouped product."""
 _FEW = 64
 """Number of rows up to which a loop over the experts is faster than PyTorch's grouped product on the CPU."""
+
+_IN_CACHE = 1 << 17
+"""Number of elements that stay in the cache of a processor's core."""
+_LEAST_IN_TURN = 1 << 17
+"""Mean number of elements of an expert's activations from which the calls for each expert cost less than they save."""
 
 
 class Places(NamedTuple):
@@ -78,9 +84,17 @@ def _collected(rows: Tensor, places: Places, num_tokens: int) -> Tensor:
 
 
 def _summed(rows: Tensor, order: Tensor, num_tokens: int) -> Tensor:
-    """Put the rows in the order of the tokens, and add up those of each token."""
-    by_token: Tensor = rows.index_select(0, order).view(num_tokens, -1, rows.shape[1])
-    return by_token.sum(1)
+    """Put the rows in the order of the tokens, and add up those of each token. On the CPU, some tokens at a time, so
+    that the ordered rows stay in the cache.
+    """
+    per_token, size = len(order) // max(num_tokens, 1), rows.shape[1]
+    if rows.device.type != "cpu" or torch.compiler.is_compiling() or not rows.numel():
+        return rows.index_select(0, order).view(num_tokens, per_token, size).sum(1)
+    out = rows.new_empty(num_tokens, size)
+    step = max(_IN_CACHE // (per_token * size), 1)
+    for some, of_some in zip(out.split(step), order.split(step * per_token), strict=True):
+        torch.sum(rows.index_select(0, of_some).view(-1, per_token, size), 1, out=some)
+    return out
 
 
 class _PlacesContext(AutogradContext[tuple[Tensor]], Protocol):
@@ -140,15 +154,15 @@ def _product(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
         return F.grouped_mm(rows, matrices, offs=ends.int())
     out = rows.new_empty(len(rows), matrices.shape[2])
     for first, last, matrix in _groups(ends, matrices):
-        torch.mm(rows[first:last], matrix, out=out[first:last])
+        if first < last:
+            torch.mm(rows[first:last], matrix, out=out[first:last])
     return out
 
 
 def _groups(ends: Tensor, matrices: Tensor) -> list[tuple[int, int, Tensor]]:
-    """Return the first row, the row after the last one, and the matrix of each group that has rows."""
+    """Return the first row, the row after the last one, and the matrix of each group."""
     lasts: list[int] = ends.tolist()
-    pairs = zip([0, *lasts], lasts, matrices, strict=False)
-    return [(first, last, matrix) for first, last, matrix in pairs if first < last]
+    return list(zip([0, *lasts], lasts, matrices, strict=False))
 
 
 def _suits_grouped(rows: Tensor, matrices: Tensor) -> bool:
@@ -173,9 +187,9 @@ def _weight_gradient(grad: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
     grad = grad.contiguous()
     if _suits_grouped(rows, grad.new_empty(1, grad.shape[1], rows.shape[1])):
         return F.grouped_mm(grad.mT, rows, offs=ends.int())
-    out = grad.new_zeros(len(ends), grad.shape[1], rows.shape[1])
+    out = grad.new_empty(len(ends), grad.shape[1], rows.shape[1])
     for first, last, matrix in _groups(ends, out):
-        torch.mm(grad[first:last].t(), rows[first:last], out=matrix)
+        torch.mm(grad[first:last].t(), rows[first:last], out=matrix)  # zeros if there are no rows
     return out
 
 
@@ -254,18 +268,101 @@ class _Weigh(Function):
     def forward(ctx: _WeighContext, activate: Activation, weights: Tensor, *inputs: Tensor) -> Tensor:
         ctx.save_for_backward(weights, *inputs)
         ctx.activate = activate
-        return _weighed(activate, weights, *inputs)
+        return activate(*inputs).mul_(weights.unsqueeze(-1))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: _WeighContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         weights, *inputs = ctx.saved_tensors
-        with torch.enable_grad():
-            leaves = [x.detach().requires_grad_() for x in inputs]
-            activated = ctx.activate(*leaves)
-        of_weights = (grad * activated.detach()).to(weights.dtype).sum(-1)
-        of_activated = (grad * weights.unsqueeze(-1)).to(grad.dtype)
-        return None, of_weights, *torch.autograd.grad(activated, leaves, of_activated)
+        of_weights, of_inputs = _weighed_gradients(ctx.activate, weights, inputs, grad)
+        return None, of_weights, *of_inputs
+
+
+def _weighed_gradients(
+    activate: Activation, weights: Tensor, inputs: Sequence[Tensor], grad: Tensor
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """Return the gradients of the weights and of the inputs of `_weighed`."""
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        activated = activate(*leaves)
+    product = grad * activated.detach()
+    of_weights = product.to(weights.dtype).sum(-1)
+    of_activated = torch.mul(grad, weights.unsqueeze(-1), out=product)  # the same memory
+    return of_weights, torch.autograd.grad(activated, leaves, of_activated)
+
+
+def in_turn(activate: Activation, rows: Tensor, weights: Tensor, ends: Tensor, *matrices: Tensor) -> Tensor:
+    """Pass the rows [N, H] through their experts, and multiply the results by the rows' weights [N]: [N, H]. `matrices`
+    are those before the activation [E, F, H], in the order of its inputs, and the last one [E, H, F].
+
+    The result and the gradients are those of `multiply_groups` and `weigh`, to the last bit, and so is what is kept.
+    But each expert finishes before the next one begins: between its products, its numbers stay in the processor's
+    cache, and no tensor of all rows is made that is not kept.
+    """
+    result: Tensor = _InTurn.apply(activate, rows, weights, ends, *matrices)
+    return result
+
+
+def takes_turns(rows: Tensor, weights: Tensor, matrix: Tensor) -> bool:
+    """Whether `in_turn` suits: on the CPU in types without a grouped product, for experts that are trained and have
+    many rows, and not in compiled code. `matrix` [E, F, H] is the first one of the experts.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and torch.is_grad_enabled()
+        and matrix.requires_grad
+        and rows.device.type == "cpu"
+        and rows.dtype is weights.dtype in (torch.float32, torch.float64)
+        and len(rows) * matrix.shape[1] >= _LEAST_IN_TURN * len(matrix)
+        and not isinstance(rows, FakeTensor)
+    )
+
+
+class _InTurn(Function):
+    @staticmethod
+    def forward(
+        ctx: _WeighContext, activate: Activation, rows: Tensor, weights: Tensor, ends: Tensor, *matrices: Tensor
+    ) -> Tensor:
+        *expand, contract = matrices
+        inner = [rows.new_empty(len(rows), matrix.shape[1]) for matrix in expand]
+        activated, out = rows.new_empty(len(rows), contract.shape[2]), torch.empty_like(rows)
+        for own, *of_expert in _by_expert(ends, *matrices):
+            for made, matrix in zip(inner, of_expert, strict=False):
+                torch.mm(rows[own], matrix.t(), out=made[own])
+            torch.mul(activate(*(made[own] for made in inner)), weights[own, None], out=activated[own])
+            torch.mm(activated[own], of_expert[-1].t(), out=out[own])
+        ctx.save_for_backward(rows, weights, ends, activated, *inner, *matrices)
+        ctx.activate = activate
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _WeighContext, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weights, ends, activated, *others = ctx.saved_tensors
+        inner, matrices = others[: len(others) // 2], others[len(others) // 2 :]
+        of_rows, of_weights = torch.empty_like(rows), torch.empty_like(weights)
+        of_matrices = [torch.empty_like(matrix) for matrix in matrices]
+        for own, *of_expert in _by_expert(ends, *matrices, *of_matrices):
+            (*expand, contract), changes = of_expert[: len(matrices)], of_expert[len(matrices) :]
+            torch.mm(grad[own].t(), activated[own], out=changes[-1])
+            of_activated = torch.mm(grad[own], contract)
+            of_weights[own], gradients = _weighed_gradients(
+                ctx.activate, weights[own], [made[own] for made in inner], of_activated
+            )
+            for place, (gradient, matrix, change) in enumerate(zip(gradients, expand, changes, strict=False)):
+                torch.mm(gradient.t(), rows[own], out=change)
+                if place:
+                    of_rows[own] += torch.mm(gradient, matrix)
+                else:
+                    torch.mm(gradient, matrix, out=of_rows[own])
+        return None, of_rows, of_weights, None, *of_matrices
+
+
+def _by_expert(ends: Tensor, *stacks: Tensor) -> Iterator[tuple[Any, ...]]:
+    """Yield the slice of the rows of each expert, and the expert's part of each of the stacks."""
+    lasts: list[int] = ends.tolist()
+    for first, last, *parts in zip([0, *lasts], lasts, *stacks, strict=False):
+        yield slice(first, last), *parts
 
 
 def wide_linear(x: Tensor, weight: Tensor) -> Tensor:

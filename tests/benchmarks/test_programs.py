@@ -25,12 +25,19 @@ def test_a_training_step_has_the_same_loss_on_two_layouts():
     assert abs(found["crosscut"]["first_loss"] - found["crosscut tensor=2"]["first_loss"]) < 1e-4
 
 
-def test_one_mixer_is_measured_beside_that_of_transformers():
-    found = figures("training/train_step.py", "--tiny", "--model", "mamba2-4096", "--rounds", 1)["figures"]
+@pytest.mark.parametrize("model", ["mamba2-4096", "mixtral-1024", "qwen3-moe-1024"])
+def test_one_sublayer_is_measured_beside_that_of_transformers(model):
+    found = figures("training/train_step.py", "--tiny", "--model", model, "--rounds", 1)["figures"]
     assert {*found} == {"crosscut", "transformers"}
-    for name, mixer in found.items():
-        assert mixer["first_loss"] > 0, name
-        assert 0 < mixer["peak_bytes"] < 2**28, name  # without Python and PyTorch
+    for name, sublayer in found.items():
+        assert sublayer["first_loss"] > 0, name
+        assert sublayer["processor_seconds"] > 0, name
+        assert 0 < sublayer["peak_bytes"] < 2**28, name  # without Python and PyTorch
+
+
+def test_a_small_mixture_is_trained_beside_transformers():
+    found = figures("training/train_step.py", "--tiny", "--model", "mixture", "--rounds", 1)["figures"]
+    assert found["crosscut"]["first_loss"] == pytest.approx(found["transformers"]["first_loss"], rel=0.1)
 
 
 def test_all_parts_of_a_step_are_timed_in_both_programs():

@@ -1,10 +1,14 @@
 """Products of sorted rows with the matrices of their experts."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from crosscut.kernels.experts import collect, multiply_groups, sort_by_expert, spread
+from crosscut.kernels.experts import collect, in_turn, multiply_groups, sort_by_expert, spread, takes_turns, weigh
+from crosscut.kernels.gelu import gelu
+from crosscut.model.sublayers.gated_mlp import swiglu
 
 LOADS = {
     "even": [16, 16, 16, 16], "uneven": [1, 0, 61, 2], "collapsed": [0, 0, 0, 64], "two": [0, 32, 32, 0],
@@ -39,6 +43,34 @@ def test_each_row_meets_the_matrix_of_its_expert(loads: str, dtype: torch.dtype)
     tolerance = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
     for mine, other in zip(found, expected, strict=True):
         torch.testing.assert_close(mine.double(), other, rtol=tolerance, atol=tolerance * 10)
+
+
+@pytest.mark.parametrize("loads", LOADS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("activate", [swiglu, gelu])
+def test_experts_in_turn_compute_the_same_bits(loads: str, dtype: torch.dtype, activate: Any) -> None:
+    rows, expand, _ = factors(dtype)
+    weights, up = torch.linspace(0.0, 1.0, len(rows), dtype=dtype), [expand.flip(0)] if activate is swiglu else []
+    leaves = [x.clone().requires_grad_() for x in (rows, weights, expand, *up, expand.mT.contiguous())]
+    ends, grad = torch.tensor(LOADS[loads]).cumsum(0), torch.randn_like(rows)
+
+    def plain(rows: Tensor, weights: Tensor, *matrices: Tensor) -> Tensor:
+        inner = [multiply_groups(rows, matrix, ends) for matrix in matrices[:-1]]
+        return multiply_groups(weigh(activate, weights, *inner), matrices[-1], ends)
+
+    results = [plain(*leaves), in_turn(activate, *leaves[:2], ends, *leaves[2:])]
+    expected, found = ([y, *torch.autograd.grad(y, leaves, grad)] for y in results)
+    assert all(map(torch.equal, found, expected))
+
+
+def test_only_experts_with_many_rows_that_are_trained_take_turns() -> None:
+    rows, weights, trained = torch.ones(512, 8), torch.ones(512), torch.ones(4, 1024, 8, requires_grad=True)
+    assert takes_turns(rows, weights, trained)
+    assert not takes_turns(rows, weights, trained.detach())
+    assert not takes_turns(rows[:508], weights[:508], trained)
+    assert not takes_turns(rows.bfloat16(), weights, trained)
+    with torch.no_grad():
+        assert not takes_turns(rows, weights, trained)
 
 
 def test_a_gradient_that_is_one_number_everywhere_is_taken() -> None:

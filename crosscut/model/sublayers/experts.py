@@ -23,7 +23,18 @@ from crosscut.architecture.sublayers import experts as architecture
 from crosscut.architecture.sublayers.experts import BALANCE, ENTROPY, LOAD, ROUTER_Z
 from crosscut.architecture.sublayers.gated_mlp import GatedMLP as GatedPart
 from crosscut.config.parts.experts import ExpertsConfig, Scores
-from crosscut.kernels.experts import Places, collect, multiply_groups, sort_by_expert, spread, weigh, wide_linear
+from crosscut.kernels.experts import (
+    Places,
+    collect,
+    in_turn,
+    multiply_groups,
+    sort_by_expert,
+    spread,
+    takes_turns,
+    weigh,
+    wide_linear,
+)
+from crosscut.kernels.functions import call
 from crosscut.model.building import Builder
 from crosscut.model.sublayers.gated_mlp import GATES, GatedMLP
 from crosscut.model.sublayers.mlp import ACTIVATIONS, MLP
@@ -101,6 +112,8 @@ class Experts(nn.Module):
         """
         dtype = rows.dtype
         own = [local(self.get_parameter(name), dtype) for name in self.names]
+        if takes_turns(rows, weights, own[0]) and self.runner.cheap is call and not self._skips_now:
+            return in_turn(self.activate, rows, weights, ends, *own)
         inner = [multiply_groups(rows, weight, ends) for weight in own[:-1]]
         activated = self.runner.cheap(partial(weigh, self.activate), weights, *inner)
         return multiply_groups(activated, own[-1], ends, skips=self._skips_now)

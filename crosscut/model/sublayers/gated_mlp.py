@@ -71,8 +71,9 @@ class _SwiGLU(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
-        grad_up = F.silu(gate).mul_(grad)
-        return torch.ops.aten.silu_backward(grad * up, gate), grad_up
+        grad_up, grad_gate = F.silu(gate).mul_(grad), grad * up
+        torch.ops.aten.silu_backward.grad_input(grad_gate, gate, grad_input=grad_gate)
+        return grad_gate, grad_up
 
 
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
