@@ -80,20 +80,24 @@ def collect(rows: Tensor, places: Places, num_tokens: int) -> Tensor:
 
 
 def _collected(rows: Tensor, places: Places, num_tokens: int) -> Tensor:
-    return _summed(rows, places.rows, num_tokens)
+    return _ordered(rows, places.rows, num_tokens).sum(1)
+
+
+def _ordered(rows: Tensor, order: Tensor, num_tokens: int) -> Tensor:
+    """Put the rows in the order of the tokens: [tokens, K, H]."""
+    return rows.index_select(0, order).view(num_tokens, -1, rows.shape[1])
 
 
 def _summed(rows: Tensor, order: Tensor, num_tokens: int) -> Tensor:
     """Put the rows in the order of the tokens, and add up those of each token. On the CPU, some tokens at a time, so
     that the ordered rows stay in the cache.
     """
-    per_token, size = len(order) // max(num_tokens, 1), rows.shape[1]
-    if rows.device.type != "cpu" or torch.compiler.is_compiling() or not rows.numel():
-        return rows.index_select(0, order).view(num_tokens, per_token, size).sum(1)
-    out = rows.new_empty(num_tokens, size)
-    step = max(_IN_CACHE // (per_token * size), 1)
-    for some, of_some in zip(out.split(step), order.split(step * per_token), strict=True):
-        torch.sum(rows.index_select(0, of_some).view(-1, per_token, size), 1, out=some)
+    if rows.device.type != "cpu":
+        return _ordered(rows, order, num_tokens).sum(1)
+    out = rows.new_empty(num_tokens, rows.shape[1])
+    step = max(_IN_CACHE * num_tokens // rows.numel(), 1)
+    for some, of_some in zip(out.split(step), order.view(num_tokens, -1).split(step), strict=True):
+        torch.sum(_ordered(rows, of_some.flatten(), len(some)), 1, out=some)
     return out
 
 
@@ -119,7 +123,7 @@ class _Collect(Function):
     @staticmethod
     def forward(ctx: _PlacesContext, rows: Tensor, places: Places, num_tokens: int) -> Tensor:
         ctx.save_for_backward(places.tokens)
-        return _collected(rows, places, num_tokens)
+        return _summed(rows, places.rows, num_tokens)
 
     @staticmethod
     @once_differentiable
@@ -305,11 +309,10 @@ def in_turn(activate: Activation, rows: Tensor, weights: Tensor, ends: Tensor, *
 
 def takes_turns(rows: Tensor, weights: Tensor, matrix: Tensor) -> bool:
     """Whether `in_turn` suits: on the CPU in types without a grouped product, for experts that are trained and have
-    many rows, and not in compiled code. `matrix` [E, F, H] is the first one of the experts.
+    many rows. `matrix` [E, F, H] is the first one of the experts.
     """
     return (
-        not torch.compiler.is_compiling()
-        and torch.is_grad_enabled()
+        torch.is_grad_enabled()
         and matrix.requires_grad
         and rows.device.type == "cpu"
         and rows.dtype is weights.dtype in (torch.float32, torch.float64)

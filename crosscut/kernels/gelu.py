@@ -40,23 +40,31 @@ core's cache.
 
 def gelu(x: Tensor) -> Tensor:
     """Return GeLU(x), with the shape and element type of `x`. The backward pass needs only `x`."""
-    is_compiled = torch.compiler.is_compiling()  # the number of elements may then be unknown
-    is_plain = is_compiled or x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64)
-    if is_plain or x.numel() > MOST_ELEMENTS:
-        return F.gelu(x, approximate="tanh")
-    return run(_GeLU, x)
+    return run(_GeLU, x, twin=_plain)
+
+
+def _plain(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether PyTorch's kernel computes GeLU of `x`."""
+    return x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64) or x.numel() > MOST_ELEMENTS
 
 
 class _GeLU(Function):
     @staticmethod
     def forward(ctx: AutogradContext[tuple[Tensor]], x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        return _exponent(x, _A).sigmoid_().mul_(x)
+        return _plain(x) if _is_plain(x) else _exponent(x, _A).sigmoid_().mul_(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: AutogradContext[tuple[Tensor]], grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
+        if _is_plain(x):
+            plain: Tensor = torch.ops.aten.gelu_backward(grad, x, approximate="tanh")
+            return plain
         s, slope = _exponent(x, _A).sigmoid_(), _exponent(x, 3.0 * _A)
         torch.ops.aten.sigmoid_backward.grad_input(slope, s, grad_input=slope)  # slope s (1 - s)
         return slope.add_(s).mul_(grad)

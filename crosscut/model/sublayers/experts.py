@@ -88,7 +88,8 @@ class Experts(nn.Module):
         logits = self.router.logits(entered)
         routing = self._route(logits)
         sums = self._sums(logits, routing)
-        exchange = plan_exchange(routing.loads.sum(0), len(routing.places.slots), self.mesh.expert)
+        counts, num_rows, is_traced = routing.loads.sum(0), len(routing.places.slots), self.runner.compiler is not None
+        exchange = plan_exchange(counts, num_rows, self.mesh.expert, is_traced=is_traced)
         rows = send_rows(spread(entered.flatten(0, 1), routing.places), exchange)
         weights = send_rows(routing.weights.flatten().index_select(0, routing.places.slots), exchange)
         ends = routing.places.ends if exchange is None else exchange.ends
@@ -112,7 +113,8 @@ class Experts(nn.Module):
         """
         dtype = rows.dtype
         own = [local(self.get_parameter(name), dtype) for name in self.names]
-        if takes_turns(rows, weights, own[0]) and self.runner.cheap is call and not self._skips_now:
+        is_plain = self.runner.compiler is None and self.runner.cheap is call and not self._skips_now
+        if is_plain and takes_turns(rows, weights, own[0]):
             return in_turn(self.activate, rows, weights, ends, *own)
         inner = [multiply_groups(rows, weight, ends) for weight in own[:-1]]
         activated = self.runner.cheap(partial(weigh, self.activate), weights, *inner)

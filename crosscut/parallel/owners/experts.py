@@ -49,12 +49,13 @@ class RowExchange(NamedTuple):
 
 
 Exchange = RowExchange | TracedExchange | None
-"""Plan of an exchange, in uncompiled or in compiled code; None if one rank holds all experts."""
+"""Plan of an exchange, for uncompiled or for compiled code; None if one rank holds all experts."""
 
 
-def plan_exchange(counts: Tensor, num_rows: int, axis: Axis) -> Exchange:
+def plan_exchange(counts: Tensor, num_rows: int, axis: Axis, *, is_traced: bool = False) -> Exchange:
     """Exchange the numbers of rows, given this rank's number of rows for each expert [E], as integers, and their sum
-    `num_rows`. Returns None if one rank holds all experts. A fake tensor has no values: the loads then count as even.
+    `num_rows`. Returns None if one rank holds all experts. `is_traced` plans for code that a compiler traces. A fake
+    tensor has no values: the loads then count as even.
 
     Communication: an all-to-all of E integers. The host waits for the result.
     """
@@ -62,7 +63,7 @@ def plan_exchange(counts: Tensor, num_rows: int, axis: Axis) -> Exchange:
         return None
     counts = counts.detach()
     of_ranks = all_to_all(counts, axis).view(axis.size, -1)  # rows from each rank for each of this rank's experts
-    if torch.compiler.is_compiling():
+    if is_traced:
         return traced_exchange(counts, of_ranks, num_rows, axis.group_name)
     if isinstance(counts, FakeTensor):
         rows, order = [num_rows // axis.size] * axis.size, counts.new_empty(num_rows)

@@ -21,10 +21,8 @@ SENDING = ("crosscut::send_rows", "crosscut::return_rows")
 class TracedExchange(NamedTuple):
     """Numbers and places of the rows that the ranks of a group exchange."""
 
-    to: Tensor
-    """Number of rows for each rank [P], on the host."""
-    received: Tensor
-    """Number of rows from each rank [P], on the host."""
+    numbers: Tensor
+    """Number of rows for each rank, and from each rank [2, P], on the host."""
     order: Tensor
     """Index among the received rows of each row sorted by expert [M]."""
     places: Tensor
@@ -39,7 +37,7 @@ class TracedExchange(NamedTuple):
     @property
     def arguments(self) -> tuple[Any, ...]:
         """Arguments of the operators after the first one."""
-        return self.to, self.received, self.order, self.places, self.num_rows, self.group
+        return self.numbers, self.order, self.places, self.num_rows, self.group
 
 
 def arrange(of_ranks: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,8 +53,8 @@ def traced_exchange(counts: Tensor, of_ranks: Tensor, num_rows: int, group: str)
     """Plan the exchange of N rows, given this rank's number of rows for each expert [E] and the number of rows from
     each rank for each of this rank's experts [P, E / P].
     """
-    to, received, order, places = _planned(counts, of_ranks)
-    return TracedExchange(to, received, order, places, of_ranks.sum(0).cumsum(0), num_rows, group)
+    numbers, order, places = _planned(counts, of_ranks)
+    return TracedExchange(numbers, order, places, of_ranks.sum(0).cumsum(0), num_rows, group)
 
 
 def send_traced(x: Tensor, exchange: TracedExchange) -> Tensor:
@@ -72,51 +70,50 @@ def return_traced(x: Tensor, exchange: TracedExchange) -> Tensor:
 
 
 @torch.library.custom_op("crosscut::plan_exchange", mutates_args=())
-def _planned(counts: Tensor, of_ranks: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    numbers = torch.stack([counts.view(len(of_ranks), -1).sum(1), of_ranks.sum(1)]).cpu()
-    return numbers[0].clone(), numbers[1].clone(), *arrange(of_ranks)
+def _planned(counts: Tensor, of_ranks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    numbers = torch.stack([counts.view(len(of_ranks), -1).sum(1), of_ranks.sum(1)])
+    return numbers.cpu(), *arrange(of_ranks)
 
 
 @_planned.register_fake
-def _(counts: Tensor, of_ranks: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    numbers = torch.empty(len(of_ranks), dtype=counts.dtype)
+def _(counts: Tensor, of_ranks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     order = counts.new_empty(torch.library.get_ctx().new_dynamic_size())
-    return numbers, torch.empty_like(numbers), order, torch.empty_like(order)
+    return torch.empty(2, len(of_ranks), dtype=counts.dtype), order, torch.empty_like(order)
 
 
 @torch.library.custom_op("crosscut::send_rows", mutates_args=())
-def _send(x: Tensor, to: Tensor, received: Tensor, order: Tensor, places: Tensor, num_rows: int, group: str) -> Tensor:
+def _send(x: Tensor, numbers: Tensor, order: Tensor, places: Tensor, num_rows: int, group: str) -> Tensor:
     del places, num_rows
-    return all_to_all_in_group(x, group, to=to.tolist(), received=received.tolist()).index_select(0, order)
+    to, received = numbers.tolist()
+    return all_to_all_in_group(x, group, to=to, received=received).index_select(0, order)
 
 
 @torch.library.custom_op("crosscut::return_rows", mutates_args=())
-def _return(
-    x: Tensor, to: Tensor, received: Tensor, order: Tensor, places: Tensor, num_rows: int, group: str
-) -> Tensor:
+def _return(x: Tensor, numbers: Tensor, order: Tensor, places: Tensor, num_rows: int, group: str) -> Tensor:
     del order, num_rows
-    return all_to_all_in_group(x.index_select(0, places), group, to=received.tolist(), received=to.tolist())
+    to, received = numbers.tolist()
+    return all_to_all_in_group(x.index_select(0, places), group, to=received, received=to)
 
 
 @_send.register_fake
-def _(x: Tensor, to: Tensor, received: Tensor, order: Tensor, *_: object) -> Tensor:
-    del to, received
+def _(x: Tensor, numbers: Tensor, order: Tensor, places: Tensor, num_rows: int, group: str) -> Tensor:
+    del numbers, places, num_rows, group
     return x.new_empty(order.shape[0], *x.shape[1:])
 
 
 @_return.register_fake
-def _(x: Tensor, to: Tensor, received: Tensor, order: Tensor, places: Tensor, num_rows: int, group: str) -> Tensor:
-    del to, received, order, places, group
+def _(x: Tensor, numbers: Tensor, order: Tensor, places: Tensor, num_rows: int, group: str) -> Tensor:
+    del numbers, order, places, group
     return x.new_empty(num_rows, *x.shape[1:])
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     del output
-    _, *numbers, ctx.num_rows, ctx.group = inputs
-    ctx.save_for_backward(*numbers)
+    _, *places, ctx.num_rows, ctx.group = inputs
+    ctx.save_for_backward(*places)
 
 
-_NONE = (None,) * 6
+_NONE = (None,) * 5
 """Gradients of the arguments after the first one."""
 
 _send.register_autograd(
