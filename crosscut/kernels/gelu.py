@@ -40,6 +40,8 @@ core's cache.
 
 def gelu(x: Tensor) -> Tensor:
     """Return GeLU(x), with the shape and element type of `x`. The backward pass needs only `x`."""
+    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
+        return _plain(x)
     return run(_GeLU, x, twin=_plain)
 
 
@@ -47,22 +49,17 @@ def _plain(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-def _is_plain(x: Tensor) -> bool:
-    """Whether PyTorch's kernel computes GeLU of `x`."""
-    return x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64) or x.numel() > MOST_ELEMENTS
-
-
 class _GeLU(Function):
     @staticmethod
     def forward(ctx: AutogradContext[tuple[Tensor]], x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        return _plain(x) if _is_plain(x) else _exponent(x, _A).sigmoid_().mul_(x)
+        return _plain(x) if x.numel() > MOST_ELEMENTS else _exponent(x, _A).sigmoid_().mul_(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: AutogradContext[tuple[Tensor]], grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        if _is_plain(x):
+        if x.numel() > MOST_ELEMENTS:
             plain: Tensor = torch.ops.aten.gelu_backward(grad, x, approximate="tanh")
             return plain
         s, slope = _exponent(x, _A).sigmoid_(), _exponent(x, 3.0 * _A)
