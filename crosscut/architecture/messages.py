@@ -74,15 +74,27 @@ def products_at(layer: Layer, target: Target) -> dict[str, tuple[Product, ...]]:
     with the products that read the result of f. g ends the region, and the messages of g overlap with the product that
     g sums over the ranks.
     """
+    found = _multiplications_at(layer, target).items()
+    return {name: tuple(product for m in matching for product in m.products(target)) for name, matching in found}
+
+
+def multiplications_apart(layer: Layer, target: Target) -> Iterator[Multiply]:
+    """Matrix products of a layer that are not in `products_at`, such as those of experts: no message of f or g
+    overlaps with them.
+    """
+    found = {id(step) for steps in _multiplications_at(layer, target).values() for step in steps}
+    steps = (step for step in flat(lower(layer, target)) if isinstance(step, Multiply))
+    return (step for step in steps if id(step) not in found)
+
+
+def _multiplications_at(layer: Layer, target: Target) -> dict[str, list[Multiply]]:
+    """Steps whose products overlap with the messages of f and g, by the names of the steps that send the messages."""
     steps = list(flat(lower(layer, target)))
     multiplications = [step for step in steps if isinstance(step, Multiply)]
     found = {}
     for step in steps:
         if isinstance(step, Enter):
-            matching = (m for m in multiplications if step.gives[0] in m.reads)
+            found[step.name] = [m for m in multiplications if step.gives[0] in m.reads]
         elif isinstance(step, Leave):
-            matching = (m for m in multiplications if step.reads[0] in m.gives)
-        else:
-            continue
-        found[step.name] = tuple(product for m in matching for product in m.products(target))
+            found[step.name] = [m for m in multiplications if step.reads[0] in m.gives]
     return found

@@ -153,6 +153,18 @@ class Product(NamedTuple):
     batch: int = 1
     is_frozen: bool = False
     """Whether the second factor is a frozen weight, which has no gradient."""
+    groups: int = 1
+    """Number of second factors. The rows of the first factor are divided evenly among them."""
+    sums_groups: bool = False
+    """Whether the groups divide k instead of m, as in the gradients of the second factors."""
+
+    @property
+    def of_group(self) -> tuple[float, float, float, int]:
+        """Shape of the product of one group (m, k, n), and number of such products."""
+        if self.groups == 1:
+            return self.m, self.k, self.n, self.batch
+        m, k = (1, self.groups) if self.sums_groups else (self.groups, 1)
+        return self.m / m, self.k / k, self.n, self.batch * self.groups
 
     @property
     def flops(self) -> int:
@@ -167,12 +179,12 @@ class Product(NamedTuple):
     @property
     def of_input(self) -> "Product":
         """Product that computes the gradient of the first factor."""
-        return Product(self.m, self.n, self.k, self.batch)
+        return Product(self.m, self.n, self.k, self.batch, groups=self.groups)
 
     @property
     def of_weight(self) -> "Product":
         """Product that computes the gradient of the second factor."""
-        return Product(self.k, self.m, self.n, self.batch)
+        return Product(self.k, self.m, self.n, self.batch, groups=self.groups, sums_groups=self.groups > 1)
 
 
 def weight_gradients(products: Iterable[Product]) -> Iterator[Product]:

@@ -11,7 +11,8 @@ was calibrated, the measured rates of the nearest shapes replace peak x attained
 next kernel starts.
 
 The backward pass has two products of the same size: [m, n] x [n, k] for the input gradient and [k, m] x [m, n] for the
-weight gradient.
+weight gradient. A product in groups, such as that of all experts of a rank, is one kernel: each group reads its own
+matrix and has its own tiles.
 
 Legend: `m` tokens of a micro-batch, `k` and `n` widths on one rank.
 """
@@ -70,7 +71,7 @@ class Speed:
         seconds = self._known.get((product, in_layer))
         if seconds is None:
             peak = self.layer_peak if in_layer else self.peak
-            m, k, n, batch, _ = product
+            m, k, n, batch = product.of_group
             moved = batch * (m * k + k * n + m * n) * self.size
             seconds = max(product.flops / self._rate(product, peak), self.passes(moved)) + self.hardware.start
             self._known[product, in_layer] = seconds
@@ -96,10 +97,10 @@ def filled(product: Product, multiprocessors: int) -> float:
     """
     if not multiprocessors:
         return 1.0
-    m, k, n, batch, _ = product
+    m, k, n, batch = product.of_group
     tiles = batch * ceil(m / _TILE) * ceil(n / _TILE)
     whole = batch * m * n / (tiles * _TILE**2)
-    parts = [1 << power for power in range(4) if not power or k >> power >= _LEAST_K]
+    parts = [1 << power for power in range(4) if not power or k / 2**power >= _LEAST_K]
     return whole * max(tiles * cut / (ceil(tiles * cut / multiprocessors) * multiprocessors) for cut in parts)
 
 
@@ -112,7 +113,7 @@ def _nearest_rate(product: Product, measured: tuple[MeasuredProduct, ...]) -> fl
     """
     total = weights = 0.0
     for point in measured:
-        pairs = zip(product[:3], point[:3], strict=True)
+        pairs = zip(product.of_group[:3], point[:3], strict=True)
         weight = 1.0 / (1e-6 + sum(log(mine / its) ** 2 for mine, its in pairs) ** 2)
         total, weights = total + weight * log(point.flops_per_second), weights + weight
     return exp(total / weights)

@@ -26,7 +26,7 @@ from crosscut.architecture import (
     root_parameters,
     run_again,
 )
-from crosscut.architecture.messages import Phase, products_at
+from crosscut.architecture.messages import Phase, multiplications_apart, products_at
 from crosscut.architecture.pipeline import Durations, Schedule, ends_of_ranks
 from crosscut.architecture.steps import MessageAxis, Multiply, weight_gradients
 from crosscut.architecture.target import shared_target
@@ -101,8 +101,8 @@ class _LayerTime:
     """Seconds of one layer in one micro-batch."""
 
     products: Mapping[str, tuple[float, float, float]]
-    """Seconds of the forward, input gradient and weight gradient products, keyed by the name of the step that enters or
-    leaves the parallel region."""
+    """Seconds of the forward products, of the backward products, and of the weight gradients that a schedule may
+    compute later, keyed by the name of the step that enters or leaves the parallel region. Other products follow."""
     not_repeated: float
     """Seconds of the forward products that full recomputation does not repeat."""
     attention: tuple[float, float]
@@ -356,6 +356,8 @@ def _layer(layer: Layer, target: Target, speed: Speed, *, repeats_last: bool) ->
         )
         for name, found in products_at(layer, target).items()
     }
+    for step in multiplications_apart(layer, target):
+        products[step.matrix.weight.name] = _apart(step, target, speed)
     passes = layer_passes(layer, target)
     return _LayerTime(
         products=products,
@@ -366,6 +368,15 @@ def _layer(layer: Layer, target: Target, speed: Speed, *, repeats_last: bool) ->
         cheap=speed.passes(passes.cheap) + speed.gelu(passes.gelu),
         core=speed.passes(passes.core),
     )
+
+
+def _apart(step: Multiply, target: Target, speed: Speed) -> tuple[float, float, float]:
+    """Seconds of the products of one step, as in `_LayerTime.products`."""
+    found = step.products(target)
+    of_inputs = sum(speed.product(p.of_input) for p in found)
+    of_weights = sum(speed.product(p) for p in weight_gradients(found))
+    later = of_weights if step.defers else 0.0
+    return sum(speed.product(p) for p in found), of_inputs + of_weights - later, later
 
 
 def _not_repeated(layer: Layer, target: Target) -> Iterator[Product]:

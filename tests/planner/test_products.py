@@ -60,11 +60,20 @@ def test_a_thin_product_waits_for_memory() -> None:
         (Product(64, 64, 128 * 132), 0.5),
         (Product(128, 1024, 128 * 66), 1.0),  # cut in two along k
         (Product(128, 64, 128, batch=132), 1.0),
+        (Product(32 * 132, 64, 128, groups=132), 0.25),
+        (Product(32 * 132, 64, 128, groups=132).of_weight, 0.5),
     ],
 )
 def test_tiles_fill_the_device_or_do_not(product: Product, share: float) -> None:
     assert filled(product, 132) == pytest.approx(share)
     assert filled(product, 0) == 1.0
+
+
+def test_each_group_of_rows_reads_a_matrix_of_its_own() -> None:
+    product = Product(8 * 64, 4096, 512, groups=64)
+    moved = 2 * (8 * 64 * (4096 + 512) + 64 * 4096 * 512)
+    assert Speed(H100, "bfloat16").product(product) == pytest.approx(moved / (3350e9 * 0.85) + H100.start)
+    assert Speed(H100, "bfloat16").product(product.of_weight) == pytest.approx(moved / (3350e9 * 0.85) + H100.start)
 
 
 def measured(*points: MeasuredProduct) -> Hardware:

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from crosscut.architecture import Target, describe, layer_parameters
+from crosscut.architecture.readings import weight_flops
 from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.config.parts.mamba2 import Mamba2Config
 from crosscut.planner import flops_per_step, recomputed_flops_per_step
@@ -43,6 +44,16 @@ def test_without_anything_but_products_it_is_their_flops() -> None:
     assert time.products == pytest.approx((flops_per_step(run) - core) / 989e12)
     assert time.attention == pytest.approx(core / 3 * 3.5 / 989e12)  # half the square at half the rate; backward 2.5
     assert time.passes + time.optimizer == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("layer", ["attention experts", "latent_attention swiglu", "mamba gelu"])
+def test_products_that_no_message_overlaps_with_count_as_well(layer: str) -> None:
+    model = replace(run_of().model, layers=(layer,), biases="none", positions="rotary", vocab_size=128)
+    run = replace(run_of(), model=model)
+    decoder, target = describe(run.model), target_of(run, device="cuda")
+    layers = sum(count * weight_flops(layer, target) for layer, count in decoder.kinds.items())
+    flops = 3 * (layers + decoder.loss.product(target).flops)
+    assert step_time(run, without_limits()).products == pytest.approx(flops / 989e12)
 
 
 def test_attention_with_a_mask_of_documents_computes_the_whole_square_and_reads_the_mask() -> None:

@@ -25,6 +25,7 @@ from crosscut.architecture.steps import (
     Operation,
     Passes,
     Pointwise,
+    Product,
     Rows,
     Step,
     Value,
@@ -205,6 +206,12 @@ class MultiplyEach(Multiply):
     def defers(self) -> bool:
         """False: the gradients of all experts' matrices are computed at once, in the backward pass."""
         return False
+
+    def products(self, target: Target) -> tuple[Product, ...]:
+        """The forward product on one rank, in a group for each of the rank's experts that can have a row."""
+        (product,) = super().products(target)
+        experts, *_ = self.matrix.weight.on(target).shape
+        return (product._replace(groups=min(experts, product.m)),)
 
 
 @dataclass(frozen=True, kw_only=True)
