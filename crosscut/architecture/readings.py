@@ -15,6 +15,9 @@ from crosscut.architecture.steps import Multiply, Passes, Product, Rows, Step, V
 from crosscut.architecture.target import Kind, Target
 from crosscut.config.training import Recompute
 
+_INSIDE = (Rows.TOKENS, Rows.ROUTED, Rows.RECEIVED)
+"""Rows of values inside a parallel region."""
+
 
 def layer_parameters(layer: Layer, target: Target) -> tuple[LocalParameter, ...]:
     """Parameters of a layer on one rank."""
@@ -130,7 +133,7 @@ def _purpose(value: Value) -> str:
         return "norms"
     if value.kind in (Kind.WIDE, Kind.WIDENING) or value.rows is Rows.SEQUENCES:
         return "core"
-    if value.rows in (Rows.TOKENS, Rows.ROUTED, Rows.KEYS):
+    if value.rows in (*_INSIDE, Rows.KEYS):
         return "inside"
     return "norms" if value.is_cheap else "inputs"
 
@@ -143,8 +146,7 @@ def cheap_inside(layer: Layer, target: Target) -> int:
     The backward pass computes these values again.
     """
     values = {value.name: value for step in flat(lower(layer, target)) for value in step.keeps}
-    inside = (Rows.TOKENS, Rows.ROUTED)
-    return sum(value.bytes(target) for value in values.values() if value.is_cheap and value.rows in inside)
+    return sum(value.bytes(target) for value in values.values() if value.is_cheap and value.rows in _INSIDE)
 
 
 def temporary(steps: Iterable[Step], target: Target, inside: int) -> int:

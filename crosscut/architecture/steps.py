@@ -27,6 +27,7 @@ class Rows(Enum):
     TOKENS = "all tokens of the micro-batch; each context rank has its own tokens"
     SHARED = "all tokens of the micro-batch, of all context ranks together"
     ROUTED = "one row for each token and each of its experts"
+    RECEIVED = "the rows that the experts of the fullest rank receive, of all ranks that share the experts"
     KEYS = "tokens whose keys a rank computes from gathered latents: SHARED if context ranks gather, otherwise TOKENS"
     PREDICTED = "tokens of the micro-batch for which the head computes logits"
     ONE = "a single row"
@@ -34,11 +35,12 @@ class Rows(Enum):
     SEQUENCE = "tokens of one sequence; each context rank has its own tokens"
 
 
-_NUM_ROWS: Mapping[Rows, Callable[[Target], int]] = {
+_NUM_ROWS: Mapping[Rows, Callable[[Target], float]] = {
     Rows.STREAM: attrgetter("own_tokens"),
     Rows.TOKENS: attrgetter("tokens"),
     Rows.SHARED: attrgetter("shared_tokens"),
     Rows.ROUTED: attrgetter("tokens"),
+    Rows.RECEIVED: attrgetter("received_tokens"),
     Rows.KEYS: attrgetter("key_tokens"),
     Rows.PREDICTED: attrgetter("predicted_tokens"),
     Rows.ONE: lambda _: 1,
@@ -61,7 +63,7 @@ class Value:
     """Number of heads of a value that ranks may divide only between heads. Each rank then holds at least one whole
     head. 0 for a value that ranks may divide at any column."""
     copies: int = 1
-    """Number of rows of each token, for `Rows.ROUTED`."""
+    """Number of rows of each token, for `Rows.ROUTED` and `Rows.RECEIVED`."""
     is_cheap: bool = False
     """Whether `training.recompute = "operators"` recomputes the value instead of saving it for the backward pass."""
     kind: Kind = Kind.COMPUTE
@@ -80,7 +82,7 @@ class Value:
 
     def num_rows(self, target: Target) -> int:
         """Number of rows on one rank."""
-        return self.copies * _NUM_ROWS[self.rows](target)
+        return round(self.copies * _NUM_ROWS[self.rows](target))
 
     def bytes(self, target: Target) -> int:
         """Bytes on one rank."""

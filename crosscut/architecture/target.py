@@ -41,6 +41,9 @@ class Target(HashedOnce):
     """Number of ranks that share the experts of a layer."""
     context_attention: ContextAttention = ContextAttention.GATHER
     """Way in which attention is computed over sequences that context ranks share."""
+    skew: float = 1.0
+    """Number of rows that the experts of the fullest rank receive, as a multiple of the mean over the ranks that share
+    the experts. 1 means even loads."""
     sequences: int = 1
     """Number of sequences of a micro-batch on one data rank."""
     length: int = 1
@@ -132,6 +135,11 @@ class Target(HashedOnce):
     def tokens(self) -> int:
         """Number of tokens of a micro-batch inside a parallel region, on one context rank."""
         return self.sequences * self.own_length
+
+    @property
+    def received_tokens(self) -> float:
+        """Number of tokens of a micro-batch of which the fullest rank receives one row for each expert of a token."""
+        return self.tokens * self.skew
 
     @property
     def gathers(self) -> bool:

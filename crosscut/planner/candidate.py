@@ -27,17 +27,28 @@ class Candidate(StepShape):
     pipeline_rank: int = 0
     """Pipeline position of the rank to forecast, from 0. The ranks of a pipeline hold different layers, so their
     forecasts differ."""
+    expert_skew: float = 1.0
+    """Number of rows that the experts of the fullest rank receive in each layer, as a multiple of the mean over the
+    ranks that share the experts."""
 
     @classmethod
     def of(cls, run: "Planned", precision: str) -> "Candidate":
         """Return a candidate with the settings of `run`. `precision` replaces `training.precision = "auto"`."""
-        training, rank = run.training.in_precision(precision), pipeline_rank_of(run)
-        return cls(run.model, run.layout, training, run.optimizer, run.mask_fraction, rank)
+        return replace(cls.at(run, pipeline_rank_of(run)), training=run.training.in_precision(precision))
 
     @classmethod
     def at(cls, run: "Planned", pipeline_rank: int) -> "Candidate":
         """Return a candidate with the settings of `run`, for a forecast of one rank of the run's pipeline."""
-        return cls(run.model, run.layout, run.training, run.optimizer, run.mask_fraction, pipeline_rank)
+        skew = run.expert_skew if isinstance(run, Candidate) else 1.0
+        return cls(run.model, run.layout, run.training, run.optimizer, run.mask_fraction, pipeline_rank, skew)
+
+    @property
+    def possible_skew(self) -> float:
+        """Skew of the layout: `expert_skew`, but at most the skew with which all tokens choose experts of one rank, or
+        as many of them as they may.
+        """
+        experts = self.model.experts
+        return min(self.expert_skew, self.layout.expert, experts.number / experts.per_token)
 
 
 Planned = RunConfig | Candidate
@@ -65,6 +76,7 @@ def target_of(run: Planned, *, device: Device, capability: tuple[int, int] = AMP
     target = replace(
         Target.of(run.layout),
         context_attention=run.context_attention.way,
+        skew=run.possible_skew if isinstance(run, Candidate) else 1.0,
         sequences=run.micro_batch_size,
         length=run.training.sequence_length,
         device=device,

@@ -23,7 +23,7 @@ from crosscut.architecture import Decoder, Layer, Target, describe, flat, layer_
 from crosscut.architecture.readings import passes
 from crosscut.planner.candidate import Planned
 from crosscut.planner.muon import MUON_BYTES, muon_share
-from crosscut.planner.parameters import Shares, known_vocab_size, trained_share
+from crosscut.planner.parameters import Shares, known_vocab_size, trained_parameters_per_rank, trained_share
 from crosscut.planner.program import Program
 from crosscut.planner.stages import part_of
 
@@ -107,17 +107,18 @@ def optimizer_bytes(run: Planned, program: Program) -> float:
 
     The bytes are those of the gradient norm, of clipping and of the optimizer, which read and write the rank's shard of
     parameters, gradients and moments. If the run keeps a moving average of the weights, the bytes to update the rank's
-    shard of the average are added. If the data ranks replicate the gradients, the copies into and out of the buckets of
+    shard of the average are added. If several ranks sum whole gradients, the copies into and out of the buckets of
     the all-reduce are added. Muon's products are not counted here; `step_time` adds them.
     """
-    wide = run.training.numbers.accumulation_bytes / 4
-    own = trained_share(part_of(run), run.layout)
-    readers = run.layout.ranks.tokens.size
-    buckets = 16 if readers > 1 and run.layout.shard_size == 1 else 0
-    sharing = readers if program.shards_optimizer else 1
+    part, layout, wide = part_of(run), run.layout, run.training.numbers.accumulation_bytes / 4
+    own = trained_share(part, layout)
+    of_plans = [(plan.tokens.size, trained_parameters_per_rank(part, layout, plan)) for plan in layout.plans]
+    copied = sum(elements for readers, elements in of_plans if readers > 1) if layout.shard_size == 1 else 0
+    updated = sum(elements / readers for readers, elements in of_plans) if program.shards_optimizer else own
     of_muon = muon_share(run) * wide * (MUON_BYTES - ADAMW_BYTES)
     average = AVERAGE_BYTES if run.optimizer.ema_decay else 0
-    return own * wide * ((ADAMW_BYTES + _NORM_AND_CLIP_BYTES + average) / sharing + buckets) + of_muon
+    of_update = (ADAMW_BYTES + _NORM_AND_CLIP_BYTES + average) * (updated / own)
+    return own * wide * (of_update + 16 * (copied / own)) + of_muon
 
 
 @lru_cache(maxsize=4096)

@@ -43,6 +43,10 @@ class Program(NamedTuple):
     repeats_last: bool = False
     """Whether full recomputation also repeats the last matrix product of a layer and the message after this product."""
 
+    sent_rows: tuple[float, float] = (1.0, 1.0)
+    """Share of the rows of experts that a rank sends: inside a node, and between nodes. A rank of Crosscut sends a row
+    to each expert of a token. Other programs send a token only once to each rank, or to each node."""
+
     bucket_bytes: int | None = BUCKET_BYTES
     """Bytes of a bucket of gradients. The data ranks reduce the gradients bucket by bucket. With None, all gradients
     are sent as one message."""

@@ -23,7 +23,6 @@ from crosscut.architecture import (
     describe,
     flat,
     lower,
-    root_parameters,
     run_again,
 )
 from crosscut.architecture.messages import Phase, multiplications_apart, products_at
@@ -40,7 +39,6 @@ from crosscut.planner.muon import MUON_KERNELS, muon_parameters, muon_products
 from crosscut.planner.parameters import (
     known_vocab_size,
     num_trained_tensors,
-    trained_parameters_per_rank,
     trained_share,
 )
 from crosscut.planner.passes import LayerPasses, ends_passes, layer_passes, optimizer_bytes, weight_passes
@@ -261,7 +259,7 @@ def _rank_time(run: Candidate, program: Program, speed: Speed) -> _RankTime:
     ends = [speed.passes(num_bytes) for num_bytes in ends_passes(run, target)]
     host = [(part.is_first + part.is_last) / 4 * seconds for seconds in hardware.layer_host]
     cast, summed = (speed.passes(num_bytes) for num_bytes in weight_passes(run, program))
-    beside = _beside(run, part, layers, speed, summed)
+    beside = _beside(layers, speed, summed)
     traffic = step_traffic(run, compiled=program.repeats_last, target=target)
     exchanges = tuple(exchange(collective, run, program, beside) for collective in traffic)
     products, attention, scan, passes = layers.again
@@ -420,10 +418,8 @@ def _inner(layer: Layer, target: Target, speed: Speed, *, scans: bool) -> tuple[
     return forward, backward
 
 
-def _beside(run: Planned, decoder: Decoder, layers: _Layers, speed: Speed, summed: float) -> Beside:
-    target = Target.of(run.layout)
+def _beside(layers: _Layers, speed: Speed, summed: float) -> Beside:
     backward = layers.total(lambda layer: layer.backward) + sum(layers.again) + summed
-    trained = [parameter.size for parameter in root_parameters(decoder, target) if not parameter.is_frozen]
     return Beside(
         speed=speed,
         layer_forward=layers.mean(lambda layer: layer.forward),
@@ -431,7 +427,6 @@ def _beside(run: Planned, decoder: Decoder, layers: _Layers, speed: Speed, summe
         layer_backward=backward / layers.number,
         layer_attention=(layers.mean(lambda layer: layer.attention[0]), layers.mean(lambda layer: layer.attention[1])),
         backward=backward,
-        root_share=sum(trained) / trained_parameters_per_rank(part_of(run), run.layout),
     )
 
 

@@ -121,14 +121,14 @@ class Experts(EachToken):
         )
         rows = replace(weights, name=f"{name} rows", width=x.width, kind=Kind.COMPUTE)
         spread = Move(reads=(entered,), gives=(rows,), keeps=(_index(f"{name} rows of tokens", weights),))
-        received, own = (replace(each, name=f"{each.name} received") for each in (rows, weights))
+        received, own = (replace(each, name=f"{each.name} received", rows=Rows.RECEIVED) for each in (rows, weights))
         send = Exchange(reads=(rows, weights), gives=(received, own), name=f"{name} rows", counts=sizes.number)
         inner, expanding = self._expanded(received, ends)
-        activated = replace(rows, name=f"{name} activated", width=sizes.size, cut=True, is_cheap=True)
+        activated = replace(received, name=f"{name} activated", width=sizes.size, cut=True, is_cheap=True)
         weigh = Weigh(reads=(*inner, own), gives=(activated,), keeps=(*inner, own))
-        contracted = replace(rows, name=f"{name} contracted")
+        contracted = replace(received, name=f"{name} contracted")
         contract = _multiply_each(activated, self.contract, gives=contracted, ends=ends)
-        returned = replace(contracted, name=f"{name} returned")
+        returned = replace(rows, name=f"{name} returned")
         give_back = Exchange(reads=(contracted,), gives=(returned,), name=f"{name} results")
         mixed = Value(f"{name} mixed", x.width)
         collect = Move(reads=(returned,), gives=(mixed,), keeps=(_index(f"{name} tokens of rows", weights),))
@@ -266,8 +266,9 @@ class Move(Pointwise):
 @dataclass(frozen=True, kw_only=True)
 class Exchange(Step):
     """Exchange of rows between the ranks that share the experts: to the ranks of the experts, or back. Ranks send as
-    many rows as they receive only if all loads are even; the sum over the ranks is the same for all loads. With one
-    expert rank, the step does nothing.
+    many rows as they receive only if all loads are even; the sum over the ranks is the same for all loads. All ranks
+    wait for the fullest one, so a message counts the rows on that side on which it has more. With one expert rank, the
+    step does nothing.
     """
 
     counts: int = 0
@@ -277,16 +278,25 @@ class Exchange(Step):
         """Return the step with its messages, and the places of the received rows, which it saves."""
         if target.expert == 1:
             return self
-        sent = tuple(_exchanged(value.elements(target), value.kind) for value in self.reads)
+        sent = tuple(_exchanged(value.elements(target), value.kind) for value in self._larger(target))
         if not self.counts:
             return replace(self, forward=sent, backward=sent)
-        places = tuple(_index(f"{self.name}, {of}", self.reads[1]) for of in ("order", "places"))
+        places = tuple(_index(f"{self.name}, {of}", self.gives[1]) for of in ("order", "places"))
         return replace(self, forward=(_exchanged(self.counts, Kind.POSITION), *sent), backward=sent, keeps=places)
 
     def passes(self, target: Target) -> Passes:
         """Bytes that the step reads and writes: each row once on both sides, to sort the rows."""
-        moved = 0 if target.expert == 1 else 2 * sum(value.bytes(target) for value in self.gives)
+        moved = 0 if target.expert == 1 else 2 * sum(value.bytes(target) for value in self._larger(target))
         return Passes(forward=moved, backward=moved)
+
+    def temporary(self, target: Target, inside: int) -> int:
+        """Bytes of the gradients of the rows before and after they are sent; 0 with one expert rank."""
+        del inside
+        return 0 if target.expert == 1 else 2 * self._larger(target)[0].bytes(target)
+
+    def _larger(self, target: Target) -> tuple[Value, ...]:
+        """Values on that side of the exchange on which the fullest rank has more rows."""
+        return max(self.reads, self.gives, key=lambda values: values[0].num_rows(target))
 
 
 def _exchanged(elements: int, kind: Kind) -> Message:

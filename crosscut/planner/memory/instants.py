@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import NamedTuple
 
 from crosscut.architecture.pipeline import Flight
@@ -97,9 +98,22 @@ class Instants:
         decoder, last = self.stage.decoder, self.stage.num_layers - 1
         repeated = [layer for layer in range(last + 1) if self.stage.is_recomputed(layer)]
         ends = (last, max(repeated, default=0), min(1, last), 0)  # layer 0 gathers no other layer ahead
-        layers = dict.fromkeys(ends if len(self.stage.layers) == 1 else range(last, -1, -1))
+        layers = dict.fromkeys(ends if len(self.stage.layers) == 1 else self._ends_of_runs(repeated))
         loss = [self._loss()] if decoder.is_last else []
         return [*loss, *map(self._backward, layers), *([self._embedding()] if decoder.is_first else [])]
+
+    def _ends_of_runs(self, repeated: Sequence[int]) -> list[int]:
+        """Layers near the ends of each run of equal layers, the last layer first. In a run, the bytes change by the
+        same amount from layer to layer, except that recomputed layers (`repeated`) hold more, and that the layers at
+        the ends of the run have other neighbours. Memory therefore peaks near an end.
+        """
+        found, first = set(), 0
+        for _, run in groupby(self.stage.decoder.layers):
+            layers = range(first, first + len(list(run)))
+            first = layers.stop
+            for some in (layers, [layer for layer in repeated if layer in layers]):
+                found.update((*some[:2], *some[-2:]))
+        return sorted(found, reverse=True)
 
     def after_passes(self) -> list[MemoryForecast]:
         """Forecast the bytes when the gradients are reduced, and when the weights are updated."""

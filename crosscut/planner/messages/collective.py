@@ -1,6 +1,6 @@
 """Description of the collectives of one kind in a training step: operation, axis, size and number."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from crosscut.architecture import Operation, Overlap, Product
@@ -56,6 +56,14 @@ class Collective:
     has_first_layer: bool = True
     """Whether the layers include the first layer of the model, whose messages overlap with nothing."""
 
+    last_elements: int = 0
+    """Elements of gradients that are complete only at the end of the backward pass: those outside of the layers, mainly
+    of the embeddings."""
+
+    share: float = 1.0
+    """Share of the overlapping computation that hides this message. Messages of experts and of other parameters are
+    sent during the same computation."""
+
     @property
     def wire_bytes(self) -> float:
         """Bytes that one rank sends in one step for all `count` collectives, with ring algorithms."""
@@ -70,6 +78,14 @@ class Collective:
         if self.operation in _DIRECT:
             return 1
         return (2 if self.operation == Operation.ALL_REDUCE else 1) * (self.ranks - 1)
+
+
+def at_once(*collectives: Collective) -> list[Collective]:
+    """Return collectives that are sent during the same computation, each with its share of this computation."""
+    total = sum(collective.wire_bytes for collective in collectives)
+    if len(collectives) == 1 or not total:
+        return list(collectives)
+    return [replace(collective, share=collective.wire_bytes / total) for collective in collectives]
 
 
 def along(collective: partial[Collective], line: Line) -> partial[Collective]:

@@ -16,6 +16,11 @@ All groups of an axis wait for the slowest group. If one group spans two nodes, 
 as spanning nodes, and g is the smallest number of ranks that one group has in one node, over all groups and all nodes
 that they use. Unsharded gradients are sent in buckets, and each bucket takes all the steps of a ring.
 
+In an all-to-all, each of n ranks sends one part to each of the others. If g of them are in its node, (g - 1) / n of the
+tensor go through the links inside the node and, at the same time, (n - g) / n through the rank's own adapter:
+
+    max((g - 1) / n x bytes / bandwidth inside the node, (n - g) / n x bytes / bandwidth of one adapter)
+
 If a message overlaps with a product, the step waits only for the time by which the message takes longer than the
 product (docs/speed.md). The stages of a pipeline send to their neighbours. If one pipeline spans two nodes, every
 message between stages counts as a message between nodes. A rank sends this message through its own adapter.
@@ -49,12 +54,12 @@ class Exchange(NamedTuple):
     """Part of `seconds` that overlaps with no computation. The step waits for this part."""
 
 
-def ring_seconds(
-    collective: Collective, run: Planned, hardware: Hardware, *, bucket_bytes: int | None = None
+def collective_seconds(
+    collective: Collective, run: Planned, hardware: Hardware, program: Program | None = None
 ) -> tuple[Where, float]:
     """Return the slowest link that a collective uses, and the seconds of a single collective.
 
-    Gradients are sent in buckets of `bucket_bytes` bytes. If `bucket_bytes` is None, all gradients are one message.
+    Gradients are sent in the buckets of `program`; without a program, as one message.
     """
     line = run.layout.line(collective.axis)
     where: Where = "node"
@@ -64,12 +69,24 @@ def ring_seconds(
     if fewest < line.size and hardware.network is not None:
         where, link = "network", hardware.network
         rate = min(rate, (1 if is_pair else fewest) * link.rate)
-    messages = _num_messages(collective, bucket_bytes)
+    messages = _num_messages(collective, program.bucket_bytes if program else None)
     steps = messages * collective.steps
     sent = collective.wire_bytes / collective.count
     if found := link.measured.get(collective.operation):
         return where, steps * found.latency + sent / found.rate(sent / messages)
+    if collective.operation == Operation.ALL_TO_ALL:
+        return where, steps * link.latency + _all_to_all_seconds(collective, fewest, hardware, program)
     return where, steps * link.latency + sent / rate
+
+
+def _all_to_all_seconds(collective: Collective, in_node: int, hardware: Hardware, program: Program | None) -> float:
+    """Seconds in which a rank sends its parts in an all-to-all, without latencies. `in_node` ranks are in its node."""
+    part = collective.elements * collective.element_bytes / collective.ranks
+    inside, outside = (in_node - 1) * part, (collective.ranks - in_node) * part
+    if collective.axis == "expert" and program:
+        inside, outside = inside * program.sent_rows[0], outside * program.sent_rows[1]
+    between = outside / hardware.network.rate if hardware.network else 0.0
+    return max(inside / hardware.node.rate, between)
 
 
 @lru_cache(maxsize=4096)
@@ -117,9 +134,6 @@ class Beside(NamedTuple):
     """Seconds of the forward pass of all layers."""
     backward: float
     """Seconds of the backward pass of all layers."""
-    root_share: float
-    """Share of a rank's trainable parameters that are outside of the layers, mainly in the embeddings. The gradients of
-    these parameters are complete only at the end of the backward pass."""
 
 
 def exchange(collective: Collective, run: Planned, program: Program, beside: Beside) -> Exchange:
@@ -129,7 +143,7 @@ def exchange(collective: Collective, run: Planned, program: Program, beside: Bes
     """
     if program.repeats_keys and collective.axis == "context":
         collective = replace(collective, elements=collective.elements * _repeats_of_keys(run))
-    where, each = ring_seconds(collective, run, beside.speed.hardware, bucket_bytes=program.bucket_bytes)
+    where, each = collective_seconds(collective, run, beside.speed.hardware, program)
     axis, overlap, count = collective.axis, collective.overlap, collective.count
     seconds = exposed = count * each
     if collective.operation == Operation.SEND:
@@ -182,8 +196,10 @@ def _gradients(
         precision = run.training.numbers
         seconds /= 2
         gathered = seconds * precision.compute_bytes / precision.accumulation_bytes
+    passes *= collective.share
     hidden, ahead = passes * beside.backward, passes * beside.forward
-    waited = max(seconds - hidden, beside.root_share * seconds) + max(0.0, gathered - ahead)
+    last = collective.last_elements / collective.elements * seconds
+    waited = max(seconds - hidden, last) + max(0.0, gathered - ahead)
     return Exchange(collective, where, seconds + gathered, waited)
 
 
@@ -232,4 +248,5 @@ def _shares_waited_for(collective: Collective, each: float, run: Planned, beside
     else:
         kinds = 1 + (run.layout.sharding == "zero3") + (run.layout.num_replicas > 1)
         hidden = beside.layer_backward / kinds
+    hidden *= collective.share
     return passes * each + (collective.count - passes) * max(0.0, each - hidden)

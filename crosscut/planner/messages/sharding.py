@@ -12,9 +12,9 @@ that each of the `n` ranks holds the same number of rows of each tensor:
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import product
 from typing import NamedTuple
 
 from crosscut.architecture import LocalParameter, Operation, Overlap, Target
@@ -23,7 +23,7 @@ from crosscut.architecture.readings import gathered_parameters, gathered_with_la
 from crosscut.config import ZeroStage
 from crosscut.config.layouts.ranks import RankPlan
 from crosscut.planner.candidate import Planned
-from crosscut.planner.messages.collective import Collective, along
+from crosscut.planner.messages.collective import Collective, along, at_once
 from crosscut.planner.parameters import Shares
 from crosscut.planner.stages import part_of
 
@@ -31,15 +31,18 @@ from crosscut.planner.stages import part_of
 def sharded_parameters(run: Planned) -> list[Collective]:
     """Collectives of one step that gather weights and reduce gradients in a run with sharding (`layout.sharding`)."""
     layout, precision, part, target = run.layout, run.training.numbers, part_of(run), Target.of(run.layout)
-    units = []
-    for (layer, count), plan in product(part.kinds.items(), layout.plans):
-        all_of_it = gathered_with_layer(layer, target)
-        if mine := [p for p in all_of_it if layout.ranks_of(experts=p.is_expert) is plan]:
+    found: list[Collective] = []
+    for layer, count in part.kinds.items():
+        units = []
+        for plan in layout.plans:
+            mine = [p for p in gathered_with_layer(layer, target) if layout.ranks_of(experts=p.is_expert) is plan]
             name, is_first = "layer" if plan is layout.ranks else "expert", layer is part.layers[0]
-            units.append(_Unit(name, plan, mine, precision.compute_bytes, count, is_first))
+            if mine:
+                units.append(_Unit(name, plan, mine, precision.compute_bytes, count, is_first))
+        found += _of_units(run, units)
     if root := gathered_parameters(part, target):
-        units.append(_Unit("root", layout.ranks, root, precision.accumulation_bytes, 1))
-    return [collective for unit in units for collective in _of_unit(run, unit)]
+        found += _of_unit(run, _Unit("root", layout.ranks, root, precision.accumulation_bytes, 1))
+    return found
 
 
 class _Unit(NamedTuple):
@@ -70,6 +73,14 @@ class _Unit(NamedTuple):
     def trained(self) -> Sequence[LocalParameter]:
         """Parameters of the unit that have gradients."""
         return [parameter for parameter in self.parameters if not parameter.is_frozen]
+
+
+def _of_units(run: Planned, units: Sequence[_Unit]) -> Iterator[Collective]:
+    """Collectives of the units of one kind of layer, each with its share of the computation that hides them."""
+    sent = [_of_unit(run, unit) for unit in units]
+    gathers = at_once(*(gather for gather, *_ in sent))
+    for gather, of_unit in zip(gathers, sent, strict=True):
+        yield from (replace(each, share=gather.share) for each in of_unit) if len(units) > 1 else of_unit
 
 
 def _of_unit(run: Planned, unit: _Unit) -> list[Collective]:

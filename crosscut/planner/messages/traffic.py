@@ -13,7 +13,19 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from crosscut.architecture import Decoder, Layer, Operation, Overlap, Product, Target, describe, flat, lower, lower_root
+from crosscut.architecture import (
+    Decoder,
+    Layer,
+    Operation,
+    Overlap,
+    Product,
+    Target,
+    describe,
+    flat,
+    lower,
+    lower_root,
+    root_parameters,
+)
 from crosscut.architecture.messages import (
     Phase,
     Sent,
@@ -27,7 +39,7 @@ from crosscut.config.checks import require_at_least
 from crosscut.config.conventions import num_pieces
 from crosscut.config.training import Recompute
 from crosscut.planner.candidate import Planned, is_compiled, recomputation_step, target_of
-from crosscut.planner.messages.collective import Collective, along
+from crosscut.planner.messages.collective import Collective, along, at_once
 from crosscut.planner.messages.sharding import sharded_parameters
 from crosscut.planner.messages.staged import compared_ends, stage_messages, tied_gradients
 from crosscut.planner.muon import muon_messages
@@ -255,15 +267,18 @@ def _gradients(run: Planned, all_reduce: partial[Collective]) -> list[Collective
     layout, part = run.layout, part_of(run)
     partial_ones = partial_gradients(part, layout)
     replicated = along(all_reduce, layout.ranks.cuts)(purpose="replicated gradients", elements=partial_ones)
+    root = root_parameters(part, Target.of(layout))
     local = [
         along(all_reduce, plan.tokens)(
             purpose="gradients" if plan is layout.ranks else "gradients of experts",
             overlap=Overlap.BUCKETS,
             elements=trained_parameters_per_rank(part, layout, plan),
+            last_elements=sum(p.size for p in root if not p.is_frozen) if plan is layout.ranks else 0,
         )
         for plan in layout.plans
     ]
-    return [*([replicated] if partial_ones else []), *(collective for collective in local if collective.elements)]
+    summed = at_once(*(collective for collective in local if collective.elements))
+    return [*([replicated] if partial_ones else []), *summed]
 
 
 def _totals(run: Planned, all_reduce: partial[Collective]) -> list[Collective]:

@@ -1,23 +1,26 @@
 """Search over the layouts that a model and a batch allow on a number of devices.
 
-The search varies every setting that changes the cost of a step but not its result: tensor, data and pipeline ranks, the
-schedule of the pipeline, sequence parallelism, sharding over data ranks, recomputation, and the micro-batch size. Each
+The search varies every setting that changes the cost of a step but not its result: tensor, data and pipeline ranks,
+ranks that share experts, the schedule of the pipeline, sequence parallelism, sharding over data ranks, recomputation,
+and the micro-batch size. Each
 candidate is either ranked by the time of a step or rejected with a reason. The search checks memory first, because a
 memory forecast is cheap. Only candidates that fit into memory get a forecast of their time. Of the candidates with a
 pipeline, the search forecasts only those that can still be among the fastest (`pipelines`).
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from crosscut.config import Layout, LayoutError, RunConfig, resolve
 from crosscut.config.checks import divisors
+from crosscut.planner.candidate import Candidate
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.products import Speed
 from crosscut.planner.search.pipelines import search_pipelines
 from crosscut.planner.search.plans import Plan, Plans, Rejected, forecast
-from crosscut.planner.search.proposals import candidate_of, candidates, layouts_of, plain_layouts
+from crosscut.planner.search.proposals import candidate_of, candidates, layouts_of, plain_layouts, with_expert_ranks
 from crosscut.planner.search.reasons import (
     reason_against_arrangement,
     reason_against_asked_compiling,
@@ -31,6 +34,7 @@ from crosscut.planner.search.requirements import (
     require_few_combinations,
     require_precision,
     require_ranks,
+    require_skew,
     require_symmetric_memory,
 )
 
@@ -48,9 +52,10 @@ def _collector_paused() -> Iterator[None]:
 
 
 @_collector_paused()
-def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
+def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int, *, expert_skew: float = 1.0) -> Plans:
     """Search the layouts of `run` on `num_ranks` devices. Of the layout of `run`, the search keeps only the number of
-    context ranks, their attention algorithm, and `layout.symmetric_memory`.
+    context ranks, their attention algorithm, and `layout.symmetric_memory`. `expert_skew` is the load of the fullest of
+    the ranks that share experts, as a multiple of the mean load (`Candidate.expert_skew`).
 
     Raises `ConfigError` if no layout is possible. Examples are a `num_ranks` out of range, a precision that the device
     does not support, a `training.device` that is not the kind of the hardware, and a batch that no layout can divide.
@@ -61,33 +66,56 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
     require_device(run, hardware)
     require_symmetric_memory(run, hardware)
     require_context_divides(run, num_ranks)
+    require_skew(run.model, expert_skew)
     per_context = num_ranks // run.layout.context
     tensors = [tensor for tensor in divisors(per_context) if not reason_against_tensor(run.model, tensor)]
     arranged = list(plain_layouts(run, num_ranks))
     require_batch(run, arranged, max(tensors))
-    reasons = {layout: reason_against_arrangement(run, layout) for layout in arranged}
-    rejected = [Rejected(candidate=candidate_of(run, layout), reason=why) for layout, why in reasons.items() if why]
-    possible = [layout for layout, reason in reasons.items() if not reason]
+    skewed = replace(Candidate.at(run, 0), expert_skew=expert_skew)
+    possible, rejected = _divided(skewed, arranged)
     require_few_combinations(run, possible, num_ranks)
     speed = Speed(hardware, run.training.precision, ranks=num_ranks)
     fitting: list[Plan] = []
     for plain in (layout for layout in possible if layout.num_stages == 1):
         layouts = list(layouts_of(run, hardware, plain))
         rejected += _not_compilable(run, layouts)
-        for candidate in candidates(run, hardware, layouts):
+        for candidate in candidates(skewed, hardware, layouts):
             found = forecast(candidate, speed)
             if isinstance(found, Plan):
                 fitting.append(found)
             elif found:
                 rejected.append(found)
     staged = [layout for layout in possible if layout.num_stages > 1]
-    pipelines, without = search_pipelines(run, speed, staged, [plan.time.total for plan in fitting])
+    pipelines, without = search_pipelines(skewed, speed, staged, [plan.time.total for plan in fitting])
     fitting += pipelines
     rejected += without
     if not fitting and max(tensors) == 1 < per_context:
         raise LayoutError(nothing_cuts(run.model, hardware, per_context))
     fitting.sort(key=_order)
-    return Plans(asked=run, hardware=hardware, num_ranks=num_ranks, fitting=tuple(fitting), rejected=tuple(rejected))
+    return Plans(
+        asked=run,
+        hardware=hardware,
+        num_ranks=num_ranks,
+        expert_skew=expert_skew,
+        fitting=tuple(fitting),
+        rejected=tuple(rejected),
+    )
+
+
+def _divided(run: Candidate, arranged: Iterable[Layout]) -> tuple[list[Layout], list[Rejected]]:
+    """Return the layouts that the model and the batch allow, and the rejected ones. The result has a layout for each
+    arrangement of the ranks and each number of ranks that share experts.
+    """
+    possible: list[Layout] = []
+    rejected: list[Rejected] = []
+    for plain in arranged:
+        reason = reason_against_arrangement(run, plain)
+        for layout in [plain] if reason else with_expert_ranks(run, plain):
+            if reason := reason_against_arrangement(run, layout):
+                rejected.append(Rejected(candidate=candidate_of(run, layout), reason=reason))
+            else:
+                possible.append(layout)
+    return possible, rejected
 
 
 def _order(plan: Plan) -> tuple[float, bool, int]:

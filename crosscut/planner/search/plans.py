@@ -79,11 +79,12 @@ class Rejected:
     def label(self) -> str:
         """Name of the layout: its axes, stages and sharding, without recomputation and micro-batch size."""
         layout = self.candidate.layout
+        experts = f", expert {layout.expert}" if layout.expert > 1 else ""
         several = f", {layout.stages_per_rank} stages per rank" if layout.stages_per_rank > 1 else ""
         shared = "" if layout.sharding == "none" else f", {layout.sharding}"
         if self.needed and layout.ranks.batch.size > 1 and not shared:
             shared = ", not sharded"
-        return f"{layout.arrangement}{several}{shared}"
+        return f"{layout.arrangement}{experts}{several}{shared}"
 
 
 def forecast(candidate: Candidate, speed: Speed, *, with_time: bool = True) -> Plan | Rejected | None:
@@ -105,6 +106,8 @@ class Plans:
     asked: RunConfig
     hardware: Hardware
     num_ranks: int
+    expert_skew: float = 1.0
+    """Load of the fullest of the ranks that share experts, as a multiple of the mean, for which the plan is made."""
     fitting: tuple[Plan, ...]
     """Layouts that fit into memory, the fastest first. All layouts without a pipeline are listed. Layouts with a
     pipeline are listed if they are among the `MOST_PIPELINES` fastest of all layouts."""
@@ -121,10 +124,10 @@ class Plans:
     def leanest(self) -> list[Rejected]:
         """Rejected layouts that come closest to fitting into memory.
 
-        There is one entry for each combination of tensor size, pipeline size, stages per rank and sharding for which no
-        layout fits: the layout that needs the fewest bytes per rank. The smallest number of bytes comes first. Layouts
-        that were rejected for a reason other than memory come last. A layout with a pipeline is left out if another
-        entry has the same reason.
+        There is one entry for each combination of tensor size, pipeline size, expert size, stages per rank and sharding
+        for which no layout fits: the layout that needs the fewest bytes per rank. The smallest number of bytes comes
+        first. Layouts that were rejected for a reason other than memory come last. A layout with a pipeline is left out
+        if another entry has the same reason.
         """
         fits = {_kind(plan.candidate) for plan in self.fitting}
         nearest: dict[tuple[object, ...], Rejected] = {}
@@ -143,7 +146,7 @@ class Plans:
 
 def _kind(candidate: Candidate) -> tuple[object, ...]:
     layout = candidate.layout
-    return layout.tensor, layout.pipeline, layout.stages_per_rank, layout.sharding
+    return layout.tensor, layout.pipeline, layout.expert, layout.stages_per_rank, layout.sharding
 
 
 def _nearness(rejected: Rejected) -> tuple[bool, int, bool]:

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from crosscut.config import Layout, RunConfig, TrainingConfig, ZeroStage
+from crosscut.config import Layout, TrainingConfig, ZeroStage
 from crosscut.config.axes import arrangements
 from crosscut.config.checks import divisors
 from crosscut.config.training import Device, Offload, Recompute
-from crosscut.planner.candidate import Candidate
+from crosscut.planner.candidate import Candidate, Planned
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.search.reasons import reason_against_asked_compiling
 
@@ -21,7 +21,7 @@ CHOSEN = frozenset({
 default number of devices."""
 
 
-def candidates(run: RunConfig, hardware: Hardware, layouts: list[Layout]) -> Iterator[Candidate]:
+def candidates(run: Planned, hardware: Hardware, layouts: list[Layout]) -> Iterator[Candidate]:
     """Yield a candidate for each combination of a layout and training settings. All of the layouts have the same data
     axis.
     """
@@ -31,12 +31,12 @@ def candidates(run: RunConfig, hardware: Hardware, layouts: list[Layout]) -> Ite
             yield from (candidate_of(run, layout, training) for training in settings)
 
 
-def candidate_of(run: RunConfig, layout: Layout, training: TrainingConfig | None = None) -> Candidate:
-    """Return the candidate with this layout, and with the model and the optimizer of the run."""
-    return Candidate(run.model, layout, training or run.training, run.optimizer, run.mask_fraction)
+def candidate_of(run: Planned, layout: Layout, training: TrainingConfig | None = None) -> Candidate:
+    """Return the candidate with this layout, and with everything else of the run."""
+    return replace(Candidate.at(run, 0), layout=layout, training=training or run.training)
 
 
-def trainings(run: RunConfig, hardware: Hardware, micro_batches: Iterable[int]) -> Iterator[TrainingConfig]:
+def trainings(run: Planned, hardware: Hardware, micro_batches: Iterable[int]) -> Iterator[TrainingConfig]:
     """Yield the training settings of the run with each kind of recomputation and each of these micro-batch sizes."""
     sizes = list(micro_batches)
     for recompute, every in _recomputations(run, hardware):
@@ -51,7 +51,7 @@ def trainings(run: RunConfig, hardware: Hardware, micro_batches: Iterable[int]) 
             )
 
 
-def _recomputations(run: RunConfig, hardware: Hardware) -> list[tuple[str, int]]:
+def _recomputations(run: Planned, hardware: Hardware) -> list[tuple[str, int]]:
     """Pairs of `training.recompute` and `training.recompute_every` that the search tries.
 
     Recomputing the attention core ("selective") saves memory only on CPUs, where a kernel may keep the scores. The
@@ -62,7 +62,7 @@ def _recomputations(run: RunConfig, hardware: Hardware) -> list[tuple[str, int]]
     return [("none", 1), *core, ("operators", 1), ("full", 2), ("full", 1)]
 
 
-def plain_layouts(run: RunConfig, num_ranks: int) -> Iterator[Layout]:
+def plain_layouts(run: Planned, num_ranks: int) -> Iterator[Layout]:
     """Layouts for all arrangements of the ranks along the axes, without other options. The smallest tensor axis comes
     first, then the smallest data axis. All layouts have the run's number of context ranks.
     """
@@ -71,12 +71,21 @@ def plain_layouts(run: RunConfig, num_ranks: int) -> Iterator[Layout]:
     return (Layout(**sizes, context=context, context_attention=way) for sizes in values)
 
 
-def layouts_of(run: RunConfig, hardware: Hardware, plain: Layout) -> Iterator[Layout]:
+def with_expert_ranks(run: Planned, plain: Layout) -> Iterator[Layout]:
+    """Layouts with the arrangement of `plain`: one for each number of ranks that can share the experts of a layer. Only
+    `plain` itself for a model without experts.
+    """
+    sizes = divisors(plain.ranks.tokens.size) if run.model.num_experts else [1]
+    return (replace(plain, expert=size) for size in sizes)
+
+
+def layouts_of(run: Planned, hardware: Hardware, plain: Layout) -> Iterator[Layout]:
     """Layouts with the arrangement of `plain`: one for each combination of options that the search compares."""
     is_split, readers = replace(plain, sequence_parallel=True), plain.ranks.tokens.size
     can_split = is_split.splits_sequence and run.training.sequence_length % is_split.length_divisor == 0
     in_node = max(1, hardware.ranks_per_node // plain.ranks.tokens.stride)
-    groups = [0, in_node] if 1 < in_node < readers and readers % in_node == 0 and plain.context == 1 else [0]
+    has_groups = 1 < in_node < readers and readers % in_node == 0 == in_node % plain.expert and plain.context == 1
+    groups = [0, in_node] if has_groups else [0]
     for split in (False, True) if can_split else (False,):
         symmetric = split and run.layout.symmetric_memory and plain.ranks.cuts.size <= hardware.ranks_per_node
         whole = replace(plain, sequence_parallel=split, symmetric_memory=symmetric)

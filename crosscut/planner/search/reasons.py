@@ -3,11 +3,11 @@
 from functools import lru_cache
 from math import isqrt
 
-from crosscut.config import Layout, ModelConfig, RunConfig
+from crosscut.config import Layout, ModelConfig
 from crosscut.config.layouts.compilation import reason_against_compiling
 from crosscut.config.layouts.context import reason_against_exchange
 from crosscut.config.layouts.limits import tensor_limits
-from crosscut.planner.candidate import Candidate
+from crosscut.planner.candidate import Candidate, Planned
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import MemoryForecast
 
@@ -16,18 +16,21 @@ MOST_PASSES = 250_000
 _MOST_PIPELINE = isqrt(MOST_PASSES)
 
 
-def reason_against_arrangement(run: RunConfig, layout: Layout) -> str:
+def reason_against_arrangement(run: Planned, layout: Layout) -> str:
     """Reason why the model or the batch rules out this arrangement of ranks, whatever the memory. Empty if the
     arrangement is possible.
     """
     _, batch = run.training.smallest_batch
-    if reason := reason_against_tensor(run.model, layout.tensor) or reason_against_exchange(run.model, layout):
+    model = run.model
+    if reason := reason_against_tensor(model, layout.tensor) or reason_against_exchange(model, layout):
         return reason
+    if model.num_experts % layout.expert:
+        return f"{model.num_experts} experts cannot be divided evenly over {layout.expert} expert ranks"
     own, num_ranks = layout.share_of(batch), layout.pipeline
     if not layout.divides(batch):
         return f"a batch of {batch} sequences cannot be divided evenly over {layout.data} data ranks"
-    if num_ranks > run.model.num_layers:
-        return f"{run.model.num_layers} layers cannot be cut into {num_ranks} pipeline stages"
+    if num_ranks > model.num_layers:
+        return f"{model.num_layers} layers cannot be cut into {num_ranks} pipeline stages"
     if num_ranks > _MOST_PIPELINE:
         return f"a pipeline of more than {_MOST_PIPELINE:,} ranks cannot be forecast"
     if own < num_ranks:
@@ -38,7 +41,7 @@ def reason_against_arrangement(run: RunConfig, layout: Layout) -> str:
     return ""
 
 
-def reason_against_several_stages(run: RunConfig, layout: Layout) -> str:
+def reason_against_several_stages(run: Planned, layout: Layout) -> str:
     """Reason why no rank of a pipeline can have several stages, as a clause. Empty if several stages per rank are
     possible.
     """
@@ -93,7 +96,7 @@ def _gigabytes(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:.0f}" if num_bytes >= 10e9 else f"{num_bytes / 1e9:.1f}"
 
 
-def reason_against_asked_compiling(run: RunConfig, layout: Layout) -> str:
+def reason_against_asked_compiling(run: Planned, layout: Layout) -> str:
     """Reason why the layers cannot be compiled although `training.compile` is "on", as a clause. Empty if the layers
     can be compiled or need not be compiled.
     """

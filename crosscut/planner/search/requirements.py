@@ -13,6 +13,8 @@ _MOST_RANKS = 100_000_000
 
 _MOST_COMBINATIONS = 1_250
 """Upper limit of the combinations that a search tries: about ten seconds. A usual run has a few hundred."""
+_MOST_OF_EXPERTS = 4_000
+"""The same limit for a model with experts, which has a layout for each number of expert ranks: about half a minute."""
 
 
 def require_ranks(hardware: Hardware, num_ranks: int) -> None:
@@ -41,9 +43,22 @@ def require_context_divides(run: RunConfig, num_ranks: int) -> None:
         )
 
 
+def require_skew(model: ModelConfig, skew: float) -> None:
+    """Raise `ConfigError` unless a load of the fullest expert rank is at least the mean, and 1 without experts."""
+    if not 1 <= skew < float("inf"):
+        raise ConfigError(
+            f"`--expert-skew` must be at least 1 and finite, but is {skew:g}. 1 means that all expert ranks have equal "
+            "loads; 1.5 means that the fullest one has one and a half times the mean."
+        )
+    if skew > 1 and not model.num_experts:
+        raise ConfigError(
+            f"`--expert-skew` must be 1 for a model without experts, but is {skew:g}. Remove `--expert-skew`."
+        )
+
+
 def require_few_combinations(run: RunConfig, layouts: Iterable[Layout], num_ranks: int) -> None:
     """Raise `ConfigError` if the possible layouts and their micro-batch sizes have too many combinations. `layouts` has
-    one layout for each possible arrangement of the ranks. A combination without a pipeline takes about as long as four
+    one layout for each possible arrangement of the ranks and each number of expert ranks. A combination without a pipeline takes about as long as four
     with a pipeline, of which the search forecasts only a part.
     """
     name, batch = run.training.smallest_batch
@@ -54,9 +69,10 @@ def require_few_combinations(run: RunConfig, layouts: Iterable[Layout], num_rank
         if own not in sizes:
             sizes[own] = len(divisors(own))
         number += sizes[own] * (4 if layout.num_stages == 1 else 1)
-    if number > _MOST_COMBINATIONS:
+    most = _MOST_OF_EXPERTS if run.model.num_experts else _MOST_COMBINATIONS
+    if number > most:
         raise ConfigError(
-            f"`{name}` must allow at most {_MOST_COMBINATIONS:,} combinations of layouts and micro-batches, but "
+            f"`{name}` must allow at most {most:,} combinations of layouts and micro-batches, but "
             f"{batch:,} sequences on {num_ranks:,} GPUs allow {number:,}. Choose a batch size or a number of GPUs with "
             "fewer divisors."
         )

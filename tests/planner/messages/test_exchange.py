@@ -9,7 +9,7 @@ from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingCon
 from crosscut.planner import Candidate, step_traffic
 from crosscut.planner.hardware import KNOWN_HARDWARE, MeasuredMessage
 from crosscut.planner.messages.collective import Collective
-from crosscut.planner.messages.exchange import Exchange, fewest_in_a_node, ring_seconds
+from crosscut.planner.messages.exchange import Exchange, collective_seconds, fewest_in_a_node
 from crosscut.planner.program import Program
 from crosscut.planner.time import step_time
 
@@ -30,7 +30,7 @@ def run_of(layout: Layout, *, dropout: float = 0.0, micro: int = 1) -> RunConfig
 def ring(layout: Layout, purpose: str) -> tuple[str, float, float]:
     run = run_of(layout)
     found = next(c for c in step_traffic(run) if c.purpose == purpose)
-    return *ring_seconds(found, run, DGX), found.wire_bytes / found.count
+    return *collective_seconds(found, run, DGX), found.wire_bytes / found.count
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,11 @@ def test_an_operation_that_was_measured_takes_what_was_found() -> None:
     measured = {"all_gather": MeasuredMessage(latency=1e-3, rates=((1.0, 1e9),))}
     hardware = replace(DGX, node=replace(DGX.node, measured=measured))
     gather = found["all_gather"]
-    assert ring_seconds(gather, split, hardware)[1] == pytest.approx(7e-3 + gather.wire_bytes / gather.count / 1e9)
+    assert collective_seconds(gather, split, hardware)[1] == pytest.approx(
+        7e-3 + gather.wire_bytes / gather.count / 1e9
+    )
     scatter = found["reduce_scatter"]
-    assert ring_seconds(scatter, split, hardware) == ring_seconds(scatter, split, DGX)
+    assert collective_seconds(scatter, split, hardware) == collective_seconds(scatter, split, DGX)
 
 
 def test_a_message_goes_at_the_rate_of_its_size_and_gradients_at_a_buckets() -> None:
@@ -70,11 +72,11 @@ def test_a_message_goes_at_the_rate_of_its_size_and_gradients_at_a_buckets() -> 
     found = {c.purpose: c for c in step_traffic(run)}
     activations = found["attention output"]
     sent = 2 * 7 / 8 * 1024 * 3072 * 2
-    assert ring_seconds(activations, run, hardware)[1] == pytest.approx(14e-3 + sent / message.rate(sent))
+    assert collective_seconds(activations, run, hardware)[1] == pytest.approx(14e-3 + sent / message.rate(sent))
     assert 1.5e9 < message.rate(sent) < 3.5e9
     gradients = found["gradients"]
     buckets = 1 + gradients.elements * 4 // (32 << 20)
-    seconds = ring_seconds(gradients, run, hardware, bucket_bytes=32 << 20)[1]
+    seconds = collective_seconds(gradients, run, hardware, Program(compiled=True, bucket_bytes=32 << 20))[1]
     own = gradients.elements * 4  # of two ranks, each sends as much as the tensor has
     assert seconds == pytest.approx(buckets * 2e-3 + own / message.rate(own / buckets))
     assert message.rate(own / buckets) > 1.3 * message.rate(own)
@@ -103,15 +105,15 @@ def test_groups_that_lie_over_two_nodes_are_not_inside() -> None:
     eight = replace(DGX, ranks_per_node=8)
     assert eight.network is not None
     five = Collective(**{**ALL_REDUCE, "axis": "tensor", "ranks": 5})
-    where, seconds = ring_seconds(five, Candidate(MODEL, Layout(tensor=5, data=2), TrainingConfig()), eight)
+    where, seconds = collective_seconds(five, Candidate(MODEL, Layout(tensor=5, data=2), TrainingConfig()), eight)
     sent = 2 * 4 / 5 * 1000 * 4
     assert where == "network"
     assert seconds == pytest.approx(8 * eight.network.latency + sent / (2 * eight.network.rate))
     layout = Layout(tensor=3, data=4, sharding="zero3", shard_group=2)
     pair = Collective(**{**ALL_REDUCE, "axis": "shard", "ranks": 2})
-    assert ring_seconds(pair, Candidate(MODEL, layout, TrainingConfig()), eight)[0] == "network"
+    assert collective_seconds(pair, Candidate(MODEL, layout, TrainingConfig()), eight)[0] == "network"
     twelve = replace(DGX, ranks_per_node=12)
-    assert ring_seconds(pair, Candidate(MODEL, layout, TrainingConfig()), twelve)[0] == "node"
+    assert collective_seconds(pair, Candidate(MODEL, layout, TrainingConfig()), twelve)[0] == "node"
 
 
 def test_between_two_measured_messages_the_rate_is_on_a_line_of_logarithms() -> None:
