@@ -98,7 +98,7 @@ AXES = (
     AxisRow(name="expert_shard", option="expert_data", shares="the tokens of each expert", role=AxisRole.TOKENS,
             stores_slices=True, is_folded=True, is_derived=True, is_permanent=True),
     AxisRow(name="expert", option="expert", shares="the experts of a layer", role=AxisRole.OWNS,
-            is_folded=True, is_planned=False),
+            is_folded=True),
     AxisRow(name="tensor", option="tensor", shares="each matrix: columns, rows, heads, vocabulary", role=AxisRole.CUTS,
             is_permanent=True),
 )  # fmt: skip

@@ -17,7 +17,12 @@ from crosscut.planner.hardware import HARDWARE, find_hardware
 from crosscut.planner.memory import MemoryForecast, forecast_memory
 from crosscut.planner.messages.collective import Collective
 from crosscut.planner.messages.traffic import comparison_traffic, step_traffic, wire_bytes_per_step
-from crosscut.planner.parameters import count_parameters, parameters_per_rank, replicated_parameters
+from crosscut.planner.parameters import (
+    count_active_parameters,
+    count_parameters,
+    parameters_per_rank,
+    replicated_parameters,
+)
 from crosscut.planner.search import search_layouts
 from crosscut.planner.time import step_time
 
@@ -28,6 +33,7 @@ __all__ = [
     "MemoryForecast",
     "activations_held",
     "comparison_traffic",
+    "count_active_parameters",
     "count_parameters",
     "find_hardware",
     "flops_per_step",

@@ -7,7 +7,7 @@ from crosscut.planner.candidate import Candidate
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import MemoryForecast
-from crosscut.planner.parameters import count_parameters
+from crosscut.planner.parameters import count_active_parameters, count_parameters
 from crosscut.planner.search import Plan, Plans
 from crosscut.planner.stages import stage_sizes
 
@@ -76,13 +76,17 @@ def to_json(plans: Plans, *, top: int, tokens: float | None, price: Price | None
     money that it costs.
     """
     asked = plans.asked
+    model = asdict(asked.model) | {"parameters": count_parameters(asked.model)}
+    if asked.model.num_experts:
+        model["active_parameters"] = count_active_parameters(asked.model)
     return {
-        "model": asdict(asked.model) | {"parameters": count_parameters(asked.model)},
+        "model": model,
         "gpu": hardware_facts(plans.hardware),
         "gpus": plans.num_ranks,
         "batch_size": asked.training.batch_size,
         "sequence_length": asked.training.sequence_length,
         "precision": asked.training.precision,
+        **({"expert_skew": plans.expert_skew} if asked.model.num_experts else {}),
         "flops_per_step": flops_per_step(asked),
         "fitting": len(plans.fitting),
         "plans": [plan_facts(plan, plans.num_ranks, tokens=tokens, price=price) for plan in plans.fitting[:top]],
@@ -151,7 +155,7 @@ def _settings(candidate: Candidate) -> Facts:
     return {
         "tensor": layout.tensor,
         "data": layout.data,
-        **({"expert": layout.expert} if layout.expert > 1 else {}),
+        **({"expert": layout.expert} if candidate.model.num_experts else {}),
         **(context if layout.context > 1 else {}),
         "pipeline": layout.pipeline,
         **(pipeline if layout.num_stages > 1 else {}),

@@ -29,6 +29,16 @@ def count_parameters(model: ModelConfig) -> int:
     return root + sum(count * prod(p.shape) for layer, count in layers for p in layer.parameters())
 
 
+def count_active_parameters(model: ModelConfig) -> int:
+    """Number of parameters that one token uses: all parameters of the model, but of each mixture only as many experts
+    as a token chooses. Raises `ConfigError` if `model.vocab_size` is still 0.
+    """
+    layers = describe(model).kinds.items()
+    stacked = [(p, count) for layer, count in layers for p in layer.parameters() if p.stacked]
+    unused = sum(count * prod(p.shape[1:]) * (p.stacked - model.experts.per_token) for p, count in stacked)
+    return count_parameters(model) - unused
+
+
 @lru_cache(maxsize=4096)
 def _tensors(part: Decoder, target: Target) -> tuple[tuple[LocalParameter, int], ...]:
     """Distinct parameters on one tensor rank, each with the number of times that it occurs. The parameters outside of

@@ -111,6 +111,14 @@ class _PlanCommand(RunCommand):
 @click.option("--gpus", type=int, help="Number of devices.  [default: the number of ranks in the run's layout]")
 @_gpu
 @click.option(
+    "--expert-skew",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="For a model with experts: load of the fullest rank that shares experts, as a multiple of the mean load. 1 "
+    "means even loads.",
+)
+@click.option(
     "--tokens",
     metavar="300B",
     callback=number_of_tokens,

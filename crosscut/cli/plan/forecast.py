@@ -31,6 +31,7 @@ class ForecastOptions:
     model: str | None
     gpus: int | None
     gpu: str | None
+    expert_skew: float
     tokens: float | None
     price: "Price | None"
     top: int
@@ -136,7 +137,7 @@ def _search(asked: RunConfig, options: ForecastOptions) -> "Plans":
         raise ConfigError(f"`--gpu` must name the device to plan for, but is missing. Choose {known}, or a .toml file.")
     num_ranks = asked.layout.world_size if options.gpus is None else options.gpus
     device = asked_device(options.gpu, as_json=options.as_json)
-    return search_layouts(with_vocabulary(asked), device, num_ranks)
+    return search_layouts(with_vocabulary(asked), device, num_ranks, expert_skew=options.expert_skew)
 
 
 def _write_best(plans: "Plans", path: Path, asked: RunConfig, tokens: float | None) -> None:

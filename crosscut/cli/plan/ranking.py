@@ -110,6 +110,7 @@ def _settings(shown: Sequence["Plan"]) -> list[Column]:
     return [
         Column("tensor\nx data", [f"{c.layout.tensor} x {c.layout.data}" for c in candidates],
                "ranks that share every layer x ranks that share the batch", is_number=False),
+        *_experts(candidates),
         *_pipelines(candidates),
         Column("sequence", sequence, _meanings(_SEQUENCE, sequence), is_number=False),
         Column("sharding", sharding, _meanings(_SHARDING, sharding, "in groups of {} data ranks"), is_number=False),
@@ -117,6 +118,14 @@ def _settings(shown: Sequence["Plan"]) -> list[Column]:
         Column("micro-\nbatch", [f"{c.micro_batch_size}" for c in candidates],
                "sequences per forward pass of one data rank"),
     ]  # fmt: skip
+
+
+def _experts(candidates: Sequence["Candidate"]) -> list[Column]:
+    """Column of the expert ranks. Empty for a model without experts."""
+    if not candidates[0].model.num_experts:
+        return []
+    cells = [str(candidate.layout.expert) for candidate in candidates]
+    return [Column("expert\nranks", cells, "data and context ranks that share the experts of a layer")]
 
 
 def _pipelines(candidates: Sequence["Candidate"]) -> list[Column]:

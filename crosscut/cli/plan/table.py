@@ -15,7 +15,7 @@ from crosscut.config.system.terminal import new_console
 from crosscut.config.system.wording import counted
 from crosscut.planner.facts import MEMORY_CATEGORIES, TrafficFacts, three_digits, traffic_facts
 from crosscut.planner.messages.traffic import reason_against_halves
-from crosscut.planner.parameters import count_parameters
+from crosscut.planner.parameters import count_active_parameters, count_parameters
 from crosscut.planner.search import CHOSEN
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ def _heading(plans: "Plans", options: "ForecastOptions", asked: RunConfig) -> It
     training, model = plans.asked.training, plans.asked.model
     vocabulary = "" if asked.model.vocab_size else f"; a vocabulary of {model.vocab_size:,} (data.vocab_size)"
     parameters = f"{_in_words(count_parameters(model))} parameters"
+    if model.num_experts:
+        parameters += f", {_in_words(count_active_parameters(model))} of them for each token,"
     yield f"{parameters} on {plans.num_ranks:,} x {plans.hardware.name}, in {training.precision}"
     batch = f"{training.batch_size:,} sequences of {training.sequence_length:,} tokens per step"
     if training.initial_batch_size:
@@ -57,6 +59,8 @@ def _heading(plans: "Plans", options: "ForecastOptions", asked: RunConfig) -> It
     yield f"{batch}{vocabulary}"
     yield f"recipe {describe_recipe(asked)}" if asked.recipe else describe_recipe(asked)
     yield model.pattern
+    if plans.expert_skew > 1:
+        yield f"The fullest rank of each group of expert ranks has {plans.expert_skew:g} times the mean load."
     given = [name for name in (argument.partition("=")[0] for argument in options.arguments) if name in CHOSEN]
     if given:
         yield f"The plan chooses the values of {', '.join(given)}; the given values have no effect."

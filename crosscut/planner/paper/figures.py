@@ -9,6 +9,7 @@ import json
 from dataclasses import replace
 from importlib.resources import files
 from itertools import product
+from math import gcd
 from typing import NamedTuple
 
 from crosscut.config import PRESETS, Layout, ModelConfig, ZeroStage
@@ -20,7 +21,7 @@ from crosscut.config.training import Device, Recompute
 from crosscut.planner.candidate import Candidate
 from crosscut.planner.facts import MEMORY_CATEGORIES, TIME_CATEGORIES, Facts, Price, budget, three_digits
 from crosscut.planner.memory import forecast_memory
-from crosscut.planner.parameters import count_parameters
+from crosscut.planner.parameters import count_active_parameters, count_parameters
 from crosscut.planner.products import Speed
 from crosscut.planner.search import Plan, Plans, kept_offload, memory_of_rank, plan_of, reason_against_tensor
 
@@ -52,7 +53,10 @@ class _PageModel(NamedTuple):
         """Name and size of the model."""
         billions = count_parameters(self.model) / 1e9
         name = self.name if self.name.startswith("the ") else f"the {self.name} model"
-        return f"{name[0].upper()}{name[1:]} ({billions:.3g} billion parameters, sequences of {self.length:,} tokens)"
+        active = count_active_parameters(self.model) / 1e9
+        parts = f", {active:.3g} of them for each token" if self.model.num_experts else ""
+        sizes = f"{billions:.3g} billion parameters{parts}, sequences of {self.length:,} tokens"
+        return f"{name[0].upper()}{name[1:]} ({sizes})"
 
 
 def page(plans: Plans, *, tokens: float | None = None, price: Price | None = None) -> str:
@@ -92,6 +96,8 @@ class _Page:
         tensors = {size for size in divisors(plans.num_ranks) if size <= _MOST_TENSOR}
         self.tensors = sorted(tensors | {candidate.layout.tensor for candidate in fastest})
         """Tensor-parallel sizes that the page offers, including the size of `fastest`."""
+        self.expert = self.fastest.candidate.layout.expert if self.fastest else 1
+        """Number of ranks that share experts, where a model and its data ranks allow it: that of `fastest`."""
         micros = {micro for micro in _MICRO_BATCHES if self.training.batch_size % micro == 0}
         self.micros = sorted(micros | {candidate.micro_batch_size for candidate in fastest})
         """Micro-batch sizes that the page offers, including the size of `fastest`. All sizes divide the batch."""
@@ -119,7 +125,7 @@ class _Page:
                 f"{num_ranks:,} ranks in all: with more tensor ranks there are fewer data ranks. "
                 f"{self.training.batch_size:,} sequences per step, in {self.training.precision}. With several tensor "
                 "ranks, sequence parallelism is on. Layouts with a pipeline appear only in the list of layouts that "
-                f"fit. {self._costs()}"
+                f"fit. {self._experts()}{self._costs()}"
             ),
             "limit": round(memory_of_rank(self.hardware, num_ranks) / 1e6),
             "models": [{"name": model.name, "words": model.words} for model in self.models],
@@ -139,6 +145,14 @@ class _Page:
         """Categories of time that the page shows. Scans are a category only if the model has some."""
         left_out = {"bubble"} if any(plan.time.scan for plan in self.plans.fitting) else {"bubble", "scan"}
         return tuple(name for name in TIME_CATEGORIES if name not in left_out)
+
+    def _experts(self) -> str:
+        """Sentence about expert ranks, with a space; empty for a model without experts."""
+        if not self.asked.model.num_experts:
+            return ""
+        skew = self.plans.expert_skew
+        loads = "have even loads" if skew == 1 else f"have at most {skew:g} times the mean load"
+        return f"Experts are shared by {self.expert} data ranks, which {loads}. "
 
     def _costs(self) -> str:
         """Sentence about the figures of `_budget`: their source, or the options that add them."""
@@ -166,7 +180,8 @@ class _Page:
         for (a, shown), (b, tensor), (c, micro), recompute, sharding in product(*axes):
             data = self.plans.num_ranks // tensor
             if self.training.batch_size % (data * micro) == 0 and not reason_against_tensor(shown.model, tensor):
-                candidate = self._candidate(shown, Layout(tensor=tensor, data=data), micro, recompute, sharding)
+                layout = Layout(tensor=tensor, data=data, expert=gcd(data, self.expert, shown.model.num_experts or 1))
+                candidate = self._candidate(shown, layout, micro, recompute, sharding)
                 memory = forecast_memory(candidate, device=self.hardware.device, capability=self.hardware.capability)
                 plan = plan_of(candidate, memory, speed)
                 grid[f"{a} {b} {c} {recompute} {sharding}"] = self._cell(plan)
@@ -184,7 +199,8 @@ class _Page:
         )
         splits = layout.tensor > 1 and shown.length % layout.tensor == 0
         shared = ZeroStage(sharding if layout.data > 1 else "none")
-        return Candidate(shown.model, replace(layout, sequence_parallel=splits, sharding=shared), training)
+        layout = replace(layout, sequence_parallel=splits, sharding=shared)
+        return Candidate(shown.model, layout, training, expert_skew=self.plans.expert_skew)
 
     def _budget(self, plan: Plan) -> str:
         """Words for the time and the money that training on `tokens` tokens needs. Empty if `tokens` is None."""

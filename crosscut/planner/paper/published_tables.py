@@ -1,7 +1,14 @@
-"""Sections of the scaling study about published tables of pipeline stages and of context ranks."""
+"""Sections of the scaling study about published tables of pipeline stages, of context ranks and of experts."""
 
 from typing import NamedTuple
 
+from crosscut.planner.paper.mixtures import (
+    MIXTURE_ROWS,
+    NOT_DESCRIBED,
+    median_error,
+    mixture_attained,
+    mixture_errors,
+)
 from crosscut.planner.paper.narayanan import (
     NARAYANAN_CALIBRATION,
     NARAYANAN_ROWS,
@@ -145,3 +152,32 @@ def _overlapped() -> RatioError:
     program = TORCHTITAN_PROGRAM._replace(overlaps_context=True)
     rows = CONTEXT_ROWS[:2]
     return ratio_errors(rows, torchtitan_forecast(rows, program))[0]
+
+
+def mixtures() -> Section:
+    """Section about published rates of mixtures of experts."""
+    errors = mixture_errors()
+    rows, bars = [], []
+    for row, error in zip(MIXTURE_ROWS, errors, strict=True):
+        layout, ours = row.layout, row.tokens_per_second * (1 + error)
+        note = " (calibration)" if row is MIXTURE_ROWS[0] else ""
+        name = f"{row.model} on {layout.world_size:,}"
+        sizes = f"{layout.pipeline} x {layout.data}, {layout.expert}"
+        rates = (f"{row.tokens_per_second:,.0f}", f"{ours:,.0f}")
+        rows.append((f"{name}{note}", sizes, f"{layout.stages_per_rank}", *rates, f"{100 * error:+.1f}%"))
+        bars.append((name, (row.tokens_per_second, ours)))
+    without = "; ".join(f"{name} ({reason})" for name, reason in NOT_DESCRIBED.items())
+    words = (
+        "Tokens per second of one H100, in bfloat16, with sequences of 4,096 tokens and forced even loads. The first "
+        "four rows are from NeMo Automodel (`docs/performance-summary.md`), and the last one from Megatron-Bridge "
+        "(`scripts/performance/configs/qwen`). Layouts are pipeline x data ranks, and the ranks that share experts. "
+        f"Products attain {percent(mixture_attained())} of the peak in the first row, and nothing else is fitted. "
+        f"The median error of the other rows is {percent(median_error(errors))}, the largest "
+        f"{percent(max(map(abs, errors)))}. Programs and routing are those of the sources: Automodel recomputes whole "
+        "layers, runs a batch in parts, and gives a token experts with adjacent numbers; Megatron-Bridge draws them at "
+        "random. Both send a token only once to each rank and node. The row of 1,024 GPUs does more work at once than "
+        "the row of 256, and has a lower published rate; the forecast does not know why. Rows that the planner cannot "
+        f"describe: {without}."
+    )
+    header = ("model and GPUs", "layout", "stages", "published", "ours", "error")
+    return Section("Mixtures of experts on H100", words, header, rows, bars)

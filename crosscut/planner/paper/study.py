@@ -10,7 +10,14 @@ from crosscut.planner.compute import flops_per_step
 from crosscut.planner.hardware import KNOWN_HARDWARE
 from crosscut.planner.memory import forecast_memory
 from crosscut.planner.paper.account_report import besides, with_besides
-from crosscut.planner.paper.published_tables import WITHIN, contexts, narayanan, narayanan_choices, schedules
+from crosscut.planner.paper.published_tables import (
+    WITHIN,
+    contexts,
+    mixtures,
+    narayanan,
+    narayanan_choices,
+    schedules,
+)
 from crosscut.planner.paper.runs import (
     EPOCH_STEPS,
     MEGATRON_CALIBRATION,
@@ -44,7 +51,7 @@ _V100 = KNOWN_HARDWARE["v100-32gb-dgx2h"]
 def scaling_report() -> Report:
     """Compute all sections of the report. They are computed once, in a few seconds."""
     paper = (_models, _weak_scaling, _three_meanings, _heads, _speed_ups, _epochs, besides, with_besides)
-    published = (_megatron, _choices, narayanan, narayanan_choices, schedules, contexts)
+    published = (_megatron, _choices, narayanan, narayanan_choices, schedules, contexts, mixtures)
     return Report(_MARK, _TITLE, _WORDS, [make() for make in (*paper, *published)])
 
 

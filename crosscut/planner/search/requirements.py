@@ -58,8 +58,8 @@ def require_skew(model: ModelConfig, skew: float) -> None:
 
 def require_few_combinations(run: RunConfig, layouts: Iterable[Layout], num_ranks: int) -> None:
     """Raise `ConfigError` if the possible layouts and their micro-batch sizes have too many combinations. `layouts` has
-    one layout for each possible arrangement of the ranks and each number of expert ranks. A combination without a pipeline takes about as long as four
-    with a pipeline, of which the search forecasts only a part.
+    one layout for each possible arrangement of the ranks and each number of expert ranks. A combination without a
+    pipeline takes about as long as four with a pipeline, of which the search forecasts only a part.
     """
     name, batch = run.training.smallest_batch
     sizes: dict[int, int] = {}
