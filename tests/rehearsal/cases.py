@@ -162,6 +162,7 @@ SEQUENCE = {"tensor": 2, "sequence_parallel": True}
 ZERO3 = {"data": 4, "sharding": "zero3"}
 CUT_ZERO3 = {"tensor": 2, "data": 2, "sharding": "zero3"}
 GROUPS = {"tensor": 2, "data": 4, "sharding": "zero3", "shard_group": 2}
+EXPERT_RANKS = {"data": 2, "expert": 2}
 HALF = {"precision": "bfloat16"}
 DOCUMENTS = {"document_mask": True}
 LAYERS, OPERATORS, CORE = ({"recompute": part} for part in ("full", "operators", "selective"))
@@ -305,6 +306,31 @@ SMALL = (
     small("experts, adapters", "cpu", {"tensor": 2}, {}, {**EXPERTS, "lora_rank": 8}),
     small("experts, Muon", "cpu", {"tensor": 2}, {}, EXPERTS, MUON),
     small("experts on context ranks", "cpu", {"context": 2, "tensor": 2}, LAYERS, DEEPSEEK),
+    small("expert ranks", "cpu", EXPERT_RANKS, {}, {**EXPERTS, **SIX_LAYERS}),
+    small("expert ranks, two groups", "cuda", {**EXPERT_RANKS, "data": 4}, HALF, DEEPSEEK),
+    small("expert ranks, split", "cuda", {**SPLIT, "expert": 2}, OPERATORS | HALF, DEEPSEEK),
+    small("expert ranks, layers again", "cuda", {**EXPERT_RANKS, "tensor": 2}, LAYERS | HALF, EXPERTS),
+    small("expert ranks of context ranks", "cpu", {"context": 2, "tensor": 2, "expert": 2}, LAYERS, DEEPSEEK),
+    small("expert ranks of data and context ranks", "cuda", {"context": 2, "data": 2, "expert": 4}, HALF, DEEPSEEK),
+    small(
+        "expert ranks, shared, kept",
+        "cuda",
+        {"data": 4, "expert": 2, "sharding": "zero2"},
+        HALF | {"micro_batch_size": 1},
+        DEEPSEEK,
+    ),
+    small("expert ranks, shared copies", "cuda", {**ZERO3, "expert": 2}, HALF, DEEPSEEK),
+    small("expert ranks, whole experts", "cuda", {**ZERO3, "expert": 4}, HALF, EXPERTS),
+    small("expert ranks, groups", "cuda", {**GROUPS, "data": 8, "shard_group": 4, "expert": 2}, LAYERS | HALF, EXPERTS),
+    small(
+        "expert ranks, shared context",
+        "cuda",
+        {"data": 2, "context": 2, "expert": 2, "sharding": "zero3"},
+        HALF,
+        EXPERTS,
+    ),
+    small("expert ranks, Muon", "cuda", {**ZERO3, "expert": 2}, HALF, EXPERTS, MUON),
+    small("expert ranks, offloaded", "cuda", EXPERT_RANKS, HALF | {"offload": ("optimizer",)}, EXPERTS, AVERAGED),
     *(
         small(f"latents on context ranks, {way}", "cpu", {"context": 2, "tensor": 2, "context_attention": way}, {}, of)
         for way, of in (("gather", LATENT), ("all_to_all", LATENT), ("ring", LATENT_KEYS))

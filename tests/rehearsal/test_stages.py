@@ -5,7 +5,17 @@ from typing import Any
 import pytest
 
 from crosscut.rehearsal import compare, rehearse
-from tests.rehearsal.cases import LLAMA, MUON, Case, check_formulas, planned_messages, sent_messages, small
+from tests.rehearsal.cases import (
+    DEEPSEEK,
+    EXPERT_RANKS,
+    LLAMA,
+    MUON,
+    Case,
+    check_formulas,
+    planned_messages,
+    sent_messages,
+    small,
+)
 
 MODEL = {"num_layers": 4, "hidden_size": 256, "vocab_size": 4096, "max_sequence_length": 256}
 
@@ -22,6 +32,7 @@ def staged(
     return small(name, "cuda", layout, own, {**MODEL, **(model or {})}, **more)
 
 
+FOUR_OF_EXPERTS = {**DEEPSEEK, "num_layers": 4}
 INTERLEAVED, ZERO_BUBBLE = {"stages_per_rank": 2}, {"schedule": "zero_bubble"}
 CASES = [
     staged("split, zero bubble", {"pipeline": 2, "tensor": 2, "sequence_parallel": True, **ZERO_BUBBLE}),
@@ -40,6 +51,20 @@ CASES = [
     staged("ZeRO-3, zero bubble", {"pipeline": 2, "data": 2, "sharding": "zero3", **ZERO_BUBBLE}),
     staged("documents", {"pipeline": 2}, {"document_mask": True}),
     staged("Muon", {"pipeline": 2, "tensor": 2, "data": 2, "sharding": "zero3"}, optimizer=MUON),
+    staged("expert ranks", {"pipeline": 2, **EXPERT_RANKS}, {}, FOUR_OF_EXPERTS),
+    staged("expert ranks, zero bubble", {"pipeline": 2, **EXPERT_RANKS, **ZERO_BUBBLE}, {}, FOUR_OF_EXPERTS),
+    staged(
+        "expert ranks, ZeRO-3, interleaved",
+        {"pipeline": 2, "data": 4, "expert": 2, "sharding": "zero3", **INTERLEAVED},
+        {},
+        FOUR_OF_EXPERTS,
+    ),
+    staged(
+        "expert ranks, ZeRO-2, split",
+        {"pipeline": 2, **EXPERT_RANKS, "tensor": 2, "sequence_parallel": True, "sharding": "zero2"},
+        {"recompute": "full"},
+        FOUR_OF_EXPERTS,
+    ),
     staged(
         "all together",
         {"pipeline": 2, "tensor": 2, "data": 2, "sharding": "zero2", "sequence_parallel": True, **INTERLEAVED},
