@@ -517,3 +517,19 @@ def test_the_best_layout_trains(tmp_path: Path, book: Path) -> None:
     done = run_python("-m", "crosscut", "train", str(path))
     assert done.returncode == 0, done.stderr
     assert load_run(folder / "config.toml").layout == load_run(path).layout
+
+
+def test_a_plan_of_a_mixture_tells_active_parameters_expert_ranks_and_the_skew(tmp_path: Path) -> None:
+    experts = ("model.layers=['attention experts']", "model.experts.number=16", "model.experts.per_token=4")
+    sizes = ("training.batch_size=4", "training.precision=bfloat16", "model.vocab_size=50257")
+    asked = ("plan", "--model", "gpt2-small", "--gpus", "4", "--gpu", "h100-sxm", *experts, *sizes)
+    page = tmp_path / "plan.html"
+    lines = run(*asked, "--expert-skew", "1.5", "--html", str(page)).splitlines()
+    assert lines[0].startswith("408 million parameters, 153 million of them for each token, on 4 x H100")
+    assert "The fullest rank of each group of expert ranks has 1.5 times the mean load." in lines
+    assert "expert ranks" in "\n".join(line.split("  ")[0] for line in lines)
+    assert "which have at most 1.5 times the mean load." in page.read_text()
+    told = json.loads(run(*asked, "--json", "--top", "1000"))
+    assert told["model"]["active_parameters"] < told["model"]["parameters"]
+    assert told["expert_skew"] == 1.0
+    assert {plan["expert"] for plan in told["plans"]} == {1, 2, 4}
