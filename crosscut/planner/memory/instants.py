@@ -107,7 +107,8 @@ class Instants:
         same amount from layer to layer, except that recomputed layers (`repeated`) hold more, and that the layers at
         the ends of the run have other neighbours. Memory therefore peaks near an end.
         """
-        found, first = set(), 0
+        found: set[int] = set()
+        first = 0
         for _, run in groupby(self.stage.decoder.layers):
             layers = range(first, first + len(list(run)))
             first = layers.stop

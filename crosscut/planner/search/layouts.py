@@ -60,13 +60,8 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int, *, expert
     Raises `ConfigError` if no layout is possible. Examples are a `num_ranks` out of range, a precision that the device
     does not support, a `training.device` that is not the kind of the hardware, and a batch that no layout can divide.
     """
-    require_ranks(hardware, num_ranks)
-    run = resolve(run, device=hardware.device, precision=hardware.fast_precision).config
-    require_precision(run, hardware)
-    require_device(run, hardware)
-    require_symmetric_memory(run, hardware)
-    require_context_divides(run, num_ranks)
     require_skew(run.model, expert_skew)
+    run = _allowed(run, hardware, num_ranks)
     per_context = num_ranks // run.layout.context
     tensors = [tensor for tensor in divisors(per_context) if not reason_against_tensor(run.model, tensor)]
     arranged = list(plain_layouts(run, num_ranks))
@@ -75,20 +70,11 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int, *, expert
     possible, rejected = _divided(skewed, arranged)
     require_few_combinations(run, possible, num_ranks)
     speed = Speed(hardware, run.training.precision, ranks=num_ranks)
-    fitting: list[Plan] = []
-    for plain in (layout for layout in possible if layout.num_stages == 1):
-        layouts = list(layouts_of(run, hardware, plain))
-        rejected += _not_compilable(run, layouts)
-        for candidate in candidates(skewed, hardware, layouts):
-            found = forecast(candidate, speed)
-            if isinstance(found, Plan):
-                fitting.append(found)
-            elif found:
-                rejected.append(found)
+    fitting, misfits = _without_stages(skewed, speed, [layout for layout in possible if layout.num_stages == 1])
     staged = [layout for layout in possible if layout.num_stages > 1]
     pipelines, without = search_pipelines(skewed, speed, staged, [plan.time.total for plan in fitting])
     fitting += pipelines
-    rejected += without
+    rejected += misfits + without
     if not fitting and max(tensors) == 1 < per_context:
         raise LayoutError(nothing_cuts(run.model, hardware, per_context))
     fitting.sort(key=_order)
@@ -100,6 +86,17 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int, *, expert
         fitting=tuple(fitting),
         rejected=tuple(rejected),
     )
+
+
+def _allowed(run: RunConfig, hardware: Hardware, num_ranks: int) -> RunConfig:
+    """Return the run in the precision of the device. Raises `ConfigError` if the device does not allow the run."""
+    require_ranks(hardware, num_ranks)
+    run = resolve(run, device=hardware.device, precision=hardware.fast_precision).config
+    require_precision(run, hardware)
+    require_device(run, hardware)
+    require_symmetric_memory(run, hardware)
+    require_context_divides(run, num_ranks)
+    return run
 
 
 def _divided(run: Candidate, arranged: Iterable[Layout]) -> tuple[list[Layout], list[Rejected]]:
@@ -118,12 +115,28 @@ def _divided(run: Candidate, arranged: Iterable[Layout]) -> tuple[list[Layout], 
     return possible, rejected
 
 
+def _without_stages(run: Candidate, speed: Speed, arranged: Iterable[Layout]) -> tuple[list[Plan], list[Rejected]]:
+    """Forecast all candidates without a pipeline. Return those that fit, and the rejected ones."""
+    fitting: list[Plan] = []
+    rejected: list[Rejected] = []
+    for plain in arranged:
+        layouts = list(layouts_of(run, speed.hardware, plain))
+        rejected += _not_compilable(run, layouts)
+        for candidate in candidates(run, speed.hardware, layouts):
+            found = forecast(candidate, speed)
+            if isinstance(found, Plan):
+                fitting.append(found)
+            elif found:
+                rejected.append(found)
+    return fitting, rejected
+
+
 def _order(plan: Plan) -> tuple[float, bool, int]:
     """Sort key that puts the fastest layout first. Among equally fast layouts, those without a pipeline come first."""
     return plan.time.total, plan.candidate.layout.num_stages > 1, plan.memory.total
 
 
-def _not_compilable(run: RunConfig, layouts: list[Layout]) -> Iterator[Rejected]:
+def _not_compilable(run: Candidate, layouts: list[Layout]) -> Iterator[Rejected]:
     """Reject the layouts that cannot be compiled although `training.compile` is "on".
 
     Layouts that differ only in their sharding share one entry.
