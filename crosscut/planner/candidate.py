@@ -34,21 +34,14 @@ class Candidate(StepShape):
     @classmethod
     def of(cls, run: "Planned", precision: str) -> "Candidate":
         """Return a candidate with the settings of `run`. `precision` replaces `training.precision = "auto"`."""
-        return replace(cls.at(run, pipeline_rank_of(run)), training=run.training.in_precision(precision))
+        training, rank = run.training.in_precision(precision), pipeline_rank_of(run)
+        return cls(run.model, run.layout, training, run.optimizer, run.mask_fraction, rank, expert_skew_of(run))
 
     @classmethod
     def at(cls, run: "Planned", pipeline_rank: int) -> "Candidate":
         """Return a candidate with the settings of `run`, for a forecast of one rank of the run's pipeline."""
-        skew = run.expert_skew if isinstance(run, Candidate) else 1.0
+        skew = expert_skew_of(run)
         return cls(run.model, run.layout, run.training, run.optimizer, run.mask_fraction, pipeline_rank, skew)
-
-    @property
-    def possible_skew(self) -> float:
-        """Skew of the layout: `expert_skew`, but at most the skew with which all tokens choose experts of one rank, or
-        as many of them as they may.
-        """
-        experts = self.model.experts
-        return min(self.expert_skew, self.layout.expert, experts.number / experts.per_token)
 
 
 Planned = RunConfig | Candidate
@@ -58,6 +51,19 @@ Planned = RunConfig | Candidate
 def pipeline_rank_of(run: Planned) -> int:
     """Position of the rank to forecast in the run's pipeline: `Candidate.pipeline_rank`, or 0 for a `RunConfig`."""
     return run.pipeline_rank if isinstance(run, Candidate) else 0
+
+
+def expert_skew_of(run: Planned) -> float:
+    """Load of the fullest expert rank as a multiple of the mean: `Candidate.expert_skew`, or 1 for a `RunConfig`."""
+    return run.expert_skew if isinstance(run, Candidate) else 1.0
+
+
+def possible_skew(run: Planned) -> float:
+    """Load of the fullest expert rank on the run's layout. The load is at most that with which every token chooses
+    experts of one rank only, or as many of them as it may.
+    """
+    experts, ranks = run.model.experts, run.layout.expert
+    return 1.0 if ranks == 1 else min(expert_skew_of(run), ranks, experts.number / experts.per_token)
 
 
 def recomputation_step(run: Planned) -> int:
@@ -76,7 +82,7 @@ def target_of(run: Planned, *, device: Device, capability: tuple[int, int] = AMP
     target = replace(
         Target.of(run.layout),
         context_attention=run.context_attention.way,
-        skew=run.possible_skew if isinstance(run, Candidate) else 1.0,
+        skew=possible_skew(run),
         sequences=run.micro_batch_size,
         length=run.training.sequence_length,
         device=device,

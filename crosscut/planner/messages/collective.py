@@ -82,8 +82,8 @@ class Collective:
 
 def at_once(*collectives: Collective) -> list[Collective]:
     """Return collectives that are sent during the same computation, each with its share of this computation."""
-    total = sum(collective.wire_bytes for collective in collectives)
-    if len(collectives) == 1 or not total:
+    total = sum(collective.wire_bytes for collective in collectives) if len(collectives) > 1 else 0
+    if not total:
         return list(collectives)
     return [replace(collective, share=collective.wire_bytes / total) for collective in collectives]
 

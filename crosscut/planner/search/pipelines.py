@@ -31,7 +31,7 @@ from crosscut.config import Layout, TrainingConfig, ZeroStage
 from crosscut.config.checks import divisors
 from crosscut.config.layout import PipelineSchedule
 from crosscut.config.training import Compile, Recompute
-from crosscut.planner.candidate import Candidate, Planned
+from crosscut.planner.candidate import Candidate
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.products import Speed
 from crosscut.planner.search.cuts import with_faster_cut
@@ -47,7 +47,7 @@ from crosscut.planner.time import shortest_step, time_around_passes, times_of_st
 
 
 def search_pipelines(
-    run: Planned, speed: Speed, arranged: Iterable[Layout], others: Iterable[float]
+    run: Candidate, speed: Speed, arranged: Iterable[Layout], others: Iterable[float]
 ) -> tuple[list[Plan], list[Rejected]]:
     """Return the fastest layouts with a pipeline, and the arrangements of ranks for which no layout is possible or
     fits. `arranged` has the arrangements to try, which all have a pipeline. For each layout without a pipeline,
@@ -109,7 +109,7 @@ class _Try(NamedTuple):
 class _PipelineSearch:
     """State of a search over layouts with a pipeline."""
 
-    def __init__(self, run: Planned, speed: Speed, times: list[float]) -> None:
+    def __init__(self, run: Candidate, speed: Speed, times: list[float]) -> None:
         self.run, self.hardware, self.speed = run, speed.hardware, speed
         self.times = times
         """Seconds of a step with each layout found so far, with or without a pipeline, the fastest first."""
@@ -226,7 +226,7 @@ class _PipelineSearch:
         return self._seconds[key]
 
 
-def _layouts(run: Planned, hardware: Hardware, plain: Layout) -> Iterator[Layout]:
+def _layouts(run: Candidate, hardware: Hardware, plain: Layout) -> Iterator[Layout]:
     """Layouts with the arrangement of `plain`: one for each combination of options and schedules that is tried."""
     layers = run.model.num_layers
     for layout in layouts_of(run, hardware, plain):
@@ -241,7 +241,7 @@ def _layouts(run: Planned, hardware: Hardware, plain: Layout) -> Iterator[Layout
             yield replace(layout, schedule=PipelineSchedule.ZERO_BUBBLE)
 
 
-def _micro_batches(run: Planned, layout: Layout) -> tuple[int, ...]:
+def _micro_batches(run: Candidate, layout: Layout) -> tuple[int, ...]:
     """Micro-batch sizes that are tried with this layout."""
     each, num_ranks = layout.share_of(run.training.smallest_batch[1]), layout.ranks.owners.size
     most = max(num_ranks, MOST_PASSES // layout.num_stages)

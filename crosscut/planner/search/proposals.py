@@ -21,7 +21,7 @@ CHOSEN = frozenset({
 default number of devices."""
 
 
-def candidates(run: Planned, hardware: Hardware, layouts: list[Layout]) -> Iterator[Candidate]:
+def candidates(run: Candidate, hardware: Hardware, layouts: list[Layout]) -> Iterator[Candidate]:
     """Yield a candidate for each combination of a layout and training settings. All of the layouts have the same data
     axis.
     """
@@ -31,9 +31,11 @@ def candidates(run: Planned, hardware: Hardware, layouts: list[Layout]) -> Itera
             yield from (candidate_of(run, layout, training) for training in settings)
 
 
-def candidate_of(run: Planned, layout: Layout, training: TrainingConfig | None = None) -> Candidate:
+def candidate_of(run: Candidate, layout: Layout, training: TrainingConfig | None = None) -> Candidate:
     """Return the candidate with this layout, and with everything else of the run."""
-    return replace(Candidate.at(run, 0), layout=layout, training=training or run.training)
+    return Candidate(
+        run.model, layout, training or run.training, run.optimizer, run.mask_fraction, expert_skew=run.expert_skew
+    )
 
 
 def trainings(run: Planned, hardware: Hardware, micro_batches: Iterable[int]) -> Iterator[TrainingConfig]:
