@@ -16,6 +16,7 @@ from crosscut.config import Layout, ModelConfig, TrainingConfig
 from crosscut.config.checks import Settings
 from crosscut.config.layout import ZeroStage
 from crosscut.config.precision import Precision
+from crosscut.config.published.presets import PRESETS
 from crosscut.config.training import Device, Recompute
 from crosscut.planner.candidate import Candidate
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
@@ -28,36 +29,17 @@ _LENGTH = 4096
 _PER_TOKEN = 8
 """Experts of a token, in all of these models."""
 
-_FAMILY: Settings = {
-    "positions": "rotary", "norm": "rms", "norm_epsilon": 1e-6, "biases": "none", "dropout": 0.0, "tied": False,
-}  # fmt: skip
-_DEEPSEEK: Settings = {
-    "num_layers": 61, "hidden_size": 7168, "mlp_size": 18_432, "max_sequence_length": 131_072, **_FAMILY,
-    "latent_attention": {
-        "query_rank": 1536, "key_value_rank": 512, "nope_size": 128, "rope_size": 64, "value_size": 128,
-    },
-}  # fmt: skip
-_SIGMOID: Settings = {
-    "per_token": _PER_TOKEN, "size": 2048, "shared_size": 2048, "scores": "sigmoid", "balance_bias": True,
-}  # fmt: skip
-_DENSE, _SPARSE = "latent_attention swiglu", "latent_attention experts"
-
+_DEEPSEEK = PRESETS["deepseek-v3"]
 MODELS: dict[str, Settings] = {
-    "Qwen3-30B-A3B": {
-        "num_layers": 48, "hidden_size": 2048, "num_heads": 32, "num_kv_heads": 4, "head_size": 128, "qk_norm": True,
-        "vocab_size": 151_936, "max_sequence_length": 40_960, "rotary_base": 1_000_000.0, **_FAMILY,
-        "layers": ("attention experts",), "experts": {"number": 128, "per_token": _PER_TOKEN, "size": 768},
-    },
-    "DeepSeek-V3": {
-        **_DEEPSEEK, "num_heads": 128, "vocab_size": 129_280, "layers": (_DENSE,) * 3 + (_SPARSE,) * 58,
-        "experts": {**_SIGMOID, "number": 256, "groups": 8, "groups_per_token": 4, "scaling": 2.5},
-    },
+    "Qwen3-30B-A3B": PRESETS["qwen3-30b-a3b"],
+    "DeepSeek-V3": _DEEPSEEK,
     "Kimi K2": {
-        **_DEEPSEEK, "num_heads": 64, "vocab_size": 163_840, "layers": (_DENSE,) + (_SPARSE,) * 60,
-        "experts": {**_SIGMOID, "number": 384, "scaling": 2.827},
+        **_DEEPSEEK, "num_heads": 64, "vocab_size": 163_840,
+        "layers": ("latent_attention swiglu",) + ("latent_attention experts",) * 60,
+        "experts": {**_DEEPSEEK["experts"], "number": 384, "groups": 1, "groups_per_token": 1, "scaling": 2.827},
     },
 }  # fmt: skip
-"""Fields of the models, from their `config.json`. The files' options for longer contexts change no forecast."""
+"""Fields of the models. Kimi K2 differs from DeepSeek-V3 as its `config.json` does."""
 
 
 class MixtureRow(NamedTuple):
