@@ -352,6 +352,13 @@ class FirstRankLine(Generic[_T]):
             dist.destroy_process_group(self._group)
 
 
+def meet(seconds: float = 30.0) -> None:
+    """Wait until every rank calls this function. Raises `RuntimeError` after `seconds`, or if a rank has ended. The
+    ranks must be on the CPU.
+    """
+    dist.monitored_barrier(timeout=timedelta(seconds=seconds))
+
+
 def gather_to_first(value: _T) -> list[_T] | None:
     """Gather `value` from every rank. On the first rank, return the values in the order of the ranks. On the other
     ranks, return None. Every rank must call this function. The values are pickled, so use this function for inspection,

@@ -12,7 +12,7 @@ number is its data rank x the number of tensor ranks + its tensor rank. Each axi
 along an axis shard either the model's matrices or the tokens of a batch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -23,6 +23,9 @@ from torch import Tensor
 
 from crosscut.config.axes import AxisRole, role_of
 from crosscut.parallel.context import join_zigzag
+
+Place = tuple[slice | Sequence[int], ...]
+"""Place of a part in a whole tensor, as an index: `whole[place]` is the part. The place `()` is the whole tensor."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,30 @@ class Assembled(NamedTuple):
     """Pairs of ranks with different copies. The first rank of each pair holds the copy that was taken."""
     spread: float = 0.0
     """Largest difference between two copies."""
+
+
+def assemble_places(parts: Sequence[Tensor], places: Sequence[Place], like: Tensor) -> Assembled | None:
+    """Assemble a tensor in the shape of `like` from the parts of all ranks, whose places in the whole tensor are known.
+    Several ranks may hold the same elements, of which the first rank's are taken. Returns None if a part does not fit
+    its place, or if no rank holds some of the elements.
+    """
+    whole, holder = like.new_zeros(like.shape), torch.full(like.shape, -1)
+    different: list[tuple[int, int]] = []
+    spread = 0.0
+    for rank, (part, place) in enumerate(zip(parts, places, strict=True)):
+        try:
+            before, held = whole[place], holder[place]
+        except IndexError:
+            return None
+        if before.shape != part.shape:
+            return None
+        apart = distance(before, part).nan_to_num(torch.inf).masked_fill(held < 0, 0.0)
+        if apart.any():
+            different.append((int(held[apart > 0].min()), rank))
+            spread = max(spread, float(apart.max()))
+        whole[place] = torch.where(held >= 0, before, part)
+        holder[place] = held.masked_fill(held < 0, rank)
+    return Assembled(whole, different, spread) if bool((holder >= 0).all()) else None
 
 
 def assemble_parameter(grid: Grid, cuts: Mapping[str, int], like: Tensor) -> Assembled | None:
@@ -170,7 +197,10 @@ def _summed(grid: Grid, axis: str, how: _Arrangement, *, len_of_group: int) -> t
 def _arrangements(grid: Grid, like: Tensor) -> Iterator[_Arrangement]:
     """Yield the possible distributions of a tensor of `like`'s shape over the axes."""
     shape = grid.parts[0].shape
-    if len(shape) != like.dim() or any(part.shape != shape for part in grid.parts):
+    if len(shape) != like.dim():
+        return
+    if any(part.shape != shape for part in grid.parts):
+        yield from _uneven_arrangement(grid, like)
         return
     choices = [None, *range(len(shape))]
     for dims in product(*(choices if size > 1 else [None] for size in grid.axes.values())):
@@ -187,6 +217,20 @@ def _arrangements(grid: Grid, like: Tensor) -> Iterator[_Arrangement]:
             how[name] = _AxisShare(dim, group)
         if sizes == list(like.shape) and all(_is_possible(how[name], size) for name, size in grid.axes.items()):
             yield how
+
+
+def _uneven_arrangement(grid: Grid, like: Tensor) -> Iterator[_Arrangement]:
+    """Yield the distribution of a tensor whose parts have different sizes along one dimension, if only one axis has
+    several ranks and the parts add up to the uncut size. Otherwise, nothing is yielded.
+    """
+    axes = [name for name, size in grid.axes.items() if size > 1]
+    for dim, size in enumerate(like.shape):
+        others = {part.shape[:dim] + part.shape[dim + 1 :] for part in grid.parts if part.dim() == like.dim()}
+        fits = others == {like.shape[:dim] + like.shape[dim + 1 :]}
+        if len(axes) == 1 and fits and sum(part.shape[dim] for part in grid.parts) == size:
+            whole = {name: _AxisShare(None, ranks) for name, ranks in grid.axes.items()}
+            yield {**whole, axes[0]: _AxisShare(dim, 1)}
+            return
 
 
 def _is_possible(share: _AxisShare, num_ranks: int) -> bool:

@@ -13,7 +13,14 @@ from torch import Tensor
 from crosscut.config import TrainingError
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import gather_to_first, share_from_first
-from crosscut.verification.assembly import Assembled, Grid, assemble_activation, assemble_parameter, distance
+from crosscut.verification.assembly import (
+    Assembled,
+    Grid,
+    assemble_activation,
+    assemble_parameter,
+    assemble_places,
+    distance,
+)
 from crosscut.verification.judging.causes import StepDifference
 from crosscut.verification.judging.differences import Differences
 from crosscut.verification.recording import (
@@ -84,7 +91,9 @@ class StepComparison:
             raise failure
         if self._uncut is not None and numbers is not None and calls is not None:
             differences = self._differences
-            differences.first_call = _first_other_call(_stages_with(calls, self._mesh), self._uncut.calls())
+            differences.failure = self._cut.failure
+            if differences.failure is None:  # a step that failed has fewer calls
+                differences.first_call = _first_other_call(_stages_with(calls, self._mesh), self._uncut.calls())
             differences.loss = max(relative_distance(loss, self._uncut.loss) for loss, _ in numbers)
             differences.norm = max(relative_distance(norm, self._uncut.norm) for _, norm in numbers)
             differences.excuse_arrangements()
@@ -159,6 +168,9 @@ class StepComparison:
         grid = Grid(layout.ranks_of(experts=is_expert).axes_of_owner, list(map(tensor_of, held)))
         if isinstance(uncut, ParameterShard):
             assert isinstance(first, ParameterShard)
+            places = [part.place for part in held if isinstance(part, ParameterShard) and part.place is not None]
+            if places:
+                return grid, assemble_places(grid.parts, places, uncut.tensor)
             return grid, assemble_parameter(grid, first.cuts, uncut.tensor)
         is_inside = _is_inside(name, self._uncut)
         return grid, assemble_activation(grid, uncut, is_gradient=kind is TensorKind.RETURNED, is_inside=is_inside)

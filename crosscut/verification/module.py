@@ -1,18 +1,27 @@
 """Proof that your own model, built from the layers of `crosscut.parallel`, computes the same on several ranks as on one
-rank.
+rank. `foreign` proves models that other code cuts.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from dataclasses import KW_ONLY, dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from crosscut.config import ConfigError
-from crosscut.parallel import ParallelMesh, clip_gradients_, global_gradient_norm, make_reducer
-from crosscut.parallel.collectives import all_reduce
+from crosscut.parallel import (
+    CollectiveRecorder,
+    ParallelMesh,
+    Sent,
+    clip_gradients_,
+    global_gradient_norm,
+    make_reducer,
+)
+from crosscut.parallel.collectives import all_reduce, gather_to_first
 from crosscut.verification.proof import Claim, prove
-from crosscut.verification.report import LayoutReport
+from crosscut.verification.recording import ParameterShard, RecordedStep, ShardOf
+from crosscut.verification.report import MESSAGES, LayoutReport, ReportCheck
 
 
 def verify_module(
@@ -41,36 +50,106 @@ def verify_module(
 
     Use float64 parameters to tell bugs from rounding.
     """
-    claim = Claim(make_step=lambda on: _OwnStep(build(on), loss, on), layout=str(mesh.layout), model=name)
+    claim = Claim(
+        make_step=lambda on: _own_step(build(on), loss, on),
+        extra_checks=tell_messages,
+        layout=str(mesh.layout),
+        model=name,
+    )
     return prove(claim, mesh)
 
 
-class _OwnStep:
-    """One AdamW step on a given loss, with clipping."""
+def _own_step(model: nn.Module, loss: Callable[[nn.Module, ParallelMesh], Tensor], mesh: ParallelMesh) -> "ModuleStep":
+    """Return the step of a model from Crosscut's layers, with Crosscut's reduction of gradients, norm and clipping."""
+    require_parameters(model)
+    reducer, parameters = make_reducer(model, mesh), list(model.parameters())
+    number = sum(parameter.numel() for parameter in parameters)
 
-    averages: Mapping[str, Tensor] = MappingProxyType({})
+    def passes() -> Tensor:
+        reducer.arm()
+        found = loss(model, mesh)
+        found.backward()
+        reducer.finish()
+        return found.detach()
 
-    def __init__(self, model: nn.Module, loss: Callable[[nn.Module, ParallelMesh], Tensor], mesh: ParallelMesh) -> None:
-        self.model, self.loss, self.mesh = model, loss, mesh
-        self.parameters = list(model.parameters())
-        if not self.parameters:
-            raise ConfigError("A model to verify must have parameters, but this model has none.")
-        self.reducer = make_reducer(model, mesh)
+    def finish() -> float:
+        norm = global_gradient_norm(parameters, mesh.owners).item()
+        clip_gradients_(parameters, norm, CLIP_NORM)
+        adamw_step(model, number)
+        return norm
+
+    return ModuleStep(model, mesh, passes=passes, finish=finish)
+
+
+@dataclass
+class ModuleStep:
+    """Training step of a module: the two passes of one batch, clipping, and an optimizer's step."""
+
+    model: nn.Module
+    mesh: ParallelMesh
+    _: KW_ONLY
+    passes: Callable[[], Tensor]
+    """Runs the forward pass, the backward pass and the reduction of gradients. Returns this data rank's part of the
+    loss.
+    """
+    finish: Callable[[], float]
+    """Clips the gradients and runs the optimizer's step. Returns the gradient norm before clipping."""
+    shard_of: ShardOf = ParameterShard.of
+    may_fail: bool = False
+    averages: Mapping[str, Tensor] = field(default_factory=dict)
+    sent: Counter[Sent] = field(default_factory=Counter)
+    """Messages of the last two passes on this rank."""
 
     def accumulate(self) -> Tensor:
+        """Run the two passes, and list their messages."""
         self.model.zero_grad()
-        self.reducer.arm()
-        loss = self.loss(self.model, self.mesh)
-        loss.backward()
-        self.reducer.finish()
-        return loss.detach()
+        with CollectiveRecorder(self.mesh) as recorder:
+            loss = self.passes()
+        self.sent = Counter(recorder.sent)
+        return loss
 
     def update(self, loss: Tensor) -> tuple[float, float]:
-        norm = global_gradient_norm(self.parameters, self.mesh.owners).item()
-        clip_gradients_(self.parameters, norm, CLIP_NORM)
-        size = sum(parameter.numel() for parameter in self.parameters) ** 0.5
-        torch.optim.AdamW(self.parameters, lr=LEARNING_RATE, eps=CLIP_NORM / size).step()
+        """Run `finish`. Returns the loss of all data ranks, and the gradient norm before clipping."""
+        norm = self.finish()
         return all_reduce(loss, self.mesh.tokens).item(), norm
+
+
+def tell_messages(step: RecordedStep, _tolerance: float) -> list[ReportCheck]:
+    """Return a check that lists the messages of the forward and the backward pass. Nothing is compared, because nobody
+    has planned the messages of such a model. Every rank must call this function. The list is empty on all ranks except
+    the first.
+    """
+    assert isinstance(step, ModuleStep)
+    every = gather_to_first(step.sent)
+    if every is None:
+        return []
+    told = list(dict.fromkeys(map(_told, every)))
+    return [ReportCheck(MESSAGES, None, True, told[0] if len(told) == 1 else f"of the ranks: {'; '.join(told)}")]
+
+
+def _told(sent: Counter[Sent]) -> str:
+    """Describe messages, grouped by operation and axis."""
+    counts: dict[tuple[str, str], list[int]] = {}
+    for message, count in sent.items():
+        total = counts.setdefault((message.operation, message.axis), [0, 0])
+        total[0] += count
+        total[1] += count * message.elements
+    kinds = [f"{n} x {kind} over {axis} ({size:,} elements)" for (kind, axis), (n, size) in sorted(counts.items())]
+    return ", ".join(kinds) or "none"
+
+
+def require_parameters(model: nn.Module) -> None:
+    """Raise `ConfigError` if a model to verify has no parameters."""
+    if not any(True for _ in model.parameters()):
+        raise ConfigError("A model to verify must have parameters, but this model has none.")
+
+
+def adamw_step(model: nn.Module, num_parameters: int) -> None:
+    """Run the AdamW step of a proof on gradients that were clipped to `CLIP_NORM`. `num_parameters` is the number of
+    the uncut model's parameters.
+    """
+    epsilon = CLIP_NORM / num_parameters**0.5
+    torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, eps=epsilon, foreach=False).step()
 
 
 CLIP_NORM = 1e-3

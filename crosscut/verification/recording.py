@@ -4,8 +4,9 @@ The uncut model and every rank of the cut model are recorded in the same way and
 to host memory during the step. Every micro-batch is recorded.
 """
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -14,13 +15,16 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
 from crosscut.model import GPT
 from crosscut.parallel import ParallelMesh
+from crosscut.parallel.collectives import gather_from_all, meet
 from crosscut.parallel.linear import is_recomputing
-from crosscut.parallel.state.parameters import cuts_of_model, gathered_over_data, is_expert
+from crosscut.parallel.state.parameters import cuts_of_model, gathered_over_data, is_expert, local_part, whole
 from crosscut.training.speed.compilation import compiled_modules
+from crosscut.verification.assembly import Place
 
 LOSS = "loss"
 """Name that the report's table gives to the computation after the model's last output."""
@@ -39,6 +43,9 @@ ARRIVED = f"{INSIDE}its input"
 """End of the names of inputs of the whole model's parts, such as layers. In a pipeline, another stage may have sent the
 input.
 """
+
+_LONGEST_ERROR = 300
+"""Largest number of characters of an error's message in a report."""
 
 IN_MICRO_BATCH = " in micro-batch "
 """Start of the last part of the names of tensors of all micro-batches except the first. The micro-batches are counted
@@ -76,13 +83,30 @@ class ParameterShard(NamedTuple):
     """Dimension that each axis shards, keyed by the axis's name. Axes along which ranks hold copies are left out."""
     is_expert: bool
     """Whether the ranks of the shards are arranged over the axes of experts (`ParallelMesh.experts`)."""
+    place: Place | None = None
+    """Place of the shard in the whole tensor. None if `cuts` says which shard it is."""
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "ParameterShard":
-        """Gather a tensor over the data ranks, and copy this tensor rank's part to the host. Every rank must call this
-        function.
+    def of(cls, _name: str, tensor: Tensor) -> "ParameterShard":
+        """Gather a tensor over the data ranks, and copy this tensor rank's part to the host. The tensor must be a
+        parameter of Crosscut's layers, or its gradient. Every rank must call this function.
         """
         return cls(gathered_over_data(tensor).cpu(), cuts_of_model(tensor), is_expert(tensor))
+
+    @classmethod
+    def of_any(cls, tensor: Tensor, place: Place = ()) -> "ParameterShard":
+        """Copy a parameter of any layer, or its gradient, to the host. A distributed tensor is gathered, so every rank
+        must call this function. `place` is the place of an ordinary tensor.
+        """
+        if isinstance(tensor, DTensor):
+            return cls(whole(tensor.detach()).cpu().clone(), {}, is_expert=False, place=())
+        return cls(tensor.detach().cpu().clone(), {}, is_expert=False, place=place)
+
+
+ShardOf = Callable[[str, Tensor], ParameterShard]
+"""Function that copies this rank's shard of a parameter or of its gradient, given the parameter's name. Every rank must
+call the function.
+"""
 
 
 Recorded = Tensor | ParameterShard
@@ -108,6 +132,15 @@ class TensorKind(StrEnum):
     def of(self) -> str:
         """Words before the name of a tensor of this kind."""
         return "gradient returned by" if self is TensorKind.RETURNED else f"{self} of"
+
+
+class StepFailure(NamedTuple):
+    """Error that ended the forward or the backward pass."""
+
+    module: str
+    """Innermost module whose forward pass had begun but not ended, or `LOSS` if there is no such module."""
+    error: str
+    """Type and message of the error."""
 
 
 @dataclass
@@ -146,6 +179,8 @@ class Recording:
     """Moving averages of the parameters after the step, keyed by the parameter's name; empty if the step keeps no
     averages.
     """
+    failure: StepFailure | None = None
+    """Error that ended the step on a rank; None if there was no error. After an error, only `outputs` are recorded."""
 
     def tensors(self, kind: TensorKind) -> Mapping[str, Recorded]:
         """Return the tensors of a kind, keyed by their names."""
@@ -208,6 +243,16 @@ class RecordedStep(Protocol):
     def averages(self) -> Mapping[str, Tensor]:
         """Moving averages of the parameters, keyed by the parameter's name; empty if the step keeps no averages."""
 
+    @property
+    def shard_of(self) -> ShardOf:
+        """Function that copies this rank's shard of a parameter or of its gradient."""
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether an error of the forward or the backward pass is a difference between the cut and the uncut model. If
+        false, the error is raised.
+        """
+
     def accumulate(self) -> Tensor:
         """Run the forward pass, the backward pass and the reduction of gradients. Returns this rank's part of the
         loss.
@@ -221,29 +266,76 @@ class RecordedStep(Protocol):
 
 def record(step: RecordedStep) -> Recording:
     """Run the step and record it. Every rank of the step's mesh must call this function."""
-    recording = Recording(root=display_name(step.model))
-    with _watched(step.model, recording):
-        loss = step.accumulate()
-    recording.gradients = gradients_of(step.model)
+    recording, shard_of = Recording(root=display_name(step.model)), step.shard_of
+    with _watched(step.model, recording) as watch:
+        loss, error = _attempted(step)
+    if step.may_fail and (failure := _failure_of_any(error, watch)):
+        seen = {name: local_part(tensor) for name, tensor in recording.outputs.items()}
+        return replace(recording, outputs=seen, returned={}, failure=failure, loss=math.nan, norm=math.nan)
+    recording.outputs, recording.returned = map(_without_cuts, (recording.outputs, recording.returned))
+    recording.gradients = gradients_of(step.model, shard_of)
     recording.loss, recording.norm = step.update(loss.detach())
-    recording.clipped = gradients_of(step.model)
-    recording.parameters = {name: ParameterShard.of(p) for name, p in step.model.named_parameters()}
-    recording.averages = {name: ParameterShard.of(each) for name, each in step.averages.items()}
+    recording.clipped = gradients_of(step.model, shard_of)
+    recording.parameters = {name: shard_of(name, p) for name, p in step.model.named_parameters()}
+    recording.averages = {name: shard_of(name, each) for name, each in step.averages.items()}
     return recording
 
 
-def gradients_of(model: nn.Module) -> dict[str, ParameterShard]:
+def _attempted(step: RecordedStep) -> tuple[Tensor, Exception | None]:
+    """Run the two passes of a step. Returns the loss, which is NaN after an error, and the error of a step that may
+    fail.
+    """
+    try:
+        return step.accumulate(), None
+    except Exception as error:
+        if not step.may_fail:
+            raise
+        return torch.tensor(math.nan), error
+
+
+def _failure_of_any(error: Exception | None, watch: "_StepWatcher") -> "StepFailure | None":
+    """Return the failure of the first rank on which the step failed, None if there is no such rank. `error` is this
+    rank's error. Every rank must call this function. If a rank does not, because it waits for a message of this rank,
+    this rank's error is raised.
+    """
+    text = "" if error is None else next(iter(str(error).splitlines()), "").rstrip(".")[:_LONGEST_ERROR]
+    own = None if error is None else StepFailure(watch.innermost, f"{type(error).__name__}: {text}")
+    try:
+        meet()
+    except RuntimeError:
+        raise error or RuntimeError("another rank does not reach the end of the step") from None
+    return next(filter(None, gather_from_all(own)), None)
+
+
+def gradients_of(model: nn.Module, shard_of: ShardOf = ParameterShard.of) -> dict[str, ParameterShard]:
     """Copy all gradients, keyed by the parameter's name. A missing gradient counts as zeros."""
-    kept = {}
-    for name, parameter in model.named_parameters():
-        shard = ParameterShard.of(parameter if parameter.grad is None else parameter.grad)
-        gradient = torch.zeros_like(shard.tensor) if parameter.grad is None else shard.tensor
-        kept[name] = shard._replace(tensor=gradient, cuts=cuts_of_model(parameter))
-    return kept
+    return {
+        name: shard_of(name, torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+        for name, parameter in model.named_parameters()
+    }
+
+
+def _without_cuts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gather the distributed tensors among recorded tensors. This is done after the step, because a hook that sends
+    messages would change the messages of the step.
+    """
+    return {name: whole(seen).cpu() if isinstance(seen, DTensor) else seen for name, seen in tensors.items()}
+
+
+def _copy_of(tensor: Tensor) -> Tensor:
+    """Copy a tensor to the host. The copy of a distributed tensor is distributed."""
+    return tensor.detach().clone() if isinstance(tensor, DTensor) else tensor.detach().cpu().clone()
+
+
+def _outputs_of(output: object) -> list[object]:
+    """Return the values that a module returns, whether they are in a sequence, in a mapping or alone."""
+    if isinstance(output, Mapping):
+        return list(output.values())
+    return list(output) if isinstance(output, tuple | list) else [output]
 
 
 @contextmanager
-def _watched(model: nn.Module, recording: Recording) -> Iterator[None]:
+def _watched(model: nn.Module, recording: Recording) -> Iterator["_StepWatcher"]:
     """Context that records outputs and returned gradients of all calls. A compiled module is recorded as a whole."""
     micro_batches = MicroBatches(model)
     watch = _StepWatcher(recording, micro_batches)
@@ -257,7 +349,7 @@ def _watched(model: nn.Module, recording: Recording) -> Iterator[None]:
                 stack.enter_context(module.register_forward_pre_hook(watch.entered))
                 stack.enter_context(module.register_forward_hook(watch.leave))
         stack.enter_context(micro_batches)
-        yield
+        yield watch
 
 
 def display_name(model: nn.Module) -> str:
@@ -308,6 +400,11 @@ class _StepWatcher:
         """
         self._entering: _Followed | None = None
 
+    @property
+    def innermost(self) -> str:
+        """Name of the innermost module that has begun but not ended, or `LOSS` if there is no such module."""
+        return module_of(self._running[-1]) if self._running else LOSS
+
     def enter(self, name: str, _: nn.Module, inputs: tuple[object, ...]) -> None:
         if is_recomputing():
             return
@@ -319,7 +416,7 @@ class _StepWatcher:
         if inputs and isinstance(inputs[0], Tensor) and inputs[0].is_floating_point():
             made = self._name(f"{parent}{INSIDE}input of {call}")
             if id(inputs[0]) not in self._followed:  # the parent's own code made it
-                self.recording.outputs[made] = inputs[0].detach().cpu().clone()
+                self.recording.outputs[made] = _copy_of(inputs[0])
             self._entering = self._follow(inputs[0], made)
             self._entering.consumers.append(self._name(call))
             if len(self._running) == 2:
@@ -342,7 +439,7 @@ class _StepWatcher:
             return
         call = self._running.pop()
         inside = f"{self._running[-1] if self._running else LOSS}{INSIDE}output of "
-        outputs = output if isinstance(output, tuple | list) else [output]
+        outputs = _outputs_of(output)
         several = sum(isinstance(each, Tensor) for each in outputs) > 1
         for i, tensor in enumerate(outputs):
             if not isinstance(tensor, Tensor):
@@ -368,7 +465,7 @@ class _StepWatcher:
     def _copied(self, followed: "_Followed", tensor: Tensor) -> Tensor:
         """Copy a tensor to the host, unless it was copied before and has not changed since."""
         if followed.copy is None or followed.version != tensor._version:
-            followed.copy, followed.version = tensor.detach().cpu().clone(), tensor._version
+            followed.copy, followed.version = _copy_of(tensor), tensor._version
         return followed.copy
 
     def _follow(self, tensor: Tensor, unless_consumed: str) -> "_Followed":
@@ -390,7 +487,7 @@ class _StepWatcher:
         self._entering = None
 
     def _receive(self, followed: "_Followed", gradient: Tensor) -> None:
-        kept = gradient.detach().cpu().clone()
+        kept = _copy_of(gradient)
         for name in reversed(followed.consumers or [followed.unless_consumed]):
             if in_any_micro_batch(name) == LOSS:  # of several stages, the stage with the loss comes first
                 self.recording.returned.setdefault(name, kept)

@@ -1,6 +1,7 @@
 """Report of a verification, as a table and as JSON."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -29,6 +30,8 @@ AVERAGES = "averaged weights"
 """Name of the check that compares the average of the cut model with the average of the uncut model."""
 LOADS = "loads of experts"
 """Name of the check that every token was counted once for each of its experts."""
+MESSAGES = "messages"
+"""Name of the check that lists the messages of a model of one's own. The check always passes."""
 
 ROUNDING = ("rounding of outputs", "rounding of gradients")
 """Names of the checks that concern the uncut model alone. If such a check fails, the cut and the uncut model may be
@@ -119,8 +122,12 @@ class LayoutReport:
         return self.first is None and all(row.same for row in self.rows) and all(check.same for check in self.checks)
 
     def to_json(self) -> dict[str, object]:
-        """Return the whole report as plain values for JSON."""
-        return {"same": self.same, **dataclasses.asdict(self)}
+        """Return the report as plain values for JSON. JSON has no infinite numbers: such a difference is None."""
+        return {"same": self.same, **dataclasses.asdict(self, dict_factory=_finite)}
+
+
+def _finite(fields: list[tuple[str, object]]) -> dict[str, object]:
+    return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in fields}
 
 
 def print_report(report: LayoutReport) -> None:

@@ -41,7 +41,7 @@ from crosscut.verification.batches.packing import compare_documents
 from crosscut.verification.mixing import compare_mixture
 from crosscut.verification.module import CLIP_NORM, LEARNING_RATE
 from crosscut.verification.proof import Claim, prove
-from crosscut.verification.recording import RecordedStep
+from crosscut.verification.recording import ParameterShard, RecordedStep
 from crosscut.verification.report import AVERAGE, AVERAGES, DRAWS, ROUNDING, LayoutReport, ReportCheck
 from crosscut.verification.routing import ROUTINGS, Forced, compare_loads, force, has_experts
 from crosscut.verification.scope import COMPILED
@@ -343,6 +343,9 @@ class _RunStep:
         """This rank's parts of the parameters before the step, if the run averages the weights."""
         self.after: dict[str, Tensor] = {}
         """This rank's parts of the parameters after the step, if the run averages the weights."""
+
+    shard_of = staticmethod(ParameterShard.of)
+    may_fail = False
 
     @property
     def averages(self) -> Mapping[str, Tensor]:

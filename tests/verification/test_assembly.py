@@ -5,7 +5,7 @@ import torch
 
 from crosscut.config.axes import AxisRole
 from crosscut.parallel.context import split_zigzag
-from crosscut.verification.assembly import Assembled, Grid, assemble_activation, assemble_parameter
+from crosscut.verification.assembly import Assembled, Grid, assemble_activation, assemble_parameter, assemble_places
 
 B, S, H = 4, 6, 8
 WHOLE = torch.arange(B * S * H, dtype=torch.float64).view(B, S, H)
@@ -109,3 +109,32 @@ def test_parts_of_one_rank_along_an_axis_are_found_by_its_role():
 def test_a_piece_that_adjacent_tensor_ranks_hold_has_its_gradient_summed():
     parts = [share * piece for piece in WHOLE.chunk(2, 2) for share in (0.25, 0.75)]
     assert_close(activation(parts, WHOLE, is_gradient=True, tensor=4), WHOLE)
+
+
+def test_parts_are_put_in_their_places_and_must_agree_where_they_overlap() -> None:
+    whole = torch.arange(5.0)
+    places = [(slice(0, 3),), ([2, 4, 3],)]
+    parts = [whole[place].clone() for place in places]
+    found = assemble_places(parts, places, whole)
+    assert found is not None
+    assert torch.equal(found.whole, whole)
+    assert found.copies_differ == []
+    parts[1][0] += 0.5
+    found = assemble_places(parts, places, whole)
+    assert found is not None
+    assert (found.copies_differ, found.spread) == ([(0, 1)], 0.5)
+
+
+@pytest.mark.parametrize("place", [(slice(0, 2),), ([3, 3],), ([7],), (0, 0)])
+def test_parts_that_leave_gaps_or_do_not_fit_are_no_tensor(place) -> None:
+    assert assemble_places([torch.zeros(3), torch.zeros(2)], [(slice(0, 3),), place], torch.zeros(5)) is None
+
+
+def test_uneven_parts_of_an_activation_are_joined() -> None:
+    whole = torch.arange(14.0).reshape(2, 7)
+    grid = Grid({"data": 1, "tensor": 2}, [whole[:, :4], whole[:, 4:]])
+    found = assemble_activation(grid, whole, is_gradient=False)
+    assert found is not None
+    assert torch.equal(found.whole, whole)
+    other = Grid({"data": 1, "tensor": 2}, [whole[:, :4], whole[:, 5:]])
+    assert assemble_activation(other, whole, is_gradient=False) is None

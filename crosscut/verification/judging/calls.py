@@ -33,12 +33,13 @@ class RecordedCalls:
         return [name for name in self._recording.gradients if self._owner(name) == call]
 
     def _owner(self, parameter: str) -> str:
-        """Return the module that holds a parameter. If the parent of this module returns several tensors, return the
-        parent instead.
+        """Return the module that holds a parameter. If this module is not called and its parent returns several
+        tensors, return the parent instead.
         """
         holder = parameter.rpartition(".")[0]
-        user = holder.rpartition(".")[0]
-        return user if f"{user}[0]" in self._recording.outputs else holder or self._recording.root
+        user, outputs = holder.rpartition(".")[0], self._recording.outputs
+        is_called = holder in outputs or f"{holder}[0]" in outputs
+        return user if f"{user}[0]" in outputs and not is_called else holder or self._recording.root
 
 
 def _by_call(names: Iterable[str]) -> dict[str, list[str]]:

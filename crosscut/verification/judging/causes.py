@@ -81,7 +81,7 @@ def _data_sum_is_missing(difference: StepDifference, _: object) -> bool:
 
 def _is_sum(parts: list[Tensor], whole: Tensor, difference: StepDifference) -> bool:
     """Whether `parts` differ from each other and add up to `whole`."""
-    if all(torch.equal(parts[0], part) for part in parts[1:]):
+    if any(part.shape != parts[0].shape for part in parts) or all(torch.equal(parts[0], part) for part in parts[1:]):
         return False
     return _close(torch.stack(parts).sum(0), whole, difference)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from crosscut.verification.judging.causes import StepDifference, is_arrangement
-from crosscut.verification.recording import TensorKind
+from crosscut.verification.recording import INSIDE, StepFailure, TensorKind, call_of, module_of
 from crosscut.verification.report import FirstDifference
 from crosscut.verification.tolerance import MOST, Bounds
 
@@ -36,6 +36,8 @@ class Differences:
         """Tensors that differ by more than their bound, or whose copies differ."""
         self.first_call: FirstDifference | None = None
         """First module that the cut model calls more often or less often than the uncut model."""
+        self.failure: StepFailure | None = None
+        """Error that ended the step of the cut model."""
         self.copies: list[str] = []
         """Descriptions of the tensors and numbers that should be equal on several ranks, but differ."""
 
@@ -59,13 +61,21 @@ class Differences:
     def excuse_arrangements(self) -> None:
         """Ignore tensors whose numbers are right but arranged differently. Between the operators f and g of tensor
         parallelism, a rank may hold summands, or heads in another order, without a bug. There is no bug if the loss and
-        every parameter's gradient agree.
+        every parameter's gradient agree. There is none inside a module that returns the right output or, for gradients,
+        the right gradient of its input.
         """
-        wrong = {kind for kind, _ in self.found}
-        if wrong - {TensorKind.OUTPUT, TensorKind.RETURNED} or not self.is_same(self.loss):
-            return
+        is_right = self.is_same(self.loss) and all(kind is not TensorKind.GRADIENT for kind, _ in self.found)
         for key, difference in list(self.found.items()):
-            if is_arrangement(difference):
+            if (is_right or self._is_inside_right(key)) and is_arrangement(difference):
                 del self.found[key]
                 self.largest[key] = 0.0
                 self.copies = [line for line in self.copies if f" {key[1]} on ranks" not in line]
+
+    def _is_inside_right(self, key: TensorKey) -> bool:
+        """Whether a tensor belongs to the inside of a module whose own tensor of this kind agrees."""
+        kind, name = key
+        place = module_of(call_of(name))
+        outer = place if INSIDE in name else place.rpartition(".")[0]
+        while outer and (kind, outer) not in self.largest:
+            outer = outer.rpartition(".")[0]
+        return bool(outer) and (kind, outer) not in self.found

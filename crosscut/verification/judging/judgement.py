@@ -23,6 +23,11 @@ _LOSS_CAUSE = (
     "targets or labels by which the loss is divided."
 )
 
+_FAILED = (
+    "All outputs before this place agree, but here the cut model raises {error}. Check whether the module's input must "
+    "be whole, or only this rank's part, and which of the two arrives."
+)
+
 
 class StepJudgement:
     """Judgement of the `differences` from the `uncut` step, for the report."""
@@ -53,8 +58,11 @@ class StepJudgement:
         if self.differences.first_call is not None:
             return self.differences.first_call
         for name in self._uncut.outputs:
-            if (TensorKind.OUTPUT, name) in self.differences.found:
+            if (TensorKind.OUTPUT, name) in self.differences.found and not self._is_beyond_failure(name):
                 return self._place(StepPhase.FORWARD, (TensorKind.OUTPUT, name))
+        if self.differences.failure is not None:
+            module, error = self.differences.failure
+            return FirstDifference(module, StepPhase.FORWARD, _FAILED.format(error=error))
         if not self.differences.is_same(self.differences.loss):
             return FirstDifference(LOSS, StepPhase.FORWARD, _LOSS_CAUSE)
         return self._first_backward()
@@ -98,6 +106,11 @@ class StepJudgement:
             told = f"at most {allowed:.1e} from {wider}, largest at {what}"
             checks.append(ReportCheck(title, off, off <= allowed, told))
         return checks
+
+    def _is_beyond_failure(self, name: str) -> bool:
+        """Whether an error ended the step of the cut model before an output was recorded."""
+        difference = self.differences.found[TensorKind.OUTPUT, name]
+        return self.differences.failure is not None and not difference.grid.axes
 
     def _first_backward(self) -> FirstDifference | None:
         found = self.differences.found
