@@ -1,0 +1,142 @@
+"""Cuts that are not Crosscut's: right ones pass, and of every planted fault the module is named."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+from crosscut.config import Layout
+from crosscut.parallel import make_mesh
+from crosscut.verification import LayoutReport
+from crosscut.verification.foreign.cuts import ForeignCut, prove_on_mesh
+from tests.ranks import RankPool
+from tests.verification.foreign import net
+from tests.verification.runs import CPU
+
+BY_TORCH = ForeignCut(net.build_plain, net.by_torch)
+BY_HAND = ForeignCut(net.build, net.by_hand, partial(net.places, net.INNER), net.step_by_hand)
+UNEVEN = ForeignCut(net.build_uneven, net.by_hand, partial(net.places, net.INNER - 1), net.step_by_hand)
+
+
+class Fault(NamedTuple):
+    fault: str
+    cut: ForeignCut
+    module: str
+    says: str
+    """Part of the cause."""
+
+
+def by_torch(fault: str, module: str, says: str, **styles: Any) -> Fault:
+    changes = {name.replace("_", "."): style for name, style in styles.items()}
+    return Fault(fault, replace(BY_TORCH, cut=partial(net.by_torch, **changes)), module, says)
+
+
+def by_hand(fault: str, module: str, says: str) -> Fault:
+    return Fault(fault, replace(BY_HAND, cut=partial(net.by_hand, fault=fault)), module, says)
+
+
+def step(fault: str, module: str, says: str) -> Fault:
+    return Fault(fault, replace(BY_HAND, step=partial(net.step_by_hand, fault=fault)), module, says)
+
+
+FAULTS = [
+    by_torch(
+        "two names of a plan swapped",
+        "blocks.0.mlp.up",
+        "raises",
+        mlp_up=RowwiseParallel(),
+        mlp_down=ColwiseParallel(),
+    ),
+    by_torch("logits without their output's layout", "loss", "raises IndexError", head=ColwiseParallel()),
+    by_torch(
+        "a row layer without its output's layout",
+        "blocks.0",
+        "raises RuntimeError",
+        mlp_down=RowwiseParallel(output_layouts=Shard(-1)),
+    ),
+    by_torch(
+        "keys whole, queries cut", "blocks.0.attention", "", attention_k=ColwiseParallel(output_layouts=Replicate())
+    ),
+    by_hand("bias added by every rank", "blocks.1.attention.o", "the same vector at every token"),
+    by_hand("no sum of the output", "blocks.1.mlp.down", "a sum over the ranks is missing"),
+    by_hand("no sum of the input's gradient", "blocks.1.mlp.up", "is missing"),
+    by_hand("the output's gradient summed again", "blocks.1.mlp.down", "2 times the right value"),
+    by_hand("keys of other heads", "blocks.0.attention.k", "in another order"),
+    by_hand("rows of another rank", "blocks.1.mlp.down", ""),
+    by_hand("norm over this rank's part", "blocks.1.mlp.norm", ""),
+    by_hand("gradient of a replicated weight not summed", "blocks.1.attention.q_norm", "is missing"),
+    by_hand("gradient of the shared key part not summed", "blocks.1.attention.shared_key", "is missing"),
+    by_hand("embedding without its offset", "embed", ""),
+    by_hand("logits gathered in another order", "head", "in another order"),
+    by_hand("replicas that start apart", "blocks.1.norm", "Replicas differ"),
+    by_hand("replicas that drop apart", "blocks.0.dropout", "draw different numbers"),
+    step("norm of this rank's part", "gradient norm", "over which ranks squares are summed"),
+    step("step without biases", "parameters after a step", "check the optimizer"),
+]
+
+
+def prove_all(cuts: Sequence[ForeignCut], layout: Layout) -> list[LayoutReport]:
+    """On a rank: prove several cuts one after the other."""
+    return [prove_on_mesh(cut, make_mesh(layout, CPU)) for cut in cuts]
+
+
+def assert_same(report: LayoutReport) -> None:
+    assert report.same, (report.first, [check for check in report.checks if not check.same])
+
+
+def prove(ranks: RankPool, cuts: Sequence[ForeignCut], num_ranks: int = 2) -> list[LayoutReport]:
+    """Prove several cuts in one job, because the ranks take a fraction of a second for each."""
+    reports: list[LayoutReport] = ranks.run(num_ranks, prove_all, cuts, Layout(tensor=num_ranks), time_limit=240.0)[0]
+    return reports
+
+
+def test_right_cuts_pass_whoever_made_them(ranks: RankPool) -> None:
+    by_torch, uneven = prove(ranks, [BY_TORCH, UNEVEN])
+    assert_same(by_torch)
+    assert_same(uneven)
+    messages = {check.name: check.told for check in by_torch.checks}["messages"]
+    assert "all_reduce over tensor" in messages
+
+
+@pytest.mark.slow  # the quick test proves such cuts on two ranks
+def test_right_cuts_pass_on_more_ranks(ranks: RankPool) -> None:
+    distributed = partial(net.by_torch, **{"mlp.up": ColwiseParallel(use_local_output=False)})
+    for report in prove(ranks, [BY_TORCH, BY_HAND, replace(BY_TORCH, cut=distributed)], 4):
+        assert_same(report)
+
+
+QUICK = {
+    "logits without their output's layout",
+    "no sum of the output",
+    "gradient of the shared key part not summed",
+    "replicas that drop apart",
+}
+"""Faults of four kinds: an error, a forward pass, a backward pass, random draws."""
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param([fault for fault in FAULTS if fault.fault in QUICK], id="quick"),
+        pytest.param([fault for fault in FAULTS if fault.fault not in QUICK], id="others", marks=pytest.mark.slow),
+    ],
+)
+def test_faults_are_found_and_their_modules_named(ranks: RankPool, faults: list[Fault]) -> None:
+    reports = prove(ranks, [fault.cut for fault in faults])
+    found = [(fault.fault, report.first and report.first.module) for fault, report in zip(faults, reports, strict=True)]
+    assert found == [(fault.fault, fault.module) for fault in faults]
+    for fault, report in zip(faults, reports, strict=True):
+        assert not report.same
+        assert fault.says in report.first.cause
+
+
+def test_the_page_lists_every_fault() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "verification.md").read_text(encoding="utf-8")
+    assert f"The tests plant {len(FAULTS)} faults" in page
+    for fault in FAULTS:
+        assert f"| {fault.fault} | `{fault.module}` |" in page
