@@ -2,12 +2,20 @@
 
 import dataclasses
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from crosscut.cli.arguments import RunCommand, echo_json, on_devices_there, run_arguments, run_from
-from crosscut.config import Layout, RunConfig, load_layout
+from crosscut.cli.arguments import OptionValue, RunCommand, echo_json, on_devices_there, run_arguments, run_from
+from crosscut.config import ConfigError, Layout, RunConfig, load_layout
 from crosscut.config.precision import PRECISIONS
+from crosscut.config.system.terminal import echo
+
+if TYPE_CHECKING:
+    from crosscut.verification import LayoutReport
+
+_WIDEST = "float64"
 
 
 @click.command(cls=RunCommand)
@@ -25,20 +33,29 @@ from crosscut.config.precision import PRECISIONS
 @click.option(
     "--precision",
     type=click.Choice([str(precision) for precision in PRECISIONS]),
-    default="float64",
+    default=_WIDEST,
     show_default=True,
     help="Precision of the verified step, instead of the run's precision. Only float64 gives a proof. The "
     "other precisions reveal only larger errors.",
 )
+@click.option(
+    "--module",
+    metavar="package.module:build",
+    help="Verify a module of your own instead of a run. The function returns the module, its keyword inputs and a "
+    "function that makes a loss of its output.",
+)
+@click.option(
+    "--cut",
+    metavar="package.module:function",
+    help="Function that cuts the module of `--module`, given the module and the mesh of the ranks.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1),
+    help="Time that the proof of a module on a layout may take.  [default: 600]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the reports as JSON.")
-def verify(
-    arguments: tuple[str, ...],
-    layouts: tuple[str, ...],
-    layers: int | None,
-    hidden: int | None,
-    precision: str,
-    as_json: bool,
-) -> None:
+def verify(arguments: tuple[str, ...], layouts: tuple[str, ...], as_json: bool, **options: OptionValue) -> None:
     """Prove that a layout trains the same model as a single process.
 
     The command runs one training step of the run's model in one process, and the same step on the layout. The command
@@ -47,14 +64,26 @@ def verify(
     anything differs. The command needs no data. The last lines of the report list the options of the run that the step
     covered (such as recomputation, offload and accumulation) and the options that the step did not cover (such as the
     run's precision and compiled layers).
-    """
-    run, asked = _load(arguments, layouts)
-    from crosscut.launch.processes import is_first_started
-    from crosscut.verification import for_verification, print_report, scale_down, verify_runs, with_scope
 
-    small = scale_down(dataclasses.replace(run, layout=Layout()), num_layers=layers, hidden_size=hidden)
-    runs = [on_devices_there(for_verification(small, layout, precision)) for layout in asked]
-    reports = [with_scope(report, asked=run, verified=on) for report, on in zip(verify_runs(runs), runs, strict=True)]
+    With --module and --cut, the command proves a module that other code cuts, for example PyTorch's parallelize_module.
+    The command imports this code and runs it with your rights, in processes with a limit on time and memory. Verify
+    only code that you trust.
+    """
+    of_module = {name: options.pop(name) for name in ("module", "cut", "seconds")}
+    if of_module["module"]:
+        reports = _prove_module(arguments, layouts, **of_module, **options)
+    elif unused := [f"`--{name}`" for name, value in of_module.items() if value is not None]:
+        raise ConfigError(f"{unused[0]} must be given together with `--module`, which is missing. Add `--module`.")
+    else:
+        reports = _verify_runs(arguments, layouts, **options)
+    _tell(reports, as_json=as_json)
+
+
+def _tell(reports: "list[LayoutReport]", *, as_json: bool) -> None:
+    """Print the reports on the first rank, and exit with status 1 if anything differs."""
+    from crosscut.launch.processes import is_first_started
+    from crosscut.verification import print_report
+
     same = all(report.same for report in reports)
     if is_first_started():
         if as_json:
@@ -64,6 +93,51 @@ def verify(
                 print_report(report)
     if not same:
         sys.exit(1)
+
+
+def _verify_runs(
+    arguments: tuple[str, ...], layouts: tuple[str, ...], *, layers: int | None, hidden: int | None, precision: str
+) -> "list[LayoutReport]":
+    run, asked = _load(arguments, layouts)
+    from crosscut.verification import for_verification, scale_down, verify_runs, with_scope
+
+    small = scale_down(dataclasses.replace(run, layout=Layout()), num_layers=layers, hidden_size=hidden)
+    runs = [on_devices_there(for_verification(small, layout, precision)) for layout in asked]
+    return [with_scope(report, asked=run, verified=on) for report, on in zip(verify_runs(runs), runs, strict=True)]
+
+
+def _prove_module(
+    arguments: tuple[str, ...],
+    layouts: tuple[str, ...],
+    *,
+    module: str,
+    cut: str | None,
+    seconds: float | None,
+    **of_runs: OptionValue,
+) -> "list[LayoutReport]":
+    """Prove the cut of a module on each layout. Raises `ConfigError` or `LayoutError` before a rank starts."""
+    given = [*arguments, *(f"--{name}" for name, value in of_runs.items() if value not in (None, _WIDEST))]
+    if given:
+        raise ConfigError(f"`--module` must be given without a run's arguments, but `{given[0]}` is one. Remove it.")
+    if cut is None:
+        raise ConfigError("`--cut` must name the function that cuts the module, but is missing. Add `--cut`.")
+    if not layouts:
+        raise ConfigError("`--layout` must say how many ranks share the module, but is missing. Add --layout tensor=2.")
+    from crosscut.verification import prove_module
+    from crosscut.verification.foreign.cuts import require_tensor_ranks
+    from crosscut.verification.foreign.limits import SECONDS
+    from crosscut.verification.foreign.naming import NamedFunction
+
+    asked = [load_layout(text) for text in layouts]
+    for layout in asked:
+        require_tensor_ranks(layout)
+    here = str(Path.cwd())
+    build, cutting = NamedFunction("--module", module, here), NamedFunction("--cut", cut, here)
+    limit = seconds or SECONDS
+    echo(f"Running `{module}` and `{cut}` with your rights, for at most {limit:g} s on each layout.", err=True)
+    for function in (build, cutting):
+        function.load()
+    return [prove_module(build, cutting, layout, seconds=limit) for layout in asked]
 
 
 def _load(arguments: tuple[str, ...], texts: tuple[str, ...]) -> tuple[RunConfig, list[Layout]]:
