@@ -6,10 +6,12 @@ The planner (`planner.messages`) computes the same list from formulas, and the t
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
+from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from crosscut.config.axes import is_folded
@@ -21,8 +23,9 @@ class Sent(NamedTuple):
     """One recorded collective."""
 
     operation: str
-    """`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `shift` or `send`. A shift sends a tensor to the next
-    rank of the axis. A send passes a tensor to one other rank, the next or the previous stage of a pipeline.
+    """`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `shift` or `send`. A shift sends a
+    tensor to the next rank of the axis. A send passes a tensor to one other rank, the next or the previous stage of a
+    pipeline.
     """
     axis: str
     """Name of the axis, such as `tensor`, `data` or `pipeline`. If the data axis is split in two, the name may also be
@@ -55,6 +58,15 @@ _DIRECT_OPERATIONS = {
 }
 """Operators that `fully_shard` calls. They differ from `_OPERATIONS` in their arguments: the group is an object, and
 the output precedes the input.
+"""
+
+_OTHER_OPERATIONS = {
+    "c10d::allgather_": "all_gather",
+    "c10d::alltoall_base_": "all_to_all",
+    "c10d::broadcast_": "broadcast",
+}
+"""Operators that other code may call. They have the same arguments as `_DIRECT_OPERATIONS`, but may have lists of
+tensors. They are recorded only if they send floating-point numbers, because they also send Python's objects, as bytes.
 """
 
 _SEND = "c10d::send"
@@ -135,19 +147,22 @@ class CollectiveRecorder(TorchDispatchMode):
             self._note("all_to_all", args[-1], args[0].numel(), args[0])
         elif name in _DIRECT_OPERATIONS:
             self._note_direct(_DIRECT_OPERATIONS[name], args)
+        elif name in _OTHER_OPERATIONS and any(map(torch.is_floating_point, _pytree.tree_leaves(args[:1]))):
+            self._note_direct(_OTHER_OPERATIONS[name], args)
         elif name == _SEND:
             (sent,), group = args[:2]
             self._note("send", ProcessGroup.unbox(group).group_name, sent.numel(), sent)
         return func(*args, **(kwargs or {}))
 
     def _note_direct(self, operation: str, args: Sequence[Any]) -> None:
-        if operation == "all_reduce":
-            tensors, group = args[:2]
-            elements, sent = sum(tensor.numel() for tensor in tensors), tensors[0]
+        if operation in ("all_reduce", "broadcast"):
+            largest, group = args[:2]
+            sent = largest[0]
         else:
-            output, scattered, group = args[:3]
-            elements, sent = (output if operation == "all_gather" else scattered).numel(), scattered
-        self._note(operation, ProcessGroup.unbox(group).group_name, elements, sent)
+            output, sent, group = args[:3]
+            largest = output if operation == "all_gather" else sent
+        elements = sum(tensor.numel() for tensor in _pytree.tree_leaves(largest))
+        self._note(operation, ProcessGroup.unbox(group).group_name, elements, _pytree.tree_leaves(sent)[0])
 
     def _note(self, operation: str, group: str, elements: int, sent: Tensor) -> None:
         self.sent.append(Sent(operation, self._axis_of.get(group, group), elements))

@@ -1,12 +1,16 @@
 """`prove_module` and the parts of it that need no ranks."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 from crosscut.config import ConfigError, Layout, LayoutError
 from crosscut.verification import prove_module
+from crosscut.verification.foreign.limits import Limits
 from crosscut.verification.foreign.wide import disturb_constants, in_float64, to_float64
+from tests.ranks import RankPool
 from tests.verification.foreign import net
 
 
@@ -43,3 +47,18 @@ def test_only_constant_parameters_are_disturbed() -> None:
     assert len(set(layer.weight.tolist())) == 4
     assert len(set(layer.bias.tolist())) == 4
     assert torch.equal(matrix.weight, before)
+
+
+def _reserve(num_bytes: int) -> bool:
+    """On a rank: whether this much memory can be reserved within a limit of 64 MiB."""
+    with Limits(seconds=60.0, memory=64 << 20).kept():
+        try:
+            return bool(bytearray(num_bytes))
+        except MemoryError:
+            return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce the limit")
+def test_a_rank_may_add_only_its_memory(ranks: RankPool) -> None:
+    assert ranks.run(1, _reserve, 1 << 20) == [True]
+    assert ranks.run(1, _reserve, 1 << 28) == [False]

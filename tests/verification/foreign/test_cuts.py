@@ -99,8 +99,10 @@ def test_right_cuts_pass_whoever_made_them(ranks: RankPool) -> None:
     by_torch, uneven = prove(ranks, [BY_TORCH, UNEVEN])
     assert_same(by_torch)
     assert_same(uneven)
-    messages = {check.name: check.told for check in by_torch.checks}["messages"]
-    assert "all_reduce over tensor" in messages
+    for report in (by_torch, uneven):
+        messages = {check.name: check.told for check in report.checks}["messages"]
+        assert "1 x all_gather over tensor (120 elements), " in messages
+        assert "x all_reduce over tensor" in messages
 
 
 @pytest.mark.slow  # the quick test proves such cuts on two ranks
