@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from crosscut.config import Layout
@@ -60,6 +61,22 @@ def _send_inside_a_distributed_tensor() -> list[Sent]:
 
 def test_what_a_distributed_tensor_sends_by_itself_is_recorded_too(ranks: RankPool) -> None:
     assert ranks.run(2, _send_inside_a_distributed_tensor) == [[("all_reduce", "tensor", 6)]] * 2
+
+
+def _send_by_torch_itself() -> list[Sent]:
+    mesh = make_mesh(Layout(tensor=2), CPU)
+    group, x = mesh.tensor.device_mesh.get_group(), torch.ones(6)
+    with CollectiveRecorder(mesh) as recorder:
+        dist.all_gather([torch.empty(6), torch.empty(6)], x, group=group)
+        dist.all_to_all_single(torch.empty(6), x, group=group)
+        dist.broadcast(x, group=group, group_src=0)
+        collectives.all_gather_objects("no numbers", mesh.tensor)
+    return recorder.sent
+
+
+def test_messages_of_code_that_calls_torch_itself_are_recorded_but_not_objects(ranks: RankPool) -> None:
+    sent = [("all_gather", "tensor", 12), ("all_to_all", "tensor", 6), ("broadcast", "tensor", 6)]
+    assert ranks.run(2, _send_by_torch_itself) == [sent] * 2
 
 
 @pytest.mark.parametrize("layout", [Layout(tensor=2), Layout(tensor=2, data=2)], ids=str)
