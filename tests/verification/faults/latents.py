@@ -42,7 +42,7 @@ def latents_not_summed(_plain: Any, latents: Tensor, _mesh: ParallelMesh) -> Ten
 
 @fault(
     "gradients of down projections of a split sequence not summed",
-    "blocks.1.attention.down",
+    "blocks.1.attention.down.key",
     SPLIT,
     **LATENT,
     biases="none",
