@@ -301,10 +301,15 @@ def _run_rank(function: Callable[..., _T], arguments: tuple[object, ...]) -> _T:
     except Exception as error:
         if is_lost_connection(error):
             time.sleep(_WAIT_FOR_CAUSE)
-        get_error_handler().record_exception(error)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)  # with a broken connection, threads can crash the interpreter during an orderly exit
+        leave_with_error(error)
+
+
+def leave_with_error(error: BaseException) -> NoReturn:
+    """End this rank at once. The process that launched it tells the error."""
+    get_error_handler().record_exception(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)  # with a broken connection, threads can crash the interpreter during an orderly exit
 
 
 def _environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:

@@ -15,14 +15,20 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
 from crosscut.model import GPT
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import gather_from_all, meet
 from crosscut.parallel.linear import is_recomputing
-from crosscut.parallel.state.parameters import cuts_of_model, gathered_over_data, is_expert, local_part, whole
+from crosscut.parallel.state.parameters import (
+    cuts_of_model,
+    gathered_over_data,
+    is_distributed,
+    is_expert,
+    local_part,
+    whole,
+)
 from crosscut.training.speed.compilation import compiled_modules
 from crosscut.verification.assembly import Place
 
@@ -98,7 +104,7 @@ class ParameterShard(NamedTuple):
         """Copy a parameter of any layer, or its gradient, to the host. A distributed tensor is gathered, so every rank
         must call this function. `place` is the place of an ordinary tensor.
         """
-        if isinstance(tensor, DTensor):
+        if is_distributed(tensor):
             return cls(whole(tensor.detach()).cpu().clone(), {}, is_expert=False, place=())
         return cls(tensor.detach().cpu().clone(), {}, is_expert=False, place=place)
 
@@ -319,12 +325,12 @@ def _without_cuts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Gather the distributed tensors among recorded tensors. This is done after the step, because a hook that sends
     messages would change the messages of the step.
     """
-    return {name: whole(seen).cpu() if isinstance(seen, DTensor) else seen for name, seen in tensors.items()}
+    return {name: whole(seen).cpu() if is_distributed(seen) else seen for name, seen in tensors.items()}
 
 
 def _copy_of(tensor: Tensor) -> Tensor:
     """Copy a tensor to the host. The copy of a distributed tensor is distributed."""
-    return tensor.detach().clone() if isinstance(tensor, DTensor) else tensor.detach().cpu().clone()
+    return tensor.detach().clone() if is_distributed(tensor) else tensor.detach().cpu().clone()
 
 
 def _outputs_of(output: object) -> list[object]:

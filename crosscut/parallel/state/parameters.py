@@ -187,6 +187,11 @@ class _OwnPart(torch.autograd.Function):
         return DTensor.from_local(gradient, ctx.spec.mesh, ctx.spec.placements, run_check=False), None
 
 
+def is_distributed(tensor: object) -> bool:
+    """Whether a tensor is spread over ranks (`DTensor`)."""
+    return isinstance(tensor, DTensor)
+
+
 def local_part(tensor: Tensor) -> Tensor:
     """Return the local tensor of a distributed tensor on this rank. An ordinary tensor is returned unchanged."""
     if not isinstance(tensor, DTensor):

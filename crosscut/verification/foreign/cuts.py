@@ -1,19 +1,18 @@
 """Proof that a cut module computes the same as the uncut module, whoever has cut it."""
 
 import math
-import pickle
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from crosscut.config import ConfigError, Layout, LayoutError
 from crosscut.launch import Ranks, in_ranks
 from crosscut.parallel import ParallelMesh, make_mesh
-from crosscut.parallel.state.parameters import whole
+from crosscut.parallel.state.parameters import is_distributed, whole
 from crosscut.verification.assembly import Place
 from crosscut.verification.foreign.limits import SECONDS, Limits
 from crosscut.verification.foreign.wide import disturb_constants, in_float64, to_float64
@@ -50,13 +49,11 @@ class ForeignCut:
     def require_importable(self) -> None:
         """Raise `ConfigError` if a function cannot be sent to the ranks."""
         for name, function in vars(self).items():
-            try:
-                pickle.dumps(function)
-            except (pickle.PicklingError, AttributeError, TypeError):
+            if function is not None and not _is_importable(function):
                 raise ConfigError(
                     f"`{name}` must be a function at the top of a module, because the ranks import it by its name, but "
                     f"is `{getattr(function, '__qualname__', function)}`. Move the function to the top of a module."
-                ) from None
+                )
 
 
 def prove_module(
@@ -96,6 +93,15 @@ def prove_module(
     foreign.require_importable()
     limits = Limits.on(layout.world_size, seconds)
     return in_ranks(Ranks(layout=layout, device="cpu"), _prove, prepare=lambda: (foreign, layout, limits))
+
+
+def _is_importable(function: Callable[..., object]) -> bool:
+    """Whether a rank finds a function, or the class of a callable object, by its name."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    found: object = sys.modules.get(named.__module__)
+    for name in named.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is named
 
 
 def require_tensor_ranks(layout: Layout) -> None:
@@ -173,7 +179,7 @@ def _cut_step(foreign: ForeignCut, built: Built, mesh: ParallelMesh) -> ModuleSt
         module.__class__ = type(title, (type(module),), {})
 
     def shard_of(name: str, tensor: Tensor) -> ParameterShard:
-        place = None if foreign.gather is None or isinstance(tensor, DTensor) else foreign.gather(name, mesh)
+        place = None if foreign.gather is None or is_distributed(tensor) else foreign.gather(name, mesh)
         return ParameterShard.of_any(tensor, place or ())
 
     return _step(built._replace(module=module), mesh, shard_of, is_cut=True)
@@ -193,7 +199,7 @@ def _step(built: Built, mesh: ParallelMesh, shard_of: ShardOf, *, is_cut: bool) 
                 told = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
                 raise ConfigError(f"The loss must be a scalar tensor, but is {told}. Return a sum or a mean.")
             loss.backward()
-        return whole(loss.detach()) if isinstance(loss, DTensor) else loss.detach()
+        return whole(loss.detach()) if is_distributed(loss) else loss.detach()
 
     def finish() -> float:
         if built.step is not None:
@@ -212,9 +218,9 @@ def _clip(module: nn.Module) -> float:
     kinds: dict[object, list[Tensor]] = {}
     for parameter in module.parameters():
         if (gradient := parameter.grad) is not None:
-            kinds.setdefault(gradient.device_mesh if isinstance(gradient, DTensor) else None, []).append(gradient)
+            kinds.setdefault(getattr(gradient, "device_mesh", None), []).append(gradient)
     norms = [torch.nn.utils.get_total_norm(gradients) for gradients in kinds.values()]
-    norm = math.hypot(*(float(whole(each) if isinstance(each, DTensor) else each) for each in norms))
+    norm = math.hypot(*(float(whole(each) if is_distributed(each) else each) for each in norms))
     for gradients in kinds.values():
         for gradient in gradients:
             gradient.mul_(min(1.0, CLIP_NORM / (norm + 1e-6)))

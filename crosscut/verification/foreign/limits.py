@@ -15,10 +15,10 @@ from types import FrameType
 from typing import NoReturn
 
 from torch import nn
-from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from crosscut.config import TrainingError
 from crosscut.config.system.machine import available_memory
+from crosscut.launch.processes import leave_with_error
 
 SECONDS = 600.0
 """Time that a proof may take, unless the user gives another."""
@@ -69,8 +69,7 @@ def _end(thread: int, seconds: float) -> NoReturn:
         f"{_place(sys._current_frames().get(thread))}. If the model is large, allow more time (`--seconds`). "
         "Otherwise, a rank waits for a message: check whether all ranks send the same messages in the same order."
     )
-    get_error_handler().record_exception(TrainingError(told))
-    os._exit(1)
+    leave_with_error(TrainingError(told))
 
 
 def _place(frame: FrameType | None) -> str:

@@ -77,7 +77,7 @@ def test_a_collapse_is_told_in_the_terminal_and_the_metrics(
 def collapsed_run(run: RunConfig) -> str:
     """Train with all tokens on two experts. Returns the output."""
     trainer, batches = parts(run)
-    force(trainer.model, run.model.experts, Forced.COLLAPSED)
+    force(trainer.model, Forced.COLLAPSED)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         Loop(trainer, batches).train()

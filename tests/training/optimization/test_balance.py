@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from crosscut.config import Layout, RunConfig
-from crosscut.config.parts.experts import ExpertsConfig
 from crosscut.model.stages import forward_loss
 from crosscut.training.step import Trainer
 from crosscut.verification.routing import Forced, force
@@ -31,8 +30,7 @@ def biases(trainer: Trainer) -> list[Tensor]:
 def steps_of(run: RunConfig, forced: Forced, num_steps: int) -> Any:
     """Reported figures of each step, the loads after the last one, and the biases after each step."""
     trainer, batches = parts(run)
-    sizes = run.model.experts
-    force(trainer.model, sizes, forced)
+    force(trainer.model, forced)
     told, found = [], []
     for step in range(num_steps):
         told.append(trainer.step(step, batches.micro_batches(step)).wait().values())
@@ -91,8 +89,7 @@ def test_a_step_that_is_held_moves_no_bias(ranks: RankPool, run_with: Any) -> No
 
 def held_step(run: RunConfig) -> list[float]:
     trainer, batches = parts(run)
-    assert isinstance(run.model.experts, ExpertsConfig)
-    force(trainer.model, run.model.experts, Forced.COLLAPSED)
+    force(trainer.model, Forced.COLLAPSED)
     loss = trainer.accumulate(0, batches.micro_batches(0))
     trainer.update(0, loss * torch.nan)
     return [float(value) for bias in biases(trainer) for value in bias]
