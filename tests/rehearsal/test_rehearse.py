@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 def marks(case: Case) -> tuple[pytest.MarkDecorator, ...]:
     """Marks of a case: the cases that take longest are slow."""
-    return (pytest.mark.slow,) if case.name in ("shared, kept", "offloaded", "long") else ()
+    return (pytest.mark.slow,) if case.name in ("shared, kept", "offloaded", "long", "delta rules again") else ()
 
 
 @cache
