@@ -299,9 +299,9 @@ def in_turn(activate: Activation, rows: Tensor, weights: Tensor, ends: Tensor, *
     """Pass the rows [N, H] through their experts, and multiply the results by the rows' weights [N]: [N, H]. `matrices`
     are those before the activation [E, F, H], in the order of its inputs, and the last one [E, H, F].
 
-    The result and the gradients are those of `multiply_groups` and `weigh`, to the last bit, and so is what is kept.
-    But each expert finishes before the next one begins: between its products, its numbers stay in the processor's
-    cache, and no tensor of all rows is made that is not kept.
+    The result and the gradients are those of `multiply_groups` and `weigh`, and so is what is kept. If the activation
+    treats all elements alike, the bits are the same. But each expert finishes before the next one begins: between its
+    products, its numbers stay in the processor's cache, and no tensor of all rows is made that is not kept.
     """
     result: Tensor = _InTurn.apply(activate, rows, weights, ends, *matrices)
     return result

@@ -112,6 +112,8 @@ def optimizer_bytes(run: Planned, program: Program) -> float:
     """
     part, layout, wide = part_of(run), run.layout, run.training.numbers.accumulation_bytes / 4
     own = trained_share(part, layout)
+    if not own:  # a stage that only has experts, beside adapters
+        return 0.0
     of_plans = [(plan.tokens.size, trained_parameters_per_rank(part, layout, plan)) for plan in layout.plans]
     copied = sum(elements for readers, elements in of_plans if readers > 1) if layout.shard_size == 1 else 0
     updated = sum(elements / readers for readers, elements in of_plans) if program.shards_optimizer else own

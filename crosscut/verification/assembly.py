@@ -225,8 +225,8 @@ def _uneven_arrangement(grid: Grid, like: Tensor) -> Iterator[_Arrangement]:
     """
     axes = [name for name, size in grid.axes.items() if size > 1]
     for dim, size in enumerate(like.shape):
-        others = {part.shape[:dim] + part.shape[dim + 1 :] for part in grid.parts if part.dim() == like.dim()}
-        fits = others == {like.shape[:dim] + like.shape[dim + 1 :]}
+        others = {part.shape[:dim] + part.shape[dim + 1 :] for part in grid.parts}
+        fits = others == {like.shape[:dim] + like.shape[dim + 1 :]} and all(p.dim() == like.dim() for p in grid.parts)
         if len(axes) == 1 and fits and sum(part.shape[dim] for part in grid.parts) == size:
             whole = {name: _AxisShare(None, ranks) for name, ranks in grid.axes.items()}
             yield {**whole, axes[0]: _AxisShare(dim, 1)}

@@ -96,7 +96,7 @@ class StepComparison:
                 differences.first_call = _first_other_call(_stages_with(calls, self._mesh), self._uncut.calls())
             differences.loss = max(relative_distance(loss, self._uncut.loss) for loss, _ in numbers)
             differences.norm = max(relative_distance(norm, self._uncut.norm) for _, norm in numbers)
-            differences.excuse_arrangements()
+            differences.excuse_arrangements(self._uncut.root)
             if len(set(map(repr, numbers))) > 1:
                 differences.copies.append("the loss or the gradient norm")
 

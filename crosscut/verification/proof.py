@@ -71,6 +71,10 @@ class Claim:
     gradient. Parameters that are not listed have the factor 1. After the step, a parameter may differ by its factor
     times the tolerance."""
 
+    runs_uncut_first: bool = False
+    """Whether the uncut step runs before the cut one is made, because code that cuts may change more than its module.
+    Nothing is dropped then, so `drops` has no effect.
+    """
     looks_at_draws: bool = True
     """Whether the random draws are compared, too. False for a step that another claim has with the same draws."""
     drops: bool = False
@@ -101,10 +105,16 @@ def prove(claim: Claim, mesh: ParallelMesh) -> LayoutReport:
     gradient norm of the uncut step is not finite.
     """
     start = time.perf_counter()
+    uncut = _uncut(claim, mesh, drops=False, compiled=()) if claim.runs_uncut_first else None
     step = claim.make_step(mesh)
     compiled = compiled_modules(step.model)
-    drops = claim.drops and not compiled  # a compiled layer cannot be told to drop by value
-    uncut = _uncut(claim, mesh, drops=drops, compiled=compiled)
+    drops = (
+        claim.drops and not compiled and not claim.runs_uncut_first
+    )  # a compiled layer cannot be told to drop by value
+    if not claim.runs_uncut_first:
+        uncut = _uncut(claim, mesh, drops=drops, compiled=compiled)
+    elif uncut is not None:
+        uncut = uncut._replace(recording=uncut.recording.with_wholes(compiled))
     drawn, cut = _take(step, drops=drops, looks_at_draws=claim.looks_at_draws)
     cut = _in_form(cut, mesh, has_loss=mesh.has_loss)
     dtype = claim.compute_dtype or next(step.model.parameters()).dtype

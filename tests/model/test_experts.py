@@ -1,14 +1,21 @@
 """Experts against a twin that runs every expert on every token, and against the blocks of transformers."""
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from crosscut.config import ModelConfig, RunConfig, TrainingConfig
 from crosscut.config.parts.experts import ExpertsConfig
-from crosscut.model import GPT, initialize
+from crosscut.kernels import experts as kernel
+from crosscut.model import GPT, Batch, initialize
+from crosscut.model.sublayers import experts as module
 from crosscut.model.sublayers.experts import Experts
+from crosscut.parallel import make_mesh
+from crosscut.training.precision import resolve_on
+from crosscut.training.step import Trainer
 from tests.model.mixers import model_of, saved_and_planned
 from tests.model.plain_experts import mixture
 from tests.ranks import RankPool
@@ -189,3 +196,26 @@ def sums_in_inference() -> Any:
 
 def test_nothing_is_counted_without_gradients(ranks: RankPool) -> None:
     assert ranks.run(1, sums_in_inference)[0] == ({}, {})
+
+
+def recomputed(mode: str) -> tuple[int, list[Tensor]]:
+    """On a rank: number of layers that pass the rows of their experts in turn, loss and gradients of a step."""
+    model = ModelConfig(**{**options({"mlp": "swiglu"}), "layers": ("attention experts",), "num_layers": 2,
+                           "num_heads": 2, "vocab_size": 64, "max_sequence_length": 16})  # fmt: skip
+    training = TrainingConfig(batch_size=2, sequence_length=16, precision="float64", compile="off", recompute=mode)
+    run = resolve_on(RunConfig(model=model, training=training), torch.device("cpu"))
+    trainer = Trainer(run, make_mesh(run.layout, torch.device("cpu")))
+    tokens = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(0))
+    with (
+        mock.patch.object(kernel, "_LEAST_IN_TURN", 0),
+        mock.patch.object(module, "in_turn", side_effect=kernel.in_turn) as in_turn,
+    ):
+        loss = trainer.accumulate(0, [Batch.from_ids(tokens)])
+    return in_turn.call_count, [loss.detach(), *(p.grad.to_local().clone() for p in trainer.parameters)]
+
+
+def test_recomputed_layers_take_the_same_way_through_large_experts(ranks: RankPool) -> None:
+    (plain_calls, plain), (calls, again) = (ranks.run(1, recomputed, mode)[0] for mode in ("none", "full"))
+    assert (plain_calls, calls) == (2, 0)
+    for mine, other in zip(again, plain, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-15)

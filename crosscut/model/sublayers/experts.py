@@ -23,6 +23,7 @@ from crosscut.architecture.sublayers import experts as architecture
 from crosscut.architecture.sublayers.experts import BALANCE, ENTROPY, LOAD, ROUTER_Z
 from crosscut.architecture.sublayers.gated_mlp import GatedMLP as GatedPart
 from crosscut.config.parts.experts import ExpertsConfig, Scores
+from crosscut.config.parts.kinds import FeedForward
 from crosscut.kernels.experts import (
     Places,
     collect,
@@ -88,8 +89,8 @@ class Experts(nn.Module):
         logits = self.router.logits(entered)
         routing = self._route(logits)
         sums = self._sums(logits, routing)
-        counts, num_rows, is_traced = routing.loads.sum(0), len(routing.places.slots), self.runner.compiler is not None
-        exchange = plan_exchange(counts, num_rows, self.mesh.expert, is_traced=is_traced)
+        counts, num_rows = routing.loads.sum(0), len(routing.places.slots)
+        exchange = plan_exchange(counts, num_rows, self.mesh.expert, is_traced=self._is_traced)
         rows = send_rows(spread(entered.flatten(0, 1), routing.places), exchange)
         weights = send_rows(routing.weights.flatten().index_select(0, routing.places.slots), exchange)
         ends = routing.places.ends if exchange is None else exchange.ends
@@ -104,6 +105,10 @@ class Experts(nn.Module):
         return part_of_sequence(y, self.mesh, SEQUENCE_DIM) if self._skips_now else leave_tensor_parallel(y, self.mesh)
 
     @property
+    def _is_traced(self) -> bool:
+        return self.runner.compiler is not None and not self.runner.compiler.is_paused
+
+    @property
     def _skips_now(self) -> bool:
         return self.runner.skips_last_product and is_recomputing()
 
@@ -113,7 +118,8 @@ class Experts(nn.Module):
         """
         dtype = rows.dtype
         own = [local(self.get_parameter(name), dtype) for name in self.names]
-        is_plain = self.runner.compiler is None and self.runner.cheap is call and not self._skips_now
+        is_plain = self.runner.compiler is None and self.runner.cheap is call and not self.runner.skips_last_product
+        is_plain &= self.sizes.mlp is not FeedForward.GELU  # whose kernel, and so its bits, depends on the rows
         if is_plain and takes_turns(rows, weights, own[0]):
             return in_turn(self.activate, rows, weights, ends, *own)
         inner = [multiply_groups(rows, weight, ends) for weight in own[:-1]]

@@ -48,6 +48,7 @@ class LoadsRecord:
         """Remove the rows of the steps after `step`."""
         if self._file is not None:
             self._file.rewind(step)
+        self._start = min(self._start, step)
 
     def close(self) -> None:
         """Close the file."""

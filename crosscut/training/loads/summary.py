@@ -12,15 +12,14 @@ _SHARE = 10
 
 def summarize_loads(rows: Iterable[Mapping[str, Any]], steps: int) -> dict[str, float]:
     """Return the mean of the largest load and of the router's entropy over the last tenth of a run's `steps`, and the
-    number of collapses in the whole run. `rows` are those of `metrics.jsonl`. Empty without experts.
+    number of collapses in the whole run. `rows` are those of `metrics.jsonl`. Empty without experts. Steps with numbers
+    that are not finite do not count.
     """
-    rows = list(rows)
-    last = [
-        row for row in rows if row.get("largest_load") is not None and row["step"] > steps - max(steps // _SHARE, 1)
-    ]
+    rows, names, first = list(rows), ("largest_load", "router_entropy"), steps - max(steps // _SHARE, 1)
+    last = [row for row in rows if row["step"] > first and all(row.get(name) is not None for name in names)]
     if not last:
         return {}
-    means = {name: fmean(row[name] for row in last) for name in ("largest_load", "router_entropy")}
+    means = {name: fmean(row[name] for row in last) for name in names}
     return {**means, "collapses": sum("idle_expert" in row for row in rows)}
 
 

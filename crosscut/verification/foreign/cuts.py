@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -97,6 +98,8 @@ def prove_module(
 
 def _is_importable(function: Callable[..., object]) -> bool:
     """Whether a rank finds a function, or the class of a callable object, by its name."""
+    while isinstance(function, partial):
+        function = function.func
     named = function if hasattr(function, "__qualname__") else type(function)
     found: object = sys.modules.get(named.__module__)
     for name in named.__qualname__.split("."):
@@ -126,9 +129,8 @@ def prove_on_mesh(foreign: ForeignCut, mesh: ParallelMesh) -> LayoutReport:
     built = Built.of(foreign)
     claim = Claim(
         make_step=lambda on: _cut_step(foreign, built, on),
-        make_uncut=lambda on: _step(
-            Built.of(foreign), on, lambda _, tensor: ParameterShard.of_any(tensor), is_cut=False
-        ),
+        make_uncut=lambda on: _uncut_step(foreign, built, on),
+        runs_uncut_first=True,
         extra_checks=tell_messages,
         layout=str(mesh.layout),
         model=f"{display_name(built.module)} ({built.num_parameters:,} parameters)",
@@ -163,6 +165,18 @@ class Built(NamedTuple):
         disturb_constants(module.double())
         number = sum(parameter.numel() for parameter in module.parameters())
         return cls(module, to_float64(inputs), loss, number, foreign.step)
+
+
+def _uncut_step(foreign: ForeignCut, built: Built, mesh: ParallelMesh) -> ModuleStep:
+    """Return the step of a second module, which nobody cuts. Raises `ConfigError` if `build` returns the same one."""
+    again = Built.of(foreign)
+    held = {id(parameter) for parameter in built.module.parameters()}
+    if any(id(parameter) in held for parameter in again.module.parameters()):
+        raise ConfigError(
+            "`build` must make a new module at each call, but returned parameters that it had returned before. Make "
+            "the module inside the function."
+        )
+    return _step(again, mesh, lambda _, tensor: ParameterShard.of_any(tensor), is_cut=False)
 
 
 def _cut_step(foreign: ForeignCut, built: Built, mesh: ParallelMesh) -> ModuleStep:

@@ -44,7 +44,9 @@ def usual_cause(difference: StepDifference) -> str:
 def is_arrangement(difference: StepDifference) -> bool:
     """Whether the ranks hold the right numbers in another order, or hold summands of the right numbers."""
     assembled = difference.assembled
-    return _sum_is_missing(difference) or (assembled is not None and _is_reordered(difference, assembled))
+    if assembled is None:
+        return False
+    return _sum_is_missing(difference) or (not assembled.copies_differ and _is_reordered(difference, assembled))
 
 
 def _close(a: Tensor, b: Tensor, difference: StepDifference) -> bool:

@@ -7,6 +7,9 @@ from crosscut.verification.recording import INSIDE, StepFailure, TensorKind, cal
 from crosscut.verification.report import FirstDifference
 from crosscut.verification.tolerance import MOST, Bounds
 
+_ARRANGED = (TensorKind.OUTPUT, TensorKind.RETURNED)
+"""Kinds of tensors that may be arranged in another way."""
+
 TensorKey = tuple[TensorKind, str]
 """Kind and name of a recorded tensor."""
 
@@ -58,14 +61,17 @@ class Differences:
         """Whether the difference of a number is within the tolerance. None means that there is nothing to compare."""
         return difference is None or difference <= self.bounds.tolerance
 
-    def excuse_arrangements(self) -> None:
+    def excuse_arrangements(self, root: str) -> None:
         """Ignore tensors whose numbers are right but arranged differently. Between the operators f and g of tensor
         parallelism, a rank may hold summands, or heads in another order, without a bug. There is no bug if the loss and
         every parameter's gradient agree. There is none inside a module that returns the right output or, for gradients,
-        the right gradient of its input.
+        the right gradient of its input. The output of the whole model, whose name is `root`, is never excused, and
+        neither are gradients and parameters.
         """
         is_right = self.is_same(self.loss) and all(kind is not TensorKind.GRADIENT for kind, _ in self.found)
         for key, difference in list(self.found.items()):
+            if key[0] not in _ARRANGED or (module_of(call_of(key[1])) == root and INSIDE not in key[1]):
+                continue
             if (is_right or self._is_inside_right(key)) and is_arrangement(difference):
                 del self.found[key]
                 self.largest[key] = 0.0

@@ -44,7 +44,7 @@ def test_uneven_loads_by_chance_are_no_collapse() -> None:
     drawn = torch.Generator().manual_seed(1)
     shares = torch.tensor([0.5, 0.3, 0.175, 0.025])
     for _ in range(5):
-        idle = IdleExperts(100)
+        idle = IdleExperts(5)
         counts = torch.multinomial(shares.expand(600, 4), 8, replacement=True, generator=drawn)
         steps = [torch.bincount(row, minlength=4).tolist() for row in counts]
         assert not any(named(idle, [loads(step) for step in steps]))

@@ -2,6 +2,7 @@
 parameters. Both take faults.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -318,6 +319,33 @@ def step_by_hand(module: nn.Module, *, fault: str = "") -> float:
     norm = float((own + summed).sqrt())
     for name, parameter in module.named_parameters():
         parameter.grad *= min(1.0, 0.1 / norm)
+        if fault == "replicas that step apart" and dist.get_rank() and not name.endswith((*COLUMNS, *ROWS)):
+            continue
         if fault != "step without biases" or not name.endswith("bias") or module.embed.weight.shape[0] == VOCAB:
             parameter.data -= parameter.grad
     return norm
+
+
+# --- cuts that reach beyond their module ------------------------------------------------------------------------------
+
+
+class Scaled(nn.Linear):
+    factor = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * super().forward(x)
+
+
+def build_scaled() -> tuple[nn.Module, dict[str, Tensor], Callable[[Tensor], Tensor]]:
+    return Scaled(4, 4), {"x": torch.randn(3, 4)}, torch.sum
+
+
+def patch_class(_module: nn.Module, _mesh: ParallelMesh) -> None:
+    Scaled.factor = 2.0
+
+
+ONE = Scaled(4, 4)
+
+
+def build_one() -> tuple[nn.Module, dict[str, Tensor], Callable[[Tensor], Tensor]]:
+    return ONE, {"x": torch.randn(3, 4)}, torch.sum

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from crosscut.config import Layout
+from crosscut.config import ConfigError, Layout
 from crosscut.parallel import make_mesh
 from crosscut.verification import LayoutReport
 from crosscut.verification.foreign.cuts import ForeignCut, prove_on_mesh
@@ -77,6 +77,7 @@ FAULTS = [
     by_hand("replicas that drop apart", "blocks.0.dropout", "draw different numbers"),
     step("norm of this rank's part", "gradient norm", "over which ranks squares are summed"),
     step("step without biases", "parameters after a step", "check the optimizer"),
+    step("replicas that step apart", "parameters after a step", ""),
 ]
 
 
@@ -117,8 +118,9 @@ QUICK = {
     "no sum of the output",
     "gradient of the shared key part not summed",
     "replicas that drop apart",
+    "replicas that step apart",
 }
-"""Faults of four kinds: an error, a forward pass, a backward pass, random draws."""
+"""Faults of five kinds: an error, a forward pass, a backward pass, random draws, the optimizer's step."""
 
 
 @pytest.mark.parametrize(
@@ -142,3 +144,20 @@ def test_the_page_lists_every_fault() -> None:
     assert f"The tests plant {len(FAULTS)} faults" in page
     for fault in FAULTS:
         assert f"| {fault.fault} | `{fault.module}` |" in page
+
+
+def prove_patched(cut: ForeignCut) -> LayoutReport:
+    """On a rank: prove a cut that patches a class, and undo the patch."""
+    try:
+        return prove_on_mesh(cut, make_mesh(Layout(tensor=2), CPU))
+    finally:
+        net.Scaled.factor = 1.0
+
+
+def test_the_uncut_module_runs_before_the_cut_patches_its_class(ranks: RankPool) -> None:
+    assert not ranks.run(2, prove_patched, ForeignCut(net.build_scaled, net.patch_class))[0].same
+
+
+def test_a_module_that_is_returned_twice_is_refused(ranks: RankPool) -> None:
+    with pytest.raises(ConfigError, match="`build` must make a new module at each call"):
+        ranks.run(2, prove_patched, ForeignCut(net.build_one, net.patch_class))
