@@ -34,7 +34,7 @@ from crosscut.model import GPT
 from crosscut.parallel import ParallelMesh, RandomStreams
 from crosscut.parallel.state.parameters import local_part
 from crosscut.pretrained import load_weights
-from crosscut.pretrained.families import published_shapes
+from crosscut.pretrained.families import published_forms
 from crosscut.pretrained.writing import plan_files, write_tensors
 
 LLAMA = {
@@ -59,15 +59,15 @@ MAX_FILE_BYTES = 100_000_000
 def write_folder(config: ModelConfig, folder: Path) -> None:
     """Write a published model with random weights."""
     folder.mkdir()
-    shapes = published_shapes(config)
+    forms = published_forms(config, torch.bfloat16)
     generator = torch.Generator().manual_seed(0)
 
     def tensors() -> Iterator[Tensor]:
-        for shape in shapes.values():
-            yield torch.empty(shape, dtype=torch.bfloat16).normal_(std=0.02, generator=generator)
+        for form in forms.values():
+            yield torch.empty(form.shape, dtype=form.dtype).normal_(std=0.02, generator=generator)
 
-    files = plan_files(shapes, torch.bfloat16, max_bytes=MAX_FILE_BYTES)
-    write_tensors(LocalFolder(folder), files, torch.bfloat16, tensors())
+    files = plan_files(forms, max_bytes=MAX_FILE_BYTES)
+    write_tensors(LocalFolder(folder), files, tensors())
     table = published_table(config, dtype="bfloat16", begin=0, stops=(0,))
     (folder / "config.json").write_text(json.dumps(table), encoding="utf-8")
 
