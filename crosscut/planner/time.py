@@ -47,6 +47,8 @@ from crosscut.planner.program import Program, crosscut_program
 from crosscut.planner.stages import alike_ranks, part_of, schedule_of_run, separates_weights, stages_of
 
 _OPTIMIZER_KERNELS = 50
+_INSIDE = frozenset(get_args(MessageAxis))
+"""Axes of the messages inside the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,7 +314,7 @@ def _durations(
 
 def _waits(exchanges: Iterable[Exchange], phase: Phase) -> float:
     """Seconds per step in which the passes of this phase wait for messages inside the model."""
-    inside = [entry for entry in exchanges if entry.collective.axis in get_args(MessageAxis)]
+    inside = [entry for entry in exchanges if entry.collective.axis in _INSIDE]
     return sum((entry.exposed for entry in inside if entry.collective.phase == phase), 0.0)
 
 

@@ -35,7 +35,7 @@ class Line:
     """Number of ranks along each axis, and the difference between the numbers of two neighbouring ranks. Adjacent axes
     count as one."""
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of ranks."""
         return prod(size for size, _ in self.steps)
