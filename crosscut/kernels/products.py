@@ -219,8 +219,10 @@ def _in_blocks(x: Tensor, weight: Tensor, num_blocks: int) -> Tensor:
     num_outputs, num_inputs = weight.shape
     blocks = weight.view(num_blocks, num_outputs // num_blocks, num_inputs)
     columns = x.reshape(-1, num_inputs).t()
-    y = torch.bmm(blocks, columns.expand(num_blocks, -1, -1)).view(num_outputs, columns.shape[1])
-    return y.t().contiguous().view(*x.shape[:-1], num_outputs)
+    y = torch.bmm(blocks, columns.expand(num_blocks, -1, -1))
+    if columns.shape[1] > 1:
+        y = y.view(num_outputs, -1).t().contiguous()
+    return y.view(*x.shape[:-1], num_outputs)
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -267,7 +267,7 @@ class GPT(nn.Module):
         num_filled = self.sharing.num_filled(tokens.shape[1])
         reading = cache.begin(counts, length=tokens.shape[1] + num_filled, first_row=first_row)
         with reading_kernels(tokens.device):
-            batch = Batch(tokens=F.pad(tokens, (0, num_filled)))
+            batch = Batch(tokens=F.pad(tokens, (0, num_filled)) if num_filled else tokens)
             hidden = enter_tensor_parallel(self(batch, reading=reading), self.mesh)
         cache.advance(counts, first_row=first_row)
         return hidden

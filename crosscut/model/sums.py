@@ -23,6 +23,8 @@ NO_SUMS = Sums({}, {})
 
 def joined(parts: Mapping[str, Sums]) -> Sums:
     """Return the sums of a layer, given those of its parts by the parts' names."""
+    if not parts:
+        return NO_SUMS
     terms: dict[str, Tensor] = {}
     for sums in parts.values():
         terms = _added(terms, sums.terms)
@@ -61,4 +63,6 @@ class LayerSums:
 
 
 def _added(totals: dict[str, Tensor], more: dict[str, Tensor]) -> dict[str, Tensor]:
+    if not more:
+        return totals
     return totals | {name: totals[name] + each if name in totals else each for name, each in more.items()}

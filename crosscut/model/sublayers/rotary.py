@@ -59,7 +59,8 @@ def frequencies(config: ModelConfig, device: torch.device, *, length: int = 0) -
     """Return the frequencies in radians per position [R/2] for sequences of `length` tokens. Operations run in the same
     order as in the published code, so that the results agree bit for bit.
     """
-    exponents = torch.arange(0, config.rotary_size, 2, device=device).float() / config.rotary_size
+    size = config.rotary_size
+    exponents = torch.arange(0, size, 2, device=device).float() / size
     if config.rotary_factor == 1.0:
         return _unscaled(config.rotary_base, exponents)
     return _SCALINGS[config.rotary_scaling](config, exponents, length)
