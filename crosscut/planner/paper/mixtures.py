@@ -9,6 +9,7 @@ one or two ranks. Megatron-Bridge's gate draws the experts of a token at random.
 each node or rank that has some of its experts (DeepEP, HybridEP).
 """
 
+from collections.abc import Sequence
 from statistics import mean, median
 from typing import NamedTuple
 
@@ -134,16 +135,21 @@ def mixture_tokens_per_second(row: MixtureRow, hardware: Hardware) -> float:
     return row.batch_size * _LENGTH / seconds / row.layout.world_size
 
 
-def mixture_attained() -> float:
+def with_a_row_to_each_expert() -> tuple[MixtureRow, ...]:
+    """The rows, if their programs sent a token once to each of its experts, as Crosscut does."""
+    return tuple(row._replace(program=row.program._replace(sent_rows=(1.0, 1.0))) for row in MIXTURE_ROWS)
+
+
+def mixture_attained(rows: Sequence[MixtureRow] = MIXTURE_ROWS) -> float:
     """Share of the peak that products attain, solved from the first row."""
-    first = MIXTURE_ROWS[0]
+    first = rows[0]
     return solve_attained(_H100, lambda hardware: mixture_tokens_per_second(first, hardware), first.tokens_per_second)
 
 
-def mixture_errors() -> list[float]:
+def mixture_errors(rows: Sequence[MixtureRow] = MIXTURE_ROWS) -> list[float]:
     """Relative error of the forecast of each row. The first row calibrates the forecasts, so its error is 0."""
-    hardware = attaining(_H100, mixture_attained())
-    return [mixture_tokens_per_second(row, hardware) / row.tokens_per_second - 1 for row in MIXTURE_ROWS]
+    hardware = attaining(_H100, mixture_attained(rows))
+    return [mixture_tokens_per_second(row, hardware) / row.tokens_per_second - 1 for row in rows]
 
 
 def median_error(errors: list[float]) -> float:

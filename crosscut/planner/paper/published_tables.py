@@ -8,6 +8,7 @@ from crosscut.planner.paper.mixtures import (
     median_error,
     mixture_attained,
     mixture_errors,
+    with_a_row_to_each_expert,
 )
 from crosscut.planner.paper.narayanan import (
     NARAYANAN_CALIBRATION,
@@ -167,6 +168,7 @@ def mixtures() -> Section:
         rows.append((f"{name}{note}", sizes, f"{layout.stages_per_rank}", *rates, f"{100 * error:+.1f}%"))
         bars.append((name, (row.tokens_per_second, ours)))
     without = "; ".join(f"{name} ({reason})" for name, reason in NOT_DESCRIBED.items())
+    too_low = mixture_errors(plain := with_a_row_to_each_expert())[1:]
     words = (
         "Tokens per second of one H100, in bfloat16, with sequences of 4,096 tokens and forced even loads. The first "
         "four rows are from NeMo Automodel (`docs/performance-summary.md`), and the last one from Megatron-Bridge "
@@ -176,7 +178,8 @@ def mixtures() -> Section:
         f"{percent(max(map(abs, errors)))}. Programs and routing are those of the sources: Automodel recomputes whole "
         "layers, runs a batch in parts, and gives a token experts with adjacent numbers; Megatron-Bridge draws them at "
         "random. Both send a token only once to each rank and node. With a row to each expert, as in Crosscut, "
-        "products would have to attain 93% of the peak, and the other rows would be 29 to 41% too low. The row of "
+        f"products would have to attain {percent(mixture_attained(plain))} of the peak, and the other rows would be "
+        f"{percent(-max(too_low))} to {percent(-min(too_low))} too low. The row of "
         "1,024 GPUs does more work at once than the row of 256, and has a lower published rate; the forecast does not "
         "know why. Rows that the planner cannot "
         f"describe: {without}."
