@@ -352,7 +352,7 @@ class FirstRankLine(Generic[_T]):
             dist.destroy_process_group(self._group)
 
 
-def meet(seconds: float = 30.0) -> None:
+def meet(seconds: float) -> None:
     """Wait until every rank calls this function. Raises `RuntimeError` after `seconds`, or if a rank has ended. The
     ranks must be on the CPU.
     """

@@ -53,6 +53,10 @@ input.
 _LONGEST_ERROR = 300
 """Largest number of characters of an error's message in a report."""
 
+_PATIENCE, _PATIENCE_AFTER_ERROR = 3600.0, 30.0
+"""Seconds that a rank waits for the others at the end of a step. A rank whose step failed waits for less time: the
+others may wait for a message of this rank, and then its error says why."""
+
 IN_MICRO_BATCH = " in micro-batch "
 """Start of the last part of the names of tensors of all micro-batches except the first. The micro-batches are counted
 from 1.
@@ -307,7 +311,7 @@ def _failure_of_any(error: Exception | None, watch: "_StepWatcher") -> "StepFail
     text = "" if error is None else next(iter(str(error).splitlines()), "").rstrip(".")[:_LONGEST_ERROR]
     own = None if error is None else StepFailure(watch.innermost, f"{type(error).__name__}: {text}")
     try:
-        meet()
+        meet(_PATIENCE if error is None else _PATIENCE_AFTER_ERROR)
     except RuntimeError:
         raise error or RuntimeError("another rank does not reach the end of the step") from None
     return next(filter(None, gather_from_all(own)), None)
