@@ -30,7 +30,7 @@ from crosscut.config.system.machine import available_cores, leave_with_parent
 from crosscut.config.system.terminal import echo
 from crosscut.launch.causes import told_by_cause
 from crosscut.launch.hangs import EXIT_HUNG, EXIT_RESTART
-from crosscut.launch.heap import give_freed_tensors_back
+from crosscut.launch.heap import give_freed_tensors_back, use_huge_pages
 from crosscut.launch.restarts import store_of_restart
 from crosscut.launch.room import require_files, require_ports, shared_memory_told
 from crosscut.launch.server import start_ranks
@@ -120,6 +120,8 @@ def process_group(device: torch.device, num_ranks: int | None = None) -> Iterato
     group could wait for a failed rank. The process must end after such an error.
     """
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if device.type == "cpu":
+        use_huge_pages()
     if device.type == "cuda":
         torch.cuda.set_device(device)
         # A message should start before the product with which it overlaps.
