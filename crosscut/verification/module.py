@@ -20,8 +20,9 @@ from crosscut.parallel import (
 )
 from crosscut.parallel.collectives import all_reduce, gather_to_first
 from crosscut.verification.proof import Claim, prove
-from crosscut.verification.recording import ParameterShard, RecordedStep, ShardOf
+from crosscut.verification.recording import ParameterShard, ShardOf
 from crosscut.verification.report import MESSAGES, LayoutReport, ReportCheck
+from crosscut.verification.watching import RecordedStep
 
 
 def verify_module(

@@ -22,7 +22,7 @@ from crosscut.verification.dropout.draws import Drawn, DropoutDraw, draws_of
 from crosscut.verification.dropout.dropping import drop_by_value
 from crosscut.verification.judging.differences import Differences
 from crosscut.verification.judging.judgement import StepJudgement
-from crosscut.verification.recording import RecordedStep, Recording, record
+from crosscut.verification.recording import Recording
 from crosscut.verification.report import (
     AVERAGE,
     AVERAGES,
@@ -37,6 +37,7 @@ from crosscut.verification.report import (
     StepPhase,
 )
 from crosscut.verification.tolerance import Bounds, num_layers_of, num_summands_of, rounding_of, tolerance_of
+from crosscut.verification.watching import RecordedStep, record
 
 _T = TypeVar("_T")
 

@@ -41,10 +41,11 @@ from crosscut.verification.batches.packing import compare_documents
 from crosscut.verification.mixing import compare_mixture
 from crosscut.verification.module import CLIP_NORM, LEARNING_RATE
 from crosscut.verification.proof import Claim, prove
-from crosscut.verification.recording import ParameterShard, RecordedStep
+from crosscut.verification.recording import ParameterShard
 from crosscut.verification.report import AVERAGE, AVERAGES, DRAWS, ROUNDING, LayoutReport, ReportCheck
 from crosscut.verification.routing import ROUTINGS, Forced, compare_loads, force, has_experts
 from crosscut.verification.scope import COMPILED
+from crosscut.verification.watching import RecordedStep
 
 SEQUENCES_PER_DATA_RANK = 2
 """Number of sequences in a micro-batch of one data rank."""

@@ -19,8 +19,8 @@ from crosscut.model import Batch
 from crosscut.training.speed.compilation import uncompiled
 from crosscut.training.step import Trainer
 from crosscut.verification.comparison import FLOOR, check_of_largest, relative_difference
-from crosscut.verification.recording import gradients_of
 from crosscut.verification.report import DOCUMENTS, ReportCheck
+from crosscut.verification.watching import gradients_of
 
 MOST_DOCUMENTS = 4
 """Maximum number of documents in a verified sequence."""

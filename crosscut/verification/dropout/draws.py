@@ -20,7 +20,7 @@ from crosscut.model import GPT
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.linear import is_recomputing
 from crosscut.parallel.recorder import comes_again
-from crosscut.verification.recording import MicroBatches, display_name
+from crosscut.verification.watching import MicroBatches, display_name
 
 
 class DropoutDraw(NamedTuple):

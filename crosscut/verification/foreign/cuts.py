@@ -19,8 +19,9 @@ from crosscut.verification.foreign.limits import SECONDS, Limits
 from crosscut.verification.foreign.wide import disturb_constants, in_float64, to_float64
 from crosscut.verification.module import CLIP_NORM, ModuleStep, adamw_step, require_parameters, tell_messages
 from crosscut.verification.proof import Claim, prove
-from crosscut.verification.recording import ParameterShard, ShardOf, display_name
+from crosscut.verification.recording import ParameterShard, ShardOf
 from crosscut.verification.report import LayoutReport
+from crosscut.verification.watching import display_name
 
 Build = Callable[[], tuple[nn.Module, Mapping[str, Any], Callable[[Any], Tensor]]]
 """Function that returns the uncut module, its keyword inputs, and a function that makes a scalar loss of its output."""
