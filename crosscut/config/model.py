@@ -308,8 +308,8 @@ class ModelConfig(HashedOnce):
     """Number by which the logits are divided, as in Granite."""
 
     lora_rank: int = 0
-    """Rank of the low-rank adapters (LoRA) of every matrix in the layers. With adapters, only the adapters train, and
-    all other weights stay as they are. 0 means no adapters (docs/lora.md)."""
+    """Rank of the low-rank adapters (LoRA) of every matrix in the layers, except experts and routers. With adapters,
+    only the adapters train, and all other weights stay as they are. 0 means no adapters (docs/lora.md)."""
 
     lora_alpha: float = 0.0
     """Scale of the adapters: the product of an adapter is multiplied by `lora_alpha` / `lora_rank`. 0 means twice
