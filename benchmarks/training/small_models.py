@@ -271,8 +271,8 @@ def table_of(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 
 def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
-    """Draw the bits per byte of the contenders over the FLOPs, a line for each seed, and below the largest loads of
-    mixtures.
+    """Draw the bits per byte of the contenders over the FLOPs, from the first validation of a trained model on, with a
+    line for each seed, and below the largest loads of mixtures.
     """
     has_loads = any(one["largest_loads"] for group in runs.values() for one in group)
     figure, panels = subplots(1 + has_loads, 1, figsize=(8, 7.0 if has_loads else 4.5), sharex=True, squeeze=False)
@@ -281,7 +281,7 @@ def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
         label = f"{name}: {statistics.mean(one['bits_per_byte'] for one in group):.3f} at the end"
         for i, one in enumerate(group):
             tflop = one["flops_per_step"] / 1e12
-            points = [(step * tflop, bits) for step, bits, _ in one["validations"]]
+            points = [(step * tflop, bits) for step, bits, _ in one["validations"] if step]
             told = label if i == 0 else None
             curves.plot(*zip(*points, strict=True), color=color, marker="o", markersize=3, linewidth=1.2, label=told)
             for (loads,) in below if one["largest_loads"] else ():
