@@ -256,8 +256,8 @@ FAMILIES = {
 
 
 def build(name: str, **changes: Any) -> tuple[nn.Module, dict[str, Any], Callable[[Any], Tensor]]:
-    """Tiny model of a family, its keyword inputs, and its loss, as `prove_module` takes them. `changes` are other values
-    of its config.
+    """Tiny model of a family, its keyword inputs, and its loss, in the form that `prove_module` takes. `changes` are
+    other values of its config.
     """
     model, inputs = _model(name, {**FAMILIES[name].tiny, **changes}), FAMILIES[name].inputs()
     return model.train(), inputs, loss_of

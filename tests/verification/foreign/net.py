@@ -125,7 +125,7 @@ def by_torch(module: nn.Module, mesh: ParallelMesh, **changes: Any) -> None:
 # --- by hand ---------------------------------------------------------------------------------------------------------
 
 
-class _Enter(Function):
+class Enter(Function):
     """The paper's f: the backward pass sums over the ranks."""
 
     @staticmethod
@@ -137,7 +137,7 @@ class _Enter(Function):
         return _sum(gradient)
 
 
-class _Leave(Function):
+class Leave(Function):
     """The paper's g: the forward pass sums over the ranks."""
 
     @staticmethod
@@ -149,7 +149,7 @@ class _Leave(Function):
         return gradient
 
 
-class _LeaveTwice(_Leave):
+class LeaveTwice(Leave):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return _sum(gradient)
@@ -196,13 +196,13 @@ class Entered(nn.Module):
     """A module whose input's gradient is summed."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(_Enter.apply(x))
+        return super().forward(Enter.apply(x))
 
 
 class Left(nn.Module):
     """A row layer: the sum over the ranks, and the bias once."""
 
-    leave: Any = _Leave
+    leave: Any = Leave
     bias_first = False
 
     def forward(self, x: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ class Gathered(nn.Module):
     order = 1
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _Gather.apply(F.linear(_Enter.apply(x), self.weight, self.bias), self.order)
+        y: Tensor = _Gather.apply(F.linear(Enter.apply(x), self.weight, self.bias), self.order)
         return y
 
 
@@ -228,7 +228,7 @@ class Looked(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         mine = tokens - self.first
         inside = (mine >= 0) & (mine < self.weight.shape[0])
-        y: Tensor = _Leave.apply(F.embedding(mine * inside, self.weight) * inside.unsqueeze(-1))
+        y: Tensor = Leave.apply(F.embedding(mine * inside, self.weight) * inside.unsqueeze(-1))
         return y
 
 
@@ -238,7 +238,7 @@ class SharedNorm(nn.Module):
     size = 0
 
     def mean(self, squares: Tensor) -> Tensor:
-        return _Enter.apply(_Leave.apply(squares.sum(-1, keepdim=True))) / self.size
+        return Enter.apply(Leave.apply(squares.sum(-1, keepdim=True))) / self.size
 
 
 class Inside(nn.Module):
@@ -247,14 +247,14 @@ class Inside(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         wide = x.to(torch.float32)
         scale = torch.rsqrt(self.mean(wide.square()) + 1e-6)
-        return _Enter.apply(self.weight) * (wide * scale).to(x.dtype)
+        return Enter.apply(self.weight) * (wide * scale).to(x.dtype)
 
 
 class SharedOut(nn.Module):
     """A whole linear layer whose output every rank's heads use."""
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _Enter.apply(F.linear(x, self.weight, self.bias))
+        y: Tensor = Enter.apply(F.linear(x, self.weight, self.bias))
         return y
 
 
@@ -291,7 +291,7 @@ def _cut_block(block: Any, fault: str) -> None:
         _become(part, Entered)
     if fault != "no sum of the input's gradient":
         _become(block.mlp.up, Entered)
-    leave = {"no sum of the output": None, "the output's gradient summed again": _LeaveTwice}.get(fault, _Leave)
+    leave = {"no sum of the output": None, "the output's gradient summed again": LeaveTwice}.get(fault, Leave)
     _become(block.attention.o, Left, bias_first=fault == "bias added by every rank")
     _become(block.mlp.down, Left, leave=leave)
     if fault != "norm over this rank's part":
