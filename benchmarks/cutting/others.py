@@ -1,7 +1,7 @@
 """Tiny models of the other language models of transformers that have a `tp_plan`.
 
-Their configs take the sizes of one table, under the names that they know. A model that needs other sizes raises an error
-when it is built.
+Their configs take the sizes of one table, under the names that they know. A model that needs other sizes raises an
+error when it is built.
 """
 
 from collections.abc import Callable
@@ -64,8 +64,8 @@ def _config_class(kind: str) -> Any:
 
 
 def build_other(kind: str, **changes: Any) -> tuple[nn.Module, dict[str, Any], Callable[[Any], Tensor]]:
-    """Tiny model of a kind, its keyword inputs, and its loss, in the form that `prove_module` takes. `changes` are other
-    values of its config. Raises `ValueError` if the model is not tiny, and any error if the sizes do not fit.
+    """Tiny model of a kind, its keyword inputs, and its loss, in the form that `prove_module` takes. `changes` are
+    other values of its config. Raises `ValueError` if the model is not tiny, and any error if the sizes do not fit.
     """
     from transformers import AutoModelForCausalLM
 

@@ -133,10 +133,20 @@ def prove_on_mesh(foreign: ForeignCut, mesh: ParallelMesh) -> LayoutReport:
         make_uncut=lambda on: _uncut_step(foreign, built, on),
         runs_uncut_first=True,
         extra_checks=tell_messages,
+        amplification=_amplification(foreign, built),
         layout=str(mesh.layout),
         model=f"{display_name(built.module)} ({built.num_parameters:,} parameters)",
     )
     return prove(claim, mesh)
+
+
+def _amplification(foreign: ForeignCut, built: "Built") -> dict[str, float]:
+    """Return the factor by which `adamw_step` may enlarge the difference of a gradient, for each parameter. A gradient
+    of at most `CLIP_NORM` is divided by at least `CLIP_NORM / num_parameters**0.5`.
+    """
+    if foreign.step is not None:
+        return {}
+    return dict.fromkeys((name for name, _ in built.module.named_parameters()), built.num_parameters**0.5)
 
 
 class Built(NamedTuple):

@@ -68,6 +68,21 @@ def cut_latent_attention(module: nn.Module, mesh: ParallelMesh, *, is_right: boo
         module.layer.k_pe.register_forward_hook(partial(sum_gradient, mesh))
 
 
+def cut_latent_attention_inside(module: nn.Module, mesh: ParallelMesh) -> None:
+    """Cut the heads, and sum the gradient of the shared keys inside the module `wkv_a`, as transformers does. Of the
+    gradient of the module's output, one part is then whole on every rank, and the other is a summand.
+    """
+    cut_latent_attention(module, mesh)
+    wkv_a = module.layer.wkv_a
+    whole = wkv_a.forward
+
+    def forward(x: Tensor) -> Tensor:
+        latent, shared = whole(x).split([LATENT, HEAD], -1)
+        return torch.cat([latent, sum_gradient(mesh, wkv_a, x, shared)], -1)
+
+    wkv_a.forward = forward
+
+
 def sum_gradient(mesh: ParallelMesh, _module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
     whole = DTensor.from_local(output, mesh.tensor.device_mesh, [Replicate()], run_check=False)
     return whole.to_local(grad_placements=[Partial()])
@@ -174,6 +189,22 @@ def step(module: nn.Module) -> float:
     if any(hasattr(each, "is_cut") for each in module.parameters()):
         dist.all_reduce(squares[True])
     return float((squares[False] + squares[True]).sqrt())
+
+
+def cut_into_summands(module: nn.Module, mesh: ParallelMesh) -> None:
+    """Divide the router's weights by the number of ranks, and sum the outputs of whole experts."""
+    router, experts = module.layer.router, module.layer.experts
+    whole = router.forward
+
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        weights, chosen = whole(x)
+        return Enter.apply(weights) / mesh.tensor.size, chosen
+
+    router.forward = forward
+    experts.register_forward_pre_hook(lambda _module, inputs: (Enter.apply(inputs[0]), *inputs[1:]))
+    experts.register_forward_hook(lambda _module, _inputs, output: Leave.apply(output))
+    for each in experts.parameters():
+        each.register_post_accumulate_grad_hook(lambda each: dist.all_reduce(each.grad))
 
 
 def sum_over_ranks(experts: nn.Module) -> None:

@@ -83,6 +83,13 @@ def test_real_faults_are_found_and_the_right_cuts_pass(ranks: RankPool) -> None:
         assert_same(right)
 
 
+@pytest.mark.slow  # one fault of the proof's own; the quick tests pass other right cuts
+def test_values_that_are_summed_later_are_no_difference(ranks: RankPool) -> None:
+    cuts = [ForeignCut(LATENT, real.cut_latent_attention_inside), ForeignCut(MIXTURE, real.cut_into_summands)]
+    for report in prove(ranks, cuts):
+        assert_same(report)
+
+
 def test_the_page_lists_every_issue() -> None:
     page = (Path(__file__).parents[3] / "docs" / "verification.md").read_text(encoding="utf-8")
     for issue in ISSUES:
