@@ -3,7 +3,7 @@
     python benchmarks/cutting/own_plans.py                             # 25 families at tensor 2 and 4: three minutes
     python benchmarks/cutting/own_plans.py llama apertus --tensor 2
     python benchmarks/cutting/own_plans.py --others --tensor 2         # a hundred other language models: ten minutes
-    python benchmarks/cutting/own_plans.py --page docs/own-plans.md    # also write the table into the page
+    python benchmarks/cutting/own_plans.py --page docs/tables/own-plans.md    # also write the table into the page
 
 A tiny model is saved, and every rank loads it by `from_pretrained` with a `DistributedConfig`, as users of the library
 do. The library so cuts the model by its own plan. The proof compares its training step with that of the uncut model, in
