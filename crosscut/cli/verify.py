@@ -2,8 +2,10 @@
 
 import dataclasses
 import sys
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -14,8 +16,18 @@ from crosscut.config.system.terminal import echo
 
 if TYPE_CHECKING:
     from crosscut.verification import LayoutReport
+    from crosscut.verification.foreign.cuts import Cut
 
 _WIDEST = "float64"
+
+
+class _OfModule(NamedTuple):
+    """Options for a module of one's own."""
+
+    module: str | None
+    cut: str | None
+    plan: Path | None
+    seconds: float | None
 
 
 @click.command(cls=RunCommand)
@@ -50,6 +62,12 @@ _WIDEST = "float64"
     help="Function that cuts the module of `--module`, given the module and the mesh of the ranks.",
 )
 @click.option(
+    "--plan",
+    type=click.Path(path_type=Path),
+    metavar="plan.toml",
+    help="Plan by which Crosscut cuts the module of `--module`, instead of `--cut`.",
+)
+@click.option(
     "--seconds",
     type=click.FloatRange(min=1),
     help="Time that the proof of a module on a layout may take.  [default: 600]",
@@ -67,12 +85,12 @@ def verify(arguments: tuple[str, ...], layouts: tuple[str, ...], as_json: bool, 
 
     With --module and --cut, the command proves a module that other code cuts, for example PyTorch's parallelize_module.
     The command imports this code and runs it with your rights, in processes with a limit on time and memory. Verify
-    only code that you trust.
+    only code that you trust. With --module and --plan, Crosscut itself cuts the module, as the plan says.
     """
-    of_module = {name: options.pop(name) for name in ("module", "cut", "seconds")}
-    if of_module["module"]:
-        reports = _prove_module(arguments, layouts, **of_module, **options)
-    elif unused := [f"`--{name}`" for name, value in of_module.items() if value is not None]:
+    of_module = _OfModule(**{name: options.pop(name) for name in _OfModule._fields})
+    if of_module.module:
+        reports = _prove_module(arguments, layouts, of_module, is_quiet=as_json, of_runs=options)
+    elif unused := [f"`--{name}`" for name, value in of_module._asdict().items() if value is not None]:
         raise ConfigError(f"{unused[0]} must be given together with `--module`, which is missing. Add `--module`.")
     else:
         reports = _verify_runs(arguments, layouts, **options)
@@ -109,18 +127,22 @@ def _verify_runs(
 def _prove_module(
     arguments: tuple[str, ...],
     layouts: tuple[str, ...],
+    asked: _OfModule,
     *,
-    module: str,
-    cut: str | None,
-    seconds: float | None,
-    **of_runs: OptionValue,
+    is_quiet: bool,
+    of_runs: Mapping[str, OptionValue],
 ) -> "list[LayoutReport]":
     """Prove the cut of a module on each layout. Raises `ConfigError` or `LayoutError` before a rank starts."""
     given = [*arguments, *(f"--{name}" for name, value in of_runs.items() if value not in (None, _WIDEST))]
     if given:
         raise ConfigError(f"`--module` must be given without a run's arguments, but `{given[0]}` is one. Remove it.")
-    if cut is None:
-        raise ConfigError("`--cut` must name the function that cuts the module, but is missing. Add `--cut`.")
+    if asked.cut is None and asked.plan is None:
+        raise ConfigError(
+            "`--cut` must name the function that cuts the module, but is missing. Add `--cut`, or `--plan` with the "
+            "file of a plan."
+        )
+    if asked.cut is not None and asked.plan is not None:
+        raise ConfigError("`--cut` must be given without `--plan`, but both are given. Remove one of the two.")
     if not layouts:
         raise ConfigError("`--layout` must say how many ranks share the module, but is missing. Add --layout tensor=2.")
     from crosscut.verification import prove_module
@@ -128,16 +150,35 @@ def _prove_module(
     from crosscut.verification.foreign.limits import SECONDS
     from crosscut.verification.foreign.naming import NamedFunction
 
-    asked = [load_layout(text) for text in layouts]
-    for layout in asked:
+    on = [load_layout(text) for text in layouts]
+    for layout in on:
         require_tensor_ranks(layout)
-    here = str(Path.cwd())
-    build, cutting = NamedFunction("--module", module, here), NamedFunction("--cut", cut, here)
-    limit = seconds or SECONDS
-    echo(f"Running `{module}` and `{cut}` with your rights, for at most {limit:g} s on each layout.", err=True)
-    for function in (build, cutting):
+    build = NamedFunction("--module", str(asked.module), str(Path.cwd()))
+    cut = _cutting(asked, [layout.tensor for layout in on], is_quiet=is_quiet)
+    limit = asked.seconds or SECONDS
+    code = " and ".join(f"`{name}`" for name in (asked.module, asked.cut) if name)
+    echo(f"Running {code} with your rights, for at most {limit:g} s on each layout.", err=True)
+    build.load()
+    return [prove_module(build, cut, layout, seconds=limit) for layout in on]
+
+
+def _cutting(asked: _OfModule, sizes: list[int], *, is_quiet: bool) -> "Cut":
+    """Return the function that cuts the module: the named one, or Crosscut's own with a plan, which is printed."""
+    from crosscut.launch.processes import is_first_started
+    from crosscut.verification.foreign.naming import NamedFunction
+
+    if asked.plan is None:
+        function = NamedFunction("--cut", str(asked.cut), str(Path.cwd()))
         function.load()
-    return [prove_module(build, cutting, layout, seconds=limit) for layout in asked]
+        return function
+    from crosscut import cutting
+
+    plan = cutting.read_plan(asked.plan)
+    for size in sizes:
+        plan.values(size)
+    if not is_quiet and is_first_started():
+        cutting.print_plan(plan)
+    return partial(cutting.cut, plan=plan)
 
 
 def _load(arguments: tuple[str, ...], texts: tuple[str, ...]) -> tuple[RunConfig, list[Layout]]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from types import EllipsisType
 from typing import NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor
 from crosscut.config.axes import AxisRole, role_of
 from crosscut.parallel.context import join_zigzag
 
-Place = tuple[slice | Sequence[int], ...]
+Place = tuple[slice | EllipsisType | Sequence[int], ...]
 """Place of a part in a whole tensor, as an index: `whole[place]` is the part. The place `()` is the whole tensor."""
 
 
@@ -109,6 +110,23 @@ def assemble_places(parts: Sequence[Tensor], places: Sequence[Place], like: Tens
     return Assembled(whole, different, spread) if bool((holder >= 0).all()) else None
 
 
+def assemble_columns(
+    parts: Sequence[Tensor], columns: Sequence[Sequence[int]], like: Tensor, *, is_gradient: bool
+) -> Assembled | None:
+    """Assemble an activation or its gradient from the columns of all ranks, which are indices of the last dimension of
+    `like`. Ranks with the same columns hold copies of an activation, but summands of its gradient. Returns None if the
+    shapes do not fit, or if no rank holds some of the columns.
+    """
+    if not is_gradient:
+        return assemble_places(parts, [(..., list(held)) for held in columns], like)
+    whole, lacks = like.new_zeros(like.shape), {*range(like.shape[-1])}.difference(*columns)
+    if lacks or any(part.shape != (*like.shape[:-1], len(held)) for part, held in zip(parts, columns, strict=True)):
+        return None
+    for part, held in zip(parts, columns, strict=True):
+        whole.index_add_(-1, torch.tensor(held), part)
+    return Assembled(whole, [])
+
+
 def assemble_parameter(grid: Grid, cuts: Mapping[str, int], like: Tensor) -> Assembled | None:
     """Assemble a parameter, or its gradient, in the shape of `like`, without the padding rows of a vocabulary.
     `cuts` maps the names of the axes that shard the parameter to the dimensions that they shard.
@@ -185,12 +203,23 @@ def _summed_or_not(
     for name, share in how.items():
         if role_of(name) is AxisRole.CUTS and is_gradient and share.group > 1 and (is_inside or share.dim is not None):
             yield _summed(grid, name, how, len_of_group=share.group)
+            if is_inside:
+                yield _summed(grid, name, how, len_of_group=share.group, only_different=True)
 
 
-def _summed(grid: Grid, axis: str, how: _Arrangement, *, len_of_group: int) -> tuple[Grid, _Arrangement]:
-    """Sum the parts of adjacent ranks along an axis."""
+def _summed(
+    grid: Grid, axis: str, how: _Arrangement, *, len_of_group: int, only_different: bool = False
+) -> tuple[Grid, _Arrangement]:
+    """Sum the parts of adjacent ranks along an axis. With `only_different`, elements that are equal on the ranks are
+    copies: a part of the columns of a tensor, such as the shared part of latent attention's keys, may enter a region
+    that the others do not enter.
+    """
     groups = (ranks[i : i + len_of_group] for ranks in grid.groups(axis) for i in range(0, len(ranks), len_of_group))
-    sums = [torch.stack([grid.parts[rank] for rank in group]).sum(0) for group in sorted(groups)]
+    stacks = [torch.stack([grid.parts[rank] for rank in group]) for group in sorted(groups)]
+    sums = [
+        torch.where((each == each[0]).all(0), each[0], each.sum(0)) if only_different else each.sum(0)
+        for each in stacks
+    ]
     return grid.reduced(axis, sums, grid.axes[axis] // len_of_group), {**how, axis: _AxisShare(how[axis].dim, 1)}
 
 

@@ -17,6 +17,7 @@ from crosscut.verification.assembly import (
     Assembled,
     Grid,
     assemble_activation,
+    assemble_columns,
     assemble_parameter,
     assemble_places,
     distance,
@@ -172,8 +173,11 @@ class StepComparison:
             if places:
                 return grid, assemble_places(grid.parts, places, uncut.tensor)
             return grid, assemble_parameter(grid, first.cuts, uncut.tensor)
+        is_gradient = kind is TensorKind.RETURNED
+        if (columns := self._cut.columns.get((kind, name))) is not None and len(columns) == len(held):
+            return grid, assemble_columns(grid.parts, columns, uncut, is_gradient=is_gradient)
         is_inside = _is_inside(name, self._uncut)
-        return grid, assemble_activation(grid, uncut, is_gradient=kind is TensorKind.RETURNED, is_inside=is_inside)
+        return grid, assemble_activation(grid, uncut, is_gradient=is_gradient, is_inside=is_inside)
 
 
 def _is_inside(name: str, uncut: Recording) -> bool:

@@ -100,6 +100,9 @@ call the function.
 """
 
 
+Columns = Sequence[Sequence[int]]
+"""Indices of columns, by tensor rank."""
+
 Recorded = Tensor | ParameterShard
 """Tensor of a recording: an activation, a gradient of one, or this rank's shard of a parameter."""
 
@@ -169,6 +172,10 @@ class Recording:
     averages: dict[str, ParameterShard] = field(default_factory=dict)
     """Moving averages of the parameters after the step, keyed by the parameter's name; empty if the step keeps no
     averages.
+    """
+    columns: dict[tuple[TensorKind, str], Columns] = field(default_factory=dict)
+    """Columns of the uncut tensor (indices of its last dimension) that each tensor rank holds, keyed by the kind and
+    the name of the tensor. Only outputs of modules with a method `uncut_columns`, and their gradients, have an entry.
     """
     failure: StepFailure | None = None
     """Error that ended the step on a rank; None if there was no error. After an error, only `outputs` are recorded."""

@@ -24,10 +24,12 @@ from crosscut.verification.recording import (
     INSIDE,
     LOSS,
     RECEIVED,
+    Columns,
     ParameterShard,
     Recording,
     ShardOf,
     StepFailure,
+    TensorKind,
     in_any_micro_batch,
     module_of,
 )
@@ -246,9 +248,10 @@ class _StepWatcher:
             self._followed[id(inputs[0])] = self._entering
             self._held.append(inputs[0])
 
-    def leave(self, _: nn.Module, __: tuple[object, ...], output: object) -> None:
+    def leave(self, module: nn.Module, _: tuple[object, ...], output: object) -> None:
         if is_recomputing():
             return
+        columns_of = getattr(module, "uncut_columns", None)
         call = self._running.pop()
         inside = f"{self._running[-1] if self._running else LOSS}{INSIDE}output of "
         outputs = _outputs_of(output)
@@ -258,7 +261,10 @@ class _StepWatcher:
                 continue
             name = f"{call}[{i}]" if several else call
             passed_on = self._follow(tensor, "")
+            passed_on.columns = passed_on.columns or (None if columns_of is None else columns_of())
             self.recording.outputs[self._name(name)] = self._copied(passed_on, tensor)
+            if passed_on.columns is not None:
+                self.recording.columns[TensorKind.OUTPUT, self._name(name)] = passed_on.columns
             is_whole = module_of(call) == self.recording.root
             passed_on.unless_consumed = self._name(LOSS if is_whole else f"{inside}{name}")
             if len(self._running) == 1:
@@ -301,6 +307,8 @@ class _StepWatcher:
     def _receive(self, followed: "_Followed", gradient: Tensor) -> None:
         kept = _copy_of(gradient)
         for name in reversed(followed.consumers or [followed.unless_consumed]):
+            if followed.columns is not None:
+                self.recording.columns[TensorKind.RETURNED, name] = followed.columns
             if in_any_micro_batch(name) == LOSS:  # of several stages, the stage with the loss comes first
                 self.recording.returned.setdefault(name, kept)
             else:
@@ -319,6 +327,8 @@ class _Followed:
     """Copy of the tensor in host memory."""
     version: int = -1
     """Version counter of the tensor when the copy was made."""
+    columns: Columns | None = None
+    """Columns of the uncut tensor that each tensor rank holds; None if their shapes say it."""
     received: str = ""
     """Name under which the gradient is also recorded; empty if the tensor is not an output of a part of the whole
     model.

@@ -1,6 +1,7 @@
 """`crosscut verify --module`: the verdicts, the limits, and the user's mistakes."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -38,12 +39,19 @@ def vector():
 
 number = 3
 """
+PLAN = """
+tensor = [2]
+rules.0 = { style = "colwise", reason = "goes to 2" }
+rules.2 = { style = "rowwise", columns = ["0"] }
+"""
 NAMES = ("verify", "--module", "own:build", "--layout", "tensor=2")
 
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "plan.toml").write_text(PLAN)
+    (tmp_path / "wrong.toml").write_text(PLAN.replace("colwise", "colwize"))
     (tmp_path / "broken.py").write_text("import no_such_library\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -76,6 +84,21 @@ def test_the_program_of_the_page_is_proven(own, crosscut_here):
     crosscut_here("verify", "--module", "cuts:build", "--cut", "cuts:cut", "--layout", "tensor=2", status=0)
 
 
+@pytest.mark.slow  # the quick test above starts ranks
+def test_plan_is_shown_and_proven(own, crosscut_here):
+    done = crosscut_here(*NAMES, "--plan", "plan.toml", status=0)
+    assert re.search(r"0 +colwise +goes to 2", done.stdout)
+    assert "tensor 2 x data 1 equals the uncut model" in done.stdout
+    assert "Running `own:build` with your rights" in done.stderr
+
+
+@pytest.mark.slow  # starts ranks
+def test_rule_that_matches_nothing_is_refused(own, crosscut_here):
+    Path("plan.toml").write_text(PLAN.replace("rules.0", "rules.5").replace('["0"]', "[]"))
+    done = crosscut_here(*NAMES, "--plan", "plan.toml", status=2)
+    assert "`5` in a plan must name a module, but matches none. Correct or remove the line." in done.stderr
+
+
 @pytest.mark.slow  # waits for the limit
 def test_ranks_that_wait_for_one_another_end_with_the_limit(own, crosscut_here):
     done = crosscut_here(*NAMES, "--cut", "own:cut_hanging", "--seconds", "5", status=2)
@@ -104,6 +127,11 @@ MISTAKES = {
     "--cut own:cut": "`--cut` must be given together with `--module`, which is missing. Add `--module`.",
     "--module own:build --cut own:cut": "`--layout` must say how many ranks share the module, but is missing.",
     "--module own:build --layout tensor=2": "`--cut` must name the function that cuts the module, but is missing.",
+    "--module own:build --cut own:cut --plan plan.toml --layout tensor=2": "`--cut` must be given without `--plan`",
+    "--plan plan.toml": "`--plan` must be given together with `--module`, which is missing. Add `--module`.",
+    "--module own:build --plan none.toml --layout tensor=2": "`none.toml` must be a readable TOML file, but is not",
+    "--module own:build --plan wrong.toml --layout tensor=2": "wrong.toml:3: `rules.0.style` must be a style of a plan",
+    "--module own:build --plan plan.toml --layout tensor=4": "must be one of the plan's (`tensor` = [2]), but is 4.",
     "--module own:build --cut own:cut --layout tensor=1": "must have at least 2 tensor ranks and no other ranks",
     "--module own:build --cut own:cut --layout tensor=2,data=2": "must have at least 2 tensor ranks and no other ranks",
     "--module own:build --cut own:cut --layout tensor=2 --layers 3": "but `--layers` is one. Remove it.",

@@ -5,7 +5,14 @@ import torch
 
 from crosscut.config.axes import AxisRole
 from crosscut.parallel.context import split_zigzag
-from crosscut.verification.assembly import Assembled, Grid, assemble_activation, assemble_parameter, assemble_places
+from crosscut.verification.assembly import (
+    Assembled,
+    Grid,
+    assemble_activation,
+    assemble_columns,
+    assemble_parameter,
+    assemble_places,
+)
 
 B, S, H = 4, 6, 8
 WHOLE = torch.arange(B * S * H, dtype=torch.float64).view(B, S, H)
@@ -138,3 +145,32 @@ def test_uneven_parts_of_an_activation_are_joined() -> None:
     assert torch.equal(found.whole, whole)
     other = Grid({"data": 1, "tensor": 2}, [whole[:, :4], whole[:, 5:]])
     assert assemble_activation(other, whole, is_gradient=False) is None
+
+
+def test_columns_come_together_in_their_places_and_shared_ones_are_copies_or_summands() -> None:
+    whole = torch.arange(10.0).reshape(2, 5)
+    columns = [[0, 3, 4], [2, 1, 4]]
+    parts = [whole[:, held].clone() for held in columns]
+    copies = assemble_columns(parts, columns, whole, is_gradient=False)
+    assert copies is not None
+    assert torch.equal(copies.whole, whole)
+    assert copies.copies_differ == []
+    for part in parts:
+        part[:, 2] /= 2
+    summands = assemble_columns(parts, columns, whole, is_gradient=True)
+    assert summands is not None
+    assert torch.equal(summands.whole, whole)
+    assert assemble_columns(parts, [[0, 3, 4], [2, 3, 4]], whole, is_gradient=True) is None
+    assert assemble_columns([parts[0], parts[1][:, :2]], columns, whole, is_gradient=True) is None
+
+
+def test_inside_a_module_some_columns_may_be_copies_and_others_summands() -> None:
+    whole = torch.arange(1.0, 9.0).reshape(2, 4)
+    parts = [torch.cat([whole[:, :2], whole[:, 2:] * share], 1) for share in (0.25, 0.75)]
+    grid = Grid({"data": 1, "tensor": 2}, parts)
+    found = assemble_activation(grid, whole, is_gradient=True, is_inside=True)
+    assert found is not None
+    assert torch.equal(found.whole, whole)
+    outside = assemble_activation(grid, whole, is_gradient=True)
+    assert outside is not None
+    assert outside.copies_differ == [(0, 1)]

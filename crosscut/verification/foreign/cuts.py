@@ -77,11 +77,14 @@ def prove_module(
     same names. `mesh.tensor.device_mesh` is the `DeviceMesh` of the ranks. The cut module gets the same whole inputs on
     every rank.
 
-    Distributed parameters (`DTensor`) are gathered. Plain parameters count as copies unless `gather(name, mesh)`
-    returns the place of the rank's part. `step(module)` clips the gradients, runs an optimizer's step and returns the
-    gradient norm; without it, `torch.nn.utils.get_total_norm` measures the norm, and `torch.optim.AdamW` takes the
-    step. All functions must be at the top of a module, because the ranks import them. They run with your rights, at
-    most for `seconds`, and the ranks share the machine's memory.
+    Distributed parameters (`DTensor`) are gathered. If their parts, joined, are in another order than in the uncut
+    module, the module that owns the parameter has a method `in_uncut_order(name, gathered)`, which returns the gathered
+    parameter, or its gradient, in the uncut order. A module may also have a method `uncut_columns()`, which returns
+    the columns of the uncut output that each rank returns; otherwise, outputs are joined by their shapes. Plain
+    parameters count as copies unless `gather(name, mesh)` returns the place of the rank's part. `step(module)` clips
+    the gradients, runs an optimizer's step and returns the gradient norm; without it, `torch.nn.utils.get_total_norm`
+    measures the norm, and `torch.optim.AdamW` takes the step. All functions must be at the top of a module, because the
+    ranks import them. They run with your rights, at most for `seconds`, and the ranks share the machine's memory.
 
     Raises `ConfigError` or `LayoutError` before a rank starts for functions that cannot be imported and for a layout
     with other axes than `tensor`. Raises `ConfigError` for a module that cannot be compared, `TrainingError` if the
@@ -205,7 +208,10 @@ def _cut_step(foreign: ForeignCut, built: Built, mesh: ParallelMesh) -> ModuleSt
 
     def shard_of(name: str, tensor: Tensor) -> ParameterShard:
         place = None if foreign.gather is None or is_distributed(tensor) else foreign.gather(name, mesh)
-        return ParameterShard.of_any(tensor, place or ())
+        shard = ParameterShard.of_any(tensor, place or ())
+        owner, _, key = name.rpartition(".")
+        ordered = getattr(module.get_submodule(owner), "in_uncut_order", None)
+        return shard if ordered is None else shard._replace(tensor=ordered(key, shard.tensor))
 
     return _step(built._replace(module=module), mesh, shard_of, is_cut=True)
 

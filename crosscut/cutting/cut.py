@@ -1,0 +1,197 @@
+"""Cut of a plain module in place, by a plan."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from crosscut.config import ConfigError
+from crosscut.cutting.layers import FORWARDS, Entrance, Forward, Site, become_cut, in_order
+from crosscut.cutting.plan import Plan, Style
+from crosscut.cutting.resolution import Resolved, resolve
+from crosscut.cutting.shares import WHOLE, Share
+from crosscut.cutting.sources import Load, Source
+from crosscut.cutting.streams import Streams, seems_to_draw
+from crosscut.parallel import ParallelMesh
+from crosscut.parallel.collectives import all_gather, own_rank
+from crosscut.parallel.mesh import Axis
+from crosscut.parallel.state.parameters import is_distributed, whole
+
+
+def cut(
+    module: nn.Module, mesh: ParallelMesh, plan: Plan, *, load: Load | Path | None = None, gather_logits: bool = True
+) -> nn.Module:
+    """Cut a plain module over the tensor ranks of `mesh`, in place, and return it. Every rank must call this function.
+
+    The module's classes, attributes and names stay. All parameters become `DTensor`s on the tensor axis, so that
+    `torch.nn.utils.clip_grad_norm_`, optimizers and `fully_shard` work as for any distributed module; the module's own
+    code reads the part of each parameter that this rank uses. When the backward pass ends, all gradients are complete.
+    Afterwards, the parameters and buffers are on the mesh's device.
+
+    All ranks must begin with the same values, inputs and random state. In training, the default generator has another
+    state on each rank inside of the regions that `Rule.columns` names, and the same state outside.
+
+    `load(name)` returns the whole value of a parameter or buffer that is on the device `meta`, one after the other;
+    `load` may also be a folder of safetensors files, of which each rank reads only its parts. `gather_logits=False`
+    leaves the output of the only layer with the style `colwise_gather_output` cut: [..., V/T].
+
+    Raises `ConfigError` or `LayoutError` before anything changes if the plan does not fit the module or the number of
+    ranks, and `CheckpointError` if a folder lacks a tensor.
+    """
+    resolved = resolve(module, plan, mesh.tensor.size)
+    forwards = _forwards(resolved, gather_logits=gather_logits)
+    _require_plain(module)
+    source = Source(load)
+    _put_tensors(module, resolved, source, mesh)
+    _become_cut(module, resolved, forwards, mesh)
+    for name, values in resolved.integers.items():
+        for key, value in values.items():
+            vars(module.get_submodule(name))[key] = value
+    return module
+
+
+def _forwards(resolved: Resolved, *, gather_logits: bool) -> dict[str, Forward | None]:
+    """Return the `forward` of each layer that a rule names, None if the layer keeps its own."""
+    forwards = {name: FORWARDS.get(layer.rule.style) for name, layer in resolved.layers.items()}
+    if gather_logits:
+        return forwards
+    gathered = [name for name, layer in resolved.layers.items() if layer.rule.style is Style.COLWISE_GATHER_OUTPUT]
+    if len(gathered) != 1:
+        raise ConfigError(
+            "`gather_logits=False` needs a plan with one layer of the style `colwise_gather_output`, but the plan has "
+            f"{len(gathered)}. Write `colwise` for the layer whose output stays cut instead."
+        )
+    return {**forwards, gathered[0]: FORWARDS[Style.COLWISE]}
+
+
+def _require_plain(module: nn.Module) -> None:
+    """Raise `ConfigError` if a module is already cut, or uses its parameters in ways that a cut does not see."""
+    parameters = {id(parameter) for parameter in module.parameters()}
+    for name, each in module.named_modules():
+        shown = name or type(each).__name__
+        if any(is_distributed(parameter) for parameter in each.parameters(recurse=False)):
+            raise ConfigError(f"`{shown}` must be an uncut module, but has distributed parameters. Build a new module.")
+        if "forward" in vars(each):
+            raise ConfigError(
+                f"`{shown}` must have the `forward` of its class, but other code has replaced it. Cut the module first."
+            )
+        for key, value in vars(each).items():
+            held = value if isinstance(value, list | tuple) else [value]
+            if any(id(item) in parameters for item in held):
+                raise ConfigError(
+                    f"`{shown}` must hold its parameters only as parameters, but its attribute `{key}` refers to one, "
+                    "too. Such modules, for example recurrent ones, cannot be cut."
+                )
+
+
+def _put_tensors(module: nn.Module, resolved: Resolved, source: Source, mesh: ParallelMesh) -> None:
+    """Replace all parameters by distributed ones, and all buffers by this rank's parts."""
+    tensors = list(_owned(module))
+    names: dict[int, list[str]] = {}
+    for owned in tensors:
+        names.setdefault(id(owned.tensor), []).append(owned.name)
+    for owned in tensors:
+        source.require(names[id(owned.tensor)], owned.tensor)
+    made: dict[int, Tensor] = {}
+    for owner, key, tensor, name in tensors:
+        share = resolved.shares.get(name, WHOLE)
+        if id(tensor) not in made:
+            part = source.part(names[id(tensor)], tensor, share, mesh.tensor.rank).to(mesh.device)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            made[id(tensor)] = _distributed(part, tensor, share, mesh.tensor) if is_parameter else part
+        (owner._parameters if key in owner._parameters else owner._buffers)[key] = made[id(tensor)]  # type: ignore[assignment]
+
+
+class _Owned(NamedTuple):
+    """Parameter or buffer of a module."""
+
+    owner: nn.Module
+    key: str
+    """Name in the module that owns the tensor."""
+    tensor: Tensor
+    name: str
+    """Name in the whole module."""
+
+
+def _owned(module: nn.Module) -> Iterator[_Owned]:
+    """Yield all parameters and buffers, tied ones several times."""
+    for name, each in module.named_modules():
+        for key, tensor in [*each._parameters.items(), *each._buffers.items()]:
+            if tensor is not None:
+                yield _Owned(each, key, tensor, f"{name}.{key}".removeprefix("."))
+
+
+def _distributed(part: Tensor, like: Tensor, share: Share, axis: Axis) -> nn.Parameter:
+    """Make a distributed parameter of this rank's part."""
+    placement = Replicate() if share.is_whole else Shard(share.dim)
+    shape, stride = like.shape, torch.empty(like.shape, device="meta").stride()
+    made = DTensor.from_local(
+        part.contiguous(), axis.device_mesh, [placement], run_check=False, shape=shape, stride=stride
+    )
+    return nn.Parameter(made, requires_grad=like.requires_grad)
+
+
+def _become_cut(
+    module: nn.Module, resolved: Resolved, forwards: Mapping[str, Forward | None], mesh: ParallelMesh
+) -> None:
+    """Turn all modules that own tensors into cut ones."""
+    entrance, streams = Entrance(mesh.tensor), Streams(mesh, draws=seems_to_draw(module))
+    for name, each in [*module.named_modules()]:
+        keys = [*each._parameters, *each._buffers]
+        shares = {
+            key: resolved.shares[own] for key in keys if (own := f"{name}.{key}".removeprefix(".")) in resolved.shares
+        }
+        layer = resolved.layers.get(name)
+        if not shares and layer is None:
+            continue
+        site = Site(mesh.tensor, shares, entrance, streams)
+        if layer is not None:
+            site.regions, site.last = layer.regions, layer.rule.parts[-1] if layer.rule.parts else 0
+        become_cut(each, site, forwards.get(name))
+    module.register_forward_hook(lambda *_: entrance.forget(), always_call=True)
+    for region in {region for layer in resolved.layers.values() for region in layer.regions}:
+        names = [name for name, layer in resolved.layers.items() if region in layer.regions]
+        inside = partial(_leave, streams, frozenset([region]))
+        _around(module, names).register_forward_hook(inside, always_call=True)
+
+
+def _leave(streams: Streams, regions: frozenset[str], module: nn.Module, *_: object) -> None:
+    """Leave regions at the end of a module around them. An error may have ended the module before the layer that leaves
+    them, and so does a recomputation (`torch.utils.checkpoint`) that has all tensors that it needs.
+    """
+    streams.leave(regions, is_training=module.training)
+
+
+def _around(module: nn.Module, names: Sequence[str]) -> nn.Module:
+    """Return the innermost module with a `forward` of its own that contains all of the named modules."""
+    paths = [name.split(".")[:-1] for name in names]
+    shared = [words[0] for words in takewhile(lambda words: len({*words}) == 1, zip(*paths, strict=False))]
+    while isinstance(found := module.get_submodule(".".join(shared)), nn.ModuleList | nn.ModuleDict):
+        shared = shared[:-1]
+    return found
+
+
+def gathered_state_dict(module: nn.Module) -> dict[str, Tensor]:
+    """Gather the parameters and buffers of a cut module, under the names and in the shapes of the uncut module. Every
+    rank must call this function. The values are in the host memory of the first rank; other ranks get an empty mapping.
+
+    Use this function instead of `full_tensor()`: the rows of packed layers are stored in another order.
+    Communication: an all-gather of every parameter that is cut.
+    """
+    found: dict[str, Tensor] = {}
+    modules = dict(module.named_modules())
+    for name, tensor in module.state_dict().items():
+        owner, _, key = name.rpartition(".")
+        site: Site | None = getattr(modules.get(owner), "cut_site", None)
+        if is_distributed(tensor):
+            tensor = in_order(modules[owner], key, whole(tensor))
+        elif site is not None and key in site.shares and not site.shares[key].is_whole:
+            tensor = all_gather(tensor, site.axis, site.shares[key].dim)
+        if own_rank() == 0:
+            found[name] = tensor.detach().cpu().clone()
+    return found

@@ -1,0 +1,243 @@
+"""Layers of a cut module: subclasses of the module's own classes.
+
+A cut module keeps its class, its attributes and the names of its parameters. Only its `__class__` becomes a subclass
+with the same name, in which a parameter such as `weight` is a property: every parameter is a `DTensor` in
+`_parameters`, where optimizers, `fully_shard` and checkpoints find it, and the module's own code sees the part that
+this rank uses. A layer whose messages differ from those of its class also gets a new `forward`. If the class has a
+`forward` of its own that calls `super().forward`, as an embedding of positions with an offset does, the new `forward`
+runs inside of it.
+
+Shapes: I in, O out, V vocabulary, H hidden, T tensor ranks.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from crosscut.cutting.plan import Style
+from crosscut.cutting.resolution import Shares, is_transposed
+from crosscut.cutting.shares import WHOLE, Share, Span
+from crosscut.cutting.streams import Streams
+from crosscut.parallel import copy_to_tensor_parallel, local, reduce_from_tensor_parallel
+from crosscut.parallel.collectives import all_gather
+from crosscut.parallel.mesh import Axis
+from crosscut.parallel.operators import exchanged
+
+
+class Entrance:
+    """Door into the regions of one cut module: the paper's f, which is applied once to the input of several layers.
+
+    The sum of the input's gradient in the backward pass is therefore sent once for queries, keys and values.
+    """
+
+    def __init__(self, axis: Axis) -> None:
+        self._axis = axis
+        self._before: tuple[Tensor, bool, Tensor] | None = None
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Apply f to `x`. If `x` was the last argument, return the same result again."""
+        with_gradient, before = torch.is_grad_enabled(), self._before
+        if before is not None and before[0] is x and before[1] == with_gradient:
+            return before[2]
+        entered = copy_to_tensor_parallel(x, self._axis)
+        self._before = (x, with_gradient, entered)
+        return entered
+
+    def forget(self) -> None:
+        """Release the last argument."""
+        self._before = None
+
+
+@dataclass(eq=False)
+class Site:
+    """State of one module of a cut module."""
+
+    axis: Axis
+    shares: Shares
+    """Shares of the module's own parameters and cut buffers, by their names."""
+    entrance: Entrance
+    streams: Streams
+    regions: frozenset[str] = frozenset()
+    """Regions that the layer enters, or, of a layer cut by rows, the one that it leaves."""
+    last: int = 0
+    """Size of the last part of the output, which goes to the heads of each rank (`Style.MLA_KV_A_PROJ`)."""
+
+    def spans(self, name: str) -> tuple[Span, ...]:
+        """Spans of a parameter that this rank uses."""
+        return self.shares[name].spans[self.axis.rank]
+
+
+Forward = Callable[[Any, Tensor], Tensor]
+"""Method `forward` of a layer."""
+
+
+def _entered(layer: Any, x: Tensor) -> Tensor:
+    """Pass the input of a layer that is cut by columns into the region."""
+    site: Site = layer.cut_site
+    site.streams.enter(site.regions, is_training=layer.training)
+    return site.entrance.enter(x)
+
+
+def _matrix(layer: Any) -> Tensor:
+    """Return the part of a linear layer's weight that this rank uses, as [O, I]."""
+    weight: Tensor = layer.weight
+    return weight.t() if is_transposed(layer) else weight
+
+
+def columns(layer: Any, x: Tensor) -> Tensor:
+    """Compute f(X) A_i + b_i: [..., I] to [..., O/T]. Forward: nothing is sent. Backward: all-reduce of the input's
+    gradient, once for several layers with the same input.
+    """
+    return F.linear(_entered(layer, x), _matrix(layer), layer.bias)
+
+
+def gathered_columns(layer: Any, x: Tensor) -> Tensor:
+    """Compute f(X) A_i + b_i and gather the columns of all ranks: [..., I] to [..., O]. The parts may be uneven.
+    Forward: all-gather. Backward: all-reduce of the input's gradient.
+    """
+    return gather_last(columns(layer, x), layer.cut_site.axis, layer.cut_site.shares["weight"].spans)
+
+
+def rows(layer: Any, x: Tensor) -> Tensor:
+    """Compute g(X_i A_i) + b: [..., I/T] to [..., O]. Forward: all-reduce. Backward: nothing is sent."""
+    site: Site = layer.cut_site
+    y = reduce_from_tensor_parallel(F.linear(x, _matrix(layer)), site.axis)
+    site.streams.leave(site.regions, is_training=layer.training)
+    site.entrance.forget()
+    return y if layer.bias is None else y + layer.bias
+
+
+def rows_of_whole(layer: Any, x: Tensor) -> Tensor:
+    """Take this rank's columns of a whole input, and compute `rows`. Backward: all-gather of the input's gradient."""
+    return rows(layer, split_last(x, layer.cut_site.axis))
+
+
+def embedding_rows(layer: Any, ids: Tensor) -> Tensor:
+    """Look up the ids whose rows this rank holds, and sum over the ranks: [...] to [..., H]. Forward: all-reduce.
+    Backward: nothing is sent. Raises `RuntimeError` if an id is not below the number of rows.
+    """
+    ((first, stop),), size = layer.cut_site.spans("weight"), layer.cut_site.shares["weight"].spans[-1][-1][1]
+    torch._assert_async(
+        ((ids >= 0) & (ids < size)).all(),
+        f"Ids must be from 0 to {size - 1}, the last row of the embedding, but an id is outside this range. Check the "
+        "vocabulary and the length of the sequences.",
+    )
+    elsewhere = (ids < first) | (ids >= stop)
+    index = (ids - first).masked_fill(elsewhere, 0)
+    padding = layer.padding_idx
+    padding = padding - first if padding is not None and first <= padding < stop else None
+    found = F.embedding(index, layer.weight, padding)
+    return reduce_from_tensor_parallel(found.masked_fill(elsewhere.unsqueeze(-1), 0.0), layer.cut_site.axis)
+
+
+def with_last_inside(layer: Any, x: Tensor) -> Tensor:
+    """Compute X A + b with the whole A, and pass the last part of the output into the region with f. Backward:
+    all-reduce of this part's gradient.
+    """
+    y = F.linear(x, _matrix(layer), layer.bias)
+    own, last = y.split([y.shape[-1] - layer.cut_site.last, layer.cut_site.last], -1)
+    return torch.cat([own, copy_to_tensor_parallel(last, layer.cut_site.axis)], -1)
+
+
+FORWARDS: dict[Style, Forward] = {
+    Style.COLWISE: columns,
+    Style.PACKED_COLWISE: columns,
+    Style.COLWISE_GATHER_OUTPUT: gathered_columns,
+    Style.ROWWISE: rows,
+    Style.ROWWISE_SPLIT_INPUT: rows_of_whole,
+    Style.EMBEDDING_ROWWISE: embedding_rows,
+    Style.MLA_KV_A_PROJ: with_last_inside,
+}
+"""`forward` of each style. A layer of another style keeps its own."""
+
+
+def gather_last(x: Tensor, axis: Axis, spans: tuple[tuple[Span, ...], ...]) -> Tensor:
+    """Gather the last dimension from all ranks, whose parts may be shorter at the end. Forward: all-gather, of parts
+    padded to one size. Backward: nothing is sent; the incoming gradient must be the same on all ranks.
+    """
+    (first, stop), (_, size), longest = *spans[axis.rank], spans[-1][-1], spans[0][0][1]
+    dim = x.dim() - 1
+
+    def gather(part: Tensor, on: Axis) -> Tensor:
+        joined = all_gather(F.pad(part, (0, longest - part.shape[-1])), on, dim)
+        return joined if joined.shape[-1] == size else joined[..., :size].contiguous()  # not a view of another tensor
+
+    return exchanged(x, axis, forward=gather, backward=lambda grad, _: grad[..., first:stop].contiguous())
+
+
+def split_last(x: Tensor, axis: Axis) -> Tensor:
+    """Keep this rank's part of the last dimension. Forward: nothing is sent. Backward: all-gather."""
+    dim = x.dim() - 1
+    return exchanged(
+        x,
+        axis,
+        forward=lambda whole, on: whole.chunk(on.size, dim)[on.rank].contiguous(),
+        backward=lambda grad, on: all_gather(grad, on, dim),
+    )
+
+
+def used_part(name: str, module: Any) -> Tensor | None:
+    """Return the part of a parameter that this rank uses, as an ordinary tensor. If ranks have only terms of its
+    gradient, the backward pass sums them with an all-reduce. A parameter of which data ranks store shards
+    (`fully_shard`) is returned itself.
+    """
+    parameter: Any = module._parameters[name]
+    site: Site = module.cut_site
+    if parameter is None or parameter.device_mesh.ndim > 1:  # no code computes with a parameter that data ranks shard
+        return parameter  # type: ignore[no-any-return]
+    share = site.shares.get(name, WHOLE)
+    part = local(parameter, parameter.dtype)
+    if share.is_summed:
+        part = copy_to_tensor_parallel(part, site.axis)
+    return taken(part, share, site.axis.rank) if share.is_whole and share.spans else part
+
+
+def taken(whole: Tensor, share: Share, rank: int) -> Tensor:
+    """Return the spans of a whole tensor that a rank uses."""
+    if not share.spans:
+        return whole
+    parts = [whole.narrow(share.dim, start, stop - start) for start, stop in share.spans[rank]]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, share.dim)
+
+
+def in_order(module: Any, name: str, gathered: Tensor) -> Tensor:
+    """Return a gathered parameter in the order of the uncut module. `verification` calls this method."""
+    order = module.cut_site.shares.get(name, WHOLE).order
+    if order is None:
+        return gathered
+    return gathered.index_select(
+        module.cut_site.shares[name].dim, torch.tensor(order, device=gathered.device).argsort()
+    )
+
+
+def output_columns(module: Any) -> list[list[int]]:
+    """Return the columns of the uncut output that each rank returns. `verification` calls this method."""
+    return [[column for span in own for column in range(*span)] for own in module.cut_site.shares["weight"].spans]
+
+
+def become_cut(module: nn.Module, site: Site, forward: Forward | None) -> None:
+    """Turn a module into one whose parameters are read through properties, with another `forward` or its own."""
+    kind: Any = type(module)
+    module.__class__ = _subclass(kind, forward, tuple(module._parameters))
+    module.cut_site = site  # type: ignore[assignment]  # not a module
+
+
+@cache
+def _subclass(kind: Any, forward: Forward | None, names: tuple[str, ...]) -> type[nn.Module]:
+    """Make the subclass of a module's class. Equal layers have one class, so that code is compiled once for all."""
+    attributes: dict[str, Any] = {name: property(partial(used_part, name)) for name in names}
+    attributes["in_uncut_order"] = in_order
+    base = next((each for each in (nn.Linear, nn.Embedding) if issubclass(kind, each)), kind)
+    if forward is None:
+        return type(kind.__name__, (kind,), attributes)
+    if forward is columns:
+        attributes["uncut_columns"] = output_columns
+    if kind.forward is base.forward:
+        return type(kind.__name__, (kind,), {**attributes, "forward": forward})
+    inner = type(base.__name__, (base,), {"forward": forward})  # what `super().forward` finds
+    return type(kind.__name__, (kind, inner), attributes)

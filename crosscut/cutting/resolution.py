@@ -1,0 +1,270 @@
+"""Plan applied to one module at one number of ranks: which layer is cut how, and which part of every parameter a rank
+holds. All mistakes of a plan are found here, before a module changes.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+from torch import Tensor, nn
+
+from crosscut.config import ConfigError, LayoutError
+from crosscut.cutting.plan import Plan, Rule, Style, expand, numbers_in, with_numbers
+from crosscut.cutting.shares import SUMMED, WHOLE, Share, Span, even_spans, uneven_spans
+
+Shares = Mapping[str, Share]
+"""Shares of a layer's own parameters, by their names in the layer. Parameters that are not named are held whole."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Layer that a rule names."""
+
+    name: str
+    module: nn.Module
+    rule: Rule
+    regions: frozenset[str] = frozenset()
+    """Names of the layers cut by rows to which this layer leads; of a layer cut by rows, its own name."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Plan applied to one module at one number of ranks."""
+
+    num_ranks: int
+    layers: Mapping[str, Layer]
+    """Layers that rules name, by their names."""
+    shares: Mapping[str, Share]
+    """Shares of all parameters and of the cut buffers, by their names. A tied parameter has several names."""
+    integers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """New values of modules' attributes, by the names of modules and of attributes."""
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether a module is a linear layer whose weight is [in, out], such as `Conv1D` of transformers."""
+    weight = module._parameters.get("weight")
+    return (
+        type(module).__name__ == "Conv1D"
+        and weight is not None
+        and weight.dim() == 2
+        and weight.shape[1] == getattr(module, "nf", None)
+    )
+
+
+def resolve(module: nn.Module, plan: Plan, num_ranks: int) -> Resolved:
+    """Apply a plan to a module at a number of ranks. Changes nothing.
+
+    Raises `ConfigError` if a rule does not fit its module or matches none, and `LayoutError` if the plan is not meant
+    for this number of ranks or the ranks cannot divide a size.
+    """
+    values = plan.values(num_ranks)
+    names = [name for name, _ in module.named_modules(remove_duplicate=False)]
+    rules = _by_name(plan.rules, names, "rule")
+    leads = _regions(rules, names)
+    layers = {
+        name: Layer(name, module.get_submodule(name), rule, frozenset(leads.get(name, ())))
+        for name, rule in rules.items()
+    }
+    shares: dict[str, Share] = {}
+    for layer in layers.values():
+        for key, share in _shares_of(layer, num_ranks).items():
+            shares[f"{layer.name}.{key}".removeprefix(".")] = share
+    shares |= _of_tables(module, plan, num_ranks, shares)
+    for name, _ in module.named_parameters(remove_duplicate=False):
+        shares.setdefault(name, WHOLE)
+    _require_same_of_ties(module, shares)
+    return Resolved(num_ranks, layers, shares, _integers(module, values, names))
+
+
+def _by_name(patterns: Mapping[str, Rule], names: Sequence[str], what: str) -> dict[str, Rule]:
+    """Return the rule of each module. Raises `ConfigError` if a pattern matches nothing, or two match one module."""
+    found: dict[str, str] = {}
+    for pattern in patterns:
+        for name in expand(pattern, names):
+            if name in found:
+                raise ConfigError(
+                    f"`{name}` must have one {what} in a plan, but matches `{found[name]}` and `{pattern}`. Remove one."
+                )
+            found[name] = pattern
+    return {name: patterns[pattern] for name, pattern in found.items()}
+
+
+def _regions(rules: Mapping[str, Rule], names: Sequence[str]) -> dict[str, set[str]]:
+    """Return the regions of the layers that are cut by columns and by rows: names of layers cut by rows, by names."""
+    found: dict[str, set[str]] = {}
+    for row, rule in rules.items():
+        for pattern in rule.columns:
+            for column in expand(with_numbers(pattern, numbers_in(row)), names):
+                if column not in rules:
+                    raise ConfigError(
+                        f"`columns` of `{row}` must name layers that have a rule, but `{column}` has none. Add a rule, "
+                        "or remove the name."
+                    )
+                found.setdefault(column, set()).add(row)
+                found.setdefault(row, set()).add(row)
+    return found
+
+
+def _shares_of(layer: Layer, num_ranks: int) -> Shares:
+    return _SHARES[layer.rule.style](layer, num_ranks)
+
+
+def _columns(layer: Layer, num_ranks: int) -> Shares:
+    size = _linear_sizes(layer)[1]
+    parts = layer.rule.parts or (size,)
+    if sum(parts) != size:
+        raise ConfigError(
+            f"`parts` of `{layer.name}` must add up to {size}, the layer's output size, but add up to {sum(parts)}. "
+            "Correct the plan."
+        )
+    return _of_columns(layer, even_spans(layer.name, parts, layer.rule.units, num_ranks))
+
+
+def _gathered_columns(layer: Layer, num_ranks: int) -> Shares:
+    return _of_columns(layer, uneven_spans(layer.name, _linear_sizes(layer)[1], num_ranks))
+
+
+def _of_columns(layer: Layer, spans: Sequence[Sequence[Span]]) -> Shares:
+    return {
+        "weight": Share.cut(1 if is_transposed(layer.module) else 0, spans),
+        **({"bias": Share.cut(0, spans)} if layer.module._parameters.get("bias") is not None else {}),
+    }
+
+
+def _rows(layer: Layer, num_ranks: int) -> Shares:
+    spans = even_spans(layer.name, [_linear_sizes(layer)[0]], layer.rule.units, num_ranks)
+    share = Share.cut(0 if is_transposed(layer.module) else 1, spans)
+    if share.is_whole:
+        raise LayoutError(
+            f"The number of tensor ranks must divide {layer.rule.units}, the `units` of `{layer.name}`, because ranks "
+            f"cannot share the rows of a layer, but is {num_ranks}. Change the layout, or remove the rule."
+        )
+    return {"weight": share}
+
+
+def _embedding_rows(layer: Layer, num_ranks: int) -> Shares:
+    table = _embedding(layer)
+    for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+        if getattr(table, option):
+            raise ConfigError(
+                f"`{layer.name}` must be an embedding without `{option}` to be cut by rows, but has it. Remove the "
+                "option, or the rule."
+            )
+    return {"weight": Share.cut(0, uneven_spans(layer.name, table.num_embeddings, num_ranks))}
+
+
+def _embedding_columns(layer: Layer, num_ranks: int) -> Shares:
+    parts = [_embedding(layer).embedding_dim]
+    return {"weight": Share.cut(1, even_spans(layer.name, parts, layer.rule.units, num_ranks))}
+
+
+def _whole(_layer: Layer, _num_ranks: int) -> Shares:
+    return {}
+
+
+def _summed(layer: Layer, _num_ranks: int) -> Shares:
+    return {name: SUMMED for name, _ in layer.module.named_parameters()}
+
+
+def _last_part(layer: Layer, _num_ranks: int) -> Shares:
+    size, parts = _linear_sizes(layer)[1], layer.rule.parts
+    if sum(parts) != size:
+        raise ConfigError(
+            f"`parts` of `{layer.name}` must add up to {size}, the layer's output size, but add up to {sum(parts)}. "
+            "Correct the plan."
+        )
+    return {}
+
+
+_SHARES: dict[Style, Callable[[Layer, int], Shares]] = {
+    Style.COLWISE: _columns,
+    Style.PACKED_COLWISE: _columns,
+    Style.COLWISE_GATHER_OUTPUT: _gathered_columns,
+    Style.ROWWISE: _rows,
+    Style.ROWWISE_SPLIT_INPUT: _rows,
+    Style.EMBEDDING_ROWWISE: _embedding_rows,
+    Style.EMBEDDING_COLWISE: _embedding_columns,
+    Style.REPLICATE: _whole,
+    Style.REPLICATED_WITH_GRAD_ALLREDUCE: _summed,
+    Style.MLA_KV_A_PROJ: _last_part,
+}
+"""Function of each style that returns the shares of a layer's parameters."""
+
+
+def _linear_sizes(layer: Layer) -> tuple[int, int]:
+    """Return the sizes of a linear layer's input and output. Raises `ConfigError` for another kind of module."""
+    if is_transposed(layer.module):
+        rows, columns = layer.module._parameters["weight"].shape  # type: ignore[union-attr]
+        return rows, columns
+    if not isinstance(layer.module, nn.Linear):
+        raise _another_kind(layer, "a linear layer (`nn.Linear`, or `Conv1D` of transformers)")
+    return layer.module.in_features, layer.module.out_features
+
+
+def _embedding(layer: Layer) -> nn.Embedding:
+    if not isinstance(layer.module, nn.Embedding):
+        raise _another_kind(layer, "an `nn.Embedding`")
+    return layer.module
+
+
+def _another_kind(layer: Layer, must_be: str) -> ConfigError:
+    return ConfigError(
+        f"`{layer.name}` must be {must_be} for the style `{layer.rule.style}`, but is a "
+        f"{type(layer.module).__name__}. Remove the rule, or change its style."
+    )
+
+
+def _of_tables(module: nn.Module, plan: Plan, num_ranks: int, taken: Shares) -> Shares:
+    """Return the shares of the parameters and buffers that the plan cuts by themselves."""
+    tensors = _tensors(module)
+    found: dict[str, Share] = {}
+    for pattern, table in plan.tables.items():
+        for name in expand(pattern, tensors):
+            shape = tensors[name].shape
+            if name in taken:
+                raise ConfigError(f"`{name}` must be cut once, but has a rule and is a table. Remove one of the two.")
+            if not -len(shape) <= table.dimension < len(shape):
+                raise ConfigError(
+                    f"`tables.{pattern}.dimension` must be a dimension of `{name}`, whose shape is {tuple(shape)}, but "
+                    f"is {table.dimension}. Correct the plan."
+                )
+            dim = table.dimension % len(shape)
+            found[name] = Share.cut(dim, even_spans(name, [shape[dim]], 0, num_ranks))
+    return found
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return all parameters and buffers by their names."""
+    pairs: Iterator[tuple[str, Tensor]] = chain(
+        module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
+    )
+    return dict(pairs)
+
+
+def _require_same_of_ties(module: nn.Module, shares: Shares) -> None:
+    """Raise `ConfigError` if a parameter that has several names is cut in several ways."""
+    first: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        other = first.setdefault(id(parameter), name)
+        if shares[other] != shares[name]:
+            raise ConfigError(
+                f"`{name}` must be cut like `{other}`, because both are the same parameter, but is cut in another way. "
+                "Give both modules rules that cut the parameter alike, or none."
+            )
+
+
+def _integers(
+    module: nn.Module, values: Mapping[str, Mapping[str, int]], names: Sequence[str]
+) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for pattern, attributes in values.items():
+        for name in expand(pattern, names):
+            for key, value in attributes.items():
+                before = getattr(module.get_submodule(name), key, None)
+                if type(before) is not int:
+                    raise ConfigError(
+                        f"`{key}` of `{name}` must be a whole number that the plan divides, but is {before!r}. Correct "
+                        "or remove the line."
+                    )
+                found.setdefault(name, {})[key] = value
+    return found
