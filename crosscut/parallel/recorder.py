@@ -3,7 +3,7 @@
 The planner (`planner.messages`) computes the same list from formulas, and the tests compare the two lists.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from crosscut.config.axes import is_folded
-from crosscut.parallel.mesh import ParallelMesh
+from crosscut.parallel.mesh import Axis, ParallelMesh
 from crosscut.parallel.owners.traced_experts import SENDING
 
 
@@ -24,8 +24,8 @@ class Sent(NamedTuple):
 
     operation: str
     """`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `shift` or `send`. A shift sends a
-    tensor to the next rank of the axis. A send passes a tensor to one other rank, the next or the previous stage of a
-    pipeline.
+    tensor to the next rank of the axis. A send passes a tensor to one other rank: the next or the previous stage of a
+    pipeline, or a rank that needs a halo of an image.
     """
     axis: str
     """Name of the axis, such as `tensor`, `data` or `pipeline`. If the data axis is split in two, the name may also be
@@ -94,7 +94,9 @@ class CollectiveRecorder(TorchDispatchMode):
     pass. A message between pipeline stages is recorded only on the rank that sends the message.
 
     The recorder finds the axis of a collective by its process group. If the group belongs to no axis of the mesh, the
-    name of the group is recorded instead of the name of an axis.
+    name of the group is recorded instead of the name of an axis. `grid` lists the axes of a grid of ranks that share
+    images (`spatial.ImageGrid`): an exchange along such an axis is recorded as one send to each rank that gets
+    elements.
     """
 
     supports_higher_order_operators = True
@@ -102,13 +104,15 @@ class CollectiveRecorder(TorchDispatchMode):
     operators to keep random states. The recorder does not record these operators.
     """
 
-    def __init__(self, mesh: ParallelMesh) -> None:
+    def __init__(self, mesh: ParallelMesh, *, grid: Iterable[Axis] = ()) -> None:
         super().__init__()
         self.sent: list[Sent] = []
         self.element_bytes: list[int] = []
         """Number of bytes per element of each collective, in the order of `sent`."""
         self._sizes = {axis.group_name: axis.size for axis in mesh.groups}
         self._axis_of = {axis.group_name: axis.name for axis in mesh.groups}
+        self._of_grid = {axis.group_name: axis.name for axis in grid}
+        self._axis_of |= self._of_grid
         if mesh.channels is not None:
             self._axis_of |= dict.fromkeys(mesh.channels.group_names, "pipeline")
 
@@ -138,6 +142,9 @@ class CollectiveRecorder(TorchDispatchMode):
             operation = _OPERATIONS[name]
             elements = args[0].numel() * (args[1] if operation == "all_gather" else 1)  # args[1]: ranks of the group
             self._note(operation, args[-1], elements, args[0])
+        elif name == _EXCHANGE and args[-1] in self._of_grid:
+            for elements in filter(None, args[2]):  # args[2]: elements for each rank of the group
+                self._note("send", args[-1], elements, args[0])
         elif name == _EXCHANGE:
             # args[1] and args[2]: rows from and for each rank of the group
             is_even = not is_folded(self._axis_of.get(args[-1], ""))  # experts may have rows of one rank only
