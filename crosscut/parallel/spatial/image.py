@@ -132,8 +132,8 @@ def _require_span(span: Span, axis: Axis, size: int) -> None:
     is_sorted = list(span.bounds) == sorted(span.bounds) and span.bounds[0] == 0
     if size < 1 or span.size != size or span.num_ranks != axis.size or not is_sorted:
         raise LayoutError(
-            f"The parts along {axis.name} must be {axis.size} parts of {size} positions, of which at least one is not "
-            f"empty, but have the bounds {span.bounds}. Make the span with `Span.even` or `Span.of_parts`."
+            f"The span along {axis.name} must divide at least one position, here {size}, into {axis.size} parts, but "
+            f"has the bounds {span.bounds}. Make the span with `Span.even` or `Span.of_parts`."
         )
 
 

@@ -24,8 +24,8 @@ def copied_parameter(source: Tensor, mesh: ParallelMesh) -> nn.Parameter:
 def require_kind(layer: Any, kind: type[Any] | tuple[type[Any], ...]) -> None:
     """Raise `LayoutError` if a layer does not have the kind that a spatial layer replaces."""
     if not isinstance(layer, kind):
-        names = [each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,))]
+        names = " or ".join(f"`nn.{each.__name__}`" for each in (kind if isinstance(kind, tuple) else (kind,)))
         raise LayoutError(
-            f"The layer must be a {' or '.join(names)} of `torch.nn`, but is a {type(layer).__name__}. Use the spatial "
-            "layer of this kind."
+            f"The layer must have the type {names}, but has the type `{type(layer).__name__}`. Use the spatial layer "
+            "of this type."
         )

@@ -1,0 +1,202 @@
+"""A network on images that ranks share: training beside one rank, images that are divided anew, and refusals."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from crosscut.config import Layout, LayoutError
+from crosscut.parallel import GradientReducer, ParallelMesh, global_gradient_norm, make_mesh
+from crosscut.parallel.spatial import (
+    CutImage,
+    Span,
+    SpatialAvgPool,
+    SpatialConv1d,
+    SpatialConv2d,
+    SpatialMaxPool,
+    SpatialUpsample,
+    gather_image,
+    make_grid,
+    move_image,
+    pointwise,
+    scatter_image,
+)
+from tests.parallel.spatial.cases import part_of, spatial
+from tests.parallel.twins import CLOSE, CPU
+from tests.ranks import RankPool
+from tests.refusals import refusal
+
+SHAPE = (4, 3, 13, 11)
+STEPS = 2
+
+
+def _layers() -> nn.ModuleDict:
+    torch.manual_seed(5)
+    layers = {
+        "first": nn.Conv2d(3, 4, 3, padding="same"),
+        "batch": nn.BatchNorm2d(4),
+        "pool": nn.MaxPool2d(3, 2, 1),
+        "second": nn.Conv2d(4, 8, 3, 2, 1, bias=False),
+        "group": nn.GroupNorm(2, 8),
+        "up": nn.ConvTranspose2d(8, 4, 5, 4, 2, 2),
+        "resize": nn.Upsample(SHAPE[2:], mode="bilinear"),
+        "last": nn.Conv2d(8, 2, 1),
+    }
+    return nn.ModuleDict(layers).double()
+
+
+def _run(layers: nn.ModuleDict, x: Any, apply: Callable[..., Any], align: Callable[[Any, Any], Any]) -> Any:
+    """A small U-Net, on whole images or on images that ranks share."""
+    wide = apply(F.relu, layers["batch"](layers["first"](x)))
+    deep = apply(F.relu, layers["group"](layers["second"](layers["pool"](wide))))
+    up = align(layers["resize"](layers["up"](deep)), wide)
+    return layers["last"](apply(lambda a, b: torch.cat((a, b), 1), wide, up))
+
+
+def _data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(6)
+    x, target = (torch.randn(SHAPE, generator=generator, dtype=torch.float64) for _ in range(2))
+    return x, target[:, :2]
+
+
+def _trained(layout: Layout, sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Job of a rank: train the network, and return what differs if a gradient or a statistic is wrong."""
+    mesh = make_mesh(layout, CPU)
+    grid = make_grid(mesh, *sizes)
+    layers = nn.ModuleDict({name: spatial(layer, mesh) for name, layer in _layers().items()})
+    parameters = list(layers.parameters())
+    reducer = GradientReducer(parameters, mesh)
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    share = slice(mesh.data.rank, None, mesh.data.size)
+    x, target = (each[share] for each in _data())
+    norms = []
+
+    def forward() -> CutImage:
+        return _run(layers, scatter_image(x, grid), pointwise, lambda a, b: move_image(a, b.spans))
+
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        y = forward()
+        reducer.arm()
+        ((y.x - part_of(target, y.spans, grid)).square().sum() / target.numel() / mesh.data.size).backward()
+        reducer.finish()
+        norms.append(global_gradient_norm(parameters))
+        optimizer.step()
+    layers.eval()
+    weights = {name: parameter.full_tensor().detach() for name, parameter in layers.named_parameters()}
+    return {**weights, **dict(layers.named_buffers()), "norms": norms, "y": gather_image(forward()).detach()}
+
+
+def _expected() -> dict[str, Any]:
+    layers, (x, target), norms = _layers(), _data(), []
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+
+    def forward() -> Tensor:
+        return _run(layers, x, lambda function, *images: function(*images), lambda a, _: a)
+
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        ((forward() - target).square().sum() / target.numel()).backward()
+        norms.append(torch.nn.utils.get_total_norm([p.grad for p in layers.parameters() if p.grad is not None]))
+        optimizer.step()
+    layers.eval()
+    weights = {name: parameter.detach() for name, parameter in layers.named_parameters()}
+    return {**weights, **dict(layers.named_buffers()), "norms": norms, "y": forward().detach()}
+
+
+@pytest.mark.parametrize(
+    ("layout", "sizes"),
+    [
+        (Layout(data=2, context=2), (1, 2)),
+        pytest.param(Layout(context=4), (2, 2), marks=pytest.mark.slow),  # random layers are compared on this grid
+        pytest.param(Layout(context=2, tensor=2), (2, 1), marks=pytest.mark.slow),
+        pytest.param(Layout(context=4), (4, 1), marks=pytest.mark.slow),
+    ],
+)
+def test_a_network_learns_as_on_one_rank(ranks: RankPool, layout: Layout, sizes: tuple[int, ...]) -> None:
+    of_ranks, expected = ranks.run(4, _trained, layout, sizes), _expected()
+    for rank, found in enumerate(of_ranks):
+        data_rank = rank // (4 // layout.data)
+        y = expected["y"][data_rank :: layout.data]
+        torch.testing.assert_close(found, {**expected, "y": y}, **CLOSE)
+
+
+def _moved() -> list[bool]:
+    mesh = make_mesh(Layout(context=4), CPU)
+    grid = make_grid(mesh, 4)
+    x = torch.arange(20.0).view(1, 2, 10)
+    image = scatter_image(x, grid, [Span.of_parts(0, 7, 1, 2)])
+    image = CutImage(image.x.requires_grad_(), image.spans, grid)
+    moved = move_image(image, [Span.of_parts(5, 0, 5, 0)])
+    whole = gather_image(moved)
+    (whole * x * (grid.ranks.rank + 1)).sum().backward()
+    expected = 10 * part_of(x, image.spans, grid)  # 1 + 2 + 3 + 4 times
+    parts = torch.equal(moved.x, part_of(x, moved.spans, grid))
+    return [parts, torch.equal(whole, x), torch.equal(image.x.grad, expected)]
+
+
+def test_images_are_divided_anew_and_gathered_with_the_gradients_of_all_ranks(ranks: RankPool) -> None:
+    assert ranks.run(4, _moved) == [[True] * 3] * 4
+
+
+def _refused(mesh: ParallelMesh) -> dict[str, str]:
+    grid = make_grid(mesh, 1, 2)
+
+    def text(call: Callable[..., object], *arguments: object, **options: object) -> str:
+        return refusal(LayoutError, call, *arguments, **options)
+
+    def image(*sizes: int) -> CutImage:
+        return scatter_image(torch.zeros(1, 2, *sizes), grid)
+
+    def conv(kernel: int, padding: int, mode: str) -> SpatialConv2d:
+        return SpatialConv2d(nn.Conv2d(2, 2, kernel, padding=padding, padding_mode=mode), mesh=mesh)
+
+    return {
+        "directions": text(make_grid, mesh, 1, 1, 1, 2),
+        "product": text(make_grid, mesh, 2, 2),
+        "shape": text(scatter_image, torch.zeros(1, 2, 3), grid),
+        "span": text(scatter_image, torch.zeros(1, 2, 3, 4), grid, [Span.even(3, 1), Span.even(5, 2)]),
+        "empty": text(image, 3, 0),
+        "spans": text(pointwise, torch.add, image(3, 4), image(3, 6)),
+        "small": text(conv(5, 0, "zeros"), image(5, 4)),
+        "reflect": text(conv(3, 4, "reflect"), image(5, 4)),
+        "circular": text(conv(3, 5, "circular"), image(5, 4)),
+        "kind": text(SpatialConv1d, nn.Conv2d(2, 2, 1), mesh=mesh),
+        "pool": text(SpatialAvgPool, nn.MaxPool2d(2)),
+        "upsample": text(SpatialUpsample, nn.Identity()),
+        "indices": text(SpatialMaxPool, nn.MaxPool2d(2, return_indices=True)),
+        "half": text(SpatialMaxPool(nn.MaxPool2d(2, padding=2)), image(5, 4)),
+    }
+
+
+def _refusals() -> dict[str, str]:
+    return _refused(make_mesh(Layout(context=2), CPU))
+
+
+REFUSALS = {
+    "directions": "A grid must have one to three sizes, one for each direction of an image, but has 4.",
+    "product": "The sizes of a grid must multiply to `layout.context` (2), but are 2 x 2 = 4.",
+    "shape": "Images on this grid must have 2 directions after batch and channels, but have the shape (1, 2, 3).",
+    "span": "The span along width must divide at least one position, here 4, into 2 parts, but has the "
+    "bounds (0, 2, 5).",
+    "empty": "The span along width must divide at least one position, here 0, into 2 parts, but has the "
+    "bounds (0, 0, 0).",
+    "spans": "Images must have the same spans to be combined, but have [(0, 3), (0, 2, 4)] and [(0, 3), (0, 3, 6)].",
+    "small": "An image must be as large as the window of a layer, but has only 4 positions for Window(kernel=5",
+    "reflect": 'Padding with `padding_mode` "reflect" must be at most 3 for an image of 4 positions, but is 4.',
+    "circular": 'Padding with `padding_mode` "circular" must be at most 4 for an image of 4 positions, but is 5.',
+    "kind": "The layer must have the type `nn.Conv1d`, but has the type `Conv2d`.",
+    "pool": "The layer must have the type `nn.AvgPool1d` or `nn.AvgPool2d` or `nn.AvgPool3d`, but has the "
+    "type `MaxPool2d`.",
+    "upsample": "The layer must have the type `nn.Upsample`, but has the type `Identity`.",
+    "indices": "`return_indices` of pooling must be false for images that ranks share, but is true.",
+    "half": "`padding` of pooling must be at most half of `kernel_size` (2), but is 2.",
+}
+
+
+def test_what_is_impossible_is_refused_by_name(ranks: RankPool) -> None:
+    for texts in ranks.run(2, _refusals):
+        assert {name: text[: len(REFUSALS[name])] for name, text in texts.items()} == REFUSALS
