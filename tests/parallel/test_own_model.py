@@ -13,6 +13,7 @@ import torch
 
 from crosscut import parallel
 from crosscut.config import Layout
+from crosscut.parallel import spatial
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_model.py"
@@ -31,10 +32,11 @@ def test_the_page_s_code_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -
     names: dict[str, object] = {"__name__": "docs.parallel"}
     for block in BLOCK.findall((ROOT / "docs" / "parallel.md").read_text()):
         exec(compile(block, "docs/parallel.md", "exec"), names)
-    first, second = capsys.readouterr().out.splitlines()
-    right = re.fullmatch(r"tensor 1 x data 1: (\d+)% right", first)
+    learned, size, messages = capsys.readouterr().out.splitlines()
+    right = re.fullmatch(r"tensor 1 x data 1: (\d+)% right", learned)
     assert int(right[1]) > 90
-    assert second == "[]"
+    assert size == "torch.Size([2, 8, 16, 16])"
+    assert messages == "[]"
 
 
 def _run_example() -> list[str]:
@@ -57,4 +59,4 @@ def test_the_example_trains_alike_on_one_and_on_two_ranks(capsys: pytest.Capture
 
 def test_every_public_name_is_on_the_page() -> None:
     page = (ROOT / "docs" / "parallel.md").read_text()
-    assert [name for name in parallel.__all__ if f"`{name}`" not in page] == []
+    assert [name for name in (*parallel.__all__, *spatial.__all__) if f"`{name}`" not in page] == []
