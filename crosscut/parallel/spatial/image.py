@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils import _pytree
 
 from crosscut.config import LayoutError
 from crosscut.parallel.mesh import Axis, ParallelMesh
@@ -102,6 +103,13 @@ class CutImage:
     def sizes(self) -> tuple[int, ...]:
         """Size of the whole image in each direction."""
         return tuple(span.size for span in self.spans)
+
+
+_pytree.register_pytree_node(
+    CutImage,
+    lambda image: ([image.x], (image.spans, image.grid)),
+    lambda parts, context: CutImage(*parts, *context),
+)  # `fully_shard` looks for tensors in the arguments and the result of a layer
 
 
 def scatter_image(x: Tensor, grid: ImageGrid, spans: Sequence[Span] | None = None) -> CutImage:

@@ -2,22 +2,21 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from crosscut.config import LayoutError
 from crosscut.parallel.mesh import ParallelMesh
-from crosscut.parallel.state.parameters import ParameterMaker, local_part
+from crosscut.parallel.state.parameters import local_part, replicated_parameter
 
 
 def copied_parameter(source: Tensor, mesh: ParallelMesh) -> nn.Parameter:
-    """Create a replicated parameter with the shape, the element type and the values of `source`. With sharding, and if
-    `source` has no values, the parameter is on the device `meta` or zero.
+    """Create a replicated parameter with the shape, the element type and the values of `source`. If `source` is on the
+    device `meta`, the parameter is created as in all other layers, with zeros.
     """
-    parameter = ParameterMaker(mesh, source.dtype).replicated(*source.shape)
-    if not (parameter.is_meta or source.is_meta):
-        with torch.no_grad():
-            local_part(parameter).copy_(source)
+    device = mesh.parameter_device if source.is_meta else mesh.device
+    parameter = replicated_parameter(tuple(source.shape), mesh.tensor, dtype=source.dtype, device=device)
+    if not source.is_meta:
+        local_part(parameter.detach()).copy_(source.detach())
     return parameter
 
 

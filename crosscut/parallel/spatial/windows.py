@@ -55,14 +55,11 @@ class Windows:
         """Return this rank's outputs, given outputs that begin with the output `firsts` of each direction, by default
         with this rank's first one, and that may go on behind its last one.
         """
-        starts = (
-            [0] * len(self.outputs)
-            if firsts is None
-            else [part.start - first if part.size else 0 for part, first in zip(self.outputs, firsts, strict=True)]
-        )
-        for dim, start, part in zip(self.image.directions, starts, self.outputs, strict=True):
-            if part.size < y.shape[dim]:
-                y = y.narrow(dim, start, part.size)
+        own = y
+        for i, (dim, part) in enumerate(zip(self.image.directions, self.outputs, strict=True)):
+            start = part.start - firsts[i] if firsts is not None and part.size else 0
+            own = own.narrow(dim, start, part.size)
+        y = y if own.shape == y.shape else own.clone()  # without the memory of the other outputs
         return CutImage(y, tuple(step.outputs for step in self.steps), self.image.grid)
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crosscut.config import Layout, LayoutError
-from crosscut.parallel import GradientReducer, ParallelMesh, global_gradient_norm, make_mesh
+from crosscut.parallel import ParallelMesh, global_gradient_norm, make_mesh, make_reducer, shard_model
 from crosscut.parallel.spatial import (
     CutImage,
     Span,
@@ -48,12 +48,19 @@ def _layers() -> nn.ModuleDict:
     return nn.ModuleDict(layers).double()
 
 
-def _run(layers: nn.ModuleDict, x: Any, apply: Callable[..., Any], align: Callable[[Any, Any], Any]) -> Any:
+class _Net(nn.Module):
     """A small U-Net, on whole images or on images that ranks share."""
-    wide = apply(F.relu, layers["batch"](layers["first"](x)))
-    deep = apply(F.relu, layers["group"](layers["second"](layers["pool"](wide))))
-    up = align(layers["resize"](layers["up"](deep)), wide)
-    return layers["last"](apply(lambda a, b: torch.cat((a, b), 1), wide, up))
+
+    def __init__(self, layers: nn.ModuleDict, apply: Callable[..., Any], align: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.layers, self.apply_each, self.align = layers, apply, align
+
+    def forward(self, x: Any) -> Any:
+        layers, apply = self.layers, self.apply_each
+        wide = apply(F.relu, layers["batch"](layers["first"](x)))
+        deep = apply(F.relu, layers["group"](layers["second"](layers["pool"](wide))))
+        up = self.align(layers["resize"](layers["up"](deep)), wide)
+        return layers["last"](apply(lambda a, b: torch.cat((a, b), 1), wide, up))
 
 
 def _data() -> tuple[Tensor, Tensor]:
@@ -67,44 +74,43 @@ def _trained(layout: Layout, sizes: tuple[int, ...]) -> dict[str, Any]:
     mesh = make_mesh(layout, CPU)
     grid = make_grid(mesh, *sizes)
     layers = nn.ModuleDict({name: spatial(layer, mesh) for name, layer in _layers().items()})
-    parameters = list(layers.parameters())
-    reducer = GradientReducer(parameters, mesh)
+    net = _Net(layers, pointwise, lambda a, b: move_image(a, b.spans))
+    shard_model(net, mesh, units=[layers["first"], layers["second"]], always_used=True)
+    reducer = make_reducer(net, mesh)
+    parameters = list(net.parameters())
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     share = slice(mesh.data.rank, None, mesh.data.size)
     x, target = (each[share] for each in _data())
     norms = []
 
-    def forward() -> CutImage:
-        return _run(layers, scatter_image(x, grid), pointwise, lambda a, b: move_image(a, b.spans))
-
     for _ in range(STEPS):
         optimizer.zero_grad()
-        y = forward()
+        reducer.begin()
+        y = net(scatter_image(x, grid))
         reducer.arm()
         ((y.x - part_of(target, y.spans, grid)).square().sum() / target.numel() / mesh.data.size).backward()
         reducer.finish()
         norms.append(global_gradient_norm(parameters))
         optimizer.step()
-    layers.eval()
     weights = {name: parameter.full_tensor().detach() for name, parameter in layers.named_parameters()}
-    return {**weights, **dict(layers.named_buffers()), "norms": norms, "y": gather_image(forward()).detach()}
+    net.eval()
+    with torch.no_grad():
+        y = gather_image(net(scatter_image(x, grid)))
+    return {**weights, **dict(layers.named_buffers()), "norms": norms, "y": y}
 
 
 def _expected() -> dict[str, Any]:
     layers, (x, target), norms = _layers(), _data(), []
+    net = _Net(layers, lambda function, *images: function(*images), lambda a, _: a)
     optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
-
-    def forward() -> Tensor:
-        return _run(layers, x, lambda function, *images: function(*images), lambda a, _: a)
-
     for _ in range(STEPS):
         optimizer.zero_grad()
-        ((forward() - target).square().sum() / target.numel()).backward()
+        ((net(x) - target).square().sum() / target.numel()).backward()
         norms.append(torch.nn.utils.get_total_norm([p.grad for p in layers.parameters() if p.grad is not None]))
         optimizer.step()
-    layers.eval()
+    net.eval()
     weights = {name: parameter.detach() for name, parameter in layers.named_parameters()}
-    return {**weights, **dict(layers.named_buffers()), "norms": norms, "y": forward().detach()}
+    return {**weights, **dict(layers.named_buffers()), "norms": norms, "y": net(x).detach()}
 
 
 @pytest.mark.parametrize(
@@ -112,6 +118,8 @@ def _expected() -> dict[str, Any]:
     [
         (Layout(data=2, context=2), (1, 2)),
         pytest.param(Layout(context=4), (2, 2), marks=pytest.mark.slow),  # random layers are compared on this grid
+        pytest.param(Layout(context=4, sharding="zero2"), (1, 4), marks=pytest.mark.slow),
+        pytest.param(Layout(data=2, context=2, sharding="zero3"), (2, 1), marks=pytest.mark.slow),
         pytest.param(Layout(context=2, tensor=2), (2, 1), marks=pytest.mark.slow),
         pytest.param(Layout(context=4), (4, 1), marks=pytest.mark.slow),
     ],
