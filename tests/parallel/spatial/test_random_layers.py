@@ -1,28 +1,32 @@
 """Random layers on random grids, beside PyTorch's layers on one rank: values and gradients."""
 
+from collections.abc import Iterable
+from math import prod
+
 import pytest
 
 from tests.parallel.spatial.cases import GRIDS, compare
 from tests.ranks import RankPool
 
 TOLERANCE = 1e-12
-QUICK = [((2, 2), range(14)), ((4,), range(6)), ((2, 1, 2), range(6))]
+QUICK = [((2, 2), range(14)), ((4,), range(14, 20)), ((2, 1, 2), range(20, 26))]
+MANY = [(sizes, range(100 * number, 100 * number + 26)) for number, sizes in enumerate(GRIDS, 1)]
+"""312 cases: 26 on each grid."""
 
 
-def _assert_equal(ranks: RankPool, sizes: tuple[int, ...], seeds: list[int]) -> None:
-    num_ranks = 1
-    for size in sizes:
-        num_ranks *= size
-    for results in ranks.run(num_ranks, compare, sizes, seeds):
+def _assert_equal(ranks: RankPool, sizes: tuple[int, ...], seeds: Iterable[int]) -> None:
+    for results in ranks.run(prod(sizes), compare, sizes, list(seeds)):
         assert [result for result in results if not result[1] < TOLERANCE] == []
 
 
 @pytest.mark.parametrize(("sizes", "seeds"), QUICK)
 def test_outputs_and_gradients_are_those_of_one_rank(ranks: RankPool, sizes: tuple[int, ...], seeds: range) -> None:
-    _assert_equal(ranks, sizes, list(seeds))
+    _assert_equal(ranks, sizes, seeds)
 
 
-@pytest.mark.slow  # the quick test has all kinds of layers on three grids
-@pytest.mark.parametrize("sizes", GRIDS)
-def test_many_outputs_and_gradients_are_those_of_one_rank(ranks: RankPool, sizes: tuple[int, ...]) -> None:
-    _assert_equal(ranks, sizes, list(range(100, 126)))
+@pytest.mark.slow  # the quick test has such layers on three grids
+@pytest.mark.parametrize(("sizes", "seeds"), MANY)
+def test_many_outputs_and_gradients_are_those_of_one_rank(
+    ranks: RankPool, sizes: tuple[int, ...], seeds: range
+) -> None:
+    _assert_equal(ranks, sizes, seeds)
