@@ -80,7 +80,7 @@ def _device_mesh(mesh: ParallelMesh, sizes: dict[str, int]) -> DeviceMesh:
     return DeviceMesh(mesh.device.type, ranks.reshape(-1, *sizes.values()), mesh_dim_names=("others", *sizes))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CutImage:
     """Images [B, C, ...] of which this rank has a part, with the spans of the whole images.
 

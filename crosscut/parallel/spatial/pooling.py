@@ -6,6 +6,7 @@ number of positions that PyTorch counts. None of the layers has parameters.
 Shapes: B batch, C channels.
 """
 
+from math import prod
 from typing import Any, final
 
 import torch
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crosscut.config import LayoutError
-from crosscut.parallel.spatial.image import IMAGE_DIM, CutImage
+from crosscut.parallel.spatial.image import IMAGE_DIM, CutImage, pointwise
 from crosscut.parallel.spatial.parameters import require_kind
 from crosscut.parallel.spatial.reaches import Window, bins
 from crosscut.parallel.spatial.spans import Range
@@ -93,21 +94,26 @@ class SpatialAvgPool(nn.Module):
         windows = copy_windows(image, reaches)
         x = windows.at_least([reach.extent for reach in reaches])
         kernels, strides, *_ = zip(*reaches, strict=True)
-        pooled = windows.result(_AVG[num - 1](x, kernels, strides))
-        y = pooled.x
-        for dim, reach, part, size in zip(image.directions, reaches, windows.outputs, image.sizes, strict=True):
-            shape = [-1 if i == dim else 1 for i in range(y.dim())]
-            y = y * (reach.kernel / self._counts(reach, part, size, y.device).to(y).view(shape))
-        return CutImage(y, pooled.spans, pooled.grid)
+        sums = windows.result(_AVG[num - 1](x, kernels, strides) * prod(kernels))
+        of_directions = zip(reaches, windows.outputs, image.sizes, strict=True)
+        counts = [self._counts(*each, device=x.device).to(x) for each in of_directions]
+        divisor = getattr(self.layer, "divisor_override", None) or _outer(counts)
+        return pointwise(lambda y: y / divisor, sums)
 
-    def _counts(self, reach: Window, outputs: Range, size: int, device: torch.device) -> Tensor:
-        """Return the number of positions by which PyTorch divides each output."""
+    def _counts(self, reach: Window, outputs: Range, size: int, *, device: torch.device) -> Tensor:
+        """Return the number of positions along one direction that PyTorch counts for each output."""
         starts = torch.arange(outputs.start, outputs.stop, device=device) * reach.stride - reach.before
-        if getattr(self.layer, "divisor_override", None):
-            return torch.full_like(starts, self.layer.divisor_override)
         if self.layer.count_include_pad:
             return (starts + reach.kernel).clamp(max=size + reach.after) - starts
         return (starts + reach.kernel).clamp(max=size) - starts.clamp(min=0)
+
+
+def _outer(factors: list[Tensor]) -> Tensor:
+    """Return the products of one number of each list: [n_0, n_1, ...]."""
+    product = factors[0]
+    for factor in factors[1:]:
+        product = product.unsqueeze(-1) * factor
+    return product
 
 
 @final

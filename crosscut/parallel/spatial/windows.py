@@ -25,7 +25,7 @@ from crosscut.parallel.spatial.reaches import Reach
 from crosscut.parallel.spatial.spans import Range, Wanted
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Windows:
     """Inputs that this rank has copied for its outputs of one operator."""
 

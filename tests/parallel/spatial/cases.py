@@ -131,7 +131,8 @@ class Draw:
         padding = tuple(self.random.randint(0, k // 2) for k in kernel)
         if self.random.random() < 0.5:
             return self._of("MaxPool")(kernel, stride, padding, self._each(1, 2), ceil_mode=is_ceil)
-        return self._of("AvgPool")(kernel, stride, padding, is_ceil, self.random.random() < 0.5)
+        divisor = self.random.choice([(), (None,), (5,)]) if self.num > 1 else ()
+        return self._of("AvgPool")(kernel, stride, padding, is_ceil, self.random.random() < 0.5, *divisor)
 
     def _adaptive(self) -> nn.Module:
         return self._of(self.random.choice(["AdaptiveAvgPool", "AdaptiveMaxPool"]))(self._each(1, 5))
@@ -147,7 +148,11 @@ class Draw:
         return nn.Upsample(scale_factor=scale, mode=mode, align_corners=aligned, recompute_scale_factor=rounds)
 
     def _norm(self) -> nn.Module:
-        layer = self._of("BatchNorm")(CHANNELS) if self.random.random() < 0.5 else nn.GroupNorm(2, CHANNELS)
+        is_affine, momentum, tracks = (self.random.choice(two) for two in ((True, False), (0.2, None), (True, False)))
+        if self.random.random() < 0.5:
+            layer = self._of("BatchNorm")(CHANNELS, 1e-3, momentum, is_affine, tracks)
+        else:
+            layer = nn.GroupNorm(2, CHANNELS, affine=is_affine)
         for parameter in layer.parameters():
             nn.init.normal_(parameter)
         return layer

@@ -128,8 +128,8 @@ def _maxima_padded_with_zeros(patch: Patch) -> None:
 def _counts_of_a_part(patch: Patch) -> None:
     counts = pooling.SpatialAvgPool._counts
 
-    def of_part(self: Any, reach: Any, outputs: Range, size: int, device: Any) -> Tensor:
-        return counts(self, reach, Range(0, outputs.size), size, device)
+    def of_part(self: Any, reach: Any, outputs: Range, size: int, *, device: Any) -> Tensor:
+        return counts(self, reach, Range(0, outputs.size), size, device=device)
 
     patch.setattr(pooling.SpatialAvgPool, "_counts", of_part)
 
