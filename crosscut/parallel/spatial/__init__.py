@@ -4,7 +4,7 @@
 - `spans`, `reaches`: positions that ranks hold, and positions that the outputs of an operator read
 - `plan`, `exchange`: messages that follow from them, forward and backward
 - `image`: grids of ranks, and images of which each rank has a part
-- `windows`: copies of the inputs of each rank's outputs
+- `windows`, `saving`: copies of the inputs of each rank's outputs, and halos that are saved for the backward pass
 - `convolution`, `pooling`, `resizing`, `norm`: the layers
 """
 

@@ -90,7 +90,10 @@ class _Direct(_Convolution):
         windows = copy_windows(image, settings.windows, mode=settings.mode)
         x = windows.at_least([window.extent for window in settings.windows])
         convolve = _CONVOLUTIONS[len(settings.kernel) - 1]
-        return windows.result(convolve(x, *self._own(x.dtype), settings.stride, 0, settings.dilation, settings.groups))
+        weights = self._own(x.dtype)
+        with windows.saving:
+            y = convolve(x, *weights, settings.stride, 0, settings.dilation, settings.groups)
+        return windows.result(y)
 
 
 class _Transposed(_Convolution):
@@ -102,7 +105,9 @@ class _Transposed(_Convolution):
         ends = [spread.first(read.stop - 1) + spread.extent for spread, read, _ in of_directions]
         more = [max(part.stop - end, 0) * (part.size > 0) for part, end in zip(windows.outputs, ends, strict=True)]
         convolve = _TRANSPOSED[len(spreads) - 1]
-        y = convolve(x, *self._own(x.dtype), settings.stride, 0, more, settings.groups, settings.dilation)
+        weights = self._own(x.dtype)
+        with windows.saving:
+            y = convolve(x, *weights, settings.stride, 0, more, settings.groups, settings.dilation)
         return windows.result(y, [spread.first(read.start) for spread, read, _ in of_directions])
 
 
@@ -120,7 +125,7 @@ class SpatialConv2d(_Direct):
 
     Parameters: `weight` [F, C / groups, K] and, if the layer has one, `bias` [F] as Replicate. Forward: for each
     direction, one message to each rank that needs positions of this rank. Backward: as many messages with the gradients
-    of these positions. For the backward pass, the rank's part with halos is saved.
+    of these positions. For the backward pass, the rank's part and its halos are saved.
 
     Raises `LayoutError` if `layer` is not an `nn.Conv2d`. Source: Dryden et al. 2019, section 3.1.
     """

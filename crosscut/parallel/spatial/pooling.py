@@ -71,7 +71,9 @@ class SpatialMaxPool(nn.Module):
         windows = copy_windows(image, reaches, fill=float("-inf"))
         x = windows.at_least([reach.extent for reach in reaches])
         kernels, strides, dilations, *_ = zip(*reaches, strict=True)
-        return windows.result(_MAX[num - 1](x, kernels, strides, 0, dilations))
+        with windows.saving:
+            y = _MAX[num - 1](x, kernels, strides, 0, dilations)
+        return windows.result(y)
 
 
 @final
@@ -94,7 +96,9 @@ class SpatialAvgPool(nn.Module):
         windows = copy_windows(image, reaches)
         x = windows.at_least([reach.extent for reach in reaches])
         kernels, strides, *_ = zip(*reaches, strict=True)
-        sums = windows.result(_AVG[num - 1](x, kernels, strides) * prod(kernels))
+        with windows.saving:
+            y = _AVG[num - 1](x, kernels, strides)
+        sums = windows.result(y * prod(kernels))
         of_directions = zip(reaches, windows.outputs, image.sizes, strict=True)
         counts = [self._counts(*each, device=x.device).to(x) for each in of_directions]
         divisor = getattr(self.layer, "divisor_override", None) or _outer(counts)

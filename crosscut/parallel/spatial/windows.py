@@ -11,6 +11,7 @@ arrive in two messages instead of one from a diagonal neighbour. Source: Dryden 
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from crosscut.parallel.spatial.exchange import fetched
 from crosscut.parallel.spatial.image import CutImage
 from crosscut.parallel.spatial.plan import Step, plan_step
 from crosscut.parallel.spatial.reaches import Reach
+from crosscut.parallel.spatial.saving import saves_halos
 from crosscut.parallel.spatial.spans import Range, Wanted
 
 
@@ -43,6 +45,13 @@ class Windows:
     def reads(self) -> tuple[Range, ...]:
         """Positions of `x` in each direction. They may be outside of the image."""
         return tuple(step.reads[rank] for step, rank in zip(self.steps, self.image.grid.place, strict=True))
+
+    @property
+    def saving(self) -> AbstractContextManager[object]:
+        """Context for the computation of the outputs: autograd saves the halos instead of all copied inputs."""
+        of_directions = zip(self.image.spans, self.image.grid.place, strict=True)
+        held = [span.part(rank) for span, rank in of_directions]
+        return saves_halos(self.x, self.image.x, self.reads, held)
 
     def at_least(self, sizes: Sequence[int]) -> Tensor:
         """Return the copied inputs, with zeros behind them if a direction is shorter than `sizes`: a rank without

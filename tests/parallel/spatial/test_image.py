@@ -1,5 +1,6 @@
 """A network on images that ranks share: training beside one rank, images that are divided anew, and refusals."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,11 +19,14 @@ from crosscut.parallel.spatial import (
     SpatialConv2d,
     SpatialMaxPool,
     SpatialUpsample,
+    convolution,
     gather_image,
     make_grid,
     move_image,
     pointwise,
+    pooling,
     scatter_image,
+    windows,
 )
 from tests.parallel.spatial.cases import part_of, spatial
 from tests.parallel.twins import CLOSE, CPU
@@ -148,6 +152,39 @@ def _moved() -> list[bool]:
 
 def test_images_are_divided_anew_and_gathered_with_the_gradients_of_all_ranks(ranks: RankPool) -> None:
     assert ranks.run(4, _moved) == [[True] * 3] * 4
+
+
+def _kept(is_changed: bool) -> list[bool]:
+    """Whether each layer's copy of its inputs is in memory until the backward pass, which then runs."""
+    mesh = make_mesh(Layout(context=2), CPU)
+    grid = make_grid(mesh, 1, 2)
+    copies = []
+
+    def copied(image: CutImage, *arguments: Any, **options: Any) -> windows.Windows:
+        found = windows.copy_windows(image, *arguments, **options)
+        copies.append(weakref.ref(found.x))
+        return found
+
+    image = scatter_image(torch.randn(1, 2, 8, 8, requires_grad=True), grid)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(convolution, "copy_windows", copied)
+        patch.setattr(pooling, "copy_windows", copied)
+        y = SpatialConv2d(nn.Conv2d(2, 2, 3, padding=1), mesh=mesh)(image)
+        y = SpatialMaxPool(nn.MaxPool2d(3, 1, 1))(y)
+    kept = [copy() is not None for copy in copies]
+    if is_changed:
+        image.x.detach().add_(1.0)
+    y.x.sum().backward()
+    return kept
+
+
+def test_halos_are_saved_for_the_backward_pass_and_not_the_part_once_more(ranks: RankPool) -> None:
+    assert ranks.run(2, _kept, False) == [[False, False]] * 2
+
+
+def test_an_image_that_is_changed_before_the_backward_pass_is_refused(ranks: RankPool) -> None:
+    with pytest.raises(RuntimeError, match="An image must not be changed in place before the backward pass"):
+        ranks.run(2, _kept, True)
 
 
 def _refused(mesh: ParallelMesh) -> dict[str, str]:

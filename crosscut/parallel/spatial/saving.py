@@ -1,0 +1,60 @@
+"""Saving of copied inputs for the backward pass. The layer before usually saves the rank's own part, too, so an
+operator saves this part and the halos instead of a copy of both.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from crosscut.parallel.spatial.spans import Range
+
+
+class _Halos(NamedTuple):
+    """Copied inputs as a rank's own part and the halos around it."""
+
+    own: Tensor
+    """Positions of the part that were copied: a view of the part."""
+    version: int
+    around: list[tuple[Tensor, Tensor]]
+    """Halos and padding before and after, for each direction."""
+
+    def joined(self) -> Tensor:
+        """Return the copied inputs. Raises `RuntimeError` if the part was changed in the meantime."""
+        if self.own._version != self.version:
+            raise RuntimeError(
+                "An image must not be changed in place before the backward pass of the layer that has read it, but was "
+                "changed. Use a function that returns a new tensor."
+            )
+        x = self.own
+        for dim, (before, after) in reversed(list(enumerate(self.around, 2))):
+            x = torch.cat((before, x, after), dim)
+        return x
+
+
+def saves_halos(
+    copied: Tensor, part: Tensor, reads: Sequence[Range], held: Sequence[Range]
+) -> AbstractContextManager[object]:
+    """Return a context in which autograd saves `copied` as halos around the rank's part. `reads` are the positions of
+    `copied` in each direction, and `held` those of `part`.
+    """
+    place, shape, is_copy = copied.data_ptr(), copied.shape, copied is not part  # PyTorch keeps `pack` with its values
+
+    def pack(saved: Tensor) -> Tensor | _Halos:
+        if not is_copy or saved.data_ptr() != place or saved.shape != shape:
+            return saved
+        own, inner, around = part.detach(), saved.detach(), []
+        for dim, (read, has) in enumerate(zip(reads, held, strict=True), 2):
+            both = read.overlap(has)
+            first, last = both.start - read.start, both.stop - read.start
+            around.append(
+                (inner.narrow(dim, 0, first).clone(), inner[(slice(None),) * dim + (slice(last, None),)].clone())
+            )
+            inner = inner.narrow(dim, first, both.size)
+            own = own.narrow(dim, both.start - has.start if both.size else 0, both.size)
+        return _Halos(own, own._version, around)
+
+    return saved_tensors_hooks(pack, lambda saved: saved.joined() if isinstance(saved, _Halos) else saved)
