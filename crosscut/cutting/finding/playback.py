@@ -1,0 +1,221 @@
+"""Forward pass in which linear layers and embeddings do not compute, but return values that are given.
+
+Between two linear layers, a module computes with values that no weight has touched. So the values may be any: each draw
+takes random ones. A large module costs little, since nothing is multiplied by its matrices.
+"""
+
+import copy
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from crosscut.cutting.finding.matrices import Matrix, may_be_matrix, recognise
+from crosscut.verification.foreign.wide import in_float64
+
+_NOISE = 0.2
+
+
+class Call(NamedTuple):
+    """One call of a linear layer or an embedding."""
+
+    name: str
+    index: int
+    """Number of earlier calls of the same module."""
+
+
+class Failure(NamedTuple):
+    """Error inside the module."""
+
+    module: str
+    """Class of the innermost module that ran."""
+    text: str
+
+
+@dataclass
+class Run:
+    """Values that were seen in one forward pass."""
+
+    calls: list[Call] = field(default_factory=list)
+    inputs: dict[Call, Tensor] = field(default_factory=dict)
+    """Inputs of the linear layers."""
+    output: Any = None
+    failure: Failure | None = None
+
+    @property
+    def results(self) -> list[Tensor]:
+        """Tensors of floating point that the module returned."""
+        leaves = [self.output, *vars(self.output).values()] if hasattr(self.output, "__dict__") else [self.output]
+        return [each for each in tree_leaves(leaves) if isinstance(each, Tensor) and each.is_floating_point()]
+
+
+Reply = Callable[[Call], Tensor]
+"""Function that returns the output of a call."""
+
+
+class _Stop(BaseException):
+    """Ends a forward pass of which enough was seen."""
+
+
+@dataclass
+class Subject:
+    """Module that is probed, on the CPU, in float64."""
+
+    module: nn.Module
+    inputs: Mapping[str, Any]
+    matrices: dict[str, Matrix] = field(default_factory=dict)
+    shapes: dict[Call, torch.Size] = field(default_factory=dict)
+    """Shapes of the outputs of all calls."""
+    not_matrices: set[str] = field(default_factory=set)
+    """Modules that hold a matrix, but do not multiply by it or look its rows up when they are called."""
+
+    def play(self, reply: Reply, *, inputs: Mapping[str, Any], stop: set[Call] | None = None) -> Run:
+        """Run the module. Stops when all calls of `stop` have been seen. An error ends the run, and is told in it."""
+        run, awaited, counts = Run(), set(stop or ()), Counter[str]()
+
+        def forward(matrix: Matrix, *args: Any, **kwargs: Any) -> Tensor:
+            call = Call(matrix.name, counts[matrix.name])
+            counts[matrix.name] += 1
+            run.calls.append(call)
+            if not matrix.is_embedding:
+                run.inputs[call] = args[0].clone() if args else next(iter(kwargs.values())).clone()
+            awaited.discard(call)
+            if stop and not awaited:
+                raise _Stop
+            return reply(call)
+
+        with _replaced({name: partial(forward, matrix) for name, matrix in self.matrices.items()}, self.module):
+            try:
+                with in_float64():
+                    run.output = self.module(**_fresh(inputs))
+            except _Stop:
+                pass
+            except Exception as error:  # whatever the module raises on values that do not fit is an answer
+                run.failure = _failure(error)
+        return run
+
+
+@contextmanager
+def _replaced(forwards: Mapping[str, Callable[..., Any]], module: nn.Module) -> Iterator[None]:
+    """Let modules run other functions."""
+    for name, function in forwards.items():
+        vars(module.get_submodule(name))["forward"] = function
+    try:
+        yield
+    finally:
+        for name in forwards:
+            del vars(module.get_submodule(name))["forward"]
+
+
+def _fresh(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    return copy.deepcopy(dict(inputs))
+
+
+def _failure(error: Exception) -> Failure:
+    """Return the innermost module of an error's traceback."""
+    inside = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if isinstance(held := frame.f_locals.get("self"), nn.Module):
+            inside = type(held).__name__
+    return Failure(inside, str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__)
+
+
+def find_matrices(module: nn.Module, inputs: Mapping[str, Any]) -> Subject:
+    """Find the linear layers and embeddings that a module calls. Raises what the module raises."""
+    subject, drawn = Subject(module, inputs), torch.Generator().manual_seed(0)
+    known: dict[tuple[type, tuple[int, ...]], tuple[bool, int] | None] = {}
+    counts = Counter[str]()
+
+    def forward(name: str, held: nn.Module, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if name in subject.not_matrices:
+            return original(*args, **kwargs)
+        if name not in subject.matrices:
+            key = (type(held), tuple(held.get_parameter("weight").shape))
+            if key not in known or isinstance(held, nn.Embedding):
+                found = recognise(name, held, original, args, kwargs)
+                known[key] = None if found is None else (found.is_embedding, found.output_dim)
+            if (traits := known[key]) is None:
+                subject.not_matrices.add(name)
+                return original(*args, **kwargs)
+            subject.matrices[name] = Matrix(name, held, *traits)
+        matrix = subject.matrices[name]
+        shape = _embedded_shape(matrix, original, args, kwargs) if matrix.is_embedding else matrix.output_shape(args)
+        subject.shapes[Call(name, counts[name])] = torch.Size(shape)
+        counts[name] += 1
+        return torch.randn(shape, dtype=torch.float64, generator=drawn)
+
+    candidates = {name: each for name, each in module.named_modules() if may_be_matrix(each)}
+    forwards = {name: partial(forward, name, each, each.forward) for name, each in candidates.items()}
+    with _replaced(forwards, module), torch.no_grad(), in_float64():
+        module(**_fresh(inputs))
+    return subject
+
+
+def _embedded_shape(
+    matrix: Matrix, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> torch.Size:
+    """Return the shape of an embedding's output: its own forward may take other things than ids."""
+    kept = matrix.module._parameters["weight"]
+    matrix.module._parameters["weight"] = nn.Parameter(torch.zeros(1, 1).double().expand(matrix.weight.shape), False)
+    try:
+        return torch.Size(forward(*args, **kwargs).shape)
+    finally:
+        matrix.module._parameters["weight"] = kept
+
+
+@dataclass
+class Draw:
+    """Random values of everything between the matrices, and what the whole module did with them."""
+
+    subject: Subject
+    inputs: Mapping[str, Any]
+    values: dict[nn.Parameter, Tensor]
+    """Values of the parameters that belong to no matrix."""
+    outputs: dict[Call, Tensor]
+    run: Run
+
+    def play(self, reply: Reply, *, stop: set[Call] | None = None) -> Run:
+        """Run the module on the values of this draw."""
+        with self._in_place():
+            return self.subject.play(reply, inputs=self.inputs, stop=stop)
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        kept = {parameter: parameter.data for parameter in self.values}
+        for parameter, value in self.values.items():
+            parameter.data = value
+        try:
+            yield
+        finally:
+            for parameter, value in kept.items():
+                parameter.data = value
+
+
+def draw(subject: Subject, seed: int) -> Draw:
+    """Draw values, and run the whole module on them."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def noisy(value: Tensor) -> Tensor:
+        held = torch.zeros(value.shape, dtype=value.dtype) if value.is_meta else value.detach()
+        return held + _NOISE * torch.randn(value.shape, dtype=value.dtype, generator=generator)
+
+    owned = {id(each) for matrix in subject.matrices.values() for each in matrix.module.parameters()}
+    values = {each: noisy(each) for each in subject.module.parameters() if id(each) not in owned}
+    inputs = tree_map_only(Tensor, lambda x: noisy(x) if x.is_floating_point() else x, dict(subject.inputs))
+    outputs: dict[Call, Tensor] = {}
+
+    def reply(call: Call) -> Tensor:
+        outputs[call] = torch.randn(subject.shapes[call], dtype=torch.float64, generator=generator)
+        return outputs[call].clone()
+
+    made = Draw(subject, inputs, values, outputs, Run())
+    with torch.no_grad():
+        made.run = made.play(reply)
+    return made

@@ -1,0 +1,240 @@
+"""Search for what must be divided so that a rank's part of some layers computes its part of the next ones' inputs.
+
+No ranks are needed: the module runs once for each rank, with the rank's columns in place of the whole outputs.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, product
+
+import torch
+from torch import Tensor
+
+from crosscut.cutting.finding.pieces import Pieces, divisions
+from crosscut.cutting.finding.playback import Call, Draw, Run
+from crosscut.cutting.finding.reads import Read, Reads, changed
+from crosscut.cutting.finding.wires import Group, pattern_of
+
+_EXACT = 1e-9
+_MOST = 3
+"""Largest number of integers that are changed together."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Cut of a group of layers that was found to be right on all ranks."""
+
+    group: Group
+    pieces: dict[str, Pieces]
+    """Divisions of the columns by names of modules."""
+    integers: dict[int, dict[Read, int]]
+    """Values of attributes for each number of ranks."""
+    tables: dict[Read, int]
+    """Parameters and buffers by head, and the dimension along which they are divided."""
+
+
+@dataclass
+class Failed:
+    """Group that cannot be cut."""
+
+    reason: str
+
+
+@dataclass
+class Search:
+    """Search in one module, with several draws."""
+
+    draws: Sequence[Draw]
+    sizes: tuple[int, ...]
+    """Numbers of ranks."""
+    sources: Mapping[Call, set[Call]]
+    _first: Failed = field(default_factory=lambda: Failed(""))
+
+    def cut(self, group: Group) -> Cut | Failed:
+        """Return how a group can be cut at all numbers of ranks."""
+        if group.reaches_result:
+            return Failed("its output is part of what the module returns")
+        found = self._pieces(group)
+        if isinstance(found, Failed):
+            return found
+        integers, tables = self._candidates(group)
+        self._first = Failed("")
+        for chosen in ({}, *({table: at} for table, at in tables)):
+            values: dict[int, dict[Read, int]] = {}
+            for size in self.sizes:
+                trial = Cut(group, found, {}, chosen)
+                if (value := self._integers(trial, size, integers, values)) is None:
+                    break
+                values[size] = value
+            else:
+                every = {read: integers_of(integers)[read] for each in values.values() for read in each}
+                return Cut(group, found, {size: every | value for size, value in values.items()}, chosen)
+        return self._first
+
+    # --- columns ------------------------------------------------------------------------------------------------------
+
+    def _pieces(self, group: Group) -> dict[str, Pieces] | Failed:
+        """Find how the columns of each layer are divided so that a rank's columns reach only the rank's rows."""
+        found: dict[str, Pieces] = {}
+        kinds: dict[str, list[Call]] = {}
+        for call in group.columns:
+            kinds.setdefault(pattern_of(call.name), []).append(call)
+        for calls in kinds.values():
+            widths = {call: self._rows_of(group, call) for call in calls}
+            choices = [list(self._divisions(call, widths[call])) for call in calls]
+            for choice in zip(*choices, strict=False):
+                taken = dict(zip(calls, choice, strict=True))
+                if all(self._keep_apart(group, taken, size) for size in self.sizes):
+                    found |= {call.name: pieces for call, pieces in taken.items()}
+                    break
+            else:
+                rows = sorted({pattern_of(row.name) for row in group.rows})
+                return Failed(f"each slice of its output reaches all of the input of {_listed(rows)}")
+        if not any(pieces.is_cut(size) for pieces in found.values() for size in self.sizes):
+            return Failed("no slice of its output stays apart from the others")
+        return found
+
+    def _rows_of(self, group: Group, column: Call) -> int:
+        """Return the number of rows of the layer to which a layer leads."""
+        matrices = self.draws[0].subject.matrices
+        return max(matrices[row.name].num_inputs for row in group.rows if column in self.sources[row])
+
+    def _divisions(self, call: Call, num_inputs: int) -> Iterator[Pieces]:
+        num_outputs = self.draws[0].subject.matrices[call.name].num_outputs
+        for pieces in divisions(num_outputs, num_inputs, max(self.sizes)):
+            if all(pieces.fits(size) for size in self.sizes):
+                yield pieces
+
+    def _keep_apart(self, group: Group, taken: Mapping[Call, Pieces], size: int) -> bool:
+        """Whether a change of a rank's columns changes only the rows of the ranks that hold them."""
+        draw = self.draws[0]
+        for rank in range(size):
+            generator = torch.Generator().manual_seed(rank)
+
+            def bumped(call: Call, rank: int = rank, generator: torch.Generator = generator) -> Tensor:
+                output = draw.outputs[call].clone()
+                if call in taken:
+                    at = taken[call].columns(rank, size)
+                    noise = torch.randn(*output.shape[:-1], len(at), dtype=output.dtype, generator=generator)
+                    output[..., at] += noise
+                return output
+
+            with torch.no_grad():
+                run = draw.play(bumped, stop=set(group.rows))
+            held = next(iter(taken.values())).holders(rank, size)
+            if not all(self._stays_within(draw, run, row, held, size) for row in group.rows):
+                return False
+        return True
+
+    @staticmethod
+    def _stays_within(draw: Draw, run: Run, row: Call, held: Sequence[int], size: int) -> bool:
+        whole, now = draw.run.inputs[row], run.inputs.get(row)
+        if now is None or now.shape != whole.shape or whole.shape[-1] % size:
+            return False
+        moved = ((now - whole).abs() > _EXACT).flatten(0, -2).any(0).view(size, -1).any(1)
+        return {*moved.nonzero().flatten().tolist()} <= {*held}
+
+    # --- integers -----------------------------------------------------------------------------------------------------
+
+    def _candidates(self, group: Group) -> tuple[dict[Read, dict[Read, int]], list[tuple[Read, int]]]:
+        """Return the integers that are read between the layers, by kinds of modules, and tables with a dimension that
+        all numbers of ranks divide.
+        """
+        draw, reads = self.draws[0], Reads()
+        matrices, rows = draw.subject.matrices, {*group.rows}
+
+        def reply(call: Call) -> Tensor:
+            rows.discard(call)
+            reads.is_on = bool(rows) and (reads.is_on or call in group.columns)
+            return draw.outputs[call].clone()
+
+        watched = {name: each for name, each in draw.subject.module.named_modules() if name not in matrices}
+        with reads.watching(watched), torch.no_grad():
+            draw.play(reply)
+        kinds: dict[Read, dict[Read, int]] = {}
+        for read, value in reads.integers.items():
+            kinds.setdefault(Read(pattern_of(read.module), read.attribute), {})[read] = value
+        least = min(self.sizes)
+        integers = {kind: held for kind, held in kinds.items() if all(value % least == 0 for value in held.values())}
+        owned = {read for read in reads.tensors if read.attribute != "weight" or read.module not in matrices}
+        tables = {Read(pattern_of(read.module), read.attribute): reads.tensors[read] for read in owned}
+        return integers, [
+            (kind, at)
+            for kind, table in sorted(tables.items())
+            for at, width in enumerate(table.shape)
+            if all(width % size == 0 for size in self.sizes)
+        ]
+
+    def _integers(
+        self, trial: Cut, size: int, kinds: Mapping[Read, Mapping[Read, int]], known: Mapping[int, Mapping[Read, int]]
+    ) -> dict[Read, int] | None:
+        """Return the smallest set of integers that must be changed, and their values."""
+        before = {Read(pattern_of(read.module), read.attribute) for values in known.values() for read in values}
+        order = sorted(kinds, key=lambda kind: kind not in before)
+        for number in range(min(_MOST, len(order)) + 1):
+            for chosen in combinations(order, number):
+                for divisors in product(*(_divisors(kinds[kind].values(), size) for kind in chosen)):
+                    values = {
+                        read: value // divisor
+                        for kind, divisor in zip(chosen, divisors, strict=True)
+                        for read, value in kinds[kind].items()
+                    }
+                    if self._is_right(trial, size, values):
+                        return values
+        return None
+
+    def _is_right(self, trial: Cut, size: int, values: Mapping[Read, int]) -> bool:
+        """Whether every rank computes its part of the rows' inputs."""
+        for draw in self.draws:
+            for rank in reversed(range(size)):  # the last rank is right by accident most rarely
+                run = play_rank(draw, [trial], rank, size, values)
+                if (failed := _first_difference(draw, run, trial.group.rows, rank, size)) is not None:
+                    self._first = self._first if self._first.reason else failed
+                    return False
+        return True
+
+
+def play_rank(draw: Draw, cuts: Sequence[Cut], rank: int, size: int, values: Mapping[Read, int]) -> Run:
+    """Run the module as a rank would, up to the last row of the cuts."""
+    module = draw.subject.module
+    pieces = {call: cut.pieces[call.name] for cut in cuts for call in cut.group.columns}
+
+    def reply(call: Call) -> Tensor:
+        output = draw.outputs[call]
+        return output[..., pieces[call].columns(rank, size)] if call in pieces else output.clone()
+
+    tensors: dict[Read, Tensor] = {}
+    for cut in cuts:
+        for kind, dimension in cut.tables.items():
+            for name, held in module.named_modules():
+                if pattern_of(name) == kind.module:
+                    table = getattr(held, kind.attribute)
+                    tensors[Read(name, kind.attribute)] = draw.values.get(table, table).detach().chunk(size, dimension)[rank]
+    with changed(module, values, tensors), torch.no_grad():
+        return draw.play(reply, stop={row for cut in cuts for row in cut.group.rows} if len(cuts) == 1 else None)
+
+
+def _first_difference(draw: Draw, run: Run, rows: Sequence[Call], rank: int, size: int) -> Failed | None:
+    """Return why a rank's inputs are not its parts of the whole inputs."""
+    if run.failure is not None:
+        return Failed(f"{run.failure.module} fails on a slice ({run.failure.text})")
+    for row in rows:
+        part, mine = draw.run.inputs[row].chunk(size, -1)[rank], run.inputs.get(row)
+        if mine is None or mine.shape != part.shape or not torch.allclose(mine, part, rtol=_EXACT, atol=_EXACT):
+            return Failed(f"the input of {pattern_of(row.name)} differs if only a slice of the columns is there")
+    return None
+
+
+def integers_of(kinds: Mapping[Read, Mapping[Read, int]]) -> dict[Read, int]:
+    """Values of all attributes, by modules."""
+    return {read: value for held in kinds.values() for read, value in held.items()}
+
+
+def _divisors(values: Sequence[int] | Mapping[Read, int], size: int) -> list[int]:
+    """Numbers by which integers can be divided, the number of ranks first."""
+    return [each for each in range(size, 1, -1) if size % each == 0 and all(value % each == 0 for value in values)]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,95 @@
+"""Wires between matrices: whose outputs reach whose inputs, without another matrix between.
+
+The outputs of all matrices are leaves of autograd, so a gradient that arrives at a leaf has passed no other matrix.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from crosscut.cutting.finding.playback import Call, Draw
+from crosscut.cutting.plan import patterns
+
+
+@dataclass
+class Wires:
+    """Direct ways between matrices."""
+
+    sources: dict[Call, set[Call]] = field(default_factory=dict)
+    """Calls whose outputs reach the input of a call."""
+    result: set[Call] = field(default_factory=set)
+    """Calls whose outputs reach what the module returns."""
+    parameters: dict[str, set[Call | None]] = field(default_factory=dict)
+    """Calls whose inputs a parameter reaches. None stands for what the module returns."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Calls that are cut together: outputs that are cut by columns, and the inputs that they reach."""
+
+    columns: tuple[Call, ...]
+    rows: tuple[Call, ...]
+    reaches_result: bool
+
+
+def pattern_of(name: str) -> str:
+    """Name with `*` for numbers."""
+    return next(iter(patterns([name])))
+
+
+def find_wires(draw: Draw) -> Wires:
+    """Find all direct ways, by one forward pass and one short backward pass for each call."""
+    leaves: dict[Call, Tensor] = {}
+
+    def reply(call: Call) -> Tensor:
+        leaves[call] = draw.outputs[call].clone().requires_grad_()
+        return leaves[call] * 1  # no leaf itself, so that the module may change it in place
+
+    with torch.enable_grad():
+        run = draw.play(reply)
+    wires = Wires()
+    names = {id(parameter): name for name, parameter in draw.subject.module.named_parameters()}
+    trained = [each for each in draw.subject.module.parameters() if each.requires_grad]
+    ends: list[tuple[Call | None, Tensor]] = [*run.inputs.items(), *((None, each) for each in run.results)]
+    for end, value in ends:
+        if not value.requires_grad:
+            continue
+        calls = list(leaves)
+        found = torch.autograd.grad(value.sum(), [*leaves.values(), *trained], retain_graph=True, allow_unused=True)
+        reached = {call for call, gradient in zip(calls, found, strict=False) if gradient is not None}
+        if end is None:
+            wires.result |= reached
+        else:
+            wires.sources[end] = reached
+        for parameter, gradient in zip(trained, found[len(calls) :], strict=True):
+            if gradient is not None:
+                wires.parameters.setdefault(names[id(parameter)], set()).add(end)
+    return wires
+
+
+def find_groups(wires: Wires, calls: Iterable[Call]) -> list[Group]:
+    """Divide the wires into groups: those of equal layers, and those of several calls of a module, belong together. A
+    group stands where its first layer is called.
+    """
+    member: dict[tuple[str, str], tuple[str, str]] = {}
+
+    def root(side: tuple[str, str]) -> tuple[str, str]:
+        while (above := member.setdefault(side, side)) != side:
+            side = above
+        return side
+
+    ordered = list(calls)
+    for row, columns in wires.sources.items():
+        for column in columns:
+            member[root(("in", pattern_of(row.name)))] = root(("out", pattern_of(column.name)))
+    grouped: dict[tuple[str, str], tuple[list[Call], list[Call]]] = {}
+    for call in ordered:
+        for at, side in enumerate(("out", "in")):
+            grouped.setdefault(root((side, pattern_of(call.name))), ([], []))[at].append(call)
+    return [
+        Group(tuple(columns), tuple(rows), reaches_result=not wires.result.isdisjoint(columns))
+        for columns, rows in grouped.values()
+        if columns and rows
+    ]
