@@ -91,6 +91,14 @@ def _is_record(value: Any) -> bool:
     return plain and kind.__module__ != "builtins" and not issubclass(kind, (dict, list, tuple, set, str, int))
 
 
+def value_of(module: nn.Module, attribute: str) -> object:
+    """Value of an attribute, or of an attribute of an object that the module holds. None if there is none."""
+    value: object = module
+    for name in attribute.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
 @contextmanager
 def changed(module: nn.Module, integers: Mapping[Read, int], tensors: Mapping[Read, Tensor]) -> Iterator[None]:
     """Give attributes other values, and parameters and buffers other tensors, until the end of the context."""

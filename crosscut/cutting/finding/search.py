@@ -13,7 +13,7 @@ from torch import Tensor
 
 from crosscut.cutting.finding.pieces import Pieces, divisions
 from crosscut.cutting.finding.playback import Call, Draw, Run
-from crosscut.cutting.finding.reads import Read, Reads, changed
+from crosscut.cutting.finding.reads import Read, Reads, changed, value_of
 from crosscut.cutting.finding.wires import Group, pattern_of
 
 _EXACT = 1e-9
@@ -89,10 +89,9 @@ class Search:
                     found |= {call.name: pieces for call, pieces in taken.items()}
                     break
             else:
-                rows = sorted({pattern_of(row.name) for row in group.rows})
-                return Failed(f"each slice of its output reaches all of the input of {_listed(rows)}")
+                return _mixed(group)
         if not any(pieces.is_cut(size) for pieces in found.values() for size in self.sizes):
-            return Failed("no slice of its output stays apart from the others")
+            return _mixed(group)
         return found
 
     def _rows_of(self, group: Group, column: Call) -> int:
@@ -153,8 +152,15 @@ class Search:
         with reads.watching(watched), torch.no_grad():
             draw.play(reply)
         kinds: dict[Read, dict[Read, int]] = {}
-        for read, value in reads.integers.items():
-            kinds.setdefault(Read(pattern_of(read.module), read.attribute), {})[read] = value
+        alike: dict[str, list[str]] = {}
+        for name in watched:
+            alike.setdefault(pattern_of(name), []).append(name)
+        for read in reads.integers:
+            kinds[Read(pattern_of(read.module), read.attribute)] = {
+                Read(name, read.attribute): value
+                for name in alike[pattern_of(read.module)]
+                if type(value := value_of(watched[name], read.attribute)) is int
+            }
         least = min(self.sizes)
         integers = {kind: held for kind, held in kinds.items() if all(value % least == 0 for value in held.values())}
         owned = {read for read in reads.tensors if read.attribute != "weight" or read.module not in matrices}
@@ -189,14 +195,29 @@ class Search:
         for draw in self.draws:
             for rank in reversed(range(size)):  # the last rank is right by accident most rarely
                 run = play_rank(draw, [trial], rank, size, values)
-                if (failed := _first_difference(draw, run, trial.group.rows, rank, size)) is not None:
+                if (failed := _first_difference(draw, run, [trial], rank, size)) is not None:
                     self._first = self._first if self._first.reason else failed
                     return False
         return True
 
 
+    def goes_with(self, cuts: Sequence[Cut]) -> Failed | None:
+        """Return why several cuts of one module cannot be made together. None if the whole module stays right."""
+        for size in self.sizes:
+            values: dict[Read, int] = {}
+            for cut in cuts:
+                if any(values.get(read, value) != value for read, value in cut.integers[size].items()):
+                    return Failed("another layer needs another value of the same integer")
+                values |= cut.integers[size]
+            for rank in range(size):
+                run = play_rank(self.draws[0], cuts, rank, size, values)
+                if (failed := _first_difference(self.draws[0], run, cuts, rank, size)) is not None:
+                    return failed
+        return None
+
+
 def play_rank(draw: Draw, cuts: Sequence[Cut], rank: int, size: int, values: Mapping[Read, int]) -> Run:
-    """Run the module as a rank would, up to the last row of the cuts."""
+    """Run the module as a rank would: for one cut up to its last row, for several to the end."""
     module = draw.subject.module
     pieces = {call: cut.pieces[call.name] for cut in cuts for call in cut.group.columns}
 
@@ -212,18 +233,29 @@ def play_rank(draw: Draw, cuts: Sequence[Cut], rank: int, size: int, values: Map
                     table = getattr(held, kind.attribute)
                     tensors[Read(name, kind.attribute)] = draw.values.get(table, table).detach().chunk(size, dimension)[rank]
     with changed(module, values, tensors), torch.no_grad():
-        return draw.play(reply, stop={row for cut in cuts for row in cut.group.rows} if len(cuts) == 1 else None)
+        return draw.play(reply, stop={*cuts[0].group.rows} if len(cuts) == 1 else None)
 
 
-def _first_difference(draw: Draw, run: Run, rows: Sequence[Call], rank: int, size: int) -> Failed | None:
-    """Return why a rank's inputs are not its parts of the whole inputs."""
+def _first_difference(draw: Draw, run: Run, cuts: Sequence[Cut], rank: int, size: int) -> Failed | None:
+    """Return why the values that a rank computes are not its parts of the whole values."""
     if run.failure is not None:
         return Failed(f"{run.failure.module} fails on a slice ({run.failure.text})")
-    for row in rows:
-        part, mine = draw.run.inputs[row].chunk(size, -1)[rank], run.inputs.get(row)
-        if mine is None or mine.shape != part.shape or not torch.allclose(mine, part, rtol=_EXACT, atol=_EXACT):
-            return Failed(f"the input of {pattern_of(row.name)} differs if only a slice of the columns is there")
+    rows = {row for cut in cuts for row in cut.group.rows}
+    for call in draw.run.inputs if len(cuts) > 1 else cuts[0].group.rows:
+        whole = draw.run.inputs[call]
+        if not _is_same(run.inputs.get(call), whole.chunk(size, -1)[rank] if call in rows else whole):
+            return Failed(f"the input of `{pattern_of(call.name)}` differs if only a slice of the columns is there")
+    if len(cuts) > 1 and not all(map(_is_same, run.results, draw.run.results)):
+        return Failed("what the module returns differs if only a slice of the columns is there")
     return None
+
+
+def _is_same(mine: Tensor | None, expected: Tensor) -> bool:
+    return (
+        mine is not None
+        and mine.shape == expected.shape
+        and torch.allclose(mine, expected, rtol=_EXACT, atol=_EXACT, equal_nan=True)
+    )
 
 
 def integers_of(kinds: Mapping[Read, Mapping[Read, int]]) -> dict[Read, int]:
@@ -236,5 +268,11 @@ def _divisors(values: Sequence[int] | Mapping[Read, int], size: int) -> list[int
     return [each for each in range(size, 1, -1) if size % each == 0 and all(value % each == 0 for value in values)]
 
 
+def _mixed(group: Group) -> Failed:
+    rows = [*{pattern_of(row.name): None for row in group.rows}]
+    return Failed(f"a slice of its output reaches all of the input of {_listed(rows)}")
+
+
 def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    quoted = [f"`{name}`" for name in names]
+    return quoted[0] if len(names) == 1 else f"{', '.join(quoted[:-1])} and {quoted[-1]}"
