@@ -143,6 +143,7 @@ def find_matrices(module: nn.Module, inputs: Mapping[str, Any]) -> Subject:
                 known[key] = None if found is None else (found.is_embedding, found.output_dim)
             if (traits := known[key]) is None:
                 subject.not_matrices.add(name)
+                materialize(held)
                 return original(*args, **kwargs)
             subject.matrices[name] = Matrix(name, held, *traits)
         matrix = subject.matrices[name]
@@ -152,10 +153,21 @@ def find_matrices(module: nn.Module, inputs: Mapping[str, Any]) -> Subject:
         return torch.randn(shape, dtype=torch.float64, generator=drawn)
 
     candidates = {name: each for name, each in module.named_modules() if may_be_matrix(each)}
+    for name, each in module.named_modules():
+        if name not in candidates:
+            materialize(each)
     forwards = {name: partial(forward, name, each, each.forward) for name, each in candidates.items()}
     with _replaced(forwards, module), torch.no_grad(), in_float64():
         module(**_fresh(inputs))
     return subject
+
+
+def materialize(module: nn.Module) -> None:
+    """Give a module's own parameters on `meta` zeros, to which every draw adds noise."""
+    for name, parameter in module._parameters.items():
+        if parameter is not None and parameter.is_meta:
+            zeros = torch.zeros(parameter.shape, dtype=parameter.dtype, device="cpu")
+            module._parameters[name] = nn.Parameter(zeros, parameter.requires_grad)
 
 
 def _embedded_shape(
@@ -203,8 +215,7 @@ def draw(subject: Subject, seed: int) -> Draw:
     generator = torch.Generator().manual_seed(seed)
 
     def noisy(value: Tensor) -> Tensor:
-        held = torch.zeros(value.shape, dtype=value.dtype) if value.is_meta else value.detach()
-        return held + _NOISE * torch.randn(value.shape, dtype=value.dtype, generator=generator)
+        return value.detach() + _NOISE * torch.randn(value.shape, dtype=value.dtype, generator=generator)
 
     owned = {id(each) for matrix in subject.matrices.values() for each in matrix.module.parameters()}
     values = {each: noisy(each) for each in subject.module.parameters() if id(each) not in owned}

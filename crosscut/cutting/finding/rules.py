@@ -48,7 +48,7 @@ class Finding:
                 self.cuts.append(found)
 
     def _cut(self, group: Group) -> Cut | Failed:
-        found = self.search.cut(group)
+        found = self.search.cut(group, self.cuts)
         if isinstance(found, Failed):
             return found
         names = [*{call.name: None for call in (*group.columns, *group.rows)}]
@@ -56,8 +56,6 @@ class Finding:
             return Failed(f"`{pattern_of(taken)}` is cut already")
         if tied := next((name for name in names if self._ties(name)), None):
             return Failed(f"`{pattern_of(tied)}` has a weight that another layer has, too")
-        if (failed := self.search.goes_with([*self.cuts, found])) is not None:
-            return failed
         owners = self._owners(found)
         if isinstance(owners, Failed):
             return owners

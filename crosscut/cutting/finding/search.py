@@ -3,9 +3,8 @@
 No ranks are needed: the module runs once for each rank, with the rank's columns in place of the whole outputs.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 
 import torch
@@ -51,19 +50,31 @@ class Search:
     sources: Mapping[Call, set[Call]]
     _first: Failed = field(default_factory=lambda: Failed(""))
 
-    def cut(self, group: Group) -> Cut | Failed:
-        """Return how a group can be cut at all numbers of ranks."""
+    def cut(self, group: Group, others: Sequence[Cut]) -> Cut | Failed:
+        """Return how a group can be cut, beside others, at all numbers of ranks. The first of equal layers is searched.
+        The others are checked, and searched only if they turn out not to be equal.
+        """
         if group.reaches_result:
             return Failed("its output is part of what the module returns")
-        found = self._pieces(group)
+        first = tuple({pattern_of(row.name): row for row in reversed(group.rows)}.values())
+        for rows in (first, group.rows) if len(first) < len(group.rows) else (first,):
+            found = self._cut(group, rows)
+            if isinstance(found, Cut) and (failed := self._goes_with([*others, found])) is not None:
+                found = failed
+            if isinstance(found, Cut):
+                break
+        return found
+
+    def _cut(self, group: Group, rows: tuple[Call, ...]) -> Cut | Failed:
+        found = self._pieces(group, rows)
         if isinstance(found, Failed):
             return found
-        integers, tables = self._candidates(group)
+        integers, tables = self._candidates(group, rows)
         self._first = Failed("")
         for chosen in ({}, *({table: at} for table, at in tables)):
             values: dict[int, dict[Read, int]] = {}
             for size in self.sizes:
-                trial = Cut(group, found, {}, chosen)
+                trial = Cut(replace(group, rows=rows), found, {}, chosen)
                 if (value := self._integers(trial, size, integers, values)) is None:
                     break
                 values[size] = value
@@ -74,7 +85,7 @@ class Search:
 
     # --- columns ------------------------------------------------------------------------------------------------------
 
-    def _pieces(self, group: Group) -> dict[str, Pieces] | Failed:
+    def _pieces(self, group: Group, rows: tuple[Call, ...]) -> dict[str, Pieces] | Failed:
         """Find how the columns of each layer are divided so that a rank's columns reach only the rank's rows."""
         found: dict[str, Pieces] = {}
         kinds: dict[str, list[Call]] = {}
@@ -85,7 +96,7 @@ class Search:
             choices = [list(self._divisions(call, widths[call])) for call in calls]
             for choice in zip(*choices, strict=False):
                 taken = dict(zip(calls, choice, strict=True))
-                if all(self._keep_apart(group, taken, size) for size in self.sizes):
+                if all(self._keep_apart(rows, taken, size) for size in self.sizes):
                     found |= {call.name: pieces for call, pieces in taken.items()}
                     break
             else:
@@ -105,43 +116,50 @@ class Search:
             if all(pieces.fits(size) for size in self.sizes):
                 yield pieces
 
-    def _keep_apart(self, group: Group, taken: Mapping[Call, Pieces], size: int) -> bool:
+    def _keep_apart(self, rows: tuple[Call, ...], taken: Mapping[Call, Pieces], size: int) -> bool:
         """Whether a change of a rank's columns changes only the rows of the ranks that hold them."""
-        draw = self.draws[0]
-        for rank in range(size):
-            generator = torch.Generator().manual_seed(rank)
-
-            def bumped(call: Call, rank: int = rank, generator: torch.Generator = generator) -> Tensor:
-                output = draw.outputs[call].clone()
-                if call in taken:
-                    at = taken[call].columns(rank, size)
-                    noise = torch.randn(*output.shape[:-1], len(at), dtype=output.dtype, generator=generator)
-                    output[..., at] += noise
-                return output
-
-            with torch.no_grad():
-                run = draw.play(bumped, stop=set(group.rows))
+        reached = [row for row in rows if not self.sources[row].isdisjoint(taken)]
+        for rank in range(size) if reached else ():
             held = next(iter(taken.values())).holders(rank, size)
-            if not all(self._stays_within(draw, run, row, held, size) for row in group.rows):
+            if len(held) == size:
+                continue
+            soon = self._moved(taken, rank, size, reached[:1])  # most wrong divisions are seen at the first layer
+            if not soon <= {*held} or not self._moved(taken, rank, size, rows) <= {*held}:
                 return False
         return True
 
-    @staticmethod
-    def _stays_within(draw: Draw, run: Run, row: Call, held: Sequence[int], size: int) -> bool:
-        whole, now = draw.run.inputs[row], run.inputs.get(row)
-        if now is None or now.shape != whole.shape or whole.shape[-1] % size:
-            return False
-        moved = ((now - whole).abs() > _EXACT).flatten(0, -2).any(0).view(size, -1).any(1)
-        return {*moved.nonzero().flatten().tolist()} <= {*held}
+    def _moved(self, taken: Mapping[Call, Pieces], rank: int, size: int, rows: Sequence[Call]) -> set[int]:
+        """Return the ranks whose rows change if a rank's columns change."""
+        draw, generator = self.draws[0], torch.Generator().manual_seed(rank)
+
+        def bumped(call: Call) -> Tensor:
+            output = draw.outputs[call].clone()
+            if call in taken:
+                at = taken[call].columns(rank, size)
+                output[..., at] += torch.randn(*output.shape[:-1], len(at), dtype=output.dtype, generator=generator)
+            return output
+
+        with torch.no_grad():
+            run = draw.play(bumped, stop={*rows})
+        moved: set[int] = set()
+        for row in rows:
+            whole, now = draw.run.inputs[row], run.inputs.get(row)
+            if now is None or now.shape != whole.shape or whole.shape[-1] % size:
+                return {*range(size)}
+            changed_columns = ((now - whole).abs() > _EXACT).flatten(0, -2).any(0)
+            moved |= {*changed_columns.view(size, -1).any(1).nonzero().flatten().tolist()}
+        return moved
 
     # --- integers -----------------------------------------------------------------------------------------------------
 
-    def _candidates(self, group: Group) -> tuple[dict[Read, dict[Read, int]], list[tuple[Read, int]]]:
+    def _candidates(
+        self, group: Group, stop: tuple[Call, ...]
+    ) -> tuple[dict[Read, dict[Read, int]], list[tuple[Read, int]]]:
         """Return the integers that are read between the layers, by kinds of modules, and tables with a dimension that
         all numbers of ranks divide.
         """
         draw, reads = self.draws[0], Reads()
-        matrices, rows = draw.subject.matrices, {*group.rows}
+        matrices, rows = draw.subject.matrices, {*stop}
 
         def reply(call: Call) -> Tensor:
             rows.discard(call)
@@ -150,7 +168,7 @@ class Search:
 
         watched = {name: each for name, each in draw.subject.module.named_modules() if name not in matrices}
         with reads.watching(watched), torch.no_grad():
-            draw.play(reply)
+            draw.play(reply, stop={*stop})
         kinds: dict[Read, dict[Read, int]] = {}
         alike: dict[str, list[str]] = {}
         for name in watched:
@@ -194,14 +212,14 @@ class Search:
         """Whether every rank computes its part of the rows' inputs."""
         for draw in self.draws:
             for rank in reversed(range(size)):  # the last rank is right by accident most rarely
-                run = play_rank(draw, [trial], rank, size, values)
-                if (failed := _first_difference(draw, run, [trial], rank, size)) is not None:
+                run = play_rank(draw, [trial], rank, size, values, to_end=False)
+                if (failed := _first_difference(draw, run, {*trial.group.rows}, rank, size)) is not None:
                     self._first = self._first if self._first.reason else failed
                     return False
         return True
 
 
-    def goes_with(self, cuts: Sequence[Cut]) -> Failed | None:
+    def _goes_with(self, cuts: Sequence[Cut]) -> Failed | None:
         """Return why several cuts of one module cannot be made together. None if the whole module stays right."""
         for size in self.sizes:
             values: dict[Read, int] = {}
@@ -210,14 +228,19 @@ class Search:
                     return Failed("another layer needs another value of the same integer")
                 values |= cut.integers[size]
             for rank in range(size):
-                run = play_rank(self.draws[0], cuts, rank, size, values)
-                if (failed := _first_difference(self.draws[0], run, cuts, rank, size)) is not None:
+                run = play_rank(self.draws[0], cuts, rank, size, values, to_end=True)
+                rows = {row for cut in cuts for row in cut.group.rows}
+                if (failed := _first_difference(self.draws[0], run, rows, rank, size)) is not None:
                     return failed
+                if not all(map(_is_same, run.results, self.draws[0].run.results)):
+                    return Failed("what the module returns differs if only a slice of the columns is there")
         return None
 
 
-def play_rank(draw: Draw, cuts: Sequence[Cut], rank: int, size: int, values: Mapping[Read, int]) -> Run:
-    """Run the module as a rank would: for one cut up to its last row, for several to the end."""
+def play_rank(
+    draw: Draw, cuts: Sequence[Cut], rank: int, size: int, values: Mapping[Read, int], *, to_end: bool
+) -> Run:
+    """Run the module as a rank would, up to the last row of the cuts or to the end."""
     module = draw.subject.module
     pieces = {call: cut.pieces[call.name] for cut in cuts for call in cut.group.columns}
 
@@ -233,20 +256,17 @@ def play_rank(draw: Draw, cuts: Sequence[Cut], rank: int, size: int, values: Map
                     table = getattr(held, kind.attribute)
                     tensors[Read(name, kind.attribute)] = draw.values.get(table, table).detach().chunk(size, dimension)[rank]
     with changed(module, values, tensors), torch.no_grad():
-        return draw.play(reply, stop={*cuts[0].group.rows} if len(cuts) == 1 else None)
+        return draw.play(reply, stop={*cuts[0].group.rows} if not to_end else None)
 
 
-def _first_difference(draw: Draw, run: Run, cuts: Sequence[Cut], rank: int, size: int) -> Failed | None:
-    """Return why the values that a rank computes are not its parts of the whole values."""
+def _first_difference(draw: Draw, run: Run, rows: Set[Call], rank: int, size: int) -> Failed | None:
+    """Return why the inputs of layers are not the rank's parts of the whole inputs, or the whole ones."""
     if run.failure is not None:
         return Failed(f"{run.failure.module} fails on a slice ({run.failure.text})")
-    rows = {row for cut in cuts for row in cut.group.rows}
-    for call in draw.run.inputs if len(cuts) > 1 else cuts[0].group.rows:
-        whole = draw.run.inputs[call]
-        if not _is_same(run.inputs.get(call), whole.chunk(size, -1)[rank] if call in rows else whole):
+    for call, whole in draw.run.inputs.items():
+        expected = whole.chunk(size, -1)[rank] if call in rows else whole
+        if (call in run.inputs or call in rows) and not _is_same(run.inputs.get(call), expected):
             return Failed(f"the input of `{pattern_of(call.name)}` differs if only a slice of the columns is there")
-    if len(cuts) > 1 and not all(map(_is_same, run.results, draw.run.results)):
-        return Failed("what the module returns differs if only a slice of the columns is there")
     return None
 
 

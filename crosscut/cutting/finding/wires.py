@@ -47,25 +47,29 @@ def find_wires(draw: Draw) -> Wires:
         leaves[call] = draw.outputs[call].clone().requires_grad_()
         return leaves[call] * 1  # no leaf itself, so that the module may change it in place
 
+    wires, names = Wires(), {each: name for name, each in draw.subject.module.named_parameters()}
+    parameters = list(names)
+    frozen = [each for each in parameters if not each.requires_grad]
+    for each in frozen:
+        each.requires_grad_()
     with torch.enable_grad():
         run = draw.play(reply)
-    wires = Wires()
-    names = {id(parameter): name for name, parameter in draw.subject.module.named_parameters()}
-    trained = [each for each in draw.subject.module.parameters() if each.requires_grad]
     ends: list[tuple[Call | None, Tensor]] = [*run.inputs.items(), *((None, each) for each in run.results)]
     for end, value in ends:
         if not value.requires_grad:
             continue
         calls = list(leaves)
-        found = torch.autograd.grad(value.sum(), [*leaves.values(), *trained], retain_graph=True, allow_unused=True)
+        found = torch.autograd.grad(value.sum(), [*leaves.values(), *parameters], retain_graph=True, allow_unused=True)
         reached = {call for call, gradient in zip(calls, found, strict=False) if gradient is not None}
         if end is None:
             wires.result |= reached
         else:
             wires.sources[end] = reached
-        for parameter, gradient in zip(trained, found[len(calls) :], strict=True):
+        for parameter, gradient in zip(parameters, found[len(calls) :], strict=True):
             if gradient is not None:
-                wires.parameters.setdefault(names[id(parameter)], set()).add(end)
+                wires.parameters.setdefault(names[parameter], set()).add(end)
+    for each in frozen:
+        each.requires_grad_(False)
     return wires
 
 
