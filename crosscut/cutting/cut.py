@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from crosscut.config import ConfigError
+from crosscut.cutting.attributes import set_value
 from crosscut.cutting.layers import FORWARDS, Entrance, Forward, Site, become_cut, in_order
 from crosscut.cutting.plan import Plan, Style
 from crosscut.cutting.resolution import Resolved, resolve
@@ -51,7 +52,7 @@ def cut(
     _become_cut(module, resolved, forwards, mesh)
     for name, values in resolved.integers.items():
         for key, value in values.items():
-            vars(module.get_submodule(name))[key] = value
+            set_value(module.get_submodule(name), key, value)
     return module
 
 

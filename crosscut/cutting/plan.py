@@ -94,7 +94,8 @@ class Plan:
 
     integers: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
     """Attributes of modules that say how many heads or columns a rank has: by the names of modules and of attributes,
-    their values for each number of ranks in `tensor`.
+    their values for each number of ranks in `tensor`. `config.num_heads` is an attribute of an object that the module
+    holds.
     """
 
     tables: Mapping[str, Table] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from itertools import chain
 from torch import Tensor, nn
 
 from crosscut.config import ConfigError, LayoutError
+from crosscut.cutting.attributes import value_of
 from crosscut.cutting.plan import Plan, Rule, Style, expand, numbers_in, with_numbers
 from crosscut.cutting.shares import SUMMED, WHOLE, Share, Span, even_spans, uneven_spans
 
@@ -70,8 +71,10 @@ def resolve(module: nn.Module, plan: Plan, num_ranks: int) -> Resolved:
         for key, share in _shares_of(layer, num_ranks).items():
             shares[f"{layer.name}.{key}".removeprefix(".")] = share
     shares |= _of_tables(module, plan, num_ranks, shares)
-    for name, _ in module.named_parameters(remove_duplicate=False):
-        shares.setdefault(name, WHOLE)
+    named = list(module.named_parameters(remove_duplicate=False))
+    ruled = {id(parameter): shares[name] for name, parameter in named if name in shares}
+    for name, parameter in named:  # a layer without a rule may have the parameter of one that has a rule
+        shares.setdefault(name, ruled.get(id(parameter), WHOLE))
     _require_same_of_ties(module, shares)
     return Resolved(num_ranks, layers, shares, _integers(module, values, names))
 
@@ -260,7 +263,7 @@ def _integers(
     for pattern, attributes in values.items():
         for name in expand(pattern, names):
             for key, value in attributes.items():
-                before = getattr(module.get_submodule(name), key, None)
+                before = value_of(module.get_submodule(name), key)
                 if type(before) is not int:
                     raise ConfigError(
                         f"`{key}` of `{name}` must be a whole number that the plan divides, but is {before!r}. Correct "

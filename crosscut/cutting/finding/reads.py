@@ -1,12 +1,13 @@
 """Integers, and tables by head, that modules read while they compute, and their replacement."""
 
-import copy
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from crosscut.cutting.attributes import set_value
 
 _PLAIN = (nn.Module, Tensor, type, torch.dtype, torch.device)
 
@@ -91,28 +92,15 @@ def _is_record(value: Any) -> bool:
     return plain and kind.__module__ != "builtins" and not issubclass(kind, (dict, list, tuple, set, str, int))
 
 
-def value_of(module: nn.Module, attribute: str) -> object:
-    """Value of an attribute, or of an attribute of an object that the module holds. None if there is none."""
-    value: object = module
-    for name in attribute.split("."):
-        value = getattr(value, name, None)
-    return value
-
-
 @contextmanager
 def changed(module: nn.Module, integers: Mapping[Read, int], tensors: Mapping[Read, Tensor]) -> Iterator[None]:
     """Give attributes other values, and parameters and buffers other tensors, until the end of the context."""
     with ExitStack() as stack:
         for (name, attribute), value in integers.items():
             held = module.get_submodule(name)
-            first, _, rest = attribute.partition(".")
-            kept = getattr(held, first)
-            stack.callback(setattr, held, first, kept)
-            if rest:  # other modules may hold the same object
-                setattr(held, first, copy.copy(kept))
-                setattr(getattr(held, first), rest, value)
-            else:
-                setattr(held, first, value)
+            first = attribute.partition(".")[0]
+            stack.callback(setattr, held, first, getattr(held, first))
+            set_value(held, attribute, value)
         for (name, attribute), tensor in tensors.items():
             stack.enter_context(_tensor(module.get_submodule(name), attribute, tensor))
         yield

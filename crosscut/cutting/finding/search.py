@@ -10,9 +10,10 @@ from itertools import combinations, product
 import torch
 from torch import Tensor
 
+from crosscut.cutting.attributes import value_of
 from crosscut.cutting.finding.pieces import Pieces, divisions
 from crosscut.cutting.finding.playback import Call, Draw, Run
-from crosscut.cutting.finding.reads import Read, Reads, changed, value_of
+from crosscut.cutting.finding.reads import Read, Reads, changed
 from crosscut.cutting.finding.wires import Group, pattern_of
 
 _EXACT = 1e-9
