@@ -1,4 +1,4 @@
-"""Attributes of modules that a plan changes, such as `num_heads`, or `config.num_heads` of an object that a module holds."""
+"""Attributes of modules that a plan changes: `num_heads`, or `config.num_heads` of an object that a module holds."""
 
 import copy
 

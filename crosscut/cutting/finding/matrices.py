@@ -48,7 +48,10 @@ class Matrix:
 
 def may_be_matrix(module: nn.Module) -> bool:
     """Whether a module has only a weight of two dimensions and a bias, and no hooks that could change its output."""
-    weight, own = module._parameters.get("weight"), {name for name, each in module._parameters.items() if each is not None}
+    weight, own = (
+        module._parameters.get("weight"),
+        {name for name, each in module._parameters.items() if each is not None},
+    )
     plain = weight is not None and weight.dim() == 2 and own <= {"weight", "bias"} and not list(module.children())
     return plain and not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 

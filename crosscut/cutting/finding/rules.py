@@ -115,7 +115,13 @@ class Finding:
         for name, parameter in self.subject.module.named_parameters():
             module, _, own = name.rpartition(".")
             is_table = any(Read(pattern_of(module), own) in cut.tables for cut in self.cuts)
-            if module and parameter.dim() > 1 and shares[parameter] >= LARGE and parameter not in covered and not is_table:
+            if (
+                module
+                and parameter.dim() > 1
+                and shares[parameter] >= LARGE
+                and parameter not in covered
+                and not is_table
+            ):
                 self.rules.setdefault(module, Rule(style=Style.REPLICATE, reason=self._whole(module, name)))
 
     def _shares(self) -> dict[nn.Parameter, float]:
@@ -166,12 +172,12 @@ class Finding:
         whole = {name: tuple(values.items()) for name, values in integers.items()}
         return Plan(
             tensor=sizes,
-            rules={name: self._with_columns(name, rule, names) for name, rule in _short(self.rules, names).items()},
+            rules={name: self._with_columns(name, rule) for name, rule in _short(self.rules, names).items()},
             integers={name: dict(values) for name, values in _short(whole, names).items()},
             tables=tables,
         )
 
-    def _with_columns(self, pattern: str, rule: Rule, names: Sequence[str]) -> Rule:
+    def _with_columns(self, pattern: str, rule: Rule) -> Rule:
         """Return a rule for rows that names the columns: by a pattern if their numbers are those of the row."""
         if rule.style is not Style.ROWWISE:
             return rule

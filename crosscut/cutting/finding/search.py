@@ -3,7 +3,8 @@
 No ranks are needed: the module runs once for each rank, with the rank's columns in place of the whole outputs.
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 
@@ -219,7 +220,6 @@ class Search:
                     return False
         return True
 
-
     def _goes_with(self, cuts: Sequence[Cut]) -> Failed | None:
         """Return why several cuts of one module cannot be made together. None if the whole module stays right."""
         for size in self.sizes:
@@ -255,12 +255,14 @@ def play_rank(
             for name, held in module.named_modules():
                 if pattern_of(name) == kind.module:
                     table = getattr(held, kind.attribute)
-                    tensors[Read(name, kind.attribute)] = draw.values.get(table, table).detach().chunk(size, dimension)[rank]
+                    tensors[Read(name, kind.attribute)] = (
+                        draw.values.get(table, table).detach().chunk(size, dimension)[rank]
+                    )
     with changed(module, values, tensors), torch.no_grad():
         return draw.play(reply, stop={*cuts[0].group.rows} if not to_end else None)
 
 
-def _first_difference(draw: Draw, run: Run, rows: Set[Call], rank: int, size: int) -> Failed | None:
+def _first_difference(draw: Draw, run: Run, rows: AbstractSet[Call], rank: int, size: int) -> Failed | None:
     """Return why the inputs of layers are not the rank's parts of the whole inputs, or the whole ones."""
     if run.failure is not None:
         return Failed(f"{run.failure.module} fails on a slice ({run.failure.text})")
