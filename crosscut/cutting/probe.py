@@ -69,8 +69,8 @@ def find_plan(module: nn.Module, inputs: Mapping[str, Any], tensor: Sequence[int
         draws = [draw(subject, seed) for seed in range(NUM_DRAWS)]
         _require_alike(draws)
         wires = find_wires(draws[0])
-        finding = Finding(subject, wires, Search(draws, tuple(tensor), wires.sources))
-        finding.find_cuts(draws[0].run.calls)
+        finding = Finding(subject, wires, Search(draws, tuple(tensor), wires))
+        finding.find_cuts()
         finding.add_single()
         return finding.plan()
 

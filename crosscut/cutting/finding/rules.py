@@ -37,9 +37,9 @@ class Finding:
 
     # --- groups -------------------------------------------------------------------------------------------------------
 
-    def find_cuts(self, calls: Sequence) -> None:  # type: ignore[type-arg]
+    def find_cuts(self) -> None:
         """Cut each group that can be cut, in the order of the calls."""
-        for group in find_groups(self.wires, calls):
+        for group in find_groups(self.wires, self.search.draws[0]):
             found = self._cut(group)
             if isinstance(found, Failed):
                 for call in group.columns:
@@ -79,7 +79,7 @@ class Finding:
                 continue
             if not ends.issubset(cut.group.rows):
                 return Failed(f"`{pattern_of(name)}` is used on whole values, too")
-            if Read(pattern_of(module), own) in cut.tables:
+            if Read(module, own) in cut.tables:
                 continue
             if any(f"{module}.{other}" not in self.wires.parameters for other, _ in self._parameters(module)):
                 return Failed(f"`{pattern_of(name)}` is used between the layers, but belongs to a module with others")
@@ -114,7 +114,7 @@ class Finding:
         covered = {each for name in self.rules for each in self.subject.module.get_submodule(name).parameters()}
         for name, parameter in self.subject.module.named_parameters():
             module, _, own = name.rpartition(".")
-            is_table = any(Read(pattern_of(module), own) in cut.tables for cut in self.cuts)
+            is_table = any(Read(module, own) in cut.tables for cut in self.cuts)
             if (
                 module
                 and parameter.dim() > 1
@@ -165,16 +165,17 @@ class Finding:
                 values = tuple(cut.integers[size][Read(module_name, attribute)] for size in sizes)
                 integers.setdefault(module_name, {})[attribute] = values
         tables = {
-            f"{kind.module}.{kind.attribute}": Table(dimension=at, reason="one for each head or column")
+            f"{read.module}.{read.attribute}": Table(dimension=at, reason="one for each head or column")
             for cut in self.cuts
-            for kind, at in cut.tables.items()
+            for read, at in cut.tables.items()
         }
+        tensors = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
         whole = {name: tuple(values.items()) for name, values in integers.items()}
         return Plan(
             tensor=sizes,
             rules={name: self._with_columns(name, rule) for name, rule in _short(self.rules, names).items()},
             integers={name: dict(values) for name, values in _short(whole, names).items()},
-            tables=tables,
+            tables=_short(tables, tensors),
         )
 
     def _with_columns(self, pattern: str, rule: Rule) -> Rule:

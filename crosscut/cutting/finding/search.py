@@ -15,11 +15,12 @@ from crosscut.cutting.attributes import value_of
 from crosscut.cutting.finding.pieces import Pieces, divisions
 from crosscut.cutting.finding.playback import Call, Draw, Run
 from crosscut.cutting.finding.reads import Read, Reads, changed
-from crosscut.cutting.finding.wires import Group, pattern_of
+from crosscut.cutting.finding.wires import Group, Wires, pattern_of
 
 _EXACT = 1e-9
 _MOST = 3
-"""Largest number of integers that are changed together."""
+"""Largest number of integers and tables that are changed together."""
+_MOST_TABLES = 2
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,10 @@ class Search:
     draws: Sequence[Draw]
     sizes: tuple[int, ...]
     """Numbers of ranks."""
-    sources: Mapping[Call, set[Call]]
+    wires: Wires
     _first: Failed = field(default_factory=lambda: Failed(""))
+    _wrong: set[tuple[object, ...]] = field(default_factory=set)
+    """Changes that were tried and are wrong."""
 
     def cut(self, group: Group, others: Sequence[Cut]) -> Cut | Failed:
         """Return how a group can be cut, beside others, at all numbers of ranks. The first of equal layers is searched.
@@ -72,18 +75,30 @@ class Search:
         if isinstance(found, Failed):
             return found
         integers, tables = self._candidates(group, rows)
-        self._first = Failed("")
-        for chosen in ({}, *({table: at} for table, at in tables)):
-            values: dict[int, dict[Read, int]] = {}
-            for size in self.sizes:
-                trial = Cut(replace(group, rows=rows), found, {}, chosen)
-                if (value := self._integers(trial, size, integers, values)) is None:
-                    break
-                values[size] = value
-            else:
-                every = {read: integers_of(integers)[read] for each in values.values() for read in each}
-                return Cut(group, found, {size: every | value for size, value in values.items()}, chosen)
+        self._first, self._wrong = Failed(""), set()
+        for number in range(_MOST + 1):
+            for num_tables in range(min(number, _MOST_TABLES) + 1):
+                for some in combinations(tables, num_tables):
+                    chosen = {read: at for equal, at in some for read in equal}
+                    trial = Cut(replace(group, rows=rows), found, {}, chosen)
+                    if (values := self._values(trial, integers, number - num_tables)) is not None:
+                        return replace(trial, group=group, integers=values)
         return self._first
+
+    def _values(
+        self, trial: Cut, integers: Mapping[Read, Mapping[Read, int]], most: int
+    ) -> dict[int, dict[Read, int]] | None:
+        """Return the integers for each number of ranks, of which at most `most` are changed. Every integer that is
+        changed for one number has a value for all.
+        """
+        values: dict[int, dict[Read, int]] = {}
+        for size in self.sizes:
+            if (value := self._integers(trial, size, integers, values, most)) is None:
+                return None
+            values[size] = value
+        every = {read: value for held in integers.values() for read, value in held.items()}
+        used = {read: every[read] for each in values.values() for read in each}
+        return {size: used | value for size, value in values.items()}
 
     # --- columns ------------------------------------------------------------------------------------------------------
 
@@ -110,7 +125,7 @@ class Search:
     def _rows_of(self, group: Group, column: Call) -> int:
         """Return the number of rows of the layer to which a layer leads."""
         matrices = self.draws[0].subject.matrices
-        return max(matrices[row.name].num_inputs for row in group.rows if column in self.sources[row])
+        return max(matrices[row.name].num_inputs for row in group.rows if column in self.wires.sources[row])
 
     def _divisions(self, call: Call, num_inputs: int) -> Iterator[Pieces]:
         num_outputs = self.draws[0].subject.matrices[call.name].num_outputs
@@ -120,7 +135,7 @@ class Search:
 
     def _keep_apart(self, rows: tuple[Call, ...], taken: Mapping[Call, Pieces], size: int) -> bool:
         """Whether a change of a rank's columns changes only the rows of the ranks that hold them."""
-        reached = [row for row in rows if not self.sources[row].isdisjoint(taken)]
+        reached = [row for row in rows if not self.wires.sources[row].isdisjoint(taken)]
         for rank in range(size) if reached else ():
             held = next(iter(taken.values())).holders(rank, size)
             if len(held) == size:
@@ -156,49 +171,69 @@ class Search:
 
     def _candidates(
         self, group: Group, stop: tuple[Call, ...]
-    ) -> tuple[dict[Read, dict[Read, int]], list[tuple[Read, int]]]:
-        """Return the integers that are read between the layers, by kinds of modules, and tables with a dimension that
-        all numbers of ranks divide.
+    ) -> tuple[dict[Read, dict[Read, int]], list[tuple[tuple[Read, ...], int]]]:
+        """Return the integers that are read between the layers, each with those of equal modules, and the tables with a
+        dimension that all numbers of ranks divide.
         """
         draw, reads = self.draws[0], Reads()
-        matrices, rows = draw.subject.matrices, {*stop}
+        matrices, rows, calls = draw.subject.matrices, {*stop}, draw.run.calls
+        first = min(calls.index(call) for call in group.columns)
+        reads.is_on = first == 0
 
         def reply(call: Call) -> Tensor:
             rows.discard(call)
-            reads.is_on = bool(rows) and (reads.is_on or call in group.columns)
+            reads.is_on = bool(rows) and (reads.is_on or call == calls[first - 1])  # a module may read before it calls
             return draw.outputs[call].clone()
 
         watched = {name: each for name, each in draw.subject.module.named_modules() if name not in matrices}
         with reads.watching(watched), torch.no_grad():
             draw.play(reply, stop={*stop})
-        kinds: dict[Read, dict[Read, int]] = {}
-        alike: dict[str, list[str]] = {}
-        for name in watched:
-            alike.setdefault(pattern_of(name), []).append(name)
-        for read in reads.integers:
-            kinds[Read(pattern_of(read.module), read.attribute)] = {
-                Read(name, read.attribute): value
-                for name in alike[pattern_of(read.module)]
-                if type(value := value_of(watched[name], read.attribute)) is int
-            }
-        least = min(self.sizes)
-        integers = {kind: held for kind, held in kinds.items() if all(value % least == 0 for value in held.values())}
-        owned = {read for read in reads.tensors if read.attribute != "weight" or read.module not in matrices}
-        tables = {Read(pattern_of(read.module), read.attribute): reads.tensors[read] for read in owned}
+        every = list(draw.subject.module.named_modules())
+
+        def of_equal(read: Read) -> list[Read]:
+            """Return the attributes of equal modules: in other layers, with the same value or shape."""
+            own = watched[read.module]
+            pattern, value = pattern_of(read.module), _size_of(value_of(own, read.attribute))
+            return [
+                Read(name, read.attribute)
+                for name, each in every
+                if pattern_of(name) == pattern
+                and type(each) is type(own)
+                and _size_of(value_of(each, read.attribute)) == value
+            ]
+
+        integers: dict[Read, dict[Read, int]] = {}
+        for read, value in reads.integers.items():
+            if value % min(self.sizes) == 0 and not any(read in held for held in integers.values()):
+                integers[read] = dict.fromkeys(of_equal(read), value)
+        owned = {name for name, _ in draw.subject.module.named_parameters()}
+        reached = {name for name, ends in self.wires.parameters.items() if not ends.isdisjoint(group.rows)}
+        for read in list(reads.tensors):
+            if (name := f"{read.module}.{read.attribute}") in owned and name not in reached:
+                del reads.tensors[read]
+        tables: dict[tuple[Read, ...], tuple[int, ...]] = {
+            tuple(of_equal(read)): tuple(table.shape)
+            for read, table in sorted(reads.tensors.items(), key=lambda it: it[0])
+        }
         return integers, [
-            (kind, at)
-            for kind, table in sorted(tables.items())
-            for at, width in enumerate(table.shape)
+            (equal, at)
+            for equal, shape in tables.items()
+            for at, width in enumerate(shape)
             if all(width % size == 0 for size in self.sizes)
         ]
 
     def _integers(
-        self, trial: Cut, size: int, kinds: Mapping[Read, Mapping[Read, int]], known: Mapping[int, Mapping[Read, int]]
+        self,
+        trial: Cut,
+        size: int,
+        kinds: Mapping[Read, Mapping[Read, int]],
+        known: Mapping[int, Mapping[Read, int]],
+        most: int,
     ) -> dict[Read, int] | None:
         """Return the smallest set of integers that must be changed, and their values."""
-        before = {Read(pattern_of(read.module), read.attribute) for values in known.values() for read in values}
+        before = {read for values in known.values() for read in values}
         order = sorted(kinds, key=lambda kind: kind not in before)
-        for number in range(min(_MOST, len(order)) + 1):
+        for number in range(min(most, len(order)) + 1):
             for chosen in combinations(order, number):
                 for divisors in product(*(_divisors(kinds[kind].values(), size) for kind in chosen)):
                     values = {
@@ -212,11 +247,15 @@ class Search:
 
     def _is_right(self, trial: Cut, size: int, values: Mapping[Read, int]) -> bool:
         """Whether every rank computes its part of the rows' inputs."""
+        key = (size, *trial.tables.items(), *values.items())
+        if key in self._wrong:
+            return False
         for draw in self.draws:
             for rank in reversed(range(size)):  # the last rank is right by accident most rarely
                 run = play_rank(draw, [trial], rank, size, values, to_end=False)
                 if (failed := _first_difference(draw, run, {*trial.group.rows}, rank, size)) is not None:
                     self._first = self._first if self._first.reason else failed
+                    self._wrong.add(key)
                     return False
         return True
 
@@ -251,13 +290,10 @@ def play_rank(
 
     tensors: dict[Read, Tensor] = {}
     for cut in cuts:
-        for kind, dimension in cut.tables.items():
-            for name, held in module.named_modules():
-                if pattern_of(name) == kind.module:
-                    table = getattr(held, kind.attribute)
-                    tensors[Read(name, kind.attribute)] = (
-                        draw.values.get(table, table).detach().chunk(size, dimension)[rank]
-                    )
+        for read, dimension in cut.tables.items():
+            table = getattr(module.get_submodule(read.module), read.attribute)
+            value = draw.values.get(table, table).detach()
+            tensors[read] = value.chunk(size, dimension)[rank]
     with changed(module, values, tensors), torch.no_grad():
         return draw.play(reply, stop={*cuts[0].group.rows} if not to_end else None)
 
@@ -281,9 +317,8 @@ def _is_same(mine: Tensor | None, expected: Tensor) -> bool:
     )
 
 
-def integers_of(kinds: Mapping[Read, Mapping[Read, int]]) -> dict[Read, int]:
-    """Values of all attributes, by modules."""
-    return {read: value for held in kinds.values() for read, value in held.items()}
+def _size_of(value: object) -> object:
+    return tuple(value.shape) if isinstance(value, Tensor) else value
 
 
 def _divisors(values: Sequence[int] | Mapping[Read, int], size: int) -> list[int]:

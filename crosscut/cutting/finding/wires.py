@@ -3,7 +3,6 @@
 The outputs of all matrices are leaves of autograd, so a gradient that arrives at a leaf has passed no other matrix.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -32,6 +31,10 @@ class Group:
     columns: tuple[Call, ...]
     rows: tuple[Call, ...]
     reaches_result: bool
+
+
+_Side = tuple[str, str]
+"""Kind of layer, and whether its inputs or its outputs are meant."""
 
 
 def pattern_of(name: str) -> str:
@@ -73,25 +76,34 @@ def find_wires(draw: Draw) -> Wires:
     return wires
 
 
-def find_groups(wires: Wires, calls: Iterable[Call]) -> list[Group]:
-    """Divide the wires into groups: those of equal layers, and those of several calls of a module, belong together. A
-    group stands where its first layer is called.
+def find_groups(wires: Wires, draw: Draw) -> list[Group]:
+    """Divide the wires into groups: those of equal layers, and those of several calls of a module, belong together.
+    Layers are equal if their names differ only in numbers, their weights have one shape, and the
+    modules that hold them have the same classes.
     """
-    member: dict[tuple[str, str], tuple[str, str]] = {}
+    above: dict[_Side, _Side] = {}
+    module, kinds = draw.subject.module, dict[str, str]()
 
-    def root(side: tuple[str, str]) -> tuple[str, str]:
-        while (above := member.setdefault(side, side)) != side:
-            side = above
-        return side
+    def side(call: Call, end: str) -> _Side:
+        if call.name not in kinds:
+            names = call.name.split(".")
+            shape = tuple(draw.subject.matrices[call.name].weight.shape)
+            holders = [module.get_submodule(".".join(names[:number])) for number in range(1, len(names))]
+            kinds[call.name] = " ".join([pattern_of(call.name), *(str(id(type(each))) for each in holders), str(shape)])
+        return kinds[call.name], end
 
-    ordered = list(calls)
+    def root(one: _Side) -> _Side:
+        while (next_one := above.setdefault(one, one)) != one:
+            one = next_one
+        return one
+
     for row, columns in wires.sources.items():
         for column in columns:
-            member[root(("in", pattern_of(row.name)))] = root(("out", pattern_of(column.name)))
-    grouped: dict[tuple[str, str], tuple[list[Call], list[Call]]] = {}
-    for call in ordered:
-        for at, side in enumerate(("out", "in")):
-            grouped.setdefault(root((side, pattern_of(call.name))), ([], []))[at].append(call)
+            above[root(side(row, "in"))] = root(side(column, "out"))
+    grouped: dict[_Side, tuple[list[Call], list[Call]]] = {}
+    for call in draw.run.calls:
+        for at, end in enumerate(("out", "in")):
+            grouped.setdefault(root(side(call, end)), ([], []))[at].append(call)
     return [
         Group(tuple(columns), tuple(rows), reaches_result=not wires.result.isdisjoint(columns))
         for columns, rows in grouped.values()
