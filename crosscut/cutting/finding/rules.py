@@ -70,9 +70,9 @@ class Finding:
         weight = self.subject.matrices[name].weight
         return [other for other, each in self.subject.matrices.items() if each.weight is weight and other != name]
 
-    def _owners(self, cut: Cut) -> set[str] | Failed:
+    def _owners(self, cut: Cut) -> list[str] | Failed:
         """Return the modules between the layers of a cut that stay whole, whose gradients are parts of a sum."""
-        owners: set[str] = set()
+        owners: dict[str, None] = {}
         for name, ends in self.wires.parameters.items():
             module, _, own = name.rpartition(".")
             if not ends.intersection(cut.group.rows):
@@ -81,10 +81,11 @@ class Finding:
                 return Failed(f"`{pattern_of(name)}` is used on whole values, too")
             if Read(module, own) in cut.tables:
                 continue
-            if any(f"{module}.{other}" not in self.wires.parameters for other, _ in self._parameters(module)):
+            others = (self.wires.parameters.get(f"{module}.{other}", {None}) for other, _ in self._parameters(module))
+            if not all(each.issubset(cut.group.rows) for each in others):
                 return Failed(f"`{pattern_of(name)}` is used between the layers, but belongs to a module with others")
-            owners.add(module)
-        return owners
+            owners[module] = None
+        return [*owners]
 
     def _parameters(self, module: str) -> Iterable[tuple[str, nn.Parameter]]:
         return self.subject.module.get_submodule(module).named_parameters()
@@ -100,6 +101,9 @@ class Finding:
             parts = pieces.parts if style is Style.PACKED_COLWISE else ()
             reason = f"each slice of its output reaches only the same slice of the input of {_told(rows)}"
             self.rules[name] = Rule(style=style, parts=parts, units=pieces.units, reason=reason)
+        for name, parts in cut.shared.items():
+            reason = f"the last {parts[1]} columns of its output go straight to the heads of each rank"
+            self.rules[name] = Rule(style=Style.MLA_KV_A_PROJ, parts=parts, reason=reason)
         for row in cut.group.rows:
             self.rules[row.name] = Rule(style=Style.ROWWISE, reason=f"its input comes in slices from {_told(columns)}")
 
@@ -187,7 +191,8 @@ class Finding:
         found: dict[str, list[tuple[str, str]]] = {}
         for row, columns in self.wires.sources.items():
             for column in columns if row.name in rows else ():
-                found.setdefault(pattern_of(column.name), []).append((row.name, column.name))
+                if self.rules[column.name].style is not Style.MLA_KV_A_PROJ:
+                    found.setdefault(pattern_of(column.name), []).append((row.name, column.name))
         told: list[str] = []
         for kind in sorted(found, key=lambda kind: order[found[kind][0][1]]):
             if all(_with_numbers_of(row, kind) == column for row, column in found[kind]):

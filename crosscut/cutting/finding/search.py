@@ -15,7 +15,7 @@ from crosscut.cutting.attributes import value_of
 from crosscut.cutting.finding.pieces import Pieces, divisions
 from crosscut.cutting.finding.playback import Call, Draw, Run
 from crosscut.cutting.finding.reads import Read, Reads, changed
-from crosscut.cutting.finding.wires import Group, Wires, pattern_of
+from crosscut.cutting.finding.wires import Group, Wires, columns_to, pattern_of, without_inner
 
 _EXACT = 1e-9
 _MOST = 3
@@ -34,6 +34,8 @@ class Cut:
     """Values of attributes for each number of ranks."""
     tables: dict[Read, int]
     """Parameters and buffers by head, and the dimension along which they are divided."""
+    shared: dict[str, tuple[int, int]]
+    """Layers of the group that stay whole, and the sizes of their outputs' two parts."""
 
 
 @dataclass
@@ -61,16 +63,31 @@ class Search:
         """
         if group.reaches_result:
             return Failed("its output is part of what the module returns")
+        group = without_inner(group, self.wires)
+        if isinstance(shared := self._shared(group), Failed):
+            return shared
         first = tuple({pattern_of(row.name): row for row in reversed(group.rows)}.values())
         for rows in (first, group.rows) if len(first) < len(group.rows) else (first,):
-            found = self._cut(group, rows)
+            found = self._cut(group, rows, shared)
             if isinstance(found, Cut) and (failed := self._goes_with([*others, found])) is not None:
                 found = failed
             if isinstance(found, Cut):
                 break
         return found
 
-    def _cut(self, group: Group, rows: tuple[Call, ...]) -> Cut | Failed:
+    def _shared(self, group: Group) -> dict[str, tuple[int, int]] | Failed:
+        """Return the two parts of the layers that stay whole."""
+        draw, found = self.draws[0], dict[str, tuple[int, int]]()
+        for call in group.shared:
+            straight = columns_to(draw, call, group.rows)
+            inner = columns_to(draw, call, {*draw.run.inputs} - {*group.rows})
+            width = draw.outputs[call].shape[-1]
+            if not inner or not straight or [*inner, *straight] != list(range(width)):
+                return _mixed(group)
+            found[call.name] = (len(inner), len(straight))
+        return found
+
+    def _cut(self, group: Group, rows: tuple[Call, ...], shared: dict[str, tuple[int, int]]) -> Cut | Failed:
         found = self._pieces(group, rows)
         if isinstance(found, Failed):
             return found
@@ -80,7 +97,7 @@ class Search:
             for num_tables in range(min(number, _MOST_TABLES) + 1):
                 for some in combinations(tables, num_tables):
                     chosen = {read: at for equal, at in some for read in equal}
-                    trial = Cut(replace(group, rows=rows), found, {}, chosen)
+                    trial = Cut(replace(group, rows=rows), found, {}, chosen, shared)
                     if (values := self._values(trial, integers, number - num_tables)) is not None:
                         return replace(trial, group=group, integers=values)
         return self._first
@@ -104,6 +121,8 @@ class Search:
 
     def _pieces(self, group: Group, rows: tuple[Call, ...]) -> dict[str, Pieces] | Failed:
         """Find how the columns of each layer are divided so that a rank's columns reach only the rank's rows."""
+        if not group.columns or not rows:
+            return _mixed(group)
         found: dict[str, Pieces] = {}
         kinds: dict[str, list[Call]] = {}
         for call in group.columns:

@@ -3,6 +3,7 @@
 The outputs of all matrices are leaves of autograd, so a gradient that arrives at a leaf has passed no other matrix.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 import torch
@@ -31,6 +32,40 @@ class Group:
     columns: tuple[Call, ...]
     rows: tuple[Call, ...]
     reaches_result: bool
+    shared: tuple[Call, ...] = ()
+    """Calls of layers that stay whole: the first part of their outputs leads to some of the columns' layers, the last
+    part straight to the rows (latent attention).
+    """
+
+
+def without_inner(group: Group, wires: Wires) -> Group:
+    """Group in which the layers are whole whose outputs lead to columns of the group itself."""
+    names = {column.name for column in group.columns}
+    inner = [row for row in group.rows if row.name in names]
+    shared = {column for row in inner for column in wires.sources[row]}
+    return Group(
+        columns=tuple(column for column in group.columns if column not in shared),
+        rows=tuple(row for row in group.rows if row not in inner),
+        reaches_result=group.reaches_result,
+        shared=tuple(column for column in group.columns if column in shared),
+    )
+
+
+def columns_to(draw: Draw, source: Call, ends: Container[Call]) -> list[int]:
+    """Indices of the columns of a call's output that reach the inputs of some calls directly."""
+    leaf = draw.outputs[source].clone().requires_grad_()
+    with torch.enable_grad():
+        run = draw.play(lambda call: leaf * 1 if call == source else draw.outputs[call].clone())
+        weights = torch.Generator().manual_seed(0)
+        reached = [
+            (value * torch.randn(value.shape, dtype=value.dtype, generator=weights)).sum()
+            for call, value in run.inputs.items()
+            if call in ends and value.requires_grad
+        ]
+    if not reached:
+        return []
+    (gradient,) = torch.autograd.grad(sum(reached), [leaf])
+    return gradient.abs().flatten(0, -2).amax(0).nonzero().flatten().tolist()
 
 
 _Side = tuple[str, str]
