@@ -223,7 +223,8 @@ def draw(subject: Subject, seed: int) -> Draw:
     outputs: dict[Call, Tensor] = {}
 
     def reply(call: Call) -> Tensor:
-        outputs[call] = torch.randn(subject.shapes[call], dtype=torch.float64, generator=generator)
+        shape = subject.shapes.get(call, subject.shapes[Call(call.name, 0)])
+        outputs[call] = torch.randn(shape, dtype=torch.float64, generator=generator)
         return outputs[call].clone()
 
     made = Draw(subject, inputs, values, outputs, Run())

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from crosscut.cutting.attributes import set_value
 
+_IS_OF_PYTHON = 1 << 9
+"""Flag of classes that are made by Python code, whose objects can change their class."""
 _PLAIN = (nn.Module, Tensor, type, torch.dtype, torch.device)
 
 
@@ -73,12 +75,13 @@ class Reads:
             kinds += [(each, type(each)) for each in (module, *held)]
         try:
             for each, kind in kinds:
-                if kind not in self._kinds.values() and type(each) is kind:
+                if type(each) is kind and kind.__flags__ & _IS_OF_PYTHON and kind not in self._kinds.values():
                     _turn(each, self.spy(kind))
             yield
         finally:
             for each, kind in reversed(kinds):
-                _turn(each, kind)
+                if type(each) is not kind:
+                    _turn(each, kind)
 
 
 def _turn(held: Any, kind: type) -> None:

@@ -44,7 +44,15 @@ class Finding:
             if isinstance(found, Failed):
                 for call in group.columns:
                     self.failed.setdefault(call.name, found.reason)
+                if {call.name for call in group.columns} & {call.name for call in group.rows}:
+                    self._cut_apart(group)
             else:
+                self.cuts.append(found)
+
+    def _cut_apart(self, group: Group) -> None:
+        """Cut the layers of a chain of equal layers one after the other: the first two are a pair, and so on."""
+        for part in find_groups(self.wires, self.search.draws[0], of_equal_layers=False):
+            if {*part.columns} < {*group.columns} and not isinstance(found := self._cut(part), Failed):
                 self.cuts.append(found)
 
     def _cut(self, group: Group) -> Cut | Failed:
@@ -204,25 +212,31 @@ class Finding:
 
 def _short(values: Mapping[str, _T], names: Sequence[str]) -> dict[str, _T]:
     """Return values by patterns of names instead of names. A pattern covers no name that has another value or none."""
-    found: dict[str, _T] = {}
-
-    def add(pattern: str, covered: Sequence[str]) -> None:
-        first = values.get(covered[0])
-        if first is not None and all(values.get(name) == first for name in covered):
-            found[pattern] = first
-        elif "*" in pattern and any(name in values for name in covered):
-            before, after = pattern.split("*", 1)
-            numbers = {name: name[len(before) :].split(".", 1)[0] for name in covered}
-            for number in dict.fromkeys(numbers.values()):
-                add(f"{before}{number}{after}", [name for name in covered if numbers[name] == number])
-
     kinds: dict[str, list[str]] = {}
     for name in names:
         kinds.setdefault(pattern_of(name), []).append(name)
-    for name in values:  # in the order of the values
-        if covered := kinds.pop(pattern_of(name), None):
-            add(pattern_of(name), covered)
+    found: dict[str, _T] = {}
+    for kind in dict.fromkeys(pattern_of(name) for name in values):  # in the order of the values
+        found |= _fewest(kind, kinds[kind], values)
     return found
+
+
+def _fewest(pattern: str, names: Sequence[str], values: Mapping[str, _T]) -> dict[str, _T]:
+    """Return the values of the names that a pattern covers, by as few patterns as possible."""
+    first = values.get(names[0])
+    if first is not None and all(values.get(name) == first for name in names):
+        return {pattern: first}
+    best: dict[str, _T] | None = None
+    pieces = pattern.split(".")
+    for at, piece in enumerate(pieces):
+        if piece != "*" or not any(name in values for name in names):
+            continue
+        divided: dict[str, list[str]] = {}
+        for name in names:
+            divided.setdefault(".".join([*pieces[:at], name.split(".")[at], *pieces[at + 1 :]]), []).append(name)
+        found = {key: value for some, own in divided.items() for key, value in _fewest(some, own, values).items()}
+        best = found if best is None or len(found) < len(best) else best
+    return best or {}
 
 
 def _matches(pattern: str, name: str) -> bool:

@@ -111,15 +111,17 @@ def find_wires(draw: Draw) -> Wires:
     return wires
 
 
-def find_groups(wires: Wires, draw: Draw) -> list[Group]:
+def find_groups(wires: Wires, draw: Draw, *, of_equal_layers: bool = True) -> list[Group]:
     """Divide the wires into groups: those of equal layers, and those of several calls of a module, belong together.
     Layers are equal if their names differ only in numbers, their weights have one shape, and the
-    modules that hold them have the same classes.
+    modules that hold them have the same classes. Without `of_equal_layers`, each layer is a group of its own.
     """
     above: dict[_Side, _Side] = {}
     module, kinds = draw.subject.module, dict[str, str]()
 
     def side(call: Call, end: str) -> _Side:
+        if not of_equal_layers:
+            return call.name, end
         if call.name not in kinds:
             names = call.name.split(".")
             shape = tuple(draw.subject.matrices[call.name].weight.shape)
