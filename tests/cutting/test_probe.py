@@ -14,7 +14,7 @@ from crosscut.config import ConfigError, TrainingError
 from crosscut.cutting import Plan, Style, plan_cuts
 from crosscut.cutting.plan import expand
 from crosscut.cutting.probe import find_plan
-from crosscut.cutting.small import SMALL, build_lean, small_copies
+from crosscut.cutting.finding.small import SMALL, build_lean, small_copies
 from tests.cutting import modules, plain
 
 
