@@ -21,9 +21,9 @@ from crosscut.cutting.cut import cut
 from crosscut.cutting.finding.playback import Draw, Subject, draw, find_matrices
 from crosscut.cutting.finding.rules import Finding
 from crosscut.cutting.finding.search import Search
+from crosscut.cutting.finding.small import SMALL, build_lean, small_copies
 from crosscut.cutting.finding.wires import find_wires, pattern_of
 from crosscut.cutting.plan import Plan
-from crosscut.cutting.finding.small import SMALL, build_lean, small_copies
 from crosscut.verification import prove_module
 from crosscut.verification.foreign.cuts import Build
 from crosscut.verification.foreign.wide import to_float64

@@ -71,10 +71,7 @@ def resolve(module: nn.Module, plan: Plan, num_ranks: int) -> Resolved:
         for key, share in _shares_of(layer, num_ranks).items():
             shares[f"{layer.name}.{key}".removeprefix(".")] = share
     shares |= _of_tables(module, plan, num_ranks, shares)
-    named = list(module.named_parameters(remove_duplicate=False))
-    ruled = {id(parameter): shares[name] for name, parameter in named if name in shares}
-    for name, parameter in named:  # a layer without a rule may have the parameter of one that has a rule
-        shares.setdefault(name, ruled.get(id(parameter), WHOLE))
+    shares = _with_ties(module, shares)
     _require_same_of_ties(module, shares)
     return Resolved(num_ranks, layers, shares, _integers(module, values, names))
 
@@ -242,6 +239,29 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
         module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
     )
     return dict(pairs)
+
+
+def _with_ties(module: nn.Module, shares: Shares) -> dict[str, Share]:
+    """Return the shares of all parameters. A parameter that a rule cuts may have other names: that of the same layer
+    under another name, or that of a module which only keeps it, such as a head's bias. Other layers need rules.
+    """
+    named = [(name, module.get_submodule(name.rpartition(".")[0]), each) for name, each in _named(module)]
+    of_layers = {(owner, name.rpartition(".")[2]): shares[name] for name, owner, _ in named if name in shares}
+    of_values = {id(each): shares[name] for name, _, each in named if name in shares}
+    return {
+        name: of_layers.get((owner, name.rpartition(".")[2]), WHOLE)
+        if _is_layer(owner)
+        else of_values.get(id(each), WHOLE)
+        for name, owner, each in named
+    } | dict(shares)
+
+
+def _named(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return module.named_parameters(remove_duplicate=False)
+
+
+def _is_layer(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear | nn.Embedding) or is_transposed(module)
 
 
 def _require_same_of_ties(module: nn.Module, shares: Shares) -> None:

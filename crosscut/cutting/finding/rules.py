@@ -123,18 +123,30 @@ class Finding:
         for name, matrix in self.subject.matrices.items():
             if name not in self.rules and shares[matrix.weight] >= _SMALL:
                 self.rules[name] = self._single(name, matrix)
+        self._add_tied()
+        whole: dict[str, list[str]] = {}
         covered = {each for name in self.rules for each in self.subject.module.get_submodule(name).parameters()}
         for name, parameter in self.subject.module.named_parameters():
             module, _, own = name.rpartition(".")
-            is_table = any(Read(module, own) in cut.tables for cut in self.cuts)
-            if (
-                module
-                and parameter.dim() > 1
-                and shares[parameter] >= LARGE
-                and parameter not in covered
-                and not is_table
-            ):
-                self.rules.setdefault(module, Rule(style=Style.REPLICATE, reason=self._whole(module, name)))
+            is_large = parameter.dim() > 1 and shares[parameter] >= LARGE
+            if is_large and parameter not in covered and not any(Read(module, own) in cut.tables for cut in self.cuts):
+                whole.setdefault(module, []).append(self._whole(module, name))
+        for module, reasons in whole.items():
+            self.rules.setdefault(module, Rule(style=Style.REPLICATE, reason="; ".join(reasons)))
+
+    def _add_tied(self) -> None:
+        """Cut the layers that are not called, and have the weight of one that is, like this one."""
+        styles = (Style.EMBEDDING_ROWWISE, Style.COLWISE_GATHER_OUTPUT)
+        cut = {each.weight: name for name, each in self.subject.matrices.items() if self._style(name) in styles}
+        for name, module in self.subject.module.named_modules():
+            if name in self.rules or not may_be_matrix(module):
+                continue
+            if (other := cut.get(module.get_parameter("weight"))) is not None:
+                style = styles[0] if isinstance(module, nn.Embedding) else styles[1]
+                self.rules[name] = Rule(style=style, reason=f"has the weight of `{other}`, and is not called")
+
+    def _style(self, name: str) -> Style | None:
+        return self.rules[name].style if name in self.rules else None
 
     def _shares(self) -> dict[nn.Parameter, float]:
         """Return the share of the parameters that each parameter has together with those of equal layers."""

@@ -11,10 +11,10 @@ from itertools import combinations, product
 import torch
 from torch import Tensor
 
-from crosscut.cutting.attributes import value_of
+from crosscut.cutting.finding.candidates import Candidates
 from crosscut.cutting.finding.pieces import Pieces, divisions
 from crosscut.cutting.finding.playback import Call, Draw, Run
-from crosscut.cutting.finding.reads import Read, Reads, changed
+from crosscut.cutting.finding.reads import Read, changed
 from crosscut.cutting.finding.wires import Group, Wires, columns_to, pattern_of, without_inner
 
 _EXACT = 1e-9
@@ -91,7 +91,8 @@ class Search:
         found = self._pieces(group, rows)
         if isinstance(found, Failed):
             return found
-        integers, tables = self._candidates(group, rows)
+        candidates = Candidates.between(self.draws[0], group, rows)
+        integers, tables = candidates.integers(self.sizes), candidates.tables(self.wires, self.sizes)
         self._first, self._wrong = Failed(""), set()
         for number in range(_MOST + 1):
             for num_tables in range(min(number, _MOST_TABLES) + 1):
@@ -188,59 +189,6 @@ class Search:
 
     # --- integers -----------------------------------------------------------------------------------------------------
 
-    def _candidates(
-        self, group: Group, stop: tuple[Call, ...]
-    ) -> tuple[dict[Read, dict[Read, int]], list[tuple[tuple[Read, ...], int]]]:
-        """Return the integers that are read between the layers, each with those of equal modules, and the tables with a
-        dimension that all numbers of ranks divide.
-        """
-        draw, reads = self.draws[0], Reads()
-        matrices, rows, calls = draw.subject.matrices, {*stop}, draw.run.calls
-        first = min(calls.index(call) for call in group.columns)
-        reads.is_on = first == 0
-
-        def reply(call: Call) -> Tensor:
-            rows.discard(call)
-            reads.is_on = bool(rows) and (reads.is_on or call == calls[first - 1])  # a module may read before it calls
-            return draw.outputs[call].clone()
-
-        watched = {name: each for name, each in draw.subject.module.named_modules() if name not in matrices}
-        with reads.watching(watched), torch.no_grad():
-            draw.play(reply, stop={*stop})
-        every = list(draw.subject.module.named_modules())
-
-        def of_equal(read: Read) -> list[Read]:
-            """Return the attributes of equal modules: in other layers, with the same value or shape."""
-            own = watched[read.module]
-            pattern, value = pattern_of(read.module), _size_of(value_of(own, read.attribute))
-            return [
-                Read(name, read.attribute)
-                for name, each in every
-                if pattern_of(name) == pattern
-                and type(each) is type(own)
-                and _size_of(value_of(each, read.attribute)) == value
-            ]
-
-        integers: dict[Read, dict[Read, int]] = {}
-        for read, value in reads.integers.items():
-            if value % min(self.sizes) == 0 and not any(read in held for held in integers.values()):
-                integers[read] = dict.fromkeys(of_equal(read), value)
-        owned = {name for name, _ in draw.subject.module.named_parameters()}
-        reached = {name for name, ends in self.wires.parameters.items() if not ends.isdisjoint(group.rows)}
-        for read in list(reads.tensors):
-            if (name := f"{read.module}.{read.attribute}") in owned and name not in reached:
-                del reads.tensors[read]
-        tables: dict[tuple[Read, ...], tuple[int, ...]] = {
-            tuple(of_equal(read)): tuple(table.shape)
-            for read, table in sorted(reads.tensors.items(), key=lambda it: it[0])
-        }
-        return integers, [
-            (equal, at)
-            for equal, shape in tables.items()
-            for at, width in enumerate(shape)
-            if all(width % size == 0 for size in self.sizes)
-        ]
-
     def _integers(
         self,
         trial: Cut,
@@ -334,10 +282,6 @@ def _is_same(mine: Tensor | None, expected: Tensor) -> bool:
         and mine.shape == expected.shape
         and torch.allclose(mine, expected, rtol=_EXACT, atol=_EXACT, equal_nan=True)
     )
-
-
-def _size_of(value: object) -> object:
-    return tuple(value.shape) if isinstance(value, Tensor) else value
 
 
 def _divisors(values: Sequence[int] | Mapping[Read, int], size: int) -> list[int]:
