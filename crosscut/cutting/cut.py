@@ -154,6 +154,9 @@ def _become_cut(
         if layer is not None:
             site.regions, site.last = layer.regions, layer.rule.parts[-1] if layer.rule.parts else 0
         become_cut(each, site, forwards.get(name))
+        if layer is not None and layer.rule.style is Style.REPLICATE and seems_to_draw(each):
+            each.register_forward_pre_hook(lambda *_: streams.outside())
+            each.register_forward_hook(lambda *_: streams.inside(), always_call=True)
     module.register_forward_hook(lambda *_: entrance.forget(), always_call=True)
     for region in {region for layer in resolved.layers.values() for region in layer.regions}:
         names = [name for name, layer in resolved.layers.items() if region in layer.regions]

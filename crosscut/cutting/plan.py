@@ -36,7 +36,9 @@ class Style(StrEnum):
     """
 
     REPLICATE = "replicate"
-    """Module that every rank holds whole, and computes on whole values."""
+    """Module that every rank holds whole, and computes on whole values. Between layers cut by columns and rows, where
+    ranks draw different random numbers, its dropout draws the same numbers on all ranks.
+    """
 
     REPLICATED_WITH_GRAD_ALLREDUCE = "replicated_with_grad_allreduce"
     """Module that every rank holds whole, and applies to its own heads or columns. Gradients are summed."""

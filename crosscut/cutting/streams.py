@@ -29,6 +29,8 @@ class Streams:
         """Names of the regions in which the code runs."""
         self._after = 0
         """Seed of the generator after the region."""
+        self._kept: torch.Tensor | None = None
+        """State of the generator inside of a region, while a module draws as if it were outside."""
 
     def enter(self, regions: frozenset[str], *, is_training: bool) -> None:
         """Note that the code is inside of `regions`, and give each rank a stream of its own."""
@@ -55,6 +57,21 @@ class Streams:
             self._open -= regions
             if not self._open:
                 self._generator().manual_seed(self._after)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def outside(self) -> None:
+        """Give all ranks the same stream until `inside`, for a module within a region that computes on whole values."""
+        if self._open:
+            self._kept = self._generator().get_state()
+            self._generator().manual_seed(self._after)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def inside(self) -> None:
+        """Give each rank its own stream again."""
+        if self._kept is not None:
+            self._after = _seed(self._generator().get_state().numpy().tobytes(), "after")
+            self._generator().set_state(self._kept)
+            self._kept = None
 
     def _generator(self) -> torch.Generator:
         if self._device.type == "cuda":

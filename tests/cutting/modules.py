@@ -90,6 +90,31 @@ class Attends(nn.Module):
         return y
 
 
+class OwnLinear(nn.Linear):
+    """Linear layer with a forward of its own, as in Falcon."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T + self.bias
+
+
+class Positions(nn.Module):
+    """Adds whole positions, with dropout, between layers that are cut. Reads the size of an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions, self.measured = nn.Embedding(WIDTH, WIDTH), nn.Embedding(WIDTH, WIDTH)
+        self.drop = nn.Dropout(0.5)
+        self.up, self.key, self.down = OwnLinear(WIDTH, INNER), nn.Linear(WIDTH, INNER), OwnLinear(INNER, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ids = torch.arange(len(x))
+        if self.measured.weight.shape[0] < len(x):
+            raise ValueError("too many positions")
+        table, y = self.positions(ids), self.up(x + self.measured(ids))
+        out: Tensor = self.down((y + self.key(self.drop(table))).tanh())
+        return out
+
+
 class Stack(nn.Module):
     """Layers whose sizes stand in a config."""
 
@@ -121,3 +146,7 @@ def total(output: Tensor) -> Tensor:
 
 def inputs() -> dict[str, Tensor]:
     return {"x": torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(0))}
+
+
+def with_positions() -> Any:
+    return Positions(), inputs(), total

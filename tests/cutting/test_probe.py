@@ -12,9 +12,9 @@ from torch.nn.utils import parametrizations
 
 from crosscut.config import ConfigError, TrainingError
 from crosscut.cutting import Plan, Style, plan_cuts
+from crosscut.cutting.finding.small import SMALL, build_lean, small_copies
 from crosscut.cutting.plan import expand
 from crosscut.cutting.probe import find_plan
-from crosscut.cutting.finding.small import SMALL, build_lean, small_copies
 from tests.cutting import modules, plain
 
 
@@ -163,6 +163,26 @@ def test_modules_that_cannot_be_probed(module: Any, inputs: Callable[[], dict[st
 def test_numbers_of_ranks_are_checked() -> None:
     with pytest.raises(ConfigError, match=r"`tensor` must be numbers of ranks, each at least 2, but is \(1, 2\)"):
         plan_cuts(plain.build, (1, 2))
+
+
+def test_dropout_of_whole_values_between_layers_and_embeddings_that_are_measured_are_named() -> None:
+    plan = find_plan(modules.Positions(), modules.inputs())
+
+    assert {name: str(rule.style) for name, rule in plan.rules.items()} == {
+        "up": "colwise",
+        "key": "colwise",
+        "down": "rowwise",
+        "positions": "embedding_rowwise",
+        "measured": "replicate",
+        "drop": "replicate",
+    }
+    assert plan.rules["measured"].reason == "other modules read the shape of its weight"
+    assert plan.rules["drop"].reason.startswith("it gets whole values between layers that are cut")
+
+
+@pytest.mark.slow  # starts ranks
+def test_dropout_of_whole_values_between_layers_is_proven() -> None:
+    plan_cuts(modules.with_positions, (2,))
 
 
 @pytest.mark.slow  # starts ranks

@@ -1,4 +1,4 @@
-"""Linear layers and embeddings, recognised by what they compute and not by their classes.
+"""Linear layers and embeddings that compute what their classes promise.
 
 A layer is run with stand-ins for its weight, so its own weight may lie on `meta`.
 """
@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from crosscut.cutting.resolution import is_transposed
 
 _EXACT = 1e-9
 
@@ -64,6 +66,8 @@ def recognise(
         matrix = Matrix(name, module, is_embedding=True, output_dim=1)
         return matrix if _looks_up_rows(matrix, lambda: forward(*args, **kwargs)) else None
     x = args[0] if len(args) == 1 and not kwargs else None
+    if not isinstance(module, nn.Linear) and not is_transposed(module):
+        return None
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() == 0:
         return None
     for output_dim in (0, 1):
@@ -82,10 +86,10 @@ def _is_linear(matrix: Matrix, forward: Callable[..., Any], x: Tensor) -> bool:
     for along in (0, 1):
         ends = torch.randn(matrix.weight.shape[along], dtype=torch.float64, generator=generator)
         weight = (ends[:, None] if along == 0 else ends[None]).expand(matrix.weight.shape)
-        bias = matrix.module._parameters.get("bias")
-        if bias is not None:
-            bias = torch.randn(bias.shape, dtype=torch.float64, generator=generator)
-        with _stand_in(matrix.module, weight, bias):
+        held, bias = matrix.module._parameters.get("bias"), None
+        if held is not None:
+            bias = torch.randn(held.shape, dtype=torch.float64, generator=generator)
+        with stand_in(matrix.module, weight, bias):
             try:
                 y = forward(x.clone())
             except (RuntimeError, ValueError):
@@ -105,7 +109,7 @@ def _looks_up_rows(matrix: Matrix, call: Callable[[], Any]) -> bool:
         return False
     with _LookUps() as looks:
         for held in (rows, rows * here, rows * ~here):
-            with _stand_in(matrix.module, held.expand(shape), None):
+            with stand_in(matrix.module, held.expand(shape), None):
                 found.append(call())
     if not looks.count or not all(isinstance(each, Tensor) and each.shape[-1:] == shape[1:] for each in found):
         return False
@@ -124,7 +128,8 @@ class _LookUps(TorchFunctionMode):
 
 
 @contextmanager
-def _stand_in(module: nn.Module, weight: Tensor, bias: Tensor | None) -> Iterator[None]:
+def stand_in(module: nn.Module, weight: Tensor, bias: Tensor | None = None) -> Iterator[None]:
+    """Give a module another weight and bias until the end of the context."""
     kept = dict(module._parameters)
     module._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
     if bias is not None:

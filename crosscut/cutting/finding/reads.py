@@ -38,7 +38,7 @@ class Reads:
             reads = self
 
             def watch(held: Any, name: str) -> Any:
-                value = kind.__getattribute__(held, name)
+                value = kind.__getattribute__(held, name)  # type: ignore[call-arg]
                 reads.see(held, name, value)
                 return value
 
@@ -111,9 +111,9 @@ def changed(module: nn.Module, integers: Mapping[Read, int], tensors: Mapping[Re
 
 @contextmanager
 def _tensor(module: nn.Module, name: str, tensor: Tensor) -> Iterator[None]:
-    table = module._parameters if name in module._parameters else module._buffers
+    table: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
     kept = table[name]
-    table[name] = nn.Parameter(tensor, tensor.requires_grad) if name in module._parameters else tensor
+    table[name] = nn.Parameter(tensor, kept.requires_grad) if isinstance(kept, nn.Parameter) else tensor
     try:
         yield
     finally:

@@ -5,12 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+import torch
 from torch import nn
 
-from crosscut.cutting.finding.matrices import Matrix, may_be_matrix
+from crosscut.cutting.finding.draws import whole_dropouts
+from crosscut.cutting.finding.matrices import Matrix, may_be_matrix, stand_in
 from crosscut.cutting.finding.playback import Subject
 from crosscut.cutting.finding.reads import Read
-from crosscut.cutting.finding.search import Cut, Failed, Search
+from crosscut.cutting.finding.search import Cut, Failed, Search, is_same
 from crosscut.cutting.finding.wires import Group, Wires, find_groups, pattern_of
 from crosscut.cutting.plan import Plan, Rule, Style, Table
 
@@ -38,8 +40,11 @@ class Finding:
     # --- groups -------------------------------------------------------------------------------------------------------
 
     def find_cuts(self) -> None:
-        """Cut each group that can be cut, in the order of the calls."""
-        for group in find_groups(self.wires, self.search.draws[0]):
+        """Cut each group that can be cut, in the order of the calls. Groups without a linear layer before the rows come
+        last, because they would keep these rows from others.
+        """
+        matrices, groups = self.subject.matrices, find_groups(self.wires, self.search.draws[0])
+        for group in sorted(groups, key=lambda each: all(matrices[call.name].is_embedding for call in each.columns)):
             found = self._cut(group)
             if isinstance(found, Failed):
                 for call in group.columns:
@@ -124,6 +129,9 @@ class Finding:
             if name not in self.rules and shares[matrix.weight] >= _SMALL:
                 self.rules[name] = self._single(name, matrix)
         self._add_tied()
+        for name in whole_dropouts(self.search.draws[0], self.cuts, self.search.sizes[0]):
+            reason = "it gets whole values between layers that are cut, so all ranks draw the same numbers"
+            self.rules[name] = Rule(style=Style.REPLICATE, reason=reason)
         whole: dict[str, list[str]] = {}
         covered = {each for name in self.rules for each in self.subject.module.get_submodule(name).parameters()}
         for name, parameter in self.subject.module.named_parameters():
@@ -163,10 +171,24 @@ class Finding:
             return Rule(style=Style.REPLICATE, reason=f"`{direct}` is used without a call of its layer")
         if any(-(-size // ranks) * (ranks - 1) >= size for ranks in self.search.sizes):
             return Rule(style=Style.REPLICATE, reason=f"its size {size} is too small for all ranks")
+        if self._is_measured(matrix):
+            return Rule(style=Style.REPLICATE, reason="other modules read the shape of its weight")
         if matrix.is_embedding:
             return Rule(style=Style.EMBEDDING_ROWWISE, reason="rows can be looked up one rank at a time, and added")
         reason = self.failed.get(name, "its output reaches no layer, or is part of what the module returns")
         return Rule(style=Style.COLWISE_GATHER_OUTPUT, reason=reason)
+
+    def _is_measured(self, matrix: Matrix) -> bool:
+        """Whether the module computes something else if a rank holds only some rows of a weight."""
+        draw, shape = self.search.draws[0], list(matrix.weight.shape)
+        at = 1 - matrix.output_dim if matrix.is_embedding else matrix.output_dim
+        for ranks in self.search.sizes:
+            part = [-(-size // ranks) if dim == at else size for dim, size in enumerate(shape)]
+            with stand_in(matrix.module, torch.zeros(1, 1, dtype=torch.float64).expand(part)), torch.no_grad():
+                run = draw.play(lambda call: draw.outputs[call].clone())
+            if run.failure is not None or not all(map(is_same, run.results, draw.run.results)):
+                return True
+        return False
 
     def _whole(self, module: str, name: str) -> str:
         """Return why a parameter stays whole."""
@@ -175,7 +197,7 @@ class Finding:
             return f"`{own}` was not used"
         if own != "weight" or (may_be_matrix(held) and module not in self.subject.not_matrices):
             return f"`{own}` is used directly, and not by a call of its layer"
-        return f"{type(held).__name__} is no linear layer, and no embedding that looks rows up by `F.embedding`"
+        return f"{type(held).__name__} is no linear layer, and no embedding that calls `F.embedding`"
 
     # --- plan ---------------------------------------------------------------------------------------------------------
 

@@ -239,7 +239,7 @@ class Search:
                 rows = {row for cut in cuts for row in cut.group.rows}
                 if (failed := _first_difference(self.draws[0], run, rows, rank, size)) is not None:
                     return failed
-                if not all(map(_is_same, run.results, self.draws[0].run.results)):
+                if not all(map(is_same, run.results, self.draws[0].run.results)):
                     return Failed("what the module returns differs if only a slice of the columns is there")
         return None
 
@@ -271,12 +271,13 @@ def _first_difference(draw: Draw, run: Run, rows: AbstractSet[Call], rank: int, 
         return Failed(f"{run.failure.module} fails on a slice ({run.failure.text})")
     for call, whole in draw.run.inputs.items():
         expected = whole.chunk(size, -1)[rank] if call in rows else whole
-        if (call in run.inputs or call in rows) and not _is_same(run.inputs.get(call), expected):
+        if (call in run.inputs or call in rows) and not is_same(run.inputs.get(call), expected):
             return Failed(f"the input of `{pattern_of(call.name)}` differs if only a slice of the columns is there")
     return None
 
 
-def _is_same(mine: Tensor | None, expected: Tensor) -> bool:
+def is_same(mine: Tensor | None, expected: Tensor) -> bool:
+    """Whether values are the same, up to rounding."""
     return (
         mine is not None
         and mine.shape == expected.shape
