@@ -14,6 +14,9 @@ _IS_OF_PYTHON = 1 << 9
 _PLAIN = (nn.Module, Tensor, type, torch.dtype, torch.device)
 
 
+_ABSENT = object()
+
+
 class Read(NamedTuple):
     """Value that a module read of itself, or of an object that it holds (`config.num_heads`)."""
 
@@ -102,11 +105,18 @@ def changed(module: nn.Module, integers: Mapping[Read, int], tensors: Mapping[Re
         for (name, attribute), value in integers.items():
             held = module.get_submodule(name)
             first = attribute.partition(".")[0]
-            stack.callback(setattr, held, first, getattr(held, first))
+            stack.callback(_restore, vars(held), first, vars(held).get(first, _ABSENT))
             set_value(held, attribute, value)
         for (name, attribute), tensor in tensors.items():
             stack.enter_context(_tensor(module.get_submodule(name), attribute, tensor))
         yield
+
+
+def _restore(values: dict[str, Any], name: str, value: object) -> None:
+    if value is _ABSENT:  # an attribute of the class
+        values.pop(name, None)
+    else:
+        values[name] = value
 
 
 @contextmanager
