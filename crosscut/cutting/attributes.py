@@ -1,6 +1,7 @@
 """Attributes of modules that a plan changes: `num_heads`, or `config.num_heads` of an object that a module holds."""
 
 import copy
+from typing import Any
 
 from torch import nn
 
@@ -17,7 +18,8 @@ def set_value(module: nn.Module, attribute: str, value: int) -> None:
     """Give an attribute another value. Of an object, the module gets its own copy, since other modules may hold it."""
     name, _, rest = attribute.partition(".")
     if rest:
-        vars(module)[name] = copy.copy(getattr(module, name))
-        setattr(getattr(module, name), rest, value)
+        held: Any = copy.copy(getattr(module, name))
+        held.__setattr__(rest, value)  # a config may keep the value under another name
+        vars(module)[name] = held
     else:
         vars(module)[name] = value

@@ -27,7 +27,7 @@ class Call(NamedTuple):
     """One call of a linear layer or an embedding."""
 
     name: str
-    index: int
+    number: int
     """Number of earlier calls of the same module."""
 
 

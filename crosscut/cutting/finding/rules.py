@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from crosscut.cutting.finding.draws import whole_dropouts
 from crosscut.cutting.finding.matrices import Matrix, may_be_matrix, stand_in
@@ -156,7 +156,7 @@ class Finding:
     def _style(self, name: str) -> Style | None:
         return self.rules[name].style if name in self.rules else None
 
-    def _shares(self) -> dict[nn.Parameter, float]:
+    def _shares(self) -> dict[Tensor, float]:
         """Return the share of the parameters that each parameter has together with those of equal layers."""
         module, sizes = self.subject.module, Counter[str]()
         for name, parameter in module.named_parameters():

@@ -3,7 +3,7 @@
 No ranks are needed: the module runs once for each rank, with the rank's columns in place of the whole outputs.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
@@ -285,7 +285,7 @@ def is_same(mine: Tensor | None, expected: Tensor) -> bool:
     )
 
 
-def _divisors(values: Sequence[int] | Mapping[Read, int], size: int) -> list[int]:
+def _divisors(values: Collection[int], size: int) -> list[int]:
     """Numbers by which integers can be divided, the number of ranks first."""
     return [each for each in range(size, 1, -1) if size % each == 0 and all(value % each == 0 for value in values)]
 

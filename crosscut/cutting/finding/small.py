@@ -119,7 +119,7 @@ def _try_config(module: nn.Module, changes: Mapping[str, Any]) -> nn.Module | No
 def _with_config(module: nn.Module, changes: tuple[tuple[str, Any], ...]) -> nn.Module:
     config: Any = copy.deepcopy(module.config)
     for name, value in changes:
-        setattr(config, name, value)
+        vars(config)[name] = value
     kind: Any = type(module)
     made: nn.Module = kind(config)
     return made

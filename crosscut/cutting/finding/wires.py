@@ -64,7 +64,7 @@ def columns_to(draw: Draw, source: Call, ends: Container[Call]) -> list[int]:
         ]
     if not reached:
         return []
-    (gradient,) = torch.autograd.grad(sum(reached), [leaf])
+    (gradient,) = torch.autograd.grad(torch.stack(reached).sum(), [leaf])
     return gradient.abs().flatten(0, -2).amax(0).nonzero().flatten().tolist()
 
 
