@@ -3,7 +3,7 @@
     python benchmarks/cutting/matrix.py                        # all families at tensor 2 and 4
     python benchmarks/cutting/matrix.py gpt2 swin --tensor 2
     python benchmarks/cutting/matrix.py --json                 # also the reasons of all rules
-    python benchmarks/cutting/matrix.py --page docs/matrix.md  # also write the table into the page
+    python benchmarks/cutting/matrix.py --page docs/tables/found-cuts.md
 
 Each family is a tiny model with random weights: see `models.py`. Columns of the table:
 
