@@ -1,6 +1,6 @@
 """Cut of a plain module in place, by a plan."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -155,13 +155,18 @@ def _become_cut(
             site.regions, site.last = layer.regions, layer.rule.parts[-1] if layer.rule.parts else 0
         become_cut(each, site, forwards.get(name))
         if layer is not None and layer.rule.style is Style.REPLICATE and seems_to_draw(each):
-            each.register_forward_pre_hook(lambda *_: streams.outside())
-            each.register_forward_hook(lambda *_: streams.inside(), always_call=True)
-    module.register_forward_hook(lambda *_: entrance.forget(), always_call=True)
+            each.register_forward_pre_hook(partial(_hook, streams.outside))
+            each.register_forward_hook(partial(_hook, streams.inside), always_call=True)
+    module.register_forward_hook(partial(_hook, entrance.forget), always_call=True)
     for region in {region for layer in resolved.layers.values() for region in layer.regions}:
         names = [name for name, layer in resolved.layers.items() if region in layer.regions]
         inside = partial(_leave, streams, frozenset([region]))
         _around(module, names).register_forward_hook(inside, always_call=True)
+
+
+def _hook(action: Callable[[], None], *_: object) -> None:
+    """Call a method of a module's own streams or entrance. A copy of the module (`deepcopy`) has its own ones."""
+    action()
 
 
 def _leave(streams: Streams, regions: frozenset[str], module: nn.Module, *_: object) -> None:
@@ -175,7 +180,7 @@ def _around(module: nn.Module, names: Sequence[str]) -> nn.Module:
     """Return the innermost module with a `forward` of its own that contains all of the named modules."""
     paths = [name.split(".")[:-1] for name in names]
     shared = [words[0] for words in takewhile(lambda words: len({*words}) == 1, zip(*paths, strict=False))]
-    while isinstance(found := module.get_submodule(".".join(shared)), nn.ModuleList | nn.ModuleDict):
+    while isinstance(found := module.get_submodule(".".join(shared)), nn.ModuleList | nn.ModuleDict) and shared:
         shared = shared[:-1]
     return found
 

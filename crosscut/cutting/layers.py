@@ -10,7 +10,6 @@ runs inside of it.
 Shapes: I in, O out, V vocabulary, H hidden, T tensor ranks.
 """
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -20,14 +19,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from crosscut.config import ConfigError
+from crosscut.cutting.matrices import is_transposed
 from crosscut.cutting.plan import Style
-from crosscut.cutting.resolution import Shares, is_transposed
+from crosscut.cutting.resolution import Shares, calls_super
 from crosscut.cutting.shares import WHOLE, Share, Span
 from crosscut.cutting.streams import Streams
 from crosscut.parallel import copy_to_tensor_parallel, local, reduce_from_tensor_parallel
 from crosscut.parallel.collectives import all_gather
 from crosscut.parallel.mesh import Axis
 from crosscut.parallel.operators import exchanged
+from crosscut.parallel.state.parameters import is_distributed
 
 
 class Entrance:
@@ -38,15 +40,16 @@ class Entrance:
 
     def __init__(self, axis: Axis) -> None:
         self._axis = axis
-        self._before: tuple[Tensor, bool, Tensor] | None = None
+        self._before: tuple[Tensor, tuple[bool, bool, int], Tensor] | None = None
 
     def enter(self, x: Tensor) -> Tensor:
-        """Apply f to `x`. If `x` was the last argument, return the same result again."""
-        with_gradient, before = torch.is_grad_enabled(), self._before
-        if before is not None and before[0] is x and before[1] == with_gradient:
+        """Apply f to `x`. If `x` was the last argument and has not changed, return the same result again."""
+        version = 0 if torch.compiler.is_compiling() else x._version
+        state, before = (torch.is_grad_enabled(), x.requires_grad, version), self._before
+        if before is not None and before[0] is x and before[1] == state:
             return before[2]
         entered = copy_to_tensor_parallel(x, self._axis)
-        self._before = (x, with_gradient, entered)
+        self._before = (x, state, entered)
         return entered
 
     def forget(self) -> None:
@@ -110,7 +113,7 @@ def rows(layer: Any, x: Tensor) -> Tensor:
     y = reduce_from_tensor_parallel(F.linear(x, _matrix(layer)), site.axis)
     site.streams.leave(site.regions, is_training=layer.training)
     site.entrance.forget()
-    return y if layer.bias is None else y + layer.bias
+    return y if layer.bias is None else y + layer.bias.to(y.dtype)
 
 
 def rows_of_whole(layer: Any, x: Tensor) -> Tensor:
@@ -185,10 +188,15 @@ def split_last(x: Tensor, axis: Axis) -> Tensor:
 def used_part(name: str, module: Any) -> Tensor | None:
     """Return the part of a parameter that this rank uses, as an ordinary tensor. If ranks have only terms of its
     gradient, the backward pass sums them with an all-reduce. A parameter of which data ranks store shards
-    (`fully_shard`) is returned itself.
+    (`fully_shard`) is returned itself. Raises `ConfigError` if other code has put an ordinary parameter in its place.
     """
     parameter: Any = module._parameters[name]
     site: Site = module.cut_site
+    if parameter is not None and not is_distributed(parameter):
+        raise ConfigError(
+            f"`{name}` of a cut {type(module).__name__} must be a distributed parameter, but an ordinary one has "
+            "replaced it. Cut a module that has the values, or copy them into the parts."
+        )
     if parameter is None or parameter.device_mesh.ndim > 1:  # no code computes with a parameter that data ranks shard
         return parameter  # type: ignore[no-any-return]
     share = site.shares.get(name, WHOLE)
@@ -238,7 +246,7 @@ def _subclass(kind: Any, forward: Forward | None, names: tuple[str, ...]) -> typ
         return type(kind.__name__, (kind,), attributes)
     if forward is columns:
         attributes["uncut_columns"] = output_columns
-    if "super" not in inspect.unwrap(kind.forward).__code__.co_names:  # the class computes the layer itself
+    if not calls_super(kind):  # the class computes the layer itself, as `resolve` has checked
         return type(kind.__name__, (kind,), {**attributes, "forward": forward})
     inner = type(base.__name__, (base,), {"forward": forward})  # what `super().forward` finds
     return type(kind.__name__, (kind, inner), attributes)

@@ -60,10 +60,11 @@ def _set_values(record: Rule | Table) -> dict[str, object]:
     return {each.name: plain[each.name] for each in fields(record) if plain[each.name] != each.default}
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: Path | str) -> Plan:
     """Read a plan from a TOML file. Raises `ConfigError` if the file cannot be read, or if a value is impossible. The
     message starts with the file and the line of the value.
     """
+    path = Path(path)
     try:
         text = read_small(path)
         table = parse_toml(text)

@@ -55,8 +55,9 @@ def plan_cuts(build: Build, tensor: Sequence[int] = (2, 4), *, prove: bool = Tru
         for size in sizes:
             report = prove_module(build, partial(cut, plan=proven), Layout(tensor=size))
             if not report.same:
+                told = report.first or ", ".join(check.name for check in report.checks if not check.same)
                 raise TrainingError(
-                    f"The plan that was found is wrong at {size} tensor ranks: {report.first}. Give `prove=False` to "
+                    f"The plan that was found is wrong at {size} tensor ranks: {told}. Give `prove=False` to "
                     "get the plan, and remove the rules of this module from it."
                 )
     return plan
@@ -132,6 +133,9 @@ def _require_alike(draws: Sequence[Draw]) -> None:
 
 
 def _require_sizes(tensor: Sequence[int]) -> tuple[int, ...]:
+    given: object = tensor
+    if isinstance(given, int):
+        raise ConfigError(f"`tensor` must be a sequence of numbers of ranks, but is {given}. Write ({given},).")
     sizes = tuple(sorted({*tensor}))
     if not sizes or sizes[0] < 2:
         raise ConfigError(f"`tensor` must be numbers of ranks, each at least 2, but is {tuple(tensor)}. Try (2, 4).")
@@ -155,6 +159,11 @@ def _smaller(build: Build, plan: Plan) -> tuple[Build, Plan]:
     )
 
 
-def _kinds(plan: Plan) -> dict[str, tuple[object, ...]]:
+def _kinds(plan: Plan) -> dict[str, object]:
     """Return what is the same in plans of modules of different sizes."""
-    return {pattern_of(name): (rule.style, len(rule.parts), rule.units) for name, rule in plan.rules.items()}
+    rules = {
+        pattern_of(name): (rule.style, len(rule.parts), rule.units, *map(pattern_of, rule.columns))
+        for name, rule in plan.rules.items()
+    }
+    integers = {pattern_of(name): tuple(sorted(held)) for name, held in plan.integers.items()}
+    return {"rules": rules, "integers": integers, "tables": {pattern_of(name) for name in plan.tables}}

@@ -2,6 +2,7 @@
 holds. All mistakes of a plan are found here, before a module changes.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from crosscut.config import ConfigError, LayoutError
 from crosscut.cutting.attributes import value_of
+from crosscut.cutting.matrices import is_plain, is_transposed
 from crosscut.cutting.plan import Plan, Rule, Style, expand, numbers_in, with_numbers
 from crosscut.cutting.shares import SUMMED, WHOLE, Share, Span, even_spans, uneven_spans
 
@@ -39,17 +41,6 @@ class Resolved:
     """Shares of all parameters and of the cut buffers, by their names. A tied parameter has several names."""
     integers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """New values of modules' attributes, by the names of modules and of attributes."""
-
-
-def is_transposed(module: nn.Module) -> bool:
-    """Whether a module is a linear layer whose weight is [in, out], such as `Conv1D` of transformers."""
-    weight = module._parameters.get("weight")
-    return (
-        type(module).__name__ == "Conv1D"
-        and weight is not None
-        and weight.dim() == 2
-        and weight.shape[1] == getattr(module, "nf", None)
-    )
 
 
 def resolve(module: nn.Module, plan: Plan, num_ranks: int) -> Resolved:
@@ -106,7 +97,42 @@ def _regions(rules: Mapping[str, Rule], names: Sequence[str]) -> dict[str, set[s
 
 
 def _shares_of(layer: Layer, num_ranks: int) -> Shares:
-    return _SHARES[layer.rule.style](layer, num_ranks)
+    """Return the shares of a layer. Raises `ConfigError` if the layer does not compute with its own parameters as its
+    style does.
+    """
+    shares = _SHARES[layer.rule.style](layer, num_ranks)
+    for key in ("weight", "bias"):
+        if key in shares and layer.module._parameters.get(key) is None:
+            raise ConfigError(
+                f"`{layer.name}` must have a parameter `{key}` to be cut, but computes it from others, for example by "
+                "`weight_norm`. Remove the rule."
+            )
+    if layer.rule.style not in _OF_OWN_FORWARD and not computes_as_its_base(layer.module):
+        raise ConfigError(
+            f"`{layer.name}` must compute what its base class computes to be cut, but {type(layer.module).__name__} "
+            "computes something else. Remove the rule, or call `super().forward`."
+        )
+    return shares
+
+
+_OF_OWN_FORWARD = (Style.REPLICATE, Style.REPLICATED_WITH_GRAD_ALLREDUCE, Style.EMBEDDING_COLWISE)
+"""Styles whose layers keep the `forward` of their class."""
+
+
+def calls_super(kind: type[nn.Module]) -> bool:
+    """Whether the `forward` of a class calls that of its base class in its own code."""
+    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+    return code is not None and "super" in code.co_names
+
+
+def computes_as_its_base(module: nn.Module) -> bool:
+    """Whether a linear layer or an embedding computes what its base class computes, up to code around a call of
+    `super().forward`.
+    """
+    base = next((each for each in (nn.Linear, nn.Embedding) if isinstance(module, each)), None)
+    if (base is not None and type(module).forward is base.forward) or calls_super(type(module)):
+        return True
+    return is_plain(module, output_dim=1 if is_transposed(module) or base is nn.Embedding else 0)
 
 
 def _columns(layer: Layer, num_ranks: int) -> Shares:

@@ -29,8 +29,10 @@ class Streams:
         """Names of the regions in which the code runs."""
         self._after = 0
         """Seed of the generator after the region."""
-        self._kept: torch.Tensor | None = None
-        """State of the generator inside of a region, while a module draws as if it were outside."""
+        self._kept: list[torch.Tensor | None] = []
+        """States of the generator inside of a region, while modules draw as if they were outside: one for each of the
+        modules that run, None if the state was not changed for it.
+        """
 
     def enter(self, regions: frozenset[str], *, is_training: bool) -> None:
         """Note that the code is inside of `regions`, and give each rank a stream of its own."""
@@ -61,17 +63,17 @@ class Streams:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def outside(self) -> None:
         """Give all ranks the same stream until `inside`, for a module within a region that computes on whole values."""
-        if self._open:
-            self._kept = self._generator().get_state()
+        is_first = bool(self._open) and not any(state is not None for state in self._kept)
+        self._kept.append(self._generator().get_state() if is_first else None)
+        if is_first:
             self._generator().manual_seed(self._after)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def inside(self) -> None:
         """Give each rank its own stream again."""
-        if self._kept is not None:
+        if self._kept and (state := self._kept.pop()) is not None:
             self._after = _seed(self._generator().get_state().numpy().tobytes(), "after")
-            self._generator().set_state(self._kept)
-            self._kept = None
+            self._generator().set_state(state)
 
     def _generator(self) -> torch.Generator:
         if self._device.type == "cuda":

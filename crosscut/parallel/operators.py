@@ -27,6 +27,7 @@ from typing import Protocol
 
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from crosscut.config import LayoutError
 from crosscut.parallel.collectives import all_gather, all_reduce, reduce_scatter, split
@@ -51,6 +52,7 @@ class _ExchangeFunction(Function):
         return exchange(x, axis)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: _ExchangeContext, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return ctx.exchange_back(grad, ctx.axis), None, None, None
 

@@ -123,7 +123,7 @@ def assemble_columns(
     if lacks or any(part.shape != (*like.shape[:-1], len(held)) for part, held in zip(parts, columns, strict=True)):
         return None
     for part, held in zip(parts, columns, strict=True):
-        whole.index_add_(-1, torch.tensor(held), part)
+        whole.index_add_(-1, torch.tensor(held, dtype=torch.long), part)
     return Assembled(whole, [])
 
 

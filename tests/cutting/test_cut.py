@@ -1,5 +1,6 @@
 """Cut modules: equal to the uncut module in float64, in a proof and in a user's own loop."""
 
+import copy
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from crosscut.config import CheckpointError, ConfigError, Layout
-from crosscut.cutting import Rule, Style, costs_of, cut, gathered_state_dict, print_plan
+from crosscut.cutting import Plan, Rule, Style, costs_of, cut, gathered_state_dict, print_plan
 from crosscut.cutting.shares import WHOLE
 from crosscut.cutting.sources import Source
 from crosscut.parallel import CollectiveRecorder, enter_tensor_parallel, make_mesh, vocab_parallel_cross_entropy
@@ -209,7 +210,30 @@ def drawn_alike() -> None:
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.parametrize("job", [sent_as_planned, logits_stay_cut, drawn_alike])
+def used_in_other_ways() -> None:
+    """On a rank: an input that gets a gradient later, a copy, a parameter that is replaced, and second derivatives."""
+    mesh = make_mesh(Layout(tensor=2), CPU)
+    rules = {"0": Rule(style=Style.COLWISE), "2": Rule(style=Style.ROWWISE, columns=("0",))}
+    torch.manual_seed(0)
+    uncut = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)).double()
+    module = cut(copy.deepcopy(uncut), mesh, Plan(tensor=(2,), rules=rules))
+    x, y = (torch.ones(3, 4, dtype=torch.float64) for _ in range(2))
+    module[0](x)  # before the input needs a gradient
+    copied = copy.deepcopy(module)
+    for each in (module, copied):
+        x.grad = None
+        each(x.requires_grad_()).square().sum().backward()
+        uncut(y.requires_grad_()).square().sum().backward()
+        torch.testing.assert_close(x.grad, y.grad)
+        y.grad = None
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        torch.autograd.grad(module(x).square().sum(), x, create_graph=True)[0].sum().backward()
+    module[0]._parameters["weight"] = nn.Parameter(uncut[0].weight.detach())
+    with pytest.raises(ConfigError, match="`weight` of a cut Linear must be a distributed parameter"):
+        module(x)
+
+
+@pytest.mark.parametrize("job", [sent_as_planned, logits_stay_cut, drawn_alike, used_in_other_ways])
 def test_on_two_ranks(ranks: RankPool, job: Callable[[], None]) -> None:
     ranks.run(2, job)
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 
 from crosscut.config import ConfigError, LayoutError
 from crosscut.cutting import Plan, Rule, Style, Table, cut
@@ -136,3 +138,42 @@ def test_a_module_without_values_needs_a_loader(mesh: ParallelMesh) -> None:
 def test_uncut_logits_need_one_head(mesh: ParallelMesh) -> None:
     with pytest.raises(ConfigError, match=r"`gather_logits=False` needs a plan with one layer .* but the plan has 2"):
         cut(plain.Net(), mesh, plain.PLAN, gather_logits=False)
+
+
+class OfTransposed(nn.Linear):
+    """Linear layer written in another way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T + self.bias
+
+
+class Tripled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, 3 * self.weight, self.bias)
+
+
+class TripledAfter(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 3 * nn.Linear.forward(self, x)
+
+
+class TripledRows(nn.Embedding):
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, 3 * self.weight)
+
+
+def test_a_layer_that_computes_the_same_in_other_words_is_cut() -> None:
+    assert resolve(nn.Sequential(OfTransposed(4, 4)), Plan(tensor=(2,), rules={"0": COLWISE}), 2).shares
+
+
+@pytest.mark.parametrize("layer", [Tripled(4, 4), TripledAfter(4, 4), TripledRows(4, 4)])
+def test_a_layer_that_computes_something_else_is_refused(layer: nn.Module) -> None:
+    rule = Rule(style=Style.EMBEDDING_ROWWISE) if isinstance(layer, nn.Embedding) else COLWISE
+    with pytest.raises(ConfigError, match="`0` must compute what its base class computes to be cut, but Tripled"):
+        resolve(nn.Sequential(layer), Plan(tensor=(2,), rules={"0": rule}), 2)
+
+
+def test_a_layer_whose_weight_is_computed_is_refused() -> None:
+    layer = parametrizations.weight_norm(nn.Linear(4, 4))
+    with pytest.raises(ConfigError, match="`0` must have a parameter `weight` to be cut, but computes it from others"):
+        resolve(nn.Sequential(layer), Plan(tensor=(2,), rules={"0": COLWISE}), 2)

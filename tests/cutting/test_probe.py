@@ -228,3 +228,28 @@ def test_a_smaller_copy_keeps_the_kinds_of_layers() -> None:
     assert sum(each.numel() for each in small.parameters()) < SMALL
     assert vars(small.config) == {"words": 1024, "width": 64, "inner": 256, "depth": 2, "end": 99_999 % 1024}
     assert small(**inputs).isfinite().all()
+
+
+class FixedWidth(nn.Module):
+    """Attention whose last line has a size of the uncut module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.v, self.o, self.heads = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8), 4
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        q, v = (part(x).view(batch, length, self.heads, 2).transpose(1, 2) for part in (self.q, self.v))
+        y = (q @ v.transpose(2, 3)).softmax(-1) @ v
+        found: Tensor = self.o(y.transpose(1, 2).reshape(batch, length, width))
+        return found
+
+
+def test_a_line_that_keeps_heads_from_being_cut_is_named() -> None:
+    """The reason is what is left after the heads have been divided."""
+    plan = find_plan(FixedWidth(), {"x": torch.randn(2, 3, 8)})
+    rule = plan.rules["q"]
+    assert rule.style is Style.COLWISE_GATHER_OUTPUT
+    assert "fails on a slice at test_probe.py:" in rule.reason
+    assert "reshape(batch, length, width)" in rule.reason
+    assert "write -1" in rule.reason

@@ -5,19 +5,21 @@ takes random ones. A large module costs little, since nothing is multiplied by i
 """
 
 import copy
+import linecache
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from crosscut.cutting.finding.matrices import Matrix, may_be_matrix, recognise
+from crosscut.cutting.matrices import Matrix, may_be_matrix, recognise
 from crosscut.verification.foreign.wide import in_float64
 
 _NOISE = 0.2
@@ -37,6 +39,14 @@ class Failure(NamedTuple):
     module: str
     """Class of the innermost module that ran."""
     text: str
+    line: tuple[str, int] = ("", 0)
+    """File and number of the line of this module's code that ran."""
+
+    @property
+    def place(self) -> str:
+        """Words for the line: its file, its number and its code."""
+        file, number = self.line
+        return f"{Path(file).name}:{number} (`{linecache.getline(file, number).strip()}`)"
 
 
 @dataclass
@@ -120,11 +130,12 @@ def _fresh(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _failure(error: Exception) -> Failure:
     """Return the innermost module of an error's traceback."""
-    inside = ""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
+    inside, line = "", ("", 0)
+    for frame, number in traceback.walk_tb(error.__traceback__):
         if isinstance(held := frame.f_locals.get("self"), nn.Module):
-            inside = type(held).__name__
-    return Failure(inside, str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__)
+            inside, line = type(held).__name__, (frame.f_code.co_filename, number)
+    text = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+    return Failure(inside, text, line)
 
 
 def find_matrices(module: nn.Module, inputs: Mapping[str, Any]) -> Subject:

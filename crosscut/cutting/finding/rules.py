@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from crosscut.cutting.finding.draws import whole_dropouts
-from crosscut.cutting.finding.matrices import Matrix, may_be_matrix, stand_in
 from crosscut.cutting.finding.playback import Subject
 from crosscut.cutting.finding.reads import Read
 from crosscut.cutting.finding.search import Cut, Failed, Search, is_same
 from crosscut.cutting.finding.wires import Group, Wires, find_groups, pattern_of
+from crosscut.cutting.matrices import Matrix, may_be_matrix, stand_in
 from crosscut.cutting.plan import Plan, Rule, Style, Table
 
 LARGE = 0.01

@@ -43,6 +43,8 @@ class Failed:
     """Group that cannot be cut."""
 
     reason: str
+    progress: tuple[int, int] = (0, 0)
+    """Progress of a run that ended in an error: number of calls, and number of the line. Zeros without an error."""
 
 
 @dataclass
@@ -53,7 +55,7 @@ class Search:
     sizes: tuple[int, ...]
     """Numbers of ranks."""
     wires: Wires
-    _first: Failed = field(default_factory=lambda: Failed(""))
+    _failed: Failed = field(default_factory=lambda: Failed(""))
     _wrong: set[tuple[object, ...]] = field(default_factory=set)
     """Changes that were tried and are wrong."""
 
@@ -93,7 +95,7 @@ class Search:
             return found
         candidates = Candidates.between(self.draws[0], group, rows)
         integers, tables = candidates.integers(self.sizes), candidates.tables(self.wires, self.sizes)
-        self._first, self._wrong = Failed(""), set()
+        self._failed, self._wrong = Failed(""), set()
         for number in range(_MOST + 1):
             for num_tables in range(min(number, _MOST_TABLES) + 1):
                 for some in combinations(tables, num_tables):
@@ -101,7 +103,7 @@ class Search:
                     trial = Cut(replace(group, rows=rows), found, {}, chosen, shared)
                     if (values := self._values(trial, integers, number - num_tables)) is not None:
                         return replace(trial, group=group, integers=values)
-        return self._first
+        return self._failed
 
     def _values(
         self, trial: Cut, integers: Mapping[Read, Mapping[Read, int]], most: int
@@ -221,7 +223,9 @@ class Search:
             for rank in reversed(range(size)):  # the last rank is right by accident most rarely
                 run = play_rank(draw, [trial], rank, size, values, to_end=False)
                 if (failed := _first_difference(draw, run, {*trial.group.rows}, rank, size)) is not None:
-                    self._first = self._first if self._first.reason else failed
+                    # With the integers that are needed, the module comes further, and the rest is the reason.
+                    if not self._failed.reason or (0, 0) < self._failed.progress < failed.progress:
+                        self._failed = failed
                     self._wrong.add(key)
                     return False
         return True
@@ -268,7 +272,11 @@ def play_rank(
 def _first_difference(draw: Draw, run: Run, rows: AbstractSet[Call], rank: int, size: int) -> Failed | None:
     """Return why the inputs of layers are not the rank's parts of the whole inputs, or the whole ones."""
     if run.failure is not None:
-        return Failed(f"{run.failure.module} fails on a slice ({run.failure.text})")
+        told = (
+            f"{run.failure.module} fails on a slice at {run.failure.place}: {run.failure.text}. If the line has a size "
+            "of the uncut module, write -1, or make the size an attribute of the module"
+        )
+        return Failed(told, (len(run.calls), run.failure.line[1]))
     for call, whole in draw.run.inputs.items():
         expected = whole.chunk(size, -1)[rank] if call in rows else whole
         if (call in run.inputs or call in rows) and not is_same(run.inputs.get(call), expected):

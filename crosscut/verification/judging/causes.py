@@ -42,26 +42,23 @@ def usual_cause(difference: StepDifference) -> str:
 
 
 def is_arrangement(difference: StepDifference) -> bool:
-    """Whether the ranks hold the right numbers in another order, or hold summands of the right numbers. Some elements
-    may be whole on every rank, and others summands.
-    """
+    """Whether the ranks hold the right numbers in another order, or hold summands of the right numbers."""
     assembled = difference.assembled
     if assembled is None:
         return False
-    return _is_whole_or_summed(difference) or (not assembled.copies_differ and _is_reordered(difference, assembled))
+    row, whole = difference.grid.line(AxisRole.CUTS), difference.uncut
+    is_summed = _adds_up(row, whole[: row[0].shape[0]] if whole.dim() else whole, difference)
+    return is_summed or (not assembled.copies_differ and _is_reordered(difference, assembled))
 
 
 def _close(a: Tensor, b: Tensor, difference: StepDifference) -> bool:
-    return a.shape == b.shape and bool(_close_elements(a, b, difference).all())
-
-
-def _close_elements(a: Tensor, b: Tensor, difference: StepDifference) -> Tensor:
-    """Return for each element whether `a` and `b` differ only by rounding."""
+    if a.shape != b.shape:
+        return False
     finite = difference.uncut.double().abs().masked_fill(~difference.uncut.isfinite(), 0.0)
     scale = finite.max().clamp_min(1e-300)
     tolerance = difference.tolerance
     # The bound of 0.1 keeps a large tolerance from making any two tensors close.
-    return distance(a, b) <= min(10 * tolerance, max(tolerance, 0.1)) * scale
+    return bool(distance(a, b).max() <= min(10 * tolerance, max(tolerance, 0.1)) * scale)
 
 
 def _told_missing(kind: TensorKind) -> str:
@@ -78,23 +75,8 @@ def _not_finite(difference: StepDifference, assembled: Assembled) -> bool:
 
 def _sum_is_missing(difference: StepDifference, _: object = None) -> bool:
     """Whether the ranks' parts differ and their sum is the value that each rank should hold."""
-    row = difference.grid.line(AxisRole.CUTS)
-    return _is_sum(row, _first_rows(row, difference), difference)
-
-
-def _is_whole_or_summed(difference: StepDifference) -> bool:
-    """Whether each element is right on every rank, or is the sum of the ranks' elements."""
-    row = difference.grid.line(AxisRole.CUTS)
-    whole = _first_rows(row, difference)
-    if any(part.shape != whole.shape for part in row):
-        return False
-    is_right = torch.stack([_close_elements(part, whole, difference) for part in row]).all(0)
-    return bool((is_right | _close_elements(torch.stack(row).sum(0), whole, difference)).all())
-
-
-def _first_rows(row: list[Tensor], difference: StepDifference) -> Tensor:
-    """Return as many rows of the uncut tensor as a rank holds."""
-    return difference.uncut[: row[0].shape[0]] if difference.uncut.dim() else difference.uncut
+    row, whole = difference.grid.line(AxisRole.CUTS), difference.uncut
+    return _is_sum(row, whole[: row[0].shape[0]] if whole.dim() else whole, difference)
 
 
 def _data_sum_is_missing(difference: StepDifference, _: object) -> bool:
@@ -103,7 +85,13 @@ def _data_sum_is_missing(difference: StepDifference, _: object) -> bool:
 
 def _is_sum(parts: list[Tensor], whole: Tensor, difference: StepDifference) -> bool:
     """Whether `parts` differ from each other and add up to `whole`."""
-    if any(part.shape != parts[0].shape for part in parts) or all(torch.equal(parts[0], part) for part in parts[1:]):
+    are_equal = all(torch.equal(parts[0], part) for part in parts[1:])
+    return not are_equal and _adds_up(parts, whole, difference)
+
+
+def _adds_up(parts: list[Tensor], whole: Tensor, difference: StepDifference) -> bool:
+    """Whether `parts`, which may be equal, add up to `whole`."""
+    if any(part.shape != parts[0].shape for part in parts):
         return False
     return _close(torch.stack(parts).sum(0), whole, difference)
 

@@ -13,8 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from crosscut.cutting.resolution import is_transposed
-
 _EXACT = 1e-9
 
 
@@ -48,6 +46,17 @@ class Matrix:
         return (*args[0].shape[:-1], self.num_outputs)
 
 
+def is_transposed(module: nn.Module) -> bool:
+    """Whether a module is a linear layer whose weight is [in, out], such as `Conv1D` of transformers."""
+    weight = module._parameters.get("weight")
+    return (
+        type(module).__name__ == "Conv1D"
+        and weight is not None
+        and weight.dim() == 2
+        and weight.shape[1] == getattr(module, "nf", None)
+    )
+
+
 def may_be_matrix(module: nn.Module) -> bool:
     """Whether a module has only a weight of two dimensions and a bias, and no hooks that could change its output."""
     weight, own = (
@@ -75,6 +84,20 @@ def recognise(
         if x.shape[-1] == matrix.num_inputs and _is_linear(matrix, forward, x.detach()):
             return matrix
     return None
+
+
+def is_plain(module: nn.Module, *, output_dim: int) -> bool:
+    """Whether a linear layer or an embedding, whose weight has the outputs along `output_dim`, computes what
+    `F.linear` or `F.embedding` computes.
+    """
+    matrix = Matrix("", module, is_embedding=isinstance(module, nn.Embedding), output_dim=output_dim)
+    if not matrix.is_embedding:
+        return _is_linear(matrix, module.forward, torch.zeros(1, matrix.num_inputs))
+    ids, drawn = torch.arange(matrix.num_inputs), torch.Generator().manual_seed(0)
+    rows = torch.randn(matrix.num_inputs, 1, dtype=torch.float64, generator=drawn).expand(matrix.weight.shape)
+    with stand_in(module, rows):
+        found = module.forward(ids)
+    return isinstance(found, Tensor) and torch.equal(found, rows)
 
 
 def _is_linear(matrix: Matrix, forward: Callable[..., Any], x: Tensor) -> bool:
