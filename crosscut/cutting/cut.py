@@ -6,22 +6,19 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from crosscut.config import ConfigError
 from crosscut.cutting.attributes import set_value
 from crosscut.cutting.layers import FORWARDS, Entrance, Forward, Site, become_cut, in_order
 from crosscut.cutting.plan import Plan, Style
 from crosscut.cutting.resolution import Resolved, resolve
-from crosscut.cutting.shares import WHOLE, Share
+from crosscut.cutting.shares import WHOLE
 from crosscut.cutting.sources import Load, Source
 from crosscut.cutting.streams import Streams, seems_to_draw
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import all_gather, own_rank
-from crosscut.parallel.mesh import Axis
-from crosscut.parallel.state.parameters import is_distributed, whole
+from crosscut.parallel.state.parameters import is_distributed, own_parameter, whole
 
 
 def cut(
@@ -103,8 +100,8 @@ def _put_tensors(module: nn.Module, resolved: Resolved, source: Source, mesh: Pa
         share = resolved.shares.get(name, WHOLE)
         if id(tensor) not in made:
             part = source.part(names[id(tensor)], tensor, share, mesh.tensor.rank).to(mesh.device)
-            is_parameter = isinstance(tensor, nn.Parameter)
-            made[id(tensor)] = _distributed(part, tensor, share, mesh.tensor) if is_parameter else part
+            is_parameter, dim = isinstance(tensor, nn.Parameter), None if share.is_whole else share.dim
+            made[id(tensor)] = own_parameter(part, tensor, dim, mesh.tensor) if is_parameter else part
         (owner._parameters if key in owner._parameters else owner._buffers)[key] = made[id(tensor)]  # type: ignore[assignment]
 
 
@@ -125,16 +122,6 @@ def _owned(module: nn.Module) -> Iterator[_Owned]:
         for key, tensor in [*each._parameters.items(), *each._buffers.items()]:
             if tensor is not None:
                 yield _Owned(each, key, tensor, f"{name}.{key}".removeprefix("."))
-
-
-def _distributed(part: Tensor, like: Tensor, share: Share, axis: Axis) -> nn.Parameter:
-    """Make a distributed parameter of this rank's part."""
-    placement = Replicate() if share.is_whole else Shard(share.dim)
-    shape, stride = like.shape, torch.empty(like.shape, device="meta").stride()
-    made = DTensor.from_local(
-        part.contiguous(), axis.device_mesh, [placement], run_check=False, shape=shape, stride=stride
-    )
-    return nn.Parameter(made, requires_grad=like.requires_grad)
 
 
 def _become_cut(

@@ -123,6 +123,18 @@ class ParameterMaker(NamedTuple):
         return parameter
 
 
+def own_parameter(part: Tensor, like: Tensor, dim: int | None, axis: Axis) -> nn.Parameter:
+    """Make a distributed parameter, in the shape of `like`, of the part that this rank holds: `dim` is the dimension
+    that the axis divides, in the order of its ranks. With None, `part` is the whole tensor. Sends nothing.
+    """
+    placement = Replicate() if dim is None else Shard(dim)
+    shape, stride = like.shape, torch.empty(like.shape, device="meta").stride()
+    made = DTensor.from_local(
+        part.contiguous(), axis.device_mesh, [placement], run_check=False, shape=shape, stride=stride
+    )
+    return nn.Parameter(made, requires_grad=like.requires_grad)
+
+
 def initial_value_of(parameter: Tensor) -> float:
     """Return the value with which a parameter was created: the argument `value` of `replicated_parameter`, or 0 for a
     sharded parameter.
