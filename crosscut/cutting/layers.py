@@ -40,12 +40,11 @@ class Entrance:
 
     def __init__(self, axis: Axis) -> None:
         self._axis = axis
-        self._before: tuple[Tensor, tuple[bool, bool, int], Tensor] | None = None
+        self._before: tuple[Tensor, tuple[bool, bool], Tensor] | None = None
 
     def enter(self, x: Tensor) -> Tensor:
-        """Apply f to `x`. If `x` was the last argument and has not changed, return the same result again."""
-        version = 0 if torch.compiler.is_compiling() else x._version
-        state, before = (torch.is_grad_enabled(), x.requires_grad, version), self._before
+        """Apply f to `x`. If `x` was the last argument, return the same result again."""
+        state, before = (torch.is_grad_enabled(), x.requires_grad), self._before
         if before is not None and before[0] is x and before[1] == state:
             return before[2]
         entered = copy_to_tensor_parallel(x, self._axis)
