@@ -272,7 +272,7 @@ INTEGERS = plain.PLAN.integers
 FAULTS = [
     broken(plain.bias_of_every_rank, "blocks.3.attention.o", "the same vector at every token"),
     broken(plain.no_entrance, "blocks.1.mlp.gate_up", "is missing"),
-    broken(plain.one_entrance_for_two_inputs, "blocks.0.attention.q", ""),
+    broken(plain.one_entrance_for_two_inputs, "blocks.0.mlp.gate_up", ""),
     broken(plain.shared_heads_not_summed, "blocks.0.attention.k", "", 4),
     broken(plain.table_of_another_rank, "blocks.0.attention", ""),
     broken(plain.no_offset, "positions", "raises"),
