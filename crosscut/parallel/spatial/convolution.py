@@ -71,6 +71,7 @@ class _Convolution(nn.Module, ABC):
         self.settings = _Settings(layer)
         self.weight = copied_parameter(layer.weight, mesh)  # type: ignore[arg-type]
         self.bias = None if layer.bias is None else copied_parameter(layer.bias, mesh)  # type: ignore[arg-type]
+        self.train(layer.training)
 
     @abstractmethod
     def forward(self, image: CutImage) -> CutImage:

@@ -103,6 +103,7 @@ class _Norm(nn.Module):
         self.mesh, self.epsilon = mesh, layer.eps
         self.weight = None if layer.weight is None else copied_parameter(layer.weight, mesh)
         self.bias = None if layer.bias is None else copied_parameter(layer.bias, mesh)
+        self.train(layer.training)
 
     def scaled(self, normal: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the normal values [B, C, ...], times the weight and plus the bias, in an element type."""
@@ -135,7 +136,7 @@ class SpatialBatchNorm(_Norm):
     num_batches_tracked: Tensor | None
 
     def __init__(self, layer: nn.Module, *, mesh: ParallelMesh) -> None:
-        require_kind(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
+        require_kind(layer, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
         super().__init__(layer, mesh=mesh)
         self.momentum: float | None = layer.momentum  # type: ignore[assignment]
         for name in ("running_mean", "running_var", "num_batches_tracked"):

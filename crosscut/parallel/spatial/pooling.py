@@ -1,7 +1,7 @@
 """Pooling of images whose directions are divided over ranks.
 
-Maxima are over windows whose padding is -inf. An average is a sum over a window that is padded with 0, divided by the
-number of positions that PyTorch counts. None of the layers has parameters.
+Maxima are over windows whose padding is -inf. An average is the mean of a window that is padded with 0, times the size
+of the window and divided by the number of positions that PyTorch counts. None of the layers has parameters.
 
 Shapes: B batch, C channels.
 """
@@ -60,7 +60,7 @@ class SpatialMaxPool(nn.Module):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        require_kind(layer, _MAX_POOLS)
+        require_kind(layer, *_MAX_POOLS)
         _require_values_only(layer)
         self.layer = layer
 
@@ -86,7 +86,7 @@ class SpatialAvgPool(nn.Module):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        require_kind(layer, _AVG_POOLS)
+        require_kind(layer, *_AVG_POOLS)
         self.layer: Any = layer
 
     def forward(self, image: CutImage) -> CutImage:
@@ -98,11 +98,12 @@ class SpatialAvgPool(nn.Module):
         kernels, strides, *_ = zip(*reaches, strict=True)
         with windows.saving:
             y = _AVG[num - 1](x, kernels, strides)
-        sums = windows.result(y * prod(kernels))
+        wide = torch.promote_types(x.dtype, torch.float32)
         of_directions = zip(reaches, windows.outputs, image.sizes, strict=True)
-        counts = [self._counts(*each, device=x.device).to(x) for each in of_directions]
+        counts = [self._counts(*each, device=x.device).to(wide) for each in of_directions]
         divisor = getattr(self.layer, "divisor_override", None) or _outer(counts)
-        return pointwise(lambda y: y / divisor, sums)
+        factor = prod(kernels) / divisor
+        return pointwise(lambda y: (y * factor).to(x.dtype), windows.result(y))
 
     def _counts(self, reach: Window, outputs: Range, size: int, *, device: torch.device) -> Tensor:
         """Return the number of positions along one direction that PyTorch counts for each output."""
@@ -131,7 +132,7 @@ class SpatialAdaptiveMaxPool(nn.Module):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        require_kind(layer, _ADAPTIVE_MAX_POOLS)
+        require_kind(layer, *_ADAPTIVE_MAX_POOLS)
         _require_values_only(layer)
         self.layer: Any = layer
 

@@ -48,7 +48,8 @@ class _Resize(NamedTuple):
 @lru_cache(maxsize=256)
 def _matrix(resize: _Resize, size: int, dtype: torch.dtype) -> tuple[Tensor, Listed]:
     """Return the matrix of a direction, and the reach of its rows."""
-    matrix = resize.columns(size, dtype)
+    with torch.inference_mode(False), torch.no_grad():  # evaluation may be the first to need a matrix of training
+        matrix = resize.columns(size, dtype)
     is_read = matrix != 0
     first, last = is_read.byte().argmax(1), size - 1 - is_read.flip(1).byte().argmax(1)
     return matrix, Listed(tuple(Range(a, b + 1) for a, b in zip(first.tolist(), last.tolist(), strict=True)))
@@ -109,7 +110,7 @@ class SpatialAdaptiveAvgPool(_Resizing):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        require_kind(layer, (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d))
+        require_kind(layer, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
         self.layer: Any = layer
 
     def resizes(self, num: int) -> list[_Resize]:

@@ -3,7 +3,7 @@ operator saves this part and the halos instead of a copy of both.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -39,8 +39,11 @@ def saves_halos(
     copied: Tensor, part: Tensor, reads: Sequence[Range], held: Sequence[Range]
 ) -> AbstractContextManager[object]:
     """Return a context in which autograd saves `copied` as halos around the rank's part. `reads` are the positions of
-    `copied` in each direction, and `held` those of `part`.
+    `copied` in each direction, and `held` those of `part`. If other hooks for saved tensors are active, as while
+    activations are recomputed, the context does nothing, since PyTorch calls only the innermost hooks.
     """
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return nullcontext()
     place, shape, is_copy = copied.data_ptr(), copied.shape, copied is not part  # PyTorch keeps `pack` with its values
 
     def pack(saved: Tensor) -> Tensor | _Halos:

@@ -8,12 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import checkpoint
 
 from crosscut.config import Layout, LayoutError
 from crosscut.parallel import ParallelMesh, global_gradient_norm, make_mesh, make_reducer, shard_model
 from crosscut.parallel.spatial import (
     CutImage,
     Span,
+    SpatialAdaptiveAvgPool,
     SpatialAvgPool,
     SpatialConv1d,
     SpatialConv2d,
@@ -25,6 +28,7 @@ from crosscut.parallel.spatial import (
     move_image,
     pointwise,
     pooling,
+    resizing,
     scatter_image,
     windows,
 )
@@ -187,6 +191,82 @@ def test_an_image_that_is_changed_before_the_backward_pass_is_refused(ranks: Ran
         ranks.run(2, _kept, True)
 
 
+def _evaluated_first() -> list[Tensor]:
+    grid = make_grid(make_mesh(Layout(context=2), CPU), 1, 2)
+    x = torch.randn(1, 2, 6, 6, requires_grad=True)
+    upsample, pool = nn.Upsample((9, 9), mode="bilinear"), nn.AdaptiveAvgPool2d(4)
+    for layer in (SpatialUpsample(upsample), SpatialAdaptiveAvgPool(pool)):
+        resizing._matrix.cache_clear()
+        with torch.inference_mode():
+            layer(scatter_image(x, grid))
+        gather_image(layer(scatter_image(x * x, grid))).sum().backward()
+    return [x.grad]
+
+
+def test_layers_that_were_evaluated_first_can_be_trained(ranks: RankPool) -> None:
+    assert all(grad.isfinite().all() for grads in ranks.run(2, _evaluated_first) for grad in grads)
+
+
+def _averages() -> list[tuple[Tensor, Tensor]]:
+    grid = make_grid(make_mesh(Layout(context=2), CPU), 1, 2)
+    found = []
+    for dtype, layer in ((torch.float16, nn.AvgPool2d(8)), (torch.bfloat16, nn.AvgPool2d(19, 19, 2))):
+        x = torch.full((1, 1, 16, 16), 1500.0, dtype=dtype)
+        found.append((gather_image(SpatialAvgPool(layer)(scatter_image(x, grid))), layer(x)))
+    return found
+
+
+def test_averages_of_narrow_types_neither_overflow_nor_round_counts(ranks: RankPool) -> None:
+    for found in ranks.run(2, _averages):
+        for average, expected in found:
+            torch.testing.assert_close(average, expected, rtol=0.0, atol=0.0)
+
+
+def _checkpointed() -> tuple[int, Tensor, Tensor]:
+    """Number of results of six layers in memory until the backward pass, and the gradient with and without this."""
+    mesh = make_mesh(Layout(context=2), CPU)
+    grid = make_grid(mesh, 1, 2)
+    torch.manual_seed(7)
+    layers = [SpatialConv2d(nn.Conv2d(2, 2, 3, padding=1).double(), mesh=mesh) for _ in range(6)]
+    x = torch.randn(1, 2, 8, 8, dtype=torch.float64, requires_grad=True)
+    results: list[StorageWeakRef] = []
+
+    def apply(x: Tensor) -> Tensor:
+        image = scatter_image(x, grid)
+        for layer in layers:
+            image = layer(image)
+            results.append(StorageWeakRef(image.x.untyped_storage()))
+        return image.x
+
+    y = checkpoint(apply, x, use_reentrant=False)
+    kept = sum(not result.expired() for result in results)
+    (recomputed,) = torch.autograd.grad(y.sum(), x)
+    (expected,) = torch.autograd.grad(apply(x).sum(), x)
+    return kept, recomputed, expected
+
+
+def test_recomputed_layers_keep_only_the_last_result(ranks: RankPool) -> None:
+    for kept, recomputed, expected in ranks.run(2, _checkpointed):
+        assert kept == 1
+        torch.testing.assert_close(recomputed, expected)
+
+
+def _copied_states() -> list[list[bool]]:
+    mesh = make_mesh(Layout(context=2), CPU)
+    frozen = [layer.requires_grad_(False).eval() for layer in (nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2))]
+    layers = [spatial(layer, mesh) for layer in (nn.Conv2d(2, 2, 1), *frozen)]
+    return [[layer.training, *(p.requires_grad for p in layer.parameters())] for layer in layers]
+
+
+def test_layers_stay_frozen_and_in_evaluation(ranks: RankPool) -> None:
+    assert ranks.run(2, _copied_states) == [[[True] * 3, [False] * 3, [False] * 3]] * 2
+
+
+class _Standardised(nn.Conv2d):
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(x, weight - weight.mean(), bias)
+
+
 def _refused(mesh: ParallelMesh) -> dict[str, str]:
     grid = make_grid(mesh, 1, 2)
 
@@ -210,6 +290,9 @@ def _refused(mesh: ParallelMesh) -> dict[str, str]:
         "reflect": text(conv(3, 4, "reflect"), image(5, 4)),
         "circular": text(conv(3, 5, "circular"), image(5, 4)),
         "kind": text(SpatialConv1d, nn.Conv2d(2, 2, 1), mesh=mesh),
+        "own": text(SpatialConv2d, _Standardised(2, 2, 1), mesh=mesh),
+        "parametrised": text(SpatialConv2d, nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 2, 1)), mesh=mesh),
+        "hooks": text(SpatialConv2d, nn.utils.spectral_norm(nn.Conv2d(2, 2, 1)), mesh=mesh),
         "pool": text(SpatialAvgPool, nn.MaxPool2d(2)),
         "upsample": text(SpatialUpsample, nn.Identity()),
         "indices": text(SpatialMaxPool, nn.MaxPool2d(2, return_indices=True)),
@@ -234,6 +317,9 @@ REFUSALS = {
     "reflect": 'Padding with `padding_mode` "reflect" must be at most 3 for an image of 4 positions, but is 4.',
     "circular": 'Padding with `padding_mode` "circular" must be at most 4 for an image of 4 positions, but is 5.',
     "kind": "The layer must have the type `nn.Conv1d`, but has the type `Conv2d`.",
+    "own": "The layer must compute what `nn.Conv2d` computes, but `_Standardised` has its own `_conv_forward`.",
+    "parametrised": "The layer must compute what `nn.Conv2d` computes, but `ParametrizedConv2d` is parametrised.",
+    "hooks": "The layer must compute what `nn.Conv2d` computes, but `Conv2d` has hooks.",
     "pool": "The layer must have the type `nn.AvgPool1d` or `nn.AvgPool2d` or `nn.AvgPool3d`, but has the "
     "type `MaxPool2d`.",
     "upsample": "The layer must have the type `nn.Upsample`, but has the type `Identity`.",
