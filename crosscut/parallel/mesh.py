@@ -64,7 +64,8 @@ class Axis:
         if self.group_name not in names:
             return self
         name = f"{self.name}/{self.group_name}"
-        _register_process_group(name, self.device_mesh.get_group())  # type: ignore[arg-type]
+        if not _is_registered(name):
+            _register_process_group(name, self.device_mesh.get_group())  # type: ignore[arg-type]
         return replace(self, group_name=name)
 
 
@@ -72,13 +73,17 @@ def name_of_group(axis: str, group_name: str) -> str:
     """Return the name of a process group as the group of this axis. An axis of experts may have a second name for a
     group that another axis also uses (`Axis.apart_from`).
     """
-    if not is_folded(axis):
-        return group_name
+    second = f"{axis}/{group_name}"
+    return second if is_folded(axis) and _is_registered(second) else group_name
+
+
+def _is_registered(group_name: str) -> bool:
+    """Whether a process group has this name."""
     try:
-        _resolve_process_group(f"{axis}/{group_name}")  # type: ignore[arg-type]
+        _resolve_process_group(group_name)  # type: ignore[arg-type]
     except RuntimeError:
-        return group_name
-    return f"{axis}/{group_name}"
+        return False
+    return True
 
 
 class Reader(NamedTuple):

@@ -67,7 +67,11 @@ def make_grid(mesh: ParallelMesh, *sizes: int) -> ImageGrid:
         )
     named = dict(zip(DIRECTIONS[-len(sizes) :], sizes, strict=True))
     lines = _device_mesh(mesh, {name: size for name, size in named.items() if size > 1})
-    axes = (mesh.context.alone(name) if size == 1 else Axis.of(lines, name) for name, size in named.items())
+    taken = {axis.group_name for axis in mesh.groups}  # PyTorch may give a direction the group of all context ranks
+    axes = (
+        mesh.context.alone(name) if size == 1 else Axis.of(lines, name).apart_from(taken)
+        for name, size in named.items()
+    )
     return ImageGrid(tuple(axes), mesh.context)
 
 

@@ -55,6 +55,22 @@ def test_a_rank_sends_the_messages_of_the_plan_and_no_other(ranks: RankPool) -> 
     assert [counts[f"{name}, even"] for name in ("1 x 1", "pooling", "transposed")] == [0, 1, 0]
 
 
+def _messages_beside_a_norm() -> list[Sent]:
+    mesh = make_mesh(Layout(context=2), CPU)
+    grid = make_grid(mesh, 1, 2)
+    layers = [spatial(layer, mesh) for layer in (nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2))]
+    same = make_grid(mesh, 1, 2)  # its axes have the same groups
+    with torch.no_grad(), CollectiveRecorder(mesh, grid=same.axes) as recorder:
+        image = scatter_image(torch.randn(1, 2, 8, 8), grid)
+        for layer in layers:
+            image = layer(image)
+    return recorder.sent
+
+
+def test_messages_of_a_norm_do_not_have_the_name_of_a_direction(ranks: RankPool) -> None:
+    assert ranks.run(2, _messages_beside_a_norm) == [[Sent("send", "width", 20), Sent("all_gather", "context", 10)]] * 2
+
+
 @pytest.mark.parametrize("spans", [Span.even(11, 4), Span.of_parts(1, 0, 7, 3)])
 @pytest.mark.parametrize(("kernel", "stride", "dilation", "padding"), [(3, 1, 1, 1), (2, 3, 1, 0), (3, 2, 4, 4)])
 def test_a_rank_gets_the_positions_that_its_outputs_read(
