@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from crosscut.parallel.mesh import ParallelMesh
 from crosscut.parallel.spatial.image import CutImage
-from crosscut.parallel.spatial.parameters import copied_parameter, require_kind
+from crosscut.parallel.spatial.parameters import copied_parameter, require_directions_of, require_kind
 from crosscut.parallel.spatial.reaches import Spread, Window
 from crosscut.parallel.spatial.spans import require_room
 from crosscut.parallel.spatial.windows import copy_windows
@@ -75,8 +75,8 @@ class _Convolution(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, image: CutImage) -> CutImage:
-        """Return this rank's outputs [B, F, ...]. Raises `LayoutError` if the image is smaller than the kernel, or than
-        the padding that repeats the image.
+        """Return this rank's outputs [B, F, ...]. Raises `LayoutError` if the image has another number of directions
+        than the layer, or if it is smaller than the kernel or the padding that repeats the image.
         """
 
     def _own(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -86,6 +86,7 @@ class _Convolution(nn.Module, ABC):
 class _Direct(_Convolution):
     def forward(self, image: CutImage) -> CutImage:
         settings = self.settings
+        require_directions_of(self._kind, len(image.spans))
         for size, (before, after) in zip(image.sizes, settings.padding, strict=True):
             require_room(size, before, after, settings.mode)
         windows = copy_windows(image, settings.windows, mode=settings.mode)
@@ -100,6 +101,7 @@ class _Direct(_Convolution):
 class _Transposed(_Convolution):
     def forward(self, image: CutImage) -> CutImage:
         settings, spreads = self.settings, self.settings.spreads
+        require_directions_of(self._kind, len(image.spans))
         windows = copy_windows(image, spreads)
         x = windows.at_least([1] * len(spreads))
         of_directions = list(zip(spreads, windows.reads, windows.outputs, strict=True))

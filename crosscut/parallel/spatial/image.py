@@ -26,7 +26,7 @@ from crosscut.config import LayoutError
 from crosscut.parallel.mesh import Axis, ParallelMesh
 from crosscut.parallel.spatial.exchange import fetched
 from crosscut.parallel.spatial.plan import DIRECTIONS, ExchangePlan, plan_gather, plan_move
-from crosscut.parallel.spatial.spans import Span
+from crosscut.parallel.spatial.spans import Span, require_directions
 
 IMAGE_DIM = 2
 """First dimension that is a direction of the image."""
@@ -133,11 +133,16 @@ def scatter_image(x: Tensor, grid: ImageGrid, spans: Sequence[Span] | None = Non
         )
     sizes = x.shape[IMAGE_DIM:]
     spans = spans or [Span.even(size, axis.size) for size, axis in zip(sizes, grid.axes, strict=True)]
-    for span, axis, size in zip(spans, grid.axes, sizes, strict=True):
-        _require_span(span, axis, size)
+    _require_spans(spans, grid, sizes)
     for dim, (span, rank) in enumerate(zip(spans, grid.place, strict=True), IMAGE_DIM):
         x = x.narrow(dim, span.part(rank).start, span.part(rank).size)
     return CutImage(x.contiguous(), tuple(spans), grid)
+
+
+def _require_spans(spans: Sequence[Span], grid: ImageGrid, sizes: Sequence[int]) -> None:
+    require_directions("`spans`", len(spans), len(grid.axes))
+    for span, axis, size in zip(spans, grid.axes, sizes, strict=True):
+        _require_span(span, axis, size)
 
 
 def _require_span(span: Span, axis: Axis, size: int) -> None:
@@ -165,8 +170,7 @@ def move_image(image: CutImage, spans: Sequence[Span]) -> CutImage:
     Forward: one message to each rank that needs positions of this rank, along one direction after another. Backward: as
     many messages, in the other direction. Raises `LayoutError` if a span does not fit the image or the axis.
     """
-    for span, axis, size in zip(spans, image.grid.axes, image.sizes, strict=True):
-        _require_span(span, axis, size)
+    _require_spans(spans, image.grid, image.sizes)
     plans = [plan_move(held, to) for held, to in zip(image.spans, spans, strict=True)]
     return CutImage(_moved(image, plans), tuple(spans), image.grid)
 
@@ -182,7 +186,8 @@ def pointwise(function: Callable[..., Tensor], *images: CutImage) -> CutImage:
     """Apply a function that computes each position on its own to the parts of one or several images: an activation, a
     sum, a concatenation of channels. Sends nothing.
 
-    Raises `LayoutError` if the images have different spans; `move_image` changes the spans of an image.
+    Raises `LayoutError` if the images have different spans (`move_image` changes the spans of an image), or if the
+    result has other positions.
     """
     first, *others = images
     for other in others:
@@ -191,7 +196,13 @@ def pointwise(function: Callable[..., Tensor], *images: CutImage) -> CutImage:
                 f"Images must have the same spans to be combined, but have {_bounds(first)} and {_bounds(other)}. Call "
                 "`move_image` with the spans of one image on the other."
             )
-    return CutImage(function(*(image.x for image in images)), first.spans, first.grid)
+    y = function(*(image.x for image in images))
+    if y.shape[IMAGE_DIM:] != first.x.shape[IMAGE_DIM:]:
+        raise LayoutError(
+            f"A function of `pointwise` must keep the positions of each part, but changes the shape "
+            f"{tuple(first.x.shape)} to {tuple(y.shape)}. Use a spatial layer for functions that mix positions."
+        )
+    return CutImage(y, first.spans, first.grid)
 
 
 def _bounds(image: CutImage) -> list[tuple[int, ...]]:

@@ -19,7 +19,7 @@ from crosscut.kernels.functions import AutogradContext
 from crosscut.parallel.collectives import all_gather, all_reduce
 from crosscut.parallel.mesh import Axis, ParallelMesh
 from crosscut.parallel.spatial.image import IMAGE_DIM, CutImage, pointwise
-from crosscut.parallel.spatial.parameters import copied_parameter, require_kind
+from crosscut.parallel.spatial.parameters import copied_parameter, require_directions_of, require_kind
 from crosscut.parallel.state.parameters import local
 
 
@@ -136,8 +136,9 @@ class SpatialBatchNorm(_Norm):
     num_batches_tracked: Tensor | None
 
     def __init__(self, layer: nn.Module, *, mesh: ParallelMesh) -> None:
-        require_kind(layer, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+        kind = require_kind(layer, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
         super().__init__(layer, mesh=mesh)
+        self.kind = kind
         self.momentum: float | None = layer.momentum  # type: ignore[assignment]
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             buffer = getattr(layer, name)
@@ -145,6 +146,7 @@ class SpatialBatchNorm(_Norm):
 
     def forward(self, image: CutImage) -> CutImage:
         """Return this rank's positions [B, C, ...], normalised for each channel."""
+        require_directions_of(self.kind, len(image.spans))
         return pointwise(lambda x: self.scaled(self._normal(_wide(x)), x.dtype), image)
 
     def _normal(self, x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from crosscut.config import LayoutError
 from crosscut.parallel.mesh import ParallelMesh
+from crosscut.parallel.spatial.spans import require_directions
 from crosscut.parallel.state.parameters import local_part, replicated_parameter
 
 
@@ -40,6 +41,11 @@ def require_kind(layer: Any, *kinds: type[Any]) -> type[Any]:
             "layer of PyTorch without this change."
         )
     return kind
+
+
+def require_directions_of(kind: type[Any], num: int) -> None:
+    """Raise `LayoutError` if layers of a kind are not made for images with `num` directions."""
+    require_directions(f"`nn.{kind.__name__}`", int(kind.__name__[-2]), num)  # PyTorch's names end in 1d, 2d or 3d
 
 
 def _change(layer: Any, kind: type[Any]) -> str | None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from crosscut.config import LayoutError
 from crosscut.parallel.spatial.image import IMAGE_DIM, CutImage, pointwise
-from crosscut.parallel.spatial.parameters import require_kind
+from crosscut.parallel.spatial.parameters import require_directions_of, require_kind
 from crosscut.parallel.spatial.reaches import Window, bins
 from crosscut.parallel.spatial.spans import Range
 from crosscut.parallel.spatial.windows import copy_windows, per_direction
@@ -60,13 +60,14 @@ class SpatialMaxPool(nn.Module):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        require_kind(layer, *_MAX_POOLS)
+        self.kind = require_kind(layer, *_MAX_POOLS)
         _require_values_only(layer)
         self.layer = layer
 
     def forward(self, image: CutImage) -> CutImage:
         """Return this rank's outputs [B, C, ...]."""
         num = len(image.spans)
+        require_directions_of(self.kind, num)
         reaches = _windows(self.layer, num)
         windows = copy_windows(image, reaches, fill=float("-inf"))
         x = windows.at_least([reach.extent for reach in reaches])
@@ -86,12 +87,13 @@ class SpatialAvgPool(nn.Module):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        require_kind(layer, *_AVG_POOLS)
+        self.kind = require_kind(layer, *_AVG_POOLS)
         self.layer: Any = layer
 
     def forward(self, image: CutImage) -> CutImage:
         """Return this rank's outputs [B, C, ...]."""
         num = len(image.spans)
+        require_directions_of(self.kind, num)
         reaches = _windows(self.layer, num)
         windows = copy_windows(image, reaches)
         x = windows.at_least([reach.extent for reach in reaches])
@@ -132,13 +134,14 @@ class SpatialAdaptiveMaxPool(nn.Module):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        require_kind(layer, *_ADAPTIVE_MAX_POOLS)
+        self.kind = require_kind(layer, *_ADAPTIVE_MAX_POOLS)
         _require_values_only(layer)
         self.layer: Any = layer
 
     def forward(self, image: CutImage) -> CutImage:
         """Return this rank's outputs [B, C, ...]."""
         num = len(image.spans)
+        require_directions_of(self.kind, num)
         lengths = zip(per_direction(self.layer.output_size, num), image.sizes, strict=True)
         reaches = [bins(size if length is None else length, size) for length, size in lengths]
         windows = copy_windows(image, reaches)

@@ -17,10 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crosscut.parallel.spatial.image import CutImage
-from crosscut.parallel.spatial.parameters import require_kind
+from crosscut.parallel.spatial.parameters import require_directions_of, require_kind
 from crosscut.parallel.spatial.reaches import Listed
-from crosscut.parallel.spatial.spans import Range
+from crosscut.parallel.spatial.spans import Range, require_directions
 from crosscut.parallel.spatial.windows import copy_windows, per_direction
+
+_DIRECTIONS_OF_MODES = {"linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3}
 
 
 class _Resize(NamedTuple):
@@ -93,6 +95,7 @@ class SpatialUpsample(_Resizing):
     def resizes(self, num: int) -> list[_Resize]:
         """Return the change of the size of each of `num` directions."""
         layer = self.layer
+        require_directions(f'`mode` "{layer.mode}"', _DIRECTIONS_OF_MODES.get(layer.mode, num), num)
         mode = "linear" if layer.mode in ("bilinear", "trilinear") else layer.mode
         sizes, scales = per_direction(layer.size, num), per_direction(layer.scale_factor, num)
         options = (layer.align_corners, layer.recompute_scale_factor)
@@ -110,10 +113,11 @@ class SpatialAdaptiveAvgPool(_Resizing):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        require_kind(layer, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+        self.kind = require_kind(layer, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
         self.layer: Any = layer
 
     def resizes(self, num: int) -> list[_Resize]:
         """Return the change of the size of each of `num` directions."""
+        require_directions_of(self.kind, num)
         sizes = per_direction(self.layer.output_size, num)
         return [_Resize("area", size, 1.0 if size is None else None) for size in sizes]

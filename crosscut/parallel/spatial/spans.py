@@ -116,3 +116,12 @@ def require_room(size: int, before: int, after: int, mode: str) -> None:
             f'Padding with `padding_mode` "{mode}" must be at most {most} for an image of {size} positions, but is '
             f'{max(before, after)}. Pad less, or set `padding_mode` to "zeros" or "replicate".'
         )
+
+
+def require_directions(name: str, given: int, num: int) -> None:
+    """Raise `LayoutError` if a layer, an option or a list of spans is not made for the `num` directions of a grid."""
+    if given != num:
+        raise LayoutError(
+            f"{name} must have {num} directions, as the grid of the image has, but has {given}. Use layers, options "
+            "and spans with as many directions as the grid."
+        )

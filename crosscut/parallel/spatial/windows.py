@@ -24,7 +24,7 @@ from crosscut.parallel.spatial.image import CutImage
 from crosscut.parallel.spatial.plan import Step, plan_step
 from crosscut.parallel.spatial.reaches import Reach
 from crosscut.parallel.spatial.saving import saves_halos
-from crosscut.parallel.spatial.spans import Range, Wanted
+from crosscut.parallel.spatial.spans import Range, Wanted, require_directions
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +88,12 @@ def copy_windows(image: CutImage, reaches: Sequence[Reach], *, mode: str = "zero
 
 
 def per_direction(value: Any, num: int) -> tuple[Any, ...]:
-    """Return an option of a layer, one value or one per direction, as a value for each of `num` directions."""
-    return tuple(value) if isinstance(value, (tuple, list)) else (value,) * num
+    """Return an option of a layer, one value or one per direction, as a value for each of `num` directions. Raises
+    `LayoutError` if there is another number of values.
+    """
+    values = tuple(value) if isinstance(value, (tuple, list)) else (value,) * num
+    require_directions(f"The option {value} of a layer", len(values), num)
+    return values
 
 
 def _padded(copied: Tensor, dim: int, want: Wanted, mode: str, fill: float) -> Tensor:
