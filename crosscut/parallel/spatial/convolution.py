@@ -156,8 +156,8 @@ class SpatialConvTranspose2d(_Transposed):
 
     Parameters: `weight` [C, F / groups, K] and, if the layer has one, `bias` [F] as Replicate. Forward: for each
     direction, one message to each rank whose outputs need positions of this rank; none if the kernel is as large as the
-    stride. Backward: as many messages with the gradients of these positions. For the backward pass, the rank's part
-    with halos is saved. Raises `LayoutError` if `layer` is not an `nn.ConvTranspose2d`.
+    stride and nothing is padded. Backward: as many messages with the gradients of these positions. For the backward
+    pass, the rank's part with halos is saved. Raises `LayoutError` if `layer` is not an `nn.ConvTranspose2d`.
     """
 
     _kind = nn.ConvTranspose2d

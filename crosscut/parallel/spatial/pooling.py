@@ -54,8 +54,9 @@ def _require_values_only(layer: Any) -> None:
 class SpatialMaxPool(nn.Module):
     """Maxima over windows of images that ranks share, with the settings of `layer`: an `nn.MaxPool1d`, `2d` or `3d`.
 
-    Forward and backward: for each direction, one message to each rank that needs positions of this rank. Raises
-    `LayoutError` if `layer` is another layer or returns indices, or if its padding is more than half of its kernel.
+    Forward and backward: for each direction, one message to each rank that needs positions of this rank. If all values
+    of a window are -inf, the gradient may go to the padding. Raises `LayoutError` if `layer` is another layer or
+    returns indices, or if its padding is more than half of its kernel.
     """
 
     def __init__(self, layer: nn.Module) -> None:
