@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -35,7 +35,7 @@ class Cost:
     backward: Mapping[Sent, int]
 
 
-def costs_of(module: nn.Module, inputs: Mapping[str, Any], plan: Plan) -> list[Cost]:
+def costs_of(module: nn.Module, inputs: Mapping[str, object], plan: Plan) -> list[Cost]:
     """Return the cost of a plan for each of its numbers of ranks. The module, which is not changed, runs forward once
     with the keyword inputs; it may be on the device `meta`.
 
@@ -55,7 +55,7 @@ class _Call(NamedTuple):
     output: object
 
 
-def _calls(module: nn.Module, inputs: Mapping[str, Any]) -> list[_Call]:
+def _calls(module: nn.Module, inputs: Mapping[str, object]) -> list[_Call]:
     """Run a module forward, and return all calls of its modules, in the order of their ends."""
     calls: list[_Call] = []
 

@@ -68,7 +68,7 @@ def may_be_matrix(module: nn.Module) -> bool:
 
 
 def recognise(
-    name: str, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    name: str, module: nn.Module, forward: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[str, object]
 ) -> Matrix | None:
     """Return the matrix that a module is, by a call of its `forward`. None if it computes something else."""
     if isinstance(module, nn.Embedding):
@@ -100,7 +100,7 @@ def is_plain(module: nn.Module, *, output_dim: int) -> bool:
     return isinstance(found, Tensor) and torch.equal(found, rows)
 
 
-def _is_linear(matrix: Matrix, forward: Callable[..., Any], x: Tensor) -> bool:
+def _is_linear(matrix: Matrix, forward: Callable[..., object], x: Tensor) -> bool:
     """Whether a layer multiplies by its weight. The stand-ins for the weight take no memory."""
     if type(matrix.module) is nn.Linear:
         return matrix.output_dim == 0
@@ -145,7 +145,7 @@ class _LookUps(TorchFunctionMode):
 
     count = 0
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         self.count += func is F.embedding
         return func(*args, **(kwargs or {}))
 

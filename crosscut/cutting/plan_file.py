@@ -29,7 +29,7 @@ from crosscut.cutting.plan import Plan, Rule, Style, Table
 
 _T = TypeVar("_T")
 
-_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+_KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
     "style": (lambda value: isinstance(value, str), "the name of a style"),
     "reason": (lambda value: isinstance(value, str), "text"),
     "parts": (lambda value: _is_list_of(int, value), "a list of whole numbers"),
@@ -89,7 +89,7 @@ def _with_line(message: str, path: Path, text: str) -> str:
     return f"{path}:{lines.get(key, 1)}: {message}"
 
 
-def _plan_of(table: Mapping[str, Any]) -> Plan:
+def _plan_of(table: Mapping[str, object]) -> Plan:
     _require_known("", table, ("tensor", "rules", "integers", "tables"), required=("tensor", "rules"))
     if not _is_list_of(int, table["tensor"]):
         raise _wrong("tensor", "a list of numbers of ranks", table["tensor"])
@@ -105,10 +105,10 @@ def _plan_of(table: Mapping[str, Any]) -> Plan:
         name: _record(Table, f"tables.{name}", section, {}, required="dimension")
         for name, section in _sections("tables", table).items()
     }
-    return Plan(tensor=tuple(table["tensor"]), rules=rules, integers=integers, tables=tables)
+    return Plan(tensor=_numbers("tensor", table["tensor"]), rules=rules, integers=integers, tables=tables)
 
 
-def _sections(key: str, table: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def _sections(key: str, table: Mapping[str, object]) -> dict[str, Mapping[str, object]]:
     """Return the sections under a key, by the names of modules."""
     found = table.get(key, {})
     if not isinstance(found, Mapping):
@@ -122,7 +122,7 @@ def _sections(key: str, table: Mapping[str, Any]) -> dict[str, Mapping[str, Any]
 def _record(
     kind: Callable[..., _T],
     name: str,
-    section: Mapping[str, Any],
+    section: Mapping[str, object],
     converters: Mapping[str, Callable[[str, Any], Any]],
     *,
     required: str,
@@ -130,7 +130,7 @@ def _record(
     """Make a rule or a table of a section of the file."""
     known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
     _require_known(f"{name}.", section, known, required=(required,))
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for key, value in section.items():
         is_right, told = _KINDS[key]
         if not is_right(value):
@@ -149,7 +149,7 @@ def _style(name: str, value: str) -> Style:
 
 
 def _require_known(
-    prefix: str, table: Mapping[str, Any], known: list[str] | tuple[str, ...], *, required: tuple[str, ...]
+    prefix: str, table: Mapping[str, object], known: list[str] | tuple[str, ...], *, required: tuple[str, ...]
 ) -> None:
     """Raise `ConfigError` if a table has an unknown key, or lacks a required one."""
     for key in table:
@@ -162,8 +162,8 @@ def _require_known(
             raise ConfigError(f"`{prefix}{key}` must be given, but is missing. Add the line.")
 
 
-def _numbers(name: str, value: Any) -> tuple[int, ...]:
-    if not _is_list_of(int, value):
+def _numbers(name: str, value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not _is_list_of(int, value):
         raise _wrong(name, "a list of whole numbers, one for each number of ranks in `tensor`", value)
     return tuple(value)
 
@@ -172,5 +172,5 @@ def _wrong(name: str, must_be: str, value: object, remedy: str = "Correct the va
     return ConfigError(f"`{name}` must be {must_be}, but is {shown(value)}. {remedy}")
 
 
-def _is_list_of(kind: type, value: Any) -> bool:
+def _is_list_of(kind: type, value: object) -> bool:
     return isinstance(value, list) and all(type(each) is kind for each in value)

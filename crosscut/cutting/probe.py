@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import zip_longest
-from typing import Any
 
 import torch
 from torch import nn
@@ -63,7 +62,7 @@ def plan_cuts(build: Build, tensor: Sequence[int] = (2, 4), *, prove: bool = Tru
     return plan
 
 
-def find_plan(module: nn.Module, inputs: Mapping[str, Any], tensor: Sequence[int] = (2, 4)) -> Plan:
+def find_plan(module: nn.Module, inputs: Mapping[str, object], tensor: Sequence[int] = (2, 4)) -> Plan:
     """Find a plan without proof. Converts the module to float64, and leaves it otherwise as it was."""
     with _probed(module):
         subject = _called(lambda: find_matrices(module, to_float64(inputs)))

@@ -79,18 +79,18 @@ class Subject:
     """Module that is probed, on the CPU, in float64."""
 
     module: nn.Module
-    inputs: Mapping[str, Any]
+    inputs: Mapping[str, object]
     matrices: dict[str, Matrix] = field(default_factory=dict)
     shapes: dict[Call, torch.Size] = field(default_factory=dict)
     """Shapes of the outputs of all calls."""
     not_matrices: set[str] = field(default_factory=set)
     """Modules that hold a matrix, but do not multiply by it or look its rows up when they are called."""
 
-    def play(self, reply: Reply, *, inputs: Mapping[str, Any], stop: set[Call] | None = None) -> Run:
+    def play(self, reply: Reply, *, inputs: Mapping[str, object], stop: set[Call] | None = None) -> Run:
         """Run the module. Stops when all calls of `stop` have been seen. An error ends the run, and is told in it."""
         run, awaited, counts = Run(), set(stop or ()), Counter[str]()
 
-        def forward(matrix: Matrix, *args: Any, **kwargs: Any) -> Tensor:
+        def forward(matrix: Matrix, *args: Tensor, **kwargs: Tensor) -> Tensor:
             call = Call(matrix.name, counts[matrix.name])
             counts[matrix.name] += 1
             run.calls.append(call)
@@ -113,7 +113,7 @@ class Subject:
 
 
 @contextmanager
-def _replaced(forwards: Mapping[str, Callable[..., Any]], module: nn.Module) -> Iterator[None]:
+def _replaced(forwards: Mapping[str, Callable[..., object]], module: nn.Module) -> Iterator[None]:
     """Let modules run other functions."""
     for name, function in forwards.items():
         vars(module.get_submodule(name))["forward"] = function
@@ -124,7 +124,7 @@ def _replaced(forwards: Mapping[str, Callable[..., Any]], module: nn.Module) -> 
             del vars(module.get_submodule(name))["forward"]
 
 
-def _fresh(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def _fresh(inputs: Mapping[str, object]) -> dict[str, Any]:
     return copy.deepcopy(dict(inputs))
 
 
@@ -138,13 +138,13 @@ def _failure(error: Exception) -> Failure:
     return Failure(inside, text, line)
 
 
-def find_matrices(module: nn.Module, inputs: Mapping[str, Any]) -> Subject:
+def find_matrices(module: nn.Module, inputs: Mapping[str, object]) -> Subject:
     """Find the linear layers and embeddings that a module calls. Raises what the module raises."""
     subject, drawn = Subject(module, inputs), torch.Generator().manual_seed(0)
     known: dict[tuple[type, tuple[int, ...]], tuple[bool, int] | None] = {}
     counts = Counter[str]()
 
-    def forward(name: str, held: nn.Module, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def forward(name: str, held: nn.Module, original: Callable[..., object], *args: object, **kwargs: object) -> Any:
         if name in subject.not_matrices:
             return original(*args, **kwargs)
         if name not in subject.matrices:
@@ -182,7 +182,7 @@ def materialize(module: nn.Module) -> None:
 
 
 def _embedded_shape(
-    matrix: Matrix, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    matrix: Matrix, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]
 ) -> torch.Size:
     """Return the shape of an embedding's output: its own forward may take other things than ids."""
     kept = matrix.module._parameters["weight"]
@@ -198,7 +198,7 @@ class Draw:
     """Random values of everything between the matrices, and what the whole module did with them."""
 
     subject: Subject
-    inputs: Mapping[str, Any]
+    inputs: Mapping[str, object]
     values: dict[nn.Parameter, Tensor]
     """Values of the parameters that belong to no matrix."""
     outputs: dict[Call, Tensor]

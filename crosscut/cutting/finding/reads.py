@@ -56,7 +56,7 @@ class Reads:
             self._kinds[kind] = type(kind.__name__, (kind,), body)
         return self._kinds[kind]
 
-    def see(self, held: Any, name: str, value: Any) -> None:
+    def see(self, held: Any, name: str, value: object) -> None:
         """Record a value. Integers count only if they are attributes, because others cannot be set."""
         if not self.is_on or name.startswith("__") or (at := self._holder.get(id(held))) is None:
             return
@@ -91,7 +91,7 @@ def _turn(held: Any, kind: type) -> None:
     object.__setattr__(held, "__class__", kind)
 
 
-def _is_record(value: Any) -> bool:
+def _is_record(value: object) -> bool:
     """Whether a value is a plain object with attributes, such as a config."""
     kind = type(value)
     plain = not isinstance(value, _PLAIN) and not callable(value) and hasattr(value, "__dict__")

@@ -25,7 +25,7 @@ _FACTORS, _LEAST = (32, 16, 8, 4, 2), 8
 class _LargeOnMeta(TorchFunctionMode):
     """Context in which large tensors without values, as weights are before they are initialised, take no memory."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, with `meta` as its device if it makes such a tensor."""
         options = dict(kwargs or {})
         if func is torch.empty:
@@ -35,7 +35,7 @@ class _LargeOnMeta(TorchFunctionMode):
         return func(*args, **options)
 
 
-def build_lean(build: Build) -> tuple[nn.Module, Mapping[str, Any], Any]:
+def build_lean(build: Build) -> tuple[nn.Module, Mapping[str, object], Any]:
     """Call `build`, with large weights on `meta` unless the function reads their values."""
     torch.manual_seed(0)
     try:
@@ -55,10 +55,10 @@ class SmallCopy:
     """Function that builds a module as another function does, but with smaller sizes in its config."""
 
     build: Build
-    changes: tuple[tuple[str, Any], ...]
+    changes: tuple[tuple[str, object], ...]
     """New values of the config's fields."""
 
-    def __call__(self) -> tuple[nn.Module, Mapping[str, Any], Any]:
+    def __call__(self) -> tuple[nn.Module, Mapping[str, object], Any]:
         """Return the smaller module, its inputs and its loss."""
         module, inputs, loss = build_lean(self.build)
         torch.manual_seed(0)
@@ -93,10 +93,10 @@ def small_copies(build: Build, module: nn.Module) -> Iterator[SmallCopy]:
             yield SmallCopy(build, tuple(changes.items()))
 
 
-def _fewer_layers(module: nn.Module, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _fewer_layers(module: nn.Module, fields: Mapping[str, object]) -> dict[str, Any]:
     """Return the fields of a config that say how many layers there are, and lists with one item for each layer."""
     depths = {len(each) for each in module.modules() if isinstance(each, nn.ModuleList) and len(each) > _LAYERS}
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, depth in fields.items():
         if type(depth) is int and depth in depths:
             items = {
@@ -108,7 +108,7 @@ def _fewer_layers(module: nn.Module, fields: Mapping[str, Any]) -> dict[str, Any
     return found
 
 
-def _try_config(module: nn.Module, changes: Mapping[str, Any]) -> nn.Module | None:
+def _try_config(module: nn.Module, changes: Mapping[str, object]) -> nn.Module | None:
     try:
         with _LargeOnMeta():
             return _with_config(module, tuple(changes.items()))
@@ -116,7 +116,7 @@ def _try_config(module: nn.Module, changes: Mapping[str, Any]) -> nn.Module | No
         return None
 
 
-def _with_config(module: nn.Module, changes: tuple[tuple[str, Any], ...]) -> nn.Module:
+def _with_config(module: nn.Module, changes: tuple[tuple[str, object], ...]) -> nn.Module:
     config: Any = copy.deepcopy(module.config)
     for name, value in changes:
         vars(config)[name] = value
