@@ -4,8 +4,8 @@
 
 A docstring that opens with "What", "Of", "Those", "That" or "How" describes its thing by a clause and leaves the reader
 to find the noun. The check reads the docstrings of modules, classes and functions, and the texts under fields, in all
-Python files of the paths (by default those of `crosscut/`, `benchmarks/` and `docs/`). Each finding is printed as
-`file:line: text`, and the exit status is then 1.
+Python files of the paths (by default those of `crosscut/`, `benchmarks/`, `docs/` and `examples/`). Each finding is
+printed as `file:line: text`, and the exit status is then 1.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-ROOTS = [ROOT / name for name in ("crosscut", "benchmarks", "docs")]
+ROOTS = [ROOT / name for name in ("crosscut", "benchmarks", "docs", "examples")]
 OPENINGS = ("What", "Of", "Those", "That", "How")
 """Words that no docstring may open with."""
 _OPENING = re.compile(rf"({'|'.join(OPENINGS)})\b")

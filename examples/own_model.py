@@ -59,7 +59,7 @@ def points() -> tuple[Tensor, Tensor]:
 
 
 def train(layout: Layout, num_steps: int) -> None:
-    """What every rank runs."""
+    """Train on one rank."""
     device = torch.device("cpu")
     with process_group(device):
         mesh = make_mesh(layout, device)
