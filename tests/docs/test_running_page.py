@@ -1,4 +1,6 @@
-"""The job scripts of docs/running.md and docs/elastic.md: they parse, and the one for Slurm does what it says."""
+"""docs/running.md, docs/elastic.md and their jobs in examples/jobs: the jobs parse, and the one for Slurm does what the
+page says.
+"""
 
 import dataclasses
 import os
@@ -10,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from crosscut.checkpoint import list_checkpoints
 from crosscut.cli.main import _EXIT_INTERRUPTED, EXIT_DAMAGED, EXIT_REQUEUE, main
@@ -17,23 +20,36 @@ from crosscut.data import read_documents
 from crosscut.training.elastic import Restart
 from tests.cli.conftest import TINY
 
-PAGE = (Path(__file__).parents[2] / "docs" / "running.md").read_text(encoding="utf-8")
-ELASTIC = (Path(__file__).parents[2] / "docs" / "elastic.md").read_text(encoding="utf-8")
-SCRIPTS, ELASTIC_SCRIPTS = (
-    re.findall(r"^ *```sh\n(.*?)^ *```$", page, flags=re.MULTILINE | re.DOTALL) for page in (PAGE, ELASTIC)
-)
+ROOT = Path(__file__).parents[2]
+PAGE, ELASTIC = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("running.md", "elastic.md"))
+JOBS = {file.name: file.read_text(encoding="utf-8") for file in sorted((ROOT / "examples" / "jobs").iterdir())}
+BLOCKS = [re.findall(r"^ *```sh\n(.*?)^ *```$", page, flags=re.MULTILINE | re.DOTALL) for page in (PAGE, ELASTIC)]
+SCRIPTS = [*(job for name, job in JOBS.items() if name.endswith(".sh")), *BLOCKS[0], *BLOCKS[1]]
 
 
-@pytest.mark.parametrize("script", [*SCRIPTS, *ELASTIC_SCRIPTS], ids=range(len(SCRIPTS) + len(ELASTIC_SCRIPTS)))
-def test_shell_blocks_parse(script):
+@pytest.mark.parametrize("script", SCRIPTS, ids=range(len(SCRIPTS)))
+def test_shell_scripts_parse(script):
     done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_elastic_scripts_set_what_an_elastic_run_needs():
-    for torchrun in ELASTIC.split("torchrun --nnodes")[:-1]:
-        assert "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in torchrun
-    assert '{name: TORCH_DISABLE_SHARE_RDZV_TCP_STORE, value: "1"}' in ELASTIC
+@pytest.mark.parametrize("name", [name for name in JOBS if name.endswith(".yaml")])
+def test_objects_of_kubernetes_parse_and_mount_the_volumes_of_their_pod(name):
+    job = list(yaml.safe_load_all(JOBS[name]))[-1]
+    pod = job["spec"]["template"]["spec"]
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    assert {mount["name"] for container in pod["containers"] for mount in container["volumeMounts"]} == volumes
+
+
+def test_every_job_has_its_page():
+    for name in JOBS:
+        assert f"(../examples/jobs/{name})" in (ELASTIC if name.startswith("elastic") else PAGE), name
+
+
+def test_elastic_jobs_set_what_an_elastic_run_needs():
+    for text in (ELASTIC, JOBS["elastic-slurm.sh"]):
+        assert "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in text.partition("torchrun --nnodes")[0]
+    assert '{name: TORCH_DISABLE_SHARE_RDZV_TCP_STORE, value: "1"}' in JOBS["elastic-kubernetes.yaml"]
     for row in ("`before`, `after`", "`restored_from`", "`ranks`, `idle_ranks`", "`steps_lost`", "`seconds_lost`"):
         assert f"\n| {row} |" in ELASTIC
     assert {field.name for field in dataclasses.fields(Restart)} == {
@@ -42,10 +58,10 @@ def test_elastic_scripts_set_what_an_elastic_run_needs():
     }  # fmt: skip
 
 
-def test_page_states_the_exit_status():
+def test_page_and_jobs_know_the_exit_status():
     assert f"exits with {EXIT_REQUEUE}" in PAGE
-    assert f"-eq {EXIT_REQUEUE} ]" in PAGE
-    assert f"values: [{EXIT_REQUEUE}]" in PAGE
+    assert f"-eq {EXIT_REQUEUE} ]" in JOBS["slurm.sh"]
+    assert f"values: [{EXIT_REQUEUE}]" in JOBS["kubernetes.yaml"]
 
 
 def rows_of(heading: str) -> dict[str, list[str]]:
@@ -118,7 +134,7 @@ def test_slurm_script_requeues_a_job_that_has_stopped_and_completes_it(tmp_path)
     }.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    (script,) = [script for script in SCRIPTS if "#SBATCH" in script]
+    script = JOBS["slurm.sh"]
     assert "layout.tensor=8 layout.data=2" in script
     (tmp_path / "run.toml").write_text("")
     text = next(iter(read_documents(["builtin:state-of-the-union"], text_key="text"))).text

@@ -17,7 +17,7 @@ from crosscut.training.optimization.optimizer import MOMENTUM, LocalAdamW
 from crosscut.training.saving import RunCheckpoints
 from tests.training.test_resume import HERE, checkpoint_of, record, train
 
-PAGE = Path(__file__).parents[2] / "docs" / "verification.md"
+PAGE = Path(__file__).parents[2] / "docs" / "tables" / "resume-faults.md"
 DONE = 3
 """Steps before the resume."""
 

@@ -140,7 +140,7 @@ def test_faults_are_found_and_their_modules_named(ranks: RankPool, faults: list[
 
 
 def test_the_page_lists_every_fault() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "verification.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "tables" / "foreign-faults.md").read_text(encoding="utf-8")
     assert f"The tests plant {len(FAULTS)} faults" in page
     for fault in FAULTS:
         assert f"| {fault.fault} | `{fault.module}` |" in page

@@ -1,0 +1,23 @@
+#!/bin/bash
+# A run of 16 ranks on two nodes, which goes back into the queue when it is asked to stop (docs/running.md).
+#SBATCH --job-name=gpt2
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=8
+#SBATCH --time=24:00:00
+#SBATCH --signal=USR1@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
+
+srun bash -c 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
+exec crosscut train run.toml layout.tensor=8 layout.data=2 --resume auto'
+status=$?
+
+if [ $status -eq 75 ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit $status
