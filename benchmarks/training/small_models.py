@@ -18,7 +18,10 @@ same FLOPs per token, or the command ends. Everything else is the same, and both
 
 `mixture` trains the same transformer beside two mixtures of experts with as many FLOPs per token: in place of each MLP
 they have 8 experts of half its width, of which a token uses 2. A loss balances the experts of the one, and biases those
-of the other. The table and the figure also have the largest load of an expert, as a multiple of the mean load.
+of the other. With the usual coefficient of 0.01, the largest load of the first layer, whose router sees only the token,
+stays at 1.45, so the coefficient is 0.03. The table also has the largest load of an expert over the last tenth of the
+steps, as a multiple of the mean load: in the tokens of each step (the mean over these steps), and in all tokens of
+these steps together. The figure has the first.
 
 With `--keep FOLDER`, the runs stay in the folder. The same command with the same folder takes the figures of finished
 runs from there, and continues the others from their last checkpoints. `OMP_NUM_THREADS=1` and `--at-once 2` train two
@@ -49,6 +52,7 @@ from crosscut.config import Layout, RunConfig
 from crosscut.data import prepare
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.muon import muon_flops
+from crosscut.training.loads.record import read_loads
 from crosscut.training.watching.metrics import read_metrics
 
 DEMO = files("crosscut.config") / DEMO_RUN
@@ -109,7 +113,7 @@ STUDIES = {
     "mixture": Study(
         contenders={
             "transformer": TRANSFORMER,
-            "experts-loss": (*MIXTURE, "model.experts.balance_loss=0.01"),
+            "experts-loss": (*MIXTURE, "model.experts.balance_loss=0.03"),
             "experts-bias": (*MIXTURE, "model.experts.balance_loss=0", "model.experts.balance_bias=true"),
         },
         tuned=("transformer", "experts-loss", "experts-bias"),
@@ -244,30 +248,46 @@ def train_study(study: Study, chosen: argparse.Namespace, folder: Path, progress
     named = [(name, seed) for seed in seeds for name in study.contenders]  # all contenders have the first seeds first
     runs = [run_of(study, name, best.get(name), seed, chosen, 1.0) for name, seed in named]
     ended = train_all(runs, folder, progress, at_once=chosen.at_once)
+    for run, figures in zip(runs, ended, strict=True):
+        figures["load_of_all_steps"] = load_of_all_steps(folder / f"{run.name}-{run.seed}", run.steps)
     return {"rates": rates, **{name: ended[i :: len(study.contenders)] for i, name in enumerate(study.contenders)}}
 
 
-def load_at_the_end(run: Mapping[str, Any]) -> float | None:
+def load_of_a_step(run: Mapping[str, Any]) -> float | None:
     """Mean of the largest loads of a mixture over the last tenth of its steps. None for a model without experts."""
     loads = [load for step, load in run["largest_loads"] if step > 0.9 * run["steps"]]
     return statistics.mean(loads) if loads else None
 
 
+def load_of_all_steps(folder: Path, steps: int) -> float | None:
+    """Largest load of an expert of a run in this folder, as a multiple of the mean load of its layer, in the tokens of
+    the last tenth of the steps together, of which the run has recorded every n-th. None for a model without experts.
+    """
+    rows = [row["loads"] for row in read_loads(folder) if row["step"] > 0.9 * steps]
+    columns = [zip(*(row[layer] for row in rows), strict=True) for layer in (rows[0] if rows else ())]
+    layers = [list(map(sum, loads)) for loads in columns]
+    return max((max(loads) / statistics.mean(loads) for loads in layers), default=None)
+
+
 def table_of(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Build the table of the figures: a row for each group of runs."""
-    table = [
-        ["run", "steps", "TFLOP", "seconds of training", "seconds of the command", "bits per byte", "spread", "load"]
-    ]
+    names = ("run", "steps", "TFLOP", "seconds of training", "seconds of the command", "bits per byte", "spread")
+    table = [[*names, "load of a step", "load of the steps"]]
     for name, group in runs.items():
         bits = [one["bits_per_byte"] for one in group]
         tflop = f"{group[0]['steps'] * group[0]['flops_per_step'] / 1e12:.2f}"
         keys = ("training_seconds", "command_seconds")
         seconds = (f"{statistics.mean(one[key] for one in group):.0f}" for key in keys)
         figures = (f"{statistics.mean(bits):.3f}", f"{min(bits):.3f} to {max(bits):.3f}")
-        loads = [load for one in group if (load := load_at_the_end(one)) is not None]
-        spread = f"{min(loads):.2f} to {max(loads):.2f}" if loads else ""
-        table.append([name, f"{group[0]['steps']:,}", tflop, *seconds, *figures, spread])
+        loads = (map(load_of_a_step, group), (one.get("load_of_all_steps") for one in group))
+        told = (spread_of([load for load in of if load is not None]) for of in loads)
+        table.append([name, f"{group[0]['steps']:,}", tflop, *seconds, *figures, *told])
     return aligned(table)
+
+
+def spread_of(loads: Sequence[float]) -> str:
+    """Smallest and largest load; empty for models without experts."""
+    return f"{min(loads):.2f} to {max(loads):.2f}" if loads else ""
 
 
 def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
