@@ -14,7 +14,7 @@ from math import prod
 from typing import NamedTuple
 
 from crosscut.architecture.target import Target
-from crosscut.config.conventions import padded_vocab_size
+from crosscut.config.conventions import VOCABULARY_MULTIPLE, padded_vocab_size
 from crosscut.config.optimizer import ParameterGroup
 from crosscut.config.training import InitialSpread
 
@@ -100,7 +100,7 @@ class Cut(Enum):
     COLUMNS = "dimension 0, the outputs of a weight or a bias"
     ROWS = "dimension 1, the inputs of a weight"
     HEADS = "dimension 0 in whole heads; ranks share a head if there are more ranks than heads"
-    VOCABULARY = "dimension 0, padded to a multiple of 128 times the number of ranks"
+    VOCABULARY = "dimension 0, padded to a multiple of `padded_to`, and of 128 times the number of ranks"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +126,8 @@ class Parameter:
     """Whether layers use the parameter in at least float32, whatever the element type of the products is."""
     on_whole: bool = False
     """Whether every rank applies the parameter to whole sequences, even if the layout splits the sequence."""
+    padded_to: int = VOCABULARY_MULTIPLE
+    """Multiple to which `Cut.VOCABULARY` pads dimension 0."""
     num_inputs: int = 0
     """Fan-in of an embedding, for `InitialSpread.FAN_IN`. 0 for other parameters, whose fan-in is the size of the last
     dimension."""
@@ -169,7 +171,7 @@ class Parameter:
         """Global shape for `tensor` tensor ranks, with the padding of the vocabulary."""
         if self.cut is not Cut.VOCABULARY:
             return self.shape
-        return (padded_vocab_size(self.shape[0], tensor), *self.shape[1:])
+        return (padded_vocab_size(self.shape[0], tensor, self.padded_to), *self.shape[1:])
 
     def dim_cut(self, tensor: int) -> int | None:
         """Dimension along which the parameter is divided if the tensor axis has `tensor` ranks. None if each rank holds

@@ -1,6 +1,6 @@
 """Conventions shared by packages that do not import each other."""
 
-from math import ceil, gcd
+from math import ceil, gcd, lcm
 from pathlib import Path
 from types import MappingProxyType
 
@@ -38,11 +38,11 @@ thousands of tokens, because adding a chunk's gradient to the gradient of the wh
 matrix products of a few hundred tokens."""
 
 
-def padded_vocab_size(vocab_size: int, tensor: int) -> int:
-    """Vocabulary size after padding: the smallest multiple of 128 x `tensor` that is at least `vocab_size`, where
-    `tensor` is the number of tensor ranks. The added entries get no probability.
+def padded_vocab_size(vocab_size: int, tensor: int, multiple: int = VOCABULARY_MULTIPLE) -> int:
+    """Vocabulary size after padding: the smallest multiple of 128 x `tensor` and of `multiple` that is at least
+    `vocab_size`, where `tensor` is the number of tensor ranks. The added entries get no probability.
     """
-    multiple = VOCABULARY_MULTIPLE * tensor
+    multiple = lcm(multiple, VOCABULARY_MULTIPLE * tensor)
     return -(-vocab_size // multiple) * multiple
 
 

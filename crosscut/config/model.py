@@ -16,6 +16,7 @@ from crosscut.config.checks import (
     require_value,
     resolve_choices,
 )
+from crosscut.config.conventions import VOCABULARY_MULTIPLE
 from crosscut.config.errors import ConfigError
 from crosscut.config.hashed import HashedOnce
 from crosscut.config.parts.experts import EXPERTS, ExpertsConfig
@@ -136,6 +137,11 @@ class ModelConfig(HashedOnce):
 
     vocab_size: int = 0
     """Number of vocabulary entries. 0 means the tokenizer's vocabulary size."""
+
+    vocab_multiple: int = VOCABULARY_MULTIPLE
+    """The weights are padded to a number of vocabulary entries that is a multiple of this number, and of 128 on each
+    tensor rank. With 1024, GPT-2's 50,257 entries become the paper's 51,200 on up to 8 tensor ranks. The added entries
+    get no probability."""
 
     max_sequence_length: int = 1024
     """Maximum number of tokens in a sequence, and number of positions."""
@@ -324,6 +330,7 @@ class ModelConfig(HashedOnce):
             require_at_least(f"model.{name}", getattr(self, name), least, maximum=_MOST.get(name, MOST))
         for name in ("vocab_size", "num_kv_heads", "head_size", "mlp_size", "token_types", "num_classes"):
             require_at_least(f"model.{name}", getattr(self, name), 0, maximum=_MOST.get(name, MOST))
+        require_at_least("model.vocab_multiple", self.vocab_multiple, 1, maximum=1 << 20)
         require_fraction("model.dropout", self.dropout)
         for name, kind in mixer_sections().items():
             if isinstance(recorded := getattr(self, name), Mapping):  # as a checkpoint records it

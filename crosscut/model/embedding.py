@@ -33,7 +33,8 @@ class Embedding:
         """Whether the token embedding is a copy of that of the first stage."""
         self._is_tied_over_stages = part.head.uses_embedding and build.mesh.is_staged
         has_tokens = is_first or self.is_copy
-        self.tokens = VocabParallelEmbedding(*own.tokens.shape, **place) if has_tokens else None
+        tokens = own.tokens
+        self.tokens = VocabParallelEmbedding(*tokens.shape, padded_to=tokens.padded_to, **place) if has_tokens else None
         positions, types, norm = (own.positions, own.token_types, own.norm) if is_first else (None, None, None)
         self.positions = None if positions is None else PositionEmbedding(*positions.shape, **place)
         self.token_types = None if types is None else TokenTypeEmbedding(*types.shape, **place)

@@ -1,7 +1,7 @@
 """Embedding layers. Token embeddings are cut along the vocabulary; embeddings of positions and of token types are
 replicated.
 
-Shapes: B batch, S sequence, H hidden, V vocabulary padded to a multiple of 128 x T, T tensor ranks.
+Shapes: B batch, S sequence, H hidden, V vocabulary padded to a multiple of 128 x T and of `padded_to`, T tensor ranks.
 """
 
 from typing import final
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crosscut.config import ConfigError, padded_vocab_size
+from crosscut.config.conventions import VOCABULARY_MULTIPLE
 from crosscut.kernels.look_up import look_up
 from crosscut.kernels.products import ORDINARY
 from crosscut.parallel.mesh import ParallelMesh
@@ -54,11 +55,12 @@ class VocabParallelEmbedding(nn.Module):
         mesh: ParallelMesh,
         dtype: torch.dtype = torch.float32,
         output_dtype: torch.dtype | None = None,
+        padded_to: int = VOCABULARY_MULTIPLE,
     ) -> None:
         super().__init__()
         self.mesh, self.output_dtype = mesh, output_dtype or dtype
         self.vocab_size = vocab_size
-        padded = padded_vocab_size(vocab_size, mesh.tensor.size)
+        padded = padded_vocab_size(vocab_size, mesh.tensor.size, padded_to)
         self.weight = ParameterMaker(mesh, dtype).sharded(padded, hidden_size, dim=0)
         self.local_size = padded // mesh.tensor.size
         self.first = mesh.tensor.rank * self.local_size
@@ -99,11 +101,17 @@ class VocabParallelOutput(nn.Module):
     """
 
     def __init__(
-        self, vocab_size: int, hidden_size: int, *, mesh: ParallelMesh, dtype: torch.dtype = torch.float32
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        mesh: ParallelMesh,
+        dtype: torch.dtype = torch.float32,
+        padded_to: int = VOCABULARY_MULTIPLE,
     ) -> None:
         super().__init__()
         self.products = ORDINARY  # for scores; the loss calls its own products
-        num_rows = padded_vocab_size(vocab_size, mesh.tensor.size)
+        num_rows = padded_vocab_size(vocab_size, mesh.tensor.size, padded_to)
         self.weight = ParameterMaker(mesh, dtype).sharded(num_rows, hidden_size, dim=0)
 
 

@@ -47,9 +47,9 @@ _MASKED = ("pairs", "mask_fraction", "mask_words")
 
 def identity_of(run: RunConfig, tokens: Tokens) -> dict[str, object]:
     """Return the values in which the run and a checkpoint must agree for the run to resume from the checkpoint. They
-    are the model's settings except dropout, the settings that determine the batches, the optimizer for matrices, a hash
-    of the tokens, a hash of the sentences if the samples are pairs of segments, and each token folder's share of a
-    mixture.
+    are the model's settings except dropout and the padding of the vocabulary, the settings that determine the batches,
+    the optimizer for matrices, a hash of the tokens, a hash of the sentences if the samples are pairs of segments, and
+    each token folder's share of a mixture.
     """
     folders = folders_of(tokens)
     manifests = [folder.manifest for folder in folders]
@@ -64,7 +64,8 @@ def identity_of(run: RunConfig, tokens: Tokens) -> dict[str, object]:
 
 def identity_of_settings(run: RunConfig) -> dict[str, object]:
     """Return the part of `identity_of` that does not depend on the data."""
-    model = {f"model.{name}": value for name, value in dataclasses.asdict(run.model).items() if name != "dropout"}
+    settings = dataclasses.asdict(run.model).items()
+    model = {f"model.{name}": value for name, value in settings if name not in ("dropout", "vocab_multiple")}
     batches = {f"training.{name}": getattr(run.training, name) for name in _BATCHES}
     is_masked = run.data.objective is Objective.MASKED
     masked = {f"data.{name}": getattr(run.data, name) for name in _MASKED} if is_masked else {}

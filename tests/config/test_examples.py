@@ -3,25 +3,49 @@
 import re
 import shlex
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from crosscut.cli.arguments import run_from
-from crosscut.config import is_corpus, load_corpus, load_run, write_toml
+from crosscut.config import is_corpus, load_corpus, load_run, padded_vocab_size, write_toml
 from crosscut.config.corpora import CleaningConfig
+from crosscut.planner.paper.runs import PAPER_EPOCHS, PAPER_SCALING, paper_run
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-EXAMPLES = sorted([*ROOT.glob("examples/*.toml"), ROOT / "crosscut" / "config" / "demo.toml"])
+PAPER = ROOT / "examples" / "paper"
+EXAMPLES = sorted([*ROOT.glob("examples/*.toml"), *PAPER.glob("*.toml"), ROOT / "crosscut" / "config" / "demo.toml"])
 CORPORA = [path for path in EXAMPLES if is_corpus(path)]
 
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path not in CORPORA], ids=lambda path: path.name)
 def test_shipped_run_loads(path):
     assert load_run(path).layout.world_size >= 1
+
+
+PAPER_RUNS = [*((f"scaling-{preset}", tensor, 1) for preset, tensor in PAPER_SCALING.items())]
+PAPER_RUNS += [(f"gpt2-{preset}", tensor, 64) for preset, tensor in PAPER_EPOCHS]
+
+
+@pytest.mark.parametrize(("name", "tensor", "data"), PAPER_RUNS)
+def test_runs_of_the_paper_have_the_settings_of_its_tables(name, tensor, data):
+    kind, _, preset = name.partition("-")
+    short = preset.removeprefix("megatron-").removesuffix("-24-heads")
+    run, forecast = load_run(PAPER / f"{kind}-{short}.toml"), paper_run(preset, tensor, data)
+    assert run.layout == forecast.layout
+    assert replace(run.model, vocab_multiple=128) == forecast.model
+    for field in ("batch_size", "precision", "recompute", "sequence_length"):
+        assert getattr(run.training, field) == getattr(forecast.training, field)
+    for ranks in (1, 2, 4, 8):
+        assert padded_vocab_size(run.model.vocab_size, ranks, run.model.vocab_multiple) == 51_200
+    if data > 1:
+        optimizer, training = run.optimizer, run.training
+        assert (training.steps, optimizer.warmup_steps, optimizer.schedule) == (300_000, 3000, "cosine")
+        assert (optimizer.learning_rate, optimizer.min_learning_rate) == (1.5e-4, 1e-5)
+        assert (optimizer.weight_decay, optimizer.clip_norm, run.model.dropout) == (0.01, 1.0, 0.1)
 
 
 def test_what_a_head_says_to_try_is_a_run():

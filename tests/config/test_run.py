@@ -1,11 +1,13 @@
 import dataclasses
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 import crosscut.config
 from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig, padded_vocab_size
+from crosscut.planner.parameters import parameters_per_rank
 
 MODEL = ModelConfig(num_layers=2, hidden_size=48, num_heads=6)
 
@@ -52,6 +54,16 @@ def test_a_layout_reads_as_a_sentence_does(layout: Layout, text: str) -> None:
 )
 def test_vocabulary_is_padded_to_128_per_tensor_rank(vocab_size: int, tensor: int, padded: int) -> None:
     assert padded_vocab_size(vocab_size, tensor) == padded
+
+
+@pytest.mark.parametrize(("tensor", "padded"), [(1, 51_200), (2, 51_200), (8, 51_200), (3, 52_224), (16, 51_200)])
+def test_vocabulary_is_padded_to_the_multiple_of_the_model_on_every_layout(tensor: int, padded: int) -> None:
+    assert padded_vocab_size(50_257, tensor, 1024) == padded
+    model = replace(MODEL, vocab_size=50_257, vocab_multiple=1024)
+    added = parameters_per_rank(model, Layout(tensor=tensor)) - parameters_per_rank(
+        replace(model, vocab_multiple=128), Layout(tensor=tensor)
+    )
+    assert added == (padded - padded_vocab_size(50_257, tensor)) // tensor * model.hidden_size
 
 
 @pytest.mark.parametrize(("micro", "expected"), [(0, (6, 1)), (6, (6, 1)), (2, (2, 3))])

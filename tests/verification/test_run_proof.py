@@ -22,7 +22,7 @@ from crosscut.verification import LayoutReport, for_verification, scale_down, ve
 from crosscut.verification.batches.made_up import made_up_batch
 from tests.ranks import RankPool
 from tests.verification.mutations import MIXED, Patch, g_missing, instead_of, verify_planted
-from tests.verification.runs import CPU, LLAMA, MODERN, proven, tiny_run, verify_run
+from tests.verification.runs import BERT, CPU, LLAMA, MASKED, MODERN, proven, tiny_run, verify_run
 
 QUICK = Layout(data=2, sharding="zero3")
 """Other quick tests verify one rank, tensor ranks, context ranks and stages of a pipeline."""
@@ -84,6 +84,7 @@ RECIPES: dict[str, tuple[Layout, dict[str, Any]]] = {
         {"tied": False, "training": {"initial_spread": "fan_in", "zero_initial_outputs": True}},
     ),
     "z-loss": (Layout(tensor=4), {"training": {"z_loss": 0.01}}),
+    "padded vocabulary, masked": (Layout(tensor=2, data=2), {**BERT, **MASKED, "vocab_multiple": 384}),
     "z-loss, accumulated": (Layout(data=2), {"training": {"z_loss": 0.01, "micro_batch_size": 1}}),
     "soft cap": (Layout(tensor=2, sequence_parallel=True), {"logit_softcap": 0.3, "training": {"recompute": "full"}}),
     "soft cap, z-loss": (Layout(tensor=2, data=2, sharding="zero3"), {"logit_softcap": 0.3, "training": {"z_loss": 1}}),
@@ -100,6 +101,7 @@ def test_a_modern_recipe_is_the_uncut_model(ranks: RankPool, name: str) -> None:
 
 EVERYTHING: dict[str, Any] = {
     **MODERN,
+    "vocab_multiple": 384,
     "training": {
         "document_mask": True, "z_loss": 0.01, "initial_spread": "fan_in", "zero_initial_outputs": True,
         "initial_batch_size": 4, "ramp_steps": 2

@@ -54,6 +54,7 @@ class Embedding:
             shape=(model.vocab_size, hidden),
             role=Role.EMBEDDING,
             cut=Cut.VOCABULARY,
+            padded_to=model.vocab_multiple,
             num_inputs=hidden if model.tied else 1,
         )
         learns, num_inputs = model.positions == "learned", tokens.num_inputs

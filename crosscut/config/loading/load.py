@@ -253,7 +253,16 @@ def _over(settings: Table, given: Table) -> Table:
     return merged
 
 
-_OWN = {"dropout", "lora_rank", "lora_alpha", "chunk_size", "balance_loss", "balance_rate", "router_z_loss"}
+_OWN = {
+    "dropout",
+    "vocab_multiple",
+    "lora_rank",
+    "lora_alpha",
+    "chunk_size",
+    "balance_loss",
+    "balance_rate",
+    "router_z_loss",
+}
 """Settings of the model and of its sections that a run may choose even if it starts from a published model."""
 
 _LENGTHENING = {

@@ -35,7 +35,8 @@ class OutputProjection:
         self.mesh, self.runner = build.mesh, builder.runner
         self.output = None
         if not part.is_tied:
-            self.output = VocabParallelOutput(*part.weight.shape, mesh=build.mesh, dtype=build.dtype)
+            shape, padded_to = part.weight.shape, part.weight.padded_to
+            self.output = VocabParallelOutput(*shape, mesh=build.mesh, dtype=build.dtype, padded_to=padded_to)
         self._tokens = builder.tokens
 
     @property

@@ -44,10 +44,14 @@ class MaskedPrediction:
         """Describe the layers with which a model predicts masked tokens."""
         hidden = model.hidden_size
         weight = Parameter(name="prediction.dense.weight", shape=(hidden, hidden), role=Role.MATRIX, inside=True)
+        cut, padded_to = Cut.VOCABULARY, model.vocab_multiple
+        bias = Parameter(
+            name="prediction.bias", shape=(model.vocab_size,), role=Role.BIAS, cut=cut, padded_to=padded_to
+        )
         return cls(
             dense=Matrix(weight, Parameter(name="prediction.dense.bias", shape=(hidden,), role=Role.BIAS, inside=True)),
             norm=region_norm(model, "prediction.norm"),
-            bias=Parameter(name="prediction.bias", shape=(model.vocab_size,), role=Role.BIAS, cut=Cut.VOCABULARY),
+            bias=bias,
         )
 
     def steps(self, entered: Value) -> tuple[Value, list[Step]]:

@@ -30,7 +30,8 @@ class OutputProjection:
     def of(cls, model: ModelConfig, tokens: Parameter) -> "OutputProjection":
         """Describe the output projection of a model whose token embedding is `tokens`."""
         shape = (model.vocab_size, model.hidden_size)
-        own = Parameter(name="output.weight", shape=shape, role=Role.HEAD, cut=Cut.VOCABULARY)
+        cut, padded_to = Cut.VOCABULARY, model.vocab_multiple
+        own = Parameter(name="output.weight", shape=shape, role=Role.HEAD, cut=cut, padded_to=padded_to)
         return cls(tokens if model.tied else own, model.tied, model.logit_softcap)
 
     def loss(self, entered: Value, *more: Parameter) -> "Loss":
