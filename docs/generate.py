@@ -1,5 +1,5 @@
-"""Write the documentation pages that are generated: the settings of runs and corpora, the scaling studies, and the
-figures of one GPU.
+"""Write the documentation pages that are generated: the settings of runs and corpora, the scaling studies, the figures
+of one GPU, and the map of the paper.
 
 The text under a field of a config dataclass is the field's help. This program copies these texts into the pages. Run
 `python docs/generate.py` after changing a field or a preset. With `--check`, nothing is written, and the exit status is
@@ -44,6 +44,9 @@ from crosscut.scaling.measured_report import measured_report
 from crosscut.scaling.results import Results
 
 DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS))
+
+from paper import paper_page  # noqa: E402 - the programs here are no package
 
 INTRODUCTION = """\
 <!-- Written by `python docs/generate.py` from the dataclasses in `crosscut/config/`. Change the text there. -->
@@ -267,6 +270,7 @@ PAGES = {
     "scaling-measured.md": measured_scaling_page,
     "gpu-measured.md": measured_gpu_page,
     "tables/keys.md": keys_page,
+    "paper.md": paper_page,
 }
 
 

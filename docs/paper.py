@@ -1,0 +1,84 @@
+"""Text of the page `docs/paper.md`: where each part of the paper is in Crosscut, from the rows of `docs/paper.toml`."""
+
+import tomllib
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from crosscut.architecture import Operation
+from crosscut.config import PRESETS, ModelConfig
+from crosscut.config.system.wording import markdown_table
+from crosscut.config.training import Recompute
+from crosscut.planner import count_parameters, step_traffic
+from crosscut.planner.compute import flops_per_step
+from crosscut.planner.paper.runs import (
+    EPOCH_STEPS,
+    PAPER_EPOCHS,
+    PAPER_HEADS,
+    PAPER_SCALING,
+    PAPER_SPEED_UPS,
+    paper_epoch_days,
+    paper_run,
+    paper_scaling,
+    paper_speed_up,
+)
+
+ROWS = Path(__file__).with_suffix(".toml")
+STEPS = 300_000
+"""Steps of the paper's trainings (section 4.1.1)."""
+
+INTRODUCTION = """\
+<!-- Written by `python docs/generate.py` from `docs/paper.toml`, with figures of the planner. Change them there. -->
+
+# The paper, place by place
+
+This page says where each part of the Megatron-LM paper ([arXiv 1909.08053](https://arxiv.org/abs/1909.08053)) is in
+Crosscut, with a command that shows it and our figure. Places are those of its first version; of the later version, only
+the settings of the BERTs were at hand. A figure that is called a forecast comes from the planner, which
+[scaling.md](scaling.md) compares with the paper row by row.
+"""
+
+
+def paper_page() -> str:
+    """The whole of `docs/paper.md`."""
+    parts = [INTRODUCTION]
+    for part in tomllib.loads(ROWS.read_text(encoding="utf-8"))["part"]:
+        rows = [
+            (row["place"], row["paper"], ", ".join(map(link, row["code"])), f"`{row['command']}`", row["ours"])
+            for row in part["row"]
+        ]
+        table = markdown_table(("place", "in the paper", "code", "command", "our figure, and what differs"), rows)
+        parts += [f"## {part['title']}", "", *table, ""]
+    return "\n".join(parts).format(**computed())
+
+
+def link(code: str) -> str:
+    """Link to the file of a function or a class, `FILE:NAME`."""
+    file, name = code.split(":")
+    return f"[`{name}`](../crosscut/{file})"
+
+
+def computed() -> dict[str, str]:
+    """The figures that the rows name."""
+    large = paper_run("megatron-8.3b-24-heads", 8, 64)
+    layers = large.model.num_layers
+    kept = replace(large, training=replace(large.training, recompute=Recompute.NONE))
+    in_layers = [each for each in step_traffic(kept) if each.count == layers and each.operation is Operation.ALL_REDUCE]
+    heads = [paper_scaling(paper_run("megatron-8.3b", 8, num_heads=number)) for number in PAPER_HEADS]
+    return {
+        "zettaflops": f"{STEPS * flops_per_step(large, recompute=True) / 1e21:.1f} zettaFLOPs",
+        "days": f"{STEPS / EPOCH_STEPS * PAPER_EPOCHS['megatron-8.3b-24-heads', 8]:.1f}",
+        "all_reduces": str(len(in_layers)),
+        "parameters": listed(f"{count_parameters(ModelConfig(**PRESETS[name])) / 1e9:.2f}" for name in PAPER_SCALING),
+        "weak_8": f"{paper_scaling(paper_run('megatron-8.3b', 8)):.1%}",
+        "weak_512": f"{paper_scaling(paper_run('megatron-8.3b', 8, 64)):.1%}",
+        "heads": listed(f"{share:.1%}" for share in heads),
+        "speed_ups": listed(f"{paper_speed_up(tensor):.2f}" for tensor in PAPER_SPEED_UPS),
+        "epochs": listed(f"{paper_epoch_days(*one):.2f}" for one in PAPER_EPOCHS),
+    }
+
+
+def listed(figures: Iterable[str]) -> str:
+    """Figures as a phrase: "1, 2 and 3"."""
+    *most, last = figures
+    return f"{', '.join(most)} and {last}"
