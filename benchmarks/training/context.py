@@ -24,12 +24,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.commands import command_line, markdown
 from benchmarks.machine import print_machine
-from benchmarks.training.memory import LET_GO, Alive
+from benchmarks.training.memory import LET_GO
 from benchmarks.training.ranks import random_batches, rank_of
 from crosscut.config import RunConfig, load_run
 from crosscut.launch import launch
 from crosscut.planner.activations import activations_held
 from crosscut.rehearsal import rehearse
+from crosscut.training.watching.storages import LiveStorages
 
 WAYS = ("gather", "all_to_all", "ring")
 SHAPE = {
@@ -89,10 +90,10 @@ def held(run: RunConfig) -> int:
     (batch,) = random_batches(run)
     with rank_of(run) as trainer:
         own = batch.part_of_rank(trainer.mesh.context)
-        with Alive() as alive:
+        with LiveStorages() as alive:
             y = trainer.model(own)
             time.sleep(LET_GO)
-            size = alive.bytes()
+            size = alive.nbytes()
         y.sum().backward()
         return size
 

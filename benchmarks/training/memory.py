@@ -23,9 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -35,8 +32,8 @@ from benchmarks.training.ranks import random_batches, trainer_of
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.launch import launch, process_group
 from crosscut.launch.processes import choose_device
-from crosscut.parallel.recorder import comes_again
 from crosscut.planner import layer_activations, published_layer_activations
+from crosscut.training.watching.storages import LiveStorages
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -64,37 +61,6 @@ LET_GO = 0.05
 """Seconds to wait after a forward pass for gloo's threads to release the tensors that they have sent."""
 
 
-class Alive(TorchDispatchMode):
-    """Count the bytes of all tensors that operators made inside and that are still alive."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if comes_again(types):
-            return NotImplemented
-        given = {id_of(x) for x in args if isinstance(x, Tensor)}
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(tensor, Tensor) and id_of(tensor) not in given:
-                storage = tensor.untyped_storage()
-                self._made[id_of(tensor)] = (StorageWeakRef(storage), storage.nbytes())
-        return result
-
-    def bytes(self) -> int:
-        """Return the count as of now."""
-        return sum(size for storage, size in self._made.values() if not storage.expired())
-
-
-def id_of(tensor: Tensor) -> int:
-    """Return a number that is the same for all views of a storage."""
-    number: int = tensor.untyped_storage()._cdata
-    return number
-
-
 def held_after_forward(run: RunConfig, device: torch.device) -> dict[str, int]:
     """Measure the bytes held between forward and backward pass and, on CUDA, the peak of both passes."""
     trainer = trainer_of(run, device)
@@ -102,10 +68,10 @@ def held_after_forward(run: RunConfig, device: torch.device) -> dict[str, int]:
     trainer.accumulate(0, [batch])  # creates the tensors that stay, such as gradients
     trainer.streams.restart(step=0)
     if device.type != "cuda":
-        with Alive() as alive:
+        with LiveStorages() as alive:
             y = trainer.model(batch)
             time.sleep(LET_GO)
-            held = alive.bytes()
+            held = alive.nbytes()
         y.sum().backward()
         return {"held": held}
     torch.cuda.synchronize()

@@ -1,5 +1,6 @@
 """Simulated ranks: PyTorch's fake process group, whose collectives return at once and send nothing."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,11 +27,13 @@ def pretended_ranks(world_size: int, rank: int) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
     _clear_sharding_prop_cache()  # entries of an earlier mesh with the same ranks name a destroyed process group
+    hook = sys.excepthook  # PyTorch's hook would mark later errors of this process as those of a rank
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
         yield
     finally:
         dist.destroy_process_group()
+        sys.excepthook = hook
         _clear_sharding_prop_cache()
 
 

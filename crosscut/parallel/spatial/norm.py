@@ -166,7 +166,8 @@ class SpatialBatchNorm(_Norm):
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
         self.num_batches_tracked += 1
-        share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        counted = self.num_batches_tracked.to(self.running_mean)
+        share = counted.reciprocal() if self.momentum is None else self.momentum
         unbiased = found.squares / (found.number - 1).clamp(min=1)
         self.running_mean.lerp_(found.mean.flatten().to(self.running_mean), share)
         self.running_var.lerp_(unbiased.flatten().to(self.running_var), share)

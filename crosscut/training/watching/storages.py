@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -121,3 +122,22 @@ def resizing_told_to(tell: Callable[[torch.UntypedStorage], None]) -> Iterator[N
         yield
     finally:
         storages.resize_ = plain
+
+
+class LiveStorages(OperatorMode):
+    """Dispatch mode that counts the bytes of all tensors that operators make while it is active."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def note(self, call: OperatorCall) -> None:
+        """Note the storages of the results that no argument has."""
+        given = {storage._cdata for _, storage in storages_of((call.args, call.kwargs))}
+        for _, storage in storages_of(call.result):
+            if storage._cdata not in given:
+                self._made[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+
+    def nbytes(self) -> int:
+        """Return the bytes of the tensors that are still alive."""
+        return sum(size for storage, size in self._made.values() if not storage.expired())
