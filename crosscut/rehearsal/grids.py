@@ -60,8 +60,7 @@ class GridCost:
         """
         num_ranks = prod(self.sizes)
         sharing = num_ranks if hardware.device == "cpu" else 1
-        is_inside = hardware.network is None or num_ranks <= hardware.ranks_per_node
-        link = hardware.node if is_inside else hardware.network
+        link = hardware.node if num_ranks <= hardware.ranks_per_node else hardware.network or hardware.node
         products = self.flops * sharing / _rate(hardware, self.precision)
         return products + len(self.sent) * link.latency + self.sent_bytes / link.rate
 

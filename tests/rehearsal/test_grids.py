@@ -52,7 +52,7 @@ def test_planned_messages_and_memory_are_those_of_real_ranks(
 def test_a_rank_keeps_its_share_of_the_activations_and_its_halos(name: str, sizes: tuple[int, ...]) -> None:
     whole = planned(name, 4, (1,) * len(sizes))
     costs = [planned(name, 4, sizes, rank) for rank in range(prod(sizes))]
-    assert max(excess(cost, whole) for cost in costs) < 0.02
+    assert max(excess(cost, whole) for cost in costs) < 0.005  # the aim is 0.02
     assert max(cost.halos for cost in costs) > 0
 
 
@@ -71,7 +71,7 @@ def test_grids_are_ordered_by_time_with_figures_counted_by_hand(capsys: pytest.C
     assert square.sent == (Sent("send", "height", 8), Sent("send", "width", 10))  # with a halo and a row of padding
     assert rows.sent == (Sent("send", "height", 16),) * 2
     assert [cost.halos for cost in costs] == [4 * (8 + 10), 4 * 2 * 16, 4 * 2 * 18]
-    assert square.kept == 4 * (8 * 8 + 10 * 10 - 8 * 8)  # outputs, halos and padding
+    assert square.kept == 4 * (8 * 8 + 9 * 9 - 8 * 8)  # outputs, and halos without padding
     assert {(cost.share, cost.flops) for cost in costs} == {(1 / 4, 2 * 2 * 9 * 8 * 8)}  # the image needs no gradient
     products = columns.flops / (H100.flops["float32"] * H100.products_attained)
     assert columns.seconds(H100) == pytest.approx(products + 2 * H100.node.latency + 4 * 2 * 18 / H100.node.rate)

@@ -23,7 +23,7 @@ from crosscut.parallel.spatial.exchange import fetched
 from crosscut.parallel.spatial.image import CutImage
 from crosscut.parallel.spatial.plan import Step, plan_step
 from crosscut.parallel.spatial.reaches import Reach
-from crosscut.parallel.spatial.saving import saves_halos
+from crosscut.parallel.spatial.saving import Padding, saves_halos
 from crosscut.parallel.spatial.spans import Range, Wanted, require_directions
 
 
@@ -35,6 +35,8 @@ class Windows:
     x: Tensor
     """Copied inputs [B, C, ...], with padding: exactly the range `reads` in each direction."""
     steps: tuple[Step, ...]
+    padding: Padding
+    """Padding of `x`, unless it repeats positions of the image."""
 
     @property
     def outputs(self) -> tuple[Range, ...]:
@@ -51,14 +53,14 @@ class Windows:
         """Context for the computation of the outputs: autograd saves the halos instead of all copied inputs."""
         of_directions = zip(self.image.spans, self.image.grid.place, strict=True)
         held = [span.part(rank) for span, rank in of_directions]
-        return saves_halos(self.x, self.image.x, self.reads, held)
+        return saves_halos(self.x, self.image.x, self.reads, held, self.padding)
 
     def at_least(self, sizes: Sequence[int]) -> Tensor:
         """Return the copied inputs, with zeros behind them if a direction is shorter than `sizes`: a rank without
         outputs computes on zeros, keeps nothing of the result, and takes part in the backward pass as all ranks do.
         """
         lacks = [max(least - size, 0) for least, size in zip(sizes, self.x.shape[2:], strict=True)]
-        return F.pad(self.x, _pairs([(0, lack) for lack in lacks])) if any(lacks) else self.x
+        return Padding([(0, lack) for lack in lacks], 0.0).around(self.x)
 
     def result(self, y: Tensor, firsts: Sequence[int] | None = None) -> CutImage:
         """Return this rank's outputs, given outputs that begin with the output `firsts` of each direction, by default
@@ -78,13 +80,15 @@ def copy_windows(image: CutImage, reaches: Sequence[Reach], *, mode: str = "zero
     `mode` names the padding as in `torch.nn.Conv2d`; with "zeros", the padding is `fill`. Forward and backward: one
     message to each rank that needs positions of this rank, for each direction.
     """
-    x, steps = image.x, []
+    x, steps, amounts = image.x, [], []
     for dim, axis, span, reach in zip(image.directions, image.grid.axes, image.spans, reaches, strict=True):
         step = plan_step(span, reach, mode)
         copied = fetched(x, axis, dim, step.exchange)
-        x = _padded(copied, dim, step.exchange.wants[axis.rank], mode, fill)
+        want = step.exchange.wants[axis.rank]
+        x = _padded(copied, dim, want, mode, fill)
         steps.append(step)
-    return Windows(image, x, tuple(steps))
+        amounts.append((want.num_before, want.num_after) if mode == "zeros" else (0, 0))
+    return Windows(image, x, tuple(steps), Padding(amounts, fill))
 
 
 def per_direction(value: Any, num: int) -> tuple[Any, ...]:
@@ -114,8 +118,3 @@ def _padded(copied: Tensor, dim: int, want: Wanted, mode: str, fill: float) -> T
 def _repeated(x: Tensor, dim: int, times: int) -> Tensor:
     """Repeat the only position of a dimension; without any position, `times` is 0."""
     return x.expand([times if i == dim else size for i, size in enumerate(x.shape)])
-
-
-def _pairs(amounts: Sequence[tuple[int, int]]) -> list[int]:
-    """Return paddings of each direction in the order of `torch.nn.functional.pad`, which begins with the last one."""
-    return [amount for pair in reversed(amounts) for amount in pair]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,7 +82,7 @@ def _lost_corners(patch: Patch) -> None:
             positions = torch.arange(*read)
             shape = [-1 if dim == i + 2 else 1 for dim in range(4)]
             outside = outside * ((positions < part.start) | (positions >= part.stop)).view(shape)
-        return windows.Windows(image, found.x.masked_fill(outside.bool(), 0.0), found.steps)
+        return replace(found, x=found.x.masked_fill(outside.bool(), 0.0))
 
     patch.setattr(convolution, "copy_windows", copied)
 
@@ -206,7 +207,7 @@ def _interpolation_of_a_part(patch: Patch) -> None:
 
     def copied(image: Any, of: Any) -> Any:
         found = copy(image, of)
-        return Shifted(found.image, found.x, found.steps)
+        return Shifted(**vars(found))
 
     patch.setattr(resizing, "copy_windows", copied)
 
