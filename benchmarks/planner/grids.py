@@ -3,9 +3,9 @@
     python benchmarks/planner/grids.py          # a U-Net and a residual network on seven grids of at most eight ranks
     python benchmarks/planner/grids.py --tiny   # small images on two ranks
 
-A rank should keep the activations of one rank, divided by the number of ranks, and the halos that it receives. The
-recorded bytes are those of the rank that keeps the most. The planned bytes, halos and messages are those of
-`crosscut.rehearsal.rehearse_grid` for this rank.
+A rank should keep at most the activations of one rank, divided by the number of ranks, and the halos that it receives:
+`excess` is what it keeps beyond them. The recorded bytes are those of the rank that keeps the most. The planned bytes,
+halos and messages are those of `crosscut.rehearsal.rehearse_grid` for this rank.
 """
 
 import sys
@@ -134,7 +134,7 @@ def planned(name: str, scale: int, sizes: tuple[int, ...], rank: int | None = No
 
 
 def excess(cost: GridCost, whole: GridCost) -> float:
-    """Return the bytes that a rank keeps beside those of one rank, divided by the number of ranks, and its halos."""
+    """Return the share by which a rank keeps more than its part of the bytes of one rank, and its halos."""
     return cost.kept / (whole.kept / prod(cost.sizes) + cost.halos) - 1
 
 

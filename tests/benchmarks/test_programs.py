@@ -47,6 +47,14 @@ def test_all_parts_of_a_step_are_timed_in_both_programs():
         assert parts["forward"] + parts["backward"] < parts["step"]
 
 
+def test_activations_and_messages_of_grids_are_the_planned_ones():
+    rows = [line.split()[-6:] for line in run("planner/grids.py", "--tiny").stdout.splitlines()[2:]]
+    assert len(rows) == 2 * 2
+    for kept, planned, _, excess, recorded, expected in rows:
+        assert (kept, recorded) == (planned, expected)
+        assert float(excess.rstrip("%")) < 2
+
+
 def test_activations_of_layers_are_equal_to_the_formulas(tmp_path):
     file = tmp_path / "figures.json"
     assert "The published formulas assume" in run("training/memory.py", "--tiny", "--json", file).stdout
