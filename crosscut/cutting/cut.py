@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from crosscut.config import ConfigError
 from crosscut.cutting.attributes import set_value
+from crosscut.cutting.images.layers import ImageLayer, become_image_layer, make_image_layers
 from crosscut.cutting.layers import FORWARDS, Entrance, Forward, Site, become_cut, in_order
 from crosscut.cutting.plan import Plan, Style
 from crosscut.cutting.resolution import Resolved, resolve
@@ -44,12 +45,14 @@ def cut(
     resolved = resolve(module, plan, mesh.tensor.size)
     forwards = _forwards(resolved, gather_logits=gather_logits)
     _require_plain(module)
+    images = make_image_layers(resolved, plan, mesh)
     source = Source(load)
     _put_tensors(module, resolved, source, mesh)
-    _become_cut(module, resolved, forwards, mesh)
+    _become_cut(module, resolved, forwards, mesh, images)
     for name, values in resolved.integers.items():
         for key, value in values.items():
             set_value(module.get_submodule(name), key, value)
+    vars(module)["cut_axes"] = next((layer.grid.axes for layer in images.values()), ())
     return module
 
 
@@ -125,7 +128,11 @@ def _owned(module: nn.Module) -> Iterator[_Owned]:
 
 
 def _become_cut(
-    module: nn.Module, resolved: Resolved, forwards: Mapping[str, Forward | None], mesh: ParallelMesh
+    module: nn.Module,
+    resolved: Resolved,
+    forwards: Mapping[str, Forward | None],
+    mesh: ParallelMesh,
+    images: Mapping[str, ImageLayer],
 ) -> None:
     """Turn all modules that own tensors into cut ones."""
     entrance, streams = Entrance(mesh.tensor), Streams(mesh, draws=seems_to_draw(module))
@@ -140,6 +147,10 @@ def _become_cut(
         site = Site(mesh.tensor, shares, entrance, streams)
         if layer is not None:
             site.regions, site.last = layer.regions, layer.rule.parts[-1] if layer.rule.parts else 0
+        if name in images:
+            site.axis = mesh.context  # over which gradients of the weights are summed
+            become_image_layer(each, site, images[name])
+            continue
         become_cut(each, site, forwards.get(name))
         if layer is not None and layer.rule.style is Style.REPLICATE and seems_to_draw(each):
             each.register_forward_pre_hook(partial(_hook, streams.outside))

@@ -48,8 +48,20 @@ class Style(StrEnum):
     heads (latent attention). The gradient of that part is summed.
     """
 
+    SPATIAL = "spatial"
+    """Layer over images of which every rank has a part. Ours."""
 
-OURS = (Style.EMBEDDING_COLWISE,)
+    SPATIAL_SPLIT_INPUT = "spatial_split_input"
+    """Module at which whole images enter: every rank takes its part of the input. Ours."""
+
+    SPATIAL_GATHER_OUTPUT = "spatial_gather_output"
+    """Module after which images are whole again: the parts of the output are gathered. Ours."""
+
+
+IMAGES = (Style.SPATIAL, Style.SPATIAL_SPLIT_INPUT, Style.SPATIAL_GATHER_OUTPUT)
+"""Styles of modules over images that the context ranks share."""
+
+OURS = (Style.EMBEDDING_COLWISE, *IMAGES)
 """Styles that mean something else in transformers, or nothing."""
 
 
@@ -88,11 +100,14 @@ class Table:
 class Plan:
     """Cut of a whole module. Names are those of `named_modules`, in which `*` stands for one number."""
 
-    tensor: tuple[int, ...]
-    """Numbers of ranks for which the plan is meant."""
+    tensor: tuple[int, ...] = (1,)
+    """Numbers of tensor ranks for which the plan is meant."""
 
     rules: Mapping[str, Rule]
     """Rules by the names of modules."""
+
+    grid: tuple[int, ...] = ()
+    """Numbers of context ranks along each direction of the images that they share; empty if the plan cuts no images."""
 
     integers: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
     """Attributes of modules that say how many heads or columns a rank has: by the names of modules and of attributes,
@@ -111,6 +126,7 @@ class Plan:
                 f"`tensor` must be the different numbers of ranks of a plan, each at least 1, but is {shown(sizes)}. "
                 "Write for example [2, 4]."
             )
+        _require_grid(self)
         for name, rule in self.rules.items():
             _require_possible(f"rules.{name}", rule)
         for name, attributes in self.integers.items():
@@ -155,6 +171,33 @@ def _require_possible(name: str, rule: Rule) -> None:
         raise ConfigError(
             f"`{name}.parts` must be the sizes of the layer's parts with the style `{rule.style}`, but is missing. Add "
             "for example parts = [64, 64]."
+        )
+
+
+def _require_grid(plan: Plan) -> None:
+    """Raise `ConfigError` if the grid of a plan does not suit its rules."""
+    sizes, entries = plan.grid, [name for name, rule in plan.rules.items() if rule.style in IMAGES]
+    if entries and not sizes:
+        raise ConfigError(
+            f"`grid` must be the numbers of ranks along the directions of images, because `{entries[0]}` cuts images, "
+            "but is missing. Add for example grid = [2, 2]."
+        )
+    if not sizes:
+        return
+    if len(sizes) > 3 or any(type(size) is not int or size < 1 for size in sizes):
+        raise ConfigError(
+            f"`grid` must be one to three numbers of ranks, each at least 1, but is {shown(sizes)}. Write one number "
+            "for each direction, as in [2, 2] for height and width."
+        )
+    if not any(plan.rules[name].style is Style.SPATIAL_SPLIT_INPUT for name in entries):
+        raise ConfigError(
+            "`grid` must come with a rule of the style `spatial_split_input`, at which images enter, but there is "
+            "none. Give this style to the first layer."
+        )
+    if plan.tensor != (1,):
+        raise ConfigError(
+            f"`tensor` must be [1] in a plan with a `grid`, but is {shown(plan.tensor)}. Remove `tensor`: context "
+            "ranks share the images, and each holds all weights."
         )
 
 

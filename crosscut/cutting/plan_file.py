@@ -44,7 +44,7 @@ def write_plan(plan: Plan, path: Path) -> None:
     """Write a plan to a TOML file, atomically. Values that are defaults are left out."""
     import tomli_w  # imported here, as in `config.loading`
 
-    table: dict[str, object] = {"tensor": list(plan.tensor)}
+    table: dict[str, object] = {"grid": list(plan.grid)} if plan.grid else {"tensor": list(plan.tensor)}
     table["rules"] = {name: _set_values(rule) for name, rule in plan.rules.items()}
     table["integers"] = {
         name: {key: list(values) for key, values in attributes.items()} for name, attributes in plan.integers.items()
@@ -90,9 +90,12 @@ def _with_line(message: str, path: Path, text: str) -> str:
 
 
 def _plan_of(table: Mapping[str, object]) -> Plan:
-    _require_known("", table, ("tensor", "rules", "integers", "tables"), required=("tensor", "rules"))
-    if not _is_list_of(int, table["tensor"]):
-        raise _wrong("tensor", "a list of numbers of ranks", table["tensor"])
+    keys = ("tensor", "grid", "rules", "integers", "tables")
+    _require_known("", table, keys, required=("rules",) if "grid" in table else ("tensor", "rules"))
+    sizes = {key: table[key] for key in ("tensor", "grid") if key in table}
+    for key, value in sizes.items():
+        if not _is_list_of(int, value):
+            raise _wrong(key, "a list of numbers of ranks", value)
     integers = {
         name: {key: _numbers(f"integers.{name}.{key}", value) for key, value in attributes.items()}
         for name, attributes in _sections("integers", table).items()
@@ -105,7 +108,8 @@ def _plan_of(table: Mapping[str, object]) -> Plan:
         name: _record(Table, f"tables.{name}", section, {}, required="dimension")
         for name, section in _sections("tables", table).items()
     }
-    return Plan(tensor=_numbers("tensor", table["tensor"]), rules=rules, integers=integers, tables=tables)
+    numbers = {key: _numbers(key, value) for key, value in sizes.items()}
+    return Plan(rules=rules, integers=integers, tables=tables, **numbers)
 
 
 def _sections(key: str, table: Mapping[str, object]) -> dict[str, Mapping[str, object]]:

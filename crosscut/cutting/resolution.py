@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from crosscut.config import ConfigError, LayoutError
 from crosscut.cutting.attributes import value_of
+from crosscut.cutting.images.rules import kind_of, require_listable, require_listed
 from crosscut.cutting.matrices import is_plain, is_transposed
-from crosscut.cutting.plan import Plan, Rule, Style, expand, numbers_in, with_numbers
+from crosscut.cutting.plan import IMAGES, Plan, Rule, Style, expand, numbers_in, with_numbers
 from crosscut.cutting.shares import SUMMED, WHOLE, Share, Span, even_spans, uneven_spans
 
 Shares = Mapping[str, Share]
@@ -53,6 +54,7 @@ def resolve(module: nn.Module, plan: Plan, num_ranks: int) -> Resolved:
     names = [name for name, _ in module.named_modules(remove_duplicate=False)]
     rules = _by_name(plan.rules, names, "rule")
     leads = _regions(rules, names)
+    _require_images(module, rules, plan)
     layers = {
         name: Layer(name, module.get_submodule(name), rule, frozenset(leads.get(name, ())))
         for name, rule in rules.items()
@@ -96,6 +98,14 @@ def _regions(rules: Mapping[str, Rule], names: Sequence[str]) -> dict[str, set[s
     return found
 
 
+def _require_images(module: nn.Module, rules: Mapping[str, Rule], plan: Plan) -> None:
+    """Raise `ConfigError` if the rules for images do not fit the module."""
+    for name, rule in rules.items():
+        if rule.style in IMAGES:
+            require_listable(name, module.get_submodule(name), rule, len(plan.grid))
+    require_listed(module, rules)
+
+
 def _shares_of(layer: Layer, num_ranks: int) -> Shares:
     """Return the shares of a layer. Raises `ConfigError` if the layer does not compute with its own parameters as its
     style does.
@@ -115,7 +125,7 @@ def _shares_of(layer: Layer, num_ranks: int) -> Shares:
     return shares
 
 
-_OF_OWN_FORWARD = (Style.REPLICATE, Style.REPLICATED_WITH_GRAD_ALLREDUCE, Style.EMBEDDING_COLWISE)
+_OF_OWN_FORWARD = (Style.REPLICATE, Style.REPLICATED_WITH_GRAD_ALLREDUCE, Style.EMBEDDING_COLWISE, *IMAGES)
 """Styles whose layers keep the `forward` of their class."""
 
 
@@ -192,6 +202,11 @@ def _summed(layer: Layer, _num_ranks: int) -> Shares:
     return {name: SUMMED for name, _ in layer.module.named_parameters()}
 
 
+def _over_images(layer: Layer, _num_ranks: int) -> Shares:
+    """Shares of a layer whose context ranks use all weights on their own positions."""
+    return {} if kind_of(layer.module) is None else {key: SUMMED for key, _ in layer.module.named_parameters()}
+
+
 def _last_part(layer: Layer, _num_ranks: int) -> Shares:
     size, parts = _linear_sizes(layer)[1], layer.rule.parts
     if sum(parts) != size:
@@ -213,6 +228,7 @@ _SHARES: dict[Style, Callable[[Layer, int], Shares]] = {
     Style.REPLICATE: _whole,
     Style.REPLICATED_WITH_GRAD_ALLREDUCE: _summed,
     Style.MLA_KV_A_PROJ: _last_part,
+    **dict.fromkeys(IMAGES, _over_images),
 }
 """Function of each style that returns the shares of a layer's parameters."""
 

@@ -153,9 +153,9 @@ def local(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     replicated parameters that are used on whole sequences.
 
     Autograd records the cast. With float32 parameters and bfloat16 activations, the gradients of the parameters are
-    therefore float32.
+    therefore float32. An ordinary tensor is cast.
     """
-    return _own_part(parameter, None, dtype)
+    return _own_part(parameter, None, dtype) if isinstance(parameter, DTensor) else parameter.to(dtype)
 
 
 def _own_part(parameter: Tensor, gradient: tuple[Placement, ...] | None, dtype: torch.dtype) -> Tensor:
