@@ -146,13 +146,13 @@ def _prove_module(
     if not layouts:
         raise ConfigError("`--layout` must say how many ranks share the module, but is missing. Add --layout tensor=2.")
     from crosscut.verification import prove_module
-    from crosscut.verification.foreign.cuts import require_tensor_ranks
+    from crosscut.verification.foreign.cuts import require_sharing_ranks
     from crosscut.verification.foreign.limits import SECONDS
     from crosscut.verification.foreign.naming import NamedFunction
 
     on = [load_layout(text) for text in layouts]
     for layout in on:
-        require_tensor_ranks(layout)
+        require_sharing_ranks(layout)
     build = NamedFunction("--module", str(asked.module), str(Path.cwd()))
     cut = _cutting(asked, [layout.tensor for layout in on], is_quiet=is_quiet)
     limit = asked.seconds or SECONDS

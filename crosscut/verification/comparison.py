@@ -176,6 +176,8 @@ class StepComparison:
         is_gradient = kind is TensorKind.RETURNED
         if (columns := self._cut.columns.get((kind, name))) is not None and len(columns) == len(held):
             return grid, assemble_columns(grid.parts, columns, uncut, is_gradient=is_gradient)
+        if (own := self._cut.places.get((kind, name))) is not None or self._cut.is_copied:
+            return grid, assemble_places(grid.parts, own or [()] * len(held), uncut)
         is_inside = _is_inside(name, self._uncut)
         return grid, assemble_activation(grid, uncut, is_gradient=is_gradient, is_inside=is_inside)
 

@@ -22,7 +22,7 @@ from crosscut.parallel.collectives import all_reduce, gather_to_first
 from crosscut.verification.proof import Claim, prove
 from crosscut.verification.recording import ParameterShard, ShardOf
 from crosscut.verification.report import MESSAGES, LayoutReport, ReportCheck
-from crosscut.verification.watching import RecordedStep
+from crosscut.verification.watching import RecordedStep, follows_batches
 
 
 def verify_module(
@@ -98,13 +98,20 @@ class ModuleStep:
     shard_of: ShardOf = ParameterShard.of
     may_fail: bool = False
     averages: Mapping[str, Tensor] = field(default_factory=dict)
+    is_copied: bool = False
     sent: Counter[Sent] = field(default_factory=Counter)
     """Messages of the last two passes on this rank."""
 
+    @property
+    def statistics(self) -> Mapping[str, Tensor]:
+        """Buffers of norms that follow the statistics of batches."""
+        norms = [(name, each) for name, each in self.model.named_modules() if follows_batches(each)]
+        return {f"{name}.{key}": tensor for name, each in norms for key, tensor in each.named_buffers(recurse=False)}
+
     def accumulate(self) -> Tensor:
-        """Run the two passes, and list their messages."""
+        """Run the two passes, and list their messages. The axes in an attribute `cut_axes` of the model have names."""
         self.model.zero_grad()
-        with CollectiveRecorder(self.mesh) as recorder:
+        with CollectiveRecorder(self.mesh, grid=getattr(self.model, "cut_axes", ())) as recorder:
             loss = self.passes()
         self.sent = Counter(recorder.sent)
         return loss
@@ -112,7 +119,7 @@ class ModuleStep:
     def update(self, loss: Tensor) -> tuple[float, float]:
         """Run `finish`. Returns the loss of all data ranks, and the gradient norm before clipping."""
         norm = self.finish()
-        return all_reduce(loss, self.mesh.tokens).item(), norm
+        return (loss if self.is_copied else all_reduce(loss, self.mesh.tokens)).item(), norm
 
 
 def tell_messages(step: RecordedStep, _tolerance: float) -> list[ReportCheck]:

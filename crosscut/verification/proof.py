@@ -37,7 +37,7 @@ from crosscut.verification.report import (
     StepPhase,
 )
 from crosscut.verification.tolerance import Bounds, num_layers_of, num_summands_of, rounding_of, tolerance_of
-from crosscut.verification.watching import RecordedStep, record
+from crosscut.verification.watching import RecordedStep, follows_batches, record
 
 _T = TypeVar("_T")
 
@@ -128,7 +128,8 @@ def prove(claim: Claim, mesh: ParallelMesh) -> LayoutReport:
 
     def report() -> LayoutReport:
         assert uncut is not None and every is not None
-        judged, draw = _judge_draws(every, uncut.drawn, mesh)
+        layout = Layout(tensor=mesh.layout.world_size) if cut.is_copied else mesh.layout  # context ranks draw alike
+        judged, draw = _judge_draws(every, uncut.drawn, layout)
         judgement = StepJudgement(differences, uncut.recording)
         of_draws = [judged] if claim.looks_at_draws and cut.failure is None else []
         checks = (*judgement.checks(cut.norm), *of_draws, *further, *judgement.rounding(exact))
@@ -250,6 +251,8 @@ def _take(step: RecordedStep, *, drops: bool, looks_at_draws: bool) -> tuple[Dra
         with uncompiled(step.model), suppress(*[Exception] * step.may_fail):
             drawn = draws_of(step.model, step.mesh, step.accumulate)
     step.model.train(drops)
+    for module in filter(follows_batches, step.model.modules()):
+        module.train()  # a training step has the statistics of its batch
     with drop_by_value() if drops else nullcontext():
         recording = record(step)
     step.model.eval()
@@ -263,11 +266,10 @@ def _bounds(model: nn.Module, uncut: Recording, dtype: torch.dtype, product_dtyp
     return Bounds(tolerance_of(dtype, **size), rounding_of(product_dtype, **size))
 
 
-def _judge_draws(every: list[Drawn], uncut: Drawn, mesh: ParallelMesh) -> tuple[ReportCheck, FirstDifference | None]:
+def _judge_draws(every: list[Drawn], uncut: Drawn, layout: Layout) -> tuple[ReportCheck, FirstDifference | None]:
     """Check that the cut model makes the same random draws as the uncut model, and that the draws of both models follow
     the rules in `draw_rules`. `every` has the draws of each rank.
     """
-    layout = mesh.layout
     cut = [
         draw for drawn in every[:: layout.ranks.per_owner] for draw in drawn.draws
     ]  # of the first rank of each stage

@@ -121,6 +121,7 @@ class TensorKind(StrEnum):
     CLIPPED = "clipped"
     PARAMETER = "parameter"
     AVERAGE = "average"
+    STATISTIC = "running statistic"
 
     @property
     def of(self) -> str:
@@ -173,6 +174,14 @@ class Recording:
     """Moving averages of the parameters after the step, keyed by the parameter's name; empty if the step keeps no
     averages.
     """
+    statistics: dict[str, ParameterShard] = field(default_factory=dict)
+    """Running statistics of norms after the step, keyed by the buffer's name."""
+    places: dict[tuple[TensorKind, str], Sequence[Place]] = field(default_factory=dict)
+    """Places of all ranks' parts in the uncut tensor, keyed by the kind and the name of the tensor. Only tensors with a
+    method `uncut_places`, and their gradients, have an entry.
+    """
+    is_copied: bool = False
+    """Whether every rank holds the whole of each activation that has no entry in `places`, and of its gradient."""
     columns: dict[tuple[TensorKind, str], Columns] = field(default_factory=dict)
     """Columns of the uncut tensor (indices of its last dimension) that each tensor rank holds, keyed by the kind and
     the name of the tensor. Only outputs of modules with a method `uncut_columns`, and their gradients, have an entry.
@@ -189,6 +198,7 @@ class Recording:
             TensorKind.CLIPPED: self.clipped,
             TensorKind.PARAMETER: self.parameters,
             TensorKind.AVERAGE: self.averages,
+            TensorKind.STATISTIC: self.statistics,
         }
         return kinds[kind]
 

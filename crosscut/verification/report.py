@@ -28,6 +28,10 @@ AVERAGE = "formula of the average"
 """
 AVERAGES = "averaged weights"
 """Name of the check that compares the average of the cut model with the average of the uncut model."""
+STATISTICS = "running statistics"
+"""Name of the check that compares the running statistics of norms after the step. A report has this check only if the
+model has such norms.
+"""
 LOADS = "loads of experts"
 """Name of the check that every token was counted once for each of its experts."""
 MESSAGES = "messages"

@@ -347,10 +347,15 @@ class _RunStep:
 
     shard_of = staticmethod(ParameterShard.of)
     may_fail = False
+    is_copied = False
 
     @property
     def averages(self) -> Mapping[str, Tensor]:
         return {} if self.trainer.average is None else self.trainer.average.tensors
+
+    @property
+    def statistics(self) -> Mapping[str, Tensor]:
+        return {}
 
     def accumulate(self) -> Tensor:
         self.trainer.optimizer.zero_grad()

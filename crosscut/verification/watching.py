@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,6 +18,7 @@ from crosscut.parallel.collectives import gather_from_all, meet
 from crosscut.parallel.linear import is_recomputing
 from crosscut.parallel.state.parameters import is_distributed, local_part, whole
 from crosscut.training.speed.compilation import compiled_modules
+from crosscut.verification.assembly import Place
 from crosscut.verification.recording import (
     ARRIVED,
     IN_MICRO_BATCH,
@@ -58,6 +59,14 @@ class RecordedStep(Protocol):
         """Moving averages of the parameters, keyed by the parameter's name; empty if the step keeps no averages."""
 
     @property
+    def statistics(self) -> Mapping[str, Tensor]:
+        """Running statistics of norms, keyed by the buffer's name."""
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether every rank holds whole activations, except those that tell their places (`uncut_places`)."""
+
+    @property
     def shard_of(self) -> ShardOf:
         """Function that copies this rank's shard of a parameter or of its gradient."""
 
@@ -80,7 +89,7 @@ class RecordedStep(Protocol):
 
 def record(step: RecordedStep) -> Recording:
     """Run the step and record it. Every rank of the step's mesh must call this function."""
-    recording, shard_of = Recording(root=display_name(step.model)), step.shard_of
+    recording, shard_of = Recording(root=display_name(step.model), is_copied=step.is_copied), step.shard_of
     with _watched(step.model, recording) as watch:
         loss, error = _attempted(step)
     if step.may_fail and (failure := _failure_of_any(error, watch)):
@@ -92,6 +101,7 @@ def record(step: RecordedStep) -> Recording:
     recording.clipped = gradients_of(step.model, shard_of)
     recording.parameters = {name: shard_of(name, p) for name, p in step.model.named_parameters()}
     recording.averages = {name: shard_of(name, each) for name, each in step.averages.items()}
+    recording.statistics = {name: ParameterShard.of_any(each) for name, each in step.statistics.items()}
     return recording
 
 
@@ -137,8 +147,11 @@ def _without_cuts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _copy_of(tensor: Tensor) -> Tensor:
-    """Copy a tensor to the host. The copy of a distributed tensor is distributed."""
-    return tensor.detach().clone() if is_distributed(tensor) else tensor.detach().cpu().clone()
+    """Copy a tensor to the host. The copy of a distributed tensor is distributed, any other copy an ordinary tensor."""
+    if is_distributed(tensor):
+        return tensor.detach().clone()
+    with torch._C.DisableTorchFunctionSubclass():  # a subclass may allow only some functions
+        return tensor.detach().cpu().clone()
 
 
 def _outputs_of(output: object) -> list[object]:
@@ -146,6 +159,11 @@ def _outputs_of(output: object) -> list[object]:
     if isinstance(output, Mapping):
         return list(output.values())
     return list(output) if isinstance(output, tuple | list) else [output]
+
+
+def follows_batches(module: nn.Module) -> bool:
+    """Whether a module has running statistics, as a batch norm has."""
+    return module._buffers.get("num_batches_tracked") is not None
 
 
 @contextmanager
@@ -229,12 +247,13 @@ class _StepWatcher:
         self._running.append(call)
         if inputs and isinstance(inputs[0], Tensor) and inputs[0].is_floating_point():
             made = self._name(f"{parent}{INSIDE}input of {call}")
-            if id(inputs[0]) not in self._followed:  # the parent's own code made it
-                self.recording.outputs[made] = _copy_of(inputs[0])
+            is_new = id(inputs[0]) not in self._followed  # the parent's own code made it
             self._entering = self._follow(inputs[0], made)
+            if is_new:
+                self._note(made, self._entering, inputs[0])
             self._entering.consumers.append(self._name(call))
             if len(self._running) == 2:
-                self.recording.outputs[self._name(f"{call}{ARRIVED}")] = self._copied(self._entering, inputs[0])
+                self._note(self._name(f"{call}{ARRIVED}"), self._entering, inputs[0])
 
     def entered(self, _: nn.Module, inputs: tuple[object, ...]) -> None:
         """Treat a replaced input as the module's input. If the module is sharded, a hook replaces the module's input
@@ -262,7 +281,7 @@ class _StepWatcher:
             name = f"{call}[{i}]" if several else call
             passed_on = self._follow(tensor, "")
             passed_on.columns = passed_on.columns or (None if columns_of is None else columns_of())
-            self.recording.outputs[self._name(name)] = self._copied(passed_on, tensor)
+            self._note(self._name(name), passed_on, tensor)
             if passed_on.columns is not None:
                 self.recording.columns[TensorKind.OUTPUT, self._name(name)] = passed_on.columns
             is_whole = module_of(call) == self.recording.root
@@ -280,6 +299,12 @@ class _StepWatcher:
         number = self._micro_batches.current
         return f"{name}{IN_MICRO_BATCH}{number}" if number > 1 else name
 
+    def _note(self, name: str, followed: "_Followed", tensor: Tensor) -> None:
+        """Record a tensor under a name."""
+        self.recording.outputs[name] = self._copied(followed, tensor)
+        if followed.places is not None:
+            self.recording.places[TensorKind.OUTPUT, name] = followed.places
+
     def _copied(self, followed: "_Followed", tensor: Tensor) -> Tensor:
         """Copy a tensor to the host, unless it was copied before and has not changed since."""
         if followed.copy is None or followed.version != tensor._version:
@@ -290,7 +315,8 @@ class _StepWatcher:
         """Record the tensor's gradient when the backward pass reaches the tensor."""
         found = self._followed.get(id(tensor))
         if found is None:
-            found = self._followed[id(tensor)] = _Followed(unless_consumed)
+            places_of = getattr(tensor, "uncut_places", None)
+            found = self._followed[id(tensor)] = _Followed(unless_consumed, None if places_of is None else places_of())
             self._held.append(tensor)
             if tensor.requires_grad:
                 tensor.register_hook(partial(self._receive, found))
@@ -309,18 +335,26 @@ class _StepWatcher:
         for name in reversed(followed.consumers or [followed.unless_consumed]):
             if followed.columns is not None:
                 self.recording.columns[TensorKind.RETURNED, name] = followed.columns
+            self._note_places(followed, name)
             if in_any_micro_batch(name) == LOSS:  # of several stages, the stage with the loss comes first
                 self.recording.returned.setdefault(name, kept)
             else:
                 self.recording.returned[name] = kept
         if followed.received:
             self.recording.returned[followed.received] = kept
+            self._note_places(followed, followed.received)
+
+    def _note_places(self, followed: "_Followed", name: str) -> None:
+        if followed.places is not None:
+            self.recording.places[TensorKind.RETURNED, name] = followed.places
 
 
 @dataclass
 class _Followed:
     unless_consumed: str
     """Name under which the gradient is recorded if no module takes the tensor as input."""
+    places: Sequence[Place] | None = None
+    """Places of all ranks' parts in the uncut tensor; None if the tensor does not tell them."""
     consumers: list[str] = field(default_factory=list)
     """Calls that took the tensor as input, innermost last."""
     copy: Tensor | None = None

@@ -5,12 +5,11 @@ Each rank uses all weights on its own positions, so the gradients of the weights
 in the backward pass. Then all gradients are complete, as in any cut module.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from crosscut.config import LayoutError
@@ -19,7 +18,6 @@ from crosscut.cutting.images.rules import spatial_layer
 from crosscut.cutting.layers import Site, in_order, used_part
 from crosscut.cutting.plan import IMAGES, Plan, Style
 from crosscut.cutting.resolution import Resolved
-from crosscut.cutting.streams import Streams
 from crosscut.parallel import ParallelMesh, copy_to_tensor_parallel
 from crosscut.parallel.operators import exchanged
 from crosscut.parallel.spatial import CutImage, ImageGrid, gather_image, make_grid, scatter_image
@@ -86,7 +84,11 @@ def _forward_of(kind: Any, style: Style) -> Callable[..., Any]:
         if layer.spatial is not None:
             y = _computed(module, layer.spatial, x)
         else:
-            y = kind.forward(module, x, *args[1:], **kwargs) if key is None else kind.forward(module, **kwargs | {key: x})
+            y = (
+                kind.forward(module, x, *args[1:], **kwargs)
+                if key is None
+                else kind.forward(module, **kwargs | {key: x})
+            )
         return gathered(y, layer.name) if style is Style.SPATIAL_GATHER_OUTPUT else y
 
     return forward

@@ -6,10 +6,11 @@ in the user's code.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils import _pytree
 
 from crosscut.config import LayoutError
@@ -82,8 +83,9 @@ class ImagePart(Tensor):
 
     @staticmethod
     def of(x: Tensor, spans: tuple[Span, ...], sharing: Sharing) -> "ImagePart":
-        """Return a part, given its positions as an ordinary tensor."""
-        part = x.as_subclass(ImagePart)
+        """Make a tensor a part, given its positions. A view of it would lose its hooks when it is changed in place."""
+        x.__class__ = ImagePart
+        part = cast(ImagePart, x)
         part.spans, part.sharing = spans, sharing
         return part
 
@@ -105,6 +107,9 @@ class ImagePart(Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Call a function on this rank's positions."""
+        if isinstance(func, OpOverload) and torch._C._current_graph_task_id() >= 0:
+            with torch._C.DisableTorchFunctionSubclass():  # a dispatch mode of the backward pass calls the operator
+                return func(*args, **(kwargs or {}))
         first = next(each for each in _pytree.tree_leaves((args, kwargs)) if isinstance(each, ImagePart))
         name = func.__name__
         if name in _TOLD:
@@ -123,8 +128,8 @@ def _require_known(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     is_in_place = name.endswith("_") and not name.endswith("__")
     if name in _LEAVING or "out" in kwargs or (is_in_place and not isinstance(args[0], ImagePart)):
         raise LayoutError(
-            f"`{name}` must not write parts of an image into other values, but does, {told_place()}. Use a function "
-            "that returns a new tensor, or gather the image before (`spatial_gather_output`)."
+            f"`{name}` must not pass parts of an image to values that are no parts, but does, {told_place()}. Use a "
+            "function that returns a new tensor, or gather the image before (`spatial_gather_output`)."
         )
 
 

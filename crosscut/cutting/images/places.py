@@ -7,11 +7,13 @@ from types import FrameType
 import torch
 from torch import nn
 
-_INNER = tuple(str(Path(file).parent) for file in (torch.__file__, __file__))
+import crosscut
+
+_INNER = tuple(str(Path(package.__file__ or "").parent) for package in (torch, crosscut))
 
 
 def told_place() -> str:
-    """Describe the innermost line that is neither PyTorch's nor this package's, and the innermost module that runs."""
+    """Describe the innermost line that is neither PyTorch's nor Crosscut's, and the innermost module that runs."""
     frame: FrameType | None = sys._getframe(1)
     line, modules = "", []
     while frame is not None:

@@ -24,7 +24,20 @@ _ELEMENTWISE = {
 """Operators that PyTorch does not mark, but that work element by element or copy."""
 
 _ALONG = {
-    *("_log_softmax", "_softmax", "amax", "amin", "cat", "flip", "glu", "logsumexp", "mean", "select", "slice", "split"),
+    *(
+        "_log_softmax",
+        "_softmax",
+        "amax",
+        "amin",
+        "cat",
+        "flip",
+        "glu",
+        "logsumexp",
+        "mean",
+        "select",
+        "slice",
+        "split",
+    ),
     *("split_with_sizes", "std", "sum", "transpose", "var"),
 }
 """Operators that work along the dimensions that they are given."""
@@ -102,15 +115,21 @@ class PositionsKept(TorchDispatchMode):
 
     def _require_positions(self, tensor: Tensor) -> None:
         if tensor.shape[-self._num :] != self._sizes or tensor.dim() < self._num:
-            raise _refused(self._name, f"keep the positions of a part, {_shown(self._sizes)}, but makes or takes "
-                           f"values of the shape {_shown(tensor.shape)} of it")
+            raise _refused(
+                self._name,
+                f"keep the positions of a part, {_shown(self._sizes)}, but makes or takes "
+                f"values of the shape {_shown(tensor.shape)} of it",
+            )
 
     def _require_few_positions(self, others: Iterable[Tensor]) -> None:
         """Require that tensors which are no parts have the same values at all positions."""
         for other in others:
             if any(size != 1 for size in other.shape[-self._num :]):
-                raise _refused(self._name, "combine parts only with parts, and with values that are the same at all "
-                               f"positions, but combines one with whole values of the shape {_shown(other.shape)}")
+                raise _refused(
+                    self._name,
+                    "combine parts only with parts, and with values that are the same at all "
+                    f"positions, but combines one with whole values of the shape {_shown(other.shape)}",
+                )
 
 
 def _memory_of(tensor: Tensor) -> int:

@@ -67,8 +67,9 @@ def prove_module(
     step: Step | None = None,
     seconds: float = SECONDS,
 ) -> LayoutReport:
-    """Compare a training step of a module that `cut` has cut over the tensor ranks of `layout` with the same step of
-    the uncut module. The function starts the ranks on the CPUs of this machine, with gloo. It computes in float64.
+    """Compare a training step of a module that `cut` has cut with the same step of the uncut module. The ranks of
+    `layout` are tensor ranks, or context ranks that share images. The function starts them on the CPUs of this machine,
+    with gloo. It computes in float64.
 
     `build()` returns the uncut module, its keyword inputs, and a function that makes a scalar loss of its output. The
     random generator is seeded before each call. Parameters whose elements are all equal are disturbed.
@@ -80,21 +81,23 @@ def prove_module(
     Distributed parameters (`DTensor`) are gathered. If their parts, joined, are in another order than in the uncut
     module, the module that owns the parameter has a method `in_uncut_order(name, gathered)`, which returns the gathered
     parameter, or its gradient, in the uncut order. A module may also have a method `uncut_columns()`, which returns
-    the columns of the uncut output that each rank returns; otherwise, outputs are joined by their shapes. Plain
+    the columns of the uncut output that each rank returns; otherwise, outputs are joined by their shapes. A tensor may
+    have a method `uncut_places()`, which returns the place of each rank's part in the uncut tensor. On context ranks,
+    all other activations must be whole, and the gradients of parameters complete. Plain
     parameters count as copies unless `gather(name, mesh)` returns the place of the rank's part. `step(module)` clips
     the gradients, runs an optimizer's step and returns the gradient norm; without it, `torch.nn.utils.get_total_norm`
     measures the norm, and `torch.optim.AdamW` takes the step. All functions must be at the top of a module, because the
     ranks import them. They run with your rights, at most for `seconds`, and the ranks share the machine's memory.
 
     Raises `ConfigError` or `LayoutError` before a rank starts for functions that cannot be imported and for a layout
-    with other axes than `tensor`. Raises `ConfigError` for a module that cannot be compared, `TrainingError` if the
+    with other ranks. Raises `ConfigError` for a module that cannot be compared, `TrainingError` if the
     time ends or the uncut step is not finite, and `RankFailure` if a rank fails.
 
         report = prove_module(build, cut, Layout(tensor=2))
         assert report.same, report.first
     """
     foreign = ForeignCut(build, cut, gather, step)
-    require_tensor_ranks(layout)
+    require_sharing_ranks(layout)
     foreign.require_importable()
     limits = Limits.on(layout.world_size, seconds)
     return in_ranks(Ranks(layout=layout, device="cpu"), _prove, prepare=lambda: (foreign, layout, limits))
@@ -111,12 +114,14 @@ def _is_importable(function: Callable[..., object]) -> bool:
     return found is named
 
 
-def require_tensor_ranks(layout: Layout) -> None:
-    """Raise `LayoutError` unless a layout has several tensor ranks and no other ranks."""
-    if layout.tensor < 2 or layout.world_size > layout.tensor:
+def require_sharing_ranks(layout: Layout) -> None:
+    """Raise `LayoutError` unless a layout has several tensor ranks, or several context ranks that share images, and no
+    other ranks.
+    """
+    if max(layout.tensor, layout.context) < 2 or layout.world_size > max(layout.tensor, layout.context):
         raise LayoutError(
-            f"The layout of a foreign cut must have at least 2 tensor ranks and no other ranks, but is {layout}. Give "
-            "a layout such as tensor=2."
+            "The layout of a foreign cut must have at least 2 tensor ranks, or 2 context ranks for images, and no "
+            f"other ranks, but is {layout}. Give a layout such as tensor=2."
         )
 
 
@@ -239,7 +244,10 @@ def _step(built: Built, mesh: ParallelMesh, shard_of: ShardOf, *, is_cut: bool) 
         adamw_step(module, built.num_parameters)
         return norm
 
-    return ModuleStep(module, mesh, passes=passes, finish=finish, shard_of=shard_of, may_fail=is_cut)
+    is_copied = mesh.context.size > 1
+    return ModuleStep(
+        module, mesh, passes=passes, finish=finish, shard_of=shard_of, may_fail=is_cut, is_copied=is_copied
+    )
 
 
 def _clip(module: nn.Module) -> float:

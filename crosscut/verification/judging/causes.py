@@ -185,7 +185,7 @@ _Pattern = Callable[[StepDifference, Assembled], float | None]
 _PATTERNS: tuple[tuple[_Pattern, str | Callable[[float], str]], ...] = (
     (_not_finite, "The value is not finite, or padding rows of the vocabulary are not zero: check the padding."),
     (_sum_is_missing, _SUM_IS_MISSING),
-    (_data_sum_is_missing, "Each data rank holds only its own gradient: the sum over the data ranks is missing."),
+    (_data_sum_is_missing, "Each data or context rank holds only its own term: the sum over these ranks is missing."),
     (_only_copies_differ, _COPIES_DIFFER),
     (_factor, _told_factor),
     (_multiple, _told_multiple),

@@ -15,12 +15,25 @@ from crosscut.verification.recording import (
     in_any_micro_batch,
     micro_batch_of,
 )
-from crosscut.verification.report import AVERAGES, ROUNDING, CallRow, FirstDifference, ReportCheck, StepPhase
+from crosscut.verification.report import (
+    AVERAGES,
+    ROUNDING,
+    STATISTICS,
+    CallRow,
+    FirstDifference,
+    ReportCheck,
+    StepPhase,
+)
 
 _LOSS_CAUSE = (
     "All activations agree, but the loss does not: check the head (the tokens that it reads, and its sums over the "
     "ranks), each rank's shard of the vocabulary (offsets, mask, padding), the target's logit, and the number of "
     "targets or labels by which the loss is divided."
+)
+
+_STATISTIC_CAUSE = (
+    "The norm's outputs agree, but its running statistics do not: check over which ranks the statistics of a batch are "
+    "taken, and that they are updated once per step."
 )
 
 _FAILED = (
@@ -65,6 +78,9 @@ class StepJudgement:
             return FirstDifference(module, StepPhase.FORWARD, _FAILED.format(error=error))
         if not self.differences.is_same(self.differences.loss):
             return FirstDifference(LOSS, StepPhase.FORWARD, _LOSS_CAUSE)
+        for name in self._uncut.statistics:
+            if (TensorKind.STATISTIC, name) in self.differences.found:
+                return FirstDifference(name.rpartition(".")[0], StepPhase.FORWARD, _STATISTIC_CAUSE)
         return self._first_backward()
 
     def checks(self, norm: float) -> list[ReportCheck]:
@@ -79,6 +95,7 @@ class StepJudgement:
             self._worst("clipped gradients", TensorKind.CLIPPED),
             self._worst("parameters after a step", TensorKind.PARAMETER),
             *([self._worst(AVERAGES, TensorKind.AVERAGE)] if self._uncut.averages else []),
+            *([self._worst(STATISTICS, TensorKind.STATISTIC)] if self._uncut.statistics else []),
             ReportCheck("copies on all ranks", None, not copies, _listed(copies) or "the same to the last bit"),
         ]
 
