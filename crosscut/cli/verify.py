@@ -154,7 +154,7 @@ def _prove_module(
     for layout in on:
         require_sharing_ranks(layout)
     build = NamedFunction("--module", str(asked.module), str(Path.cwd()))
-    cut = _cutting(asked, [layout.tensor for layout in on], is_quiet=is_quiet)
+    cut = _cutting(asked, on, is_quiet=is_quiet)
     limit = asked.seconds or SECONDS
     code = " and ".join(f"`{name}`" for name in (asked.module, asked.cut) if name)
     echo(f"Running {code} with your rights, for at most {limit:g} s on each layout.", err=True)
@@ -162,7 +162,7 @@ def _prove_module(
     return [prove_module(build, cut, layout, seconds=limit) for layout in on]
 
 
-def _cutting(asked: _OfModule, sizes: list[int], *, is_quiet: bool) -> "Cut":
+def _cutting(asked: _OfModule, layouts: list[Layout], *, is_quiet: bool) -> "Cut":
     """Return the function that cuts the module: the named one, or Crosscut's own with a plan, which is printed."""
     from crosscut.launch.processes import is_first_started
     from crosscut.verification.foreign.naming import NamedFunction
@@ -174,8 +174,9 @@ def _cutting(asked: _OfModule, sizes: list[int], *, is_quiet: bool) -> "Cut":
     from crosscut import cutting
 
     plan = cutting.read_plan(asked.plan)
-    for size in sizes:
-        plan.values(size)
+    for layout in layouts:
+        plan.values(layout.tensor)
+        plan.require_context(layout.context)
     if not is_quiet and is_first_started():
         cutting.print_plan(plan)
     return partial(cutting.cut, plan=plan)

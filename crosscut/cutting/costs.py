@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from crosscut.cutting.images.messages import image_messages
 from crosscut.cutting.plan import Plan, Style
 from crosscut.cutting.resolution import Layer, Resolved, resolve
 from crosscut.cutting.shares import Share
@@ -37,13 +39,28 @@ class Cost:
 
 def costs_of(module: nn.Module, inputs: Mapping[str, object], plan: Plan) -> list[Cost]:
     """Return the cost of a plan for each of its numbers of ranks. The module, which is not changed, runs forward once
-    with the keyword inputs; it may be on the device `meta`.
+    with the keyword inputs; it may be on the device `meta`. Of a plan with a grid, the cost is that of the rank that
+    sends most, and the copies of the module that run have no values.
 
     Raises `ConfigError` or `LayoutError` if the plan does not fit the module.
     """
+    if plan.grid:
+        return [_cost_of_images(module, inputs, plan)]
     resolved = [resolve(module, plan, num_ranks) for num_ranks in plan.tensor]
     calls = _calls(module, inputs)
     return [_cost(module, each, calls) for each in resolved]
+
+
+def _cost_of_images(module: nn.Module, inputs: Mapping[str, object], plan: Plan) -> Cost:
+    most = max(image_messages(module, inputs, plan), key=lambda messages: messages.elements)
+    number = sum(parameter.numel() for parameter in module.parameters())
+    return Cost(
+        num_ranks=prod(plan.grid),
+        num_parameters=number,
+        parameters_per_rank=number,
+        forward=most.forward,
+        backward=most.backward,
+    )
 
 
 class _Call(NamedTuple):

@@ -25,7 +25,8 @@ from crosscut.parallel.state.parameters import is_distributed, own_parameter, wh
 def cut(
     module: nn.Module, mesh: ParallelMesh, plan: Plan, *, load: Load | Path | None = None, gather_logits: bool = True
 ) -> nn.Module:
-    """Cut a plain module over the tensor ranks of `mesh`, in place, and return it. Every rank must call this function.
+    """Cut a plain module over the tensor ranks of `mesh`, or its images over the context ranks, in place, and return
+    it. Every rank must call this function.
 
     The module's classes, attributes and names stay. All parameters become `DTensor`s on the tensor axis, so that
     `torch.nn.utils.clip_grad_norm_`, optimizers and `fully_shard` work as for any distributed module; the module's own
@@ -42,6 +43,7 @@ def cut(
     Raises `ConfigError` or `LayoutError` before anything changes if the plan does not fit the module or the number of
     ranks, and `CheckpointError` if a folder lacks a tensor.
     """
+    plan.require_context(mesh.context.size)
     resolved = resolve(module, plan, mesh.tensor.size)
     forwards = _forwards(resolved, gather_logits=gather_logits)
     _require_plain(module)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import prod
 
 from crosscut.config import ConfigError, LayoutError
 from crosscut.config.checks import shown
@@ -132,6 +133,14 @@ class Plan:
         for name, attributes in self.integers.items():
             for attribute, values in attributes.items():
                 _require_counts(f"integers.{name}.{attribute}", values, sizes)
+
+    def require_context(self, num_ranks: int) -> None:
+        """Raise `LayoutError` if the plan is not meant for this number of context ranks."""
+        if prod(self.grid) != num_ranks and num_ranks > 1:
+            told = (
+                f"{prod(self.grid)}, the ranks of the plan's `grid`" if self.grid else "1, since the plan has no `grid`"
+            )
+            raise LayoutError(f"`layout.context` must be {told}, but is {num_ranks}. Change the layout or the plan.")
 
     def values(self, num_ranks: int) -> dict[str, dict[str, int]]:
         """Return the attributes of modules for a number of ranks, by the names of modules and of attributes. Raises

@@ -16,14 +16,16 @@ from crosscut.parallel import Sent
 
 def print_plan(plan: Plan, costs: Sequence[Cost] = ()) -> None:
     """Print a plan with its reasons, and the memory and messages at each number of ranks."""
-    ranks = ", ".join(map(str, plan.tensor))
-    parts: list[RenderableType] = [Text(f"Plan for {ranks} tensor ranks", style="bold"), Text(), _rules(plan)]
+    ranks = f"{', '.join(map(str, plan.tensor))} tensor ranks"
+    if plan.grid:
+        ranks = f"a grid of {' x '.join(map(str, plan.grid))} context ranks"
+    parts: list[RenderableType] = [Text(f"Plan for {ranks}", style="bold"), Text(), _rules(plan)]
     if plan.integers:
         parts += [Text(), _integers(plan)]
     if plan.tables:
         parts += [Text(), _tables(plan)]
     if costs:
-        parts += [Text(), _costs(costs)]
+        parts += [Text(), _costs(costs, "context" if plan.grid else "tensor")]
     new_console().print(Group(*parts, Text()))
 
 
@@ -59,8 +61,8 @@ def _tables(plan: Plan) -> RenderableType:
     return table
 
 
-def _costs(costs: Sequence[Cost]) -> RenderableType:
-    table = plain_table(*right("tensor", "parameters per rank", "of all"), folded("forward"), folded("backward"))
+def _costs(costs: Sequence[Cost], axis: str) -> RenderableType:
+    table = plain_table(*right(axis, "parameters per rank", "of all"), folded("forward"), folded("backward"))
     for cost in costs:
         share = cost.parameters_per_rank / max(cost.num_parameters, 1)
         row = f"{cost.parameters_per_rank:,}", f"{share:.1%}", told_messages(cost.forward), told_messages(cost.backward)
@@ -69,10 +71,13 @@ def _costs(costs: Sequence[Cost]) -> RenderableType:
 
 
 def told_messages(messages: Mapping[Sent, int]) -> str:
-    """Describe messages by their operations: number of messages, and of elements in all."""
+    """Describe messages by their operations, and by axes other than the tensor axis: number of messages, and of
+    elements in all.
+    """
     number: Counter[str] = Counter()
     elements: Counter[str] = Counter()
     for sent, count in messages.items():
-        number[sent.operation] += count
-        elements[sent.operation] += count * sent.elements
+        kind = sent.operation if sent.axis == "tensor" else f"{sent.operation} over {sent.axis}"
+        number[kind] += count
+        elements[kind] += count * sent.elements
     return ", ".join(f"{number[kind]} x {kind} ({elements[kind]:,} elements)" for kind in sorted(number)) or "none"

@@ -1,18 +1,21 @@
 """Convolutional networks cut by a plan: equal to the uncut network, and of every fault the module is named."""
 
 import re
+from collections import Counter
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from crosscut.config import ConfigError, Layout
-from crosscut.cutting import Plan, Rule, Style, cut
+from crosscut.config import ConfigError, Layout, LayoutError
+from crosscut.cutting import Plan, Rule, Style, costs_of, cut, print_plan, read_plan, write_plan
+from crosscut.cutting.images.messages import image_messages
 from crosscut.cutting.resolution import resolve
-from crosscut.parallel import make_mesh
+from crosscut.parallel import CollectiveRecorder, Sent, make_mesh
 from crosscut.verification import LayoutReport
 from crosscut.verification.foreign.cuts import ForeignCut, prove_on_mesh
 from tests.cutting.images import nets
@@ -169,3 +172,47 @@ def test_a_style_at_the_wrong_place_is_told(ranks: RankPool) -> None:
     ):
         assert report.first is not None
         assert re.search(says, report.first.cause), report.first.cause
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+def _sent(plan: Plan) -> Counter[Sent]:
+    """Messages of a forward and a backward pass on this rank."""
+    mesh = make_mesh(Layout(context=4), CPU)
+    module, inputs, loss = nets.build()
+    net: Any = cut(module, mesh, plan)
+    with CollectiveRecorder(mesh, grid=net.cut_axes) as recorder:
+        loss(net(**inputs)).backward()
+    return Counter(recorder.sent)
+
+
+@pytest.mark.slow  # four ranks, and as many that this process pretends to be
+def test_ranks_send_what_is_forecast_without_ranks(ranks: RankPool) -> None:
+    plan = replace(PLAN, grid=(2, 2))
+    module, inputs, _ = nets.build()
+    planned = image_messages(module, inputs, plan)
+    assert [each.forward + each.backward for each in planned] == ranks.run(4, _sent, plan)
+    assert {"height", "width", "context"} == {sent.axis for sent in planned[0].forward}
+
+
+def test_a_forecast_refuses_code_that_mixes_positions_without_ranks() -> None:
+    module, inputs, _ = nets.build(nets.Mean)
+    with pytest.raises(LayoutError, match="`mean` of an image that ranks share"):
+        costs_of(module, inputs, PLAN)
+
+
+def test_a_plan_of_images_is_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_plan(PLAN, tmp_path / "plan.toml")
+    assert read_plan(tmp_path / "plan.toml") == PLAN
+    module, inputs, _ = nets.build()
+    print_plan(PLAN, costs_of(module, inputs, PLAN))
+    told = capsys.readouterr().out
+    assert "Plan for a grid of 1 x 2 context ranks" in told
+    assert "x send over width" in told
+
+
+@pytest.mark.parametrize(("num", "plan", "says"), [(4, PLAN, "must be 2, the ranks"), (2, Plan(rules={}), "must be 1")])
+def test_another_number_of_context_ranks_is_refused(num: int, plan: Plan, says: str) -> None:
+    with pytest.raises(LayoutError, match=f"`layout.context` {says}.*but is {num}"):
+        plan.require_context(num)
