@@ -47,6 +47,11 @@ divided by the output's own largest element. For any other tensor, it is divided
 by this fraction, whichever is larger. Without the fraction, a gradient that cancels to almost zero would always differ.
 """
 
+NOTHING = 1e-9
+"""Fraction of the largest element among all tensors of a kind, below which a tensor consists of rounding alone: the
+gradient of a bias in front of a batch norm. Its difference is divided by that largest element.
+"""
+
 _BUNDLE = 1 << 20
 """Most bytes of the uncut tensors whose parts are gathered in one message."""
 
@@ -113,7 +118,8 @@ class StepComparison:
         for names in bundles:
             every = gather_to_first([self._cut.tensors(kind).get(name) for name in names])
             for name, *parts in zip(names, *every, strict=True) if every is not None else ():
-                yield name, parts, 0.0 if kind is TensorKind.OUTPUT else FLOOR * largest
+                is_rounding = 0.0 < _largest(tensor_of(uncut[name])) < NOTHING * largest
+                yield name, parts, 0.0 if kind is TensorKind.OUTPUT else (1.0 if is_rounding else FLOOR) * largest
 
     def _note_rounding(self, kind: TensorKind, name: str, floor: float) -> None:
         """Allow a tensor to differ by `ROUNDINGS` times the uncut tensor's own rounding, if this bound is larger than

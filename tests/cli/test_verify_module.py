@@ -28,6 +28,10 @@ def cut_wrong(module, mesh):
 def cut_hanging(module, mesh):
     module[1].register_forward_hook(lambda *_: time.sleep(100 * mesh.tensor.rank))
 
+def build_images():
+    layers = nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
+    return nn.Sequential(*layers), {"input": torch.randn(2, 1, 9, 10)}, torch.sum
+
 def two():
     return build()[:2]
 
@@ -44,6 +48,11 @@ tensor = [2]
 rules.0 = { style = "colwise", reason = "goes to 2" }
 rules.2 = { style = "rowwise", columns = ["0"] }
 """
+IMAGES = """
+grid = [1, 2]
+rules.0 = { style = "spatial_split_input" }
+rules.2 = { style = "spatial_gather_output" }
+"""
 NAMES = ("verify", "--module", "own:build", "--layout", "tensor=2")
 
 
@@ -52,6 +61,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "plan.toml").write_text(PLAN)
     (tmp_path / "wrong.toml").write_text(PLAN.replace("colwise", "colwize"))
+    (tmp_path / "images.toml").write_text(IMAGES)
     (tmp_path / "broken.py").write_text("import no_such_library\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -67,6 +77,14 @@ def test_right_cut_is_proven(own, crosscut_here):
     assert "Running `own:build` and `own:cut` with your rights, for at most 600 s" in done.stderr
     (messages,) = (check for check in told["reports"][0]["checks"] if check["name"] == "messages")
     assert messages["told"] == "1 x all_reduce over tensor (12 elements)"
+
+
+@pytest.mark.slow  # the quick test above starts ranks
+def test_a_plan_of_images_is_proven(own, crosscut_here):
+    names = ("verify", "--module", "own:build_images", "--plan", "images.toml")
+    done = crosscut_here(*names, "--layout", "context=2", status=0)
+    assert "Plan for a grid of 1 x 2 context ranks" in done.stdout
+    assert "tensor 1 x context 2 x data 1 equals the uncut model" in done.stdout
 
 
 @pytest.mark.slow  # the quick test above starts ranks
@@ -132,8 +150,8 @@ MISTAKES = {
     "--module own:build --plan none.toml --layout tensor=2": "`none.toml` must be a readable TOML file, but is not",
     "--module own:build --plan wrong.toml --layout tensor=2": "wrong.toml:3: `rules.0.style` must be a style of a plan",
     "--module own:build --plan plan.toml --layout tensor=4": "must be one of the plan's (`tensor` = [2]), but is 4.",
-    "--module own:build --cut own:cut --layout tensor=1": "must have at least 2 tensor ranks, or 2 context ranks for images, and no other ranks",
-    "--module own:build --cut own:cut --layout tensor=2,data=2": "must have at least 2 tensor ranks, or 2 context ranks for images, and no other ranks",
+    "--module own:build --cut own:cut --layout tensor=1": "must have at least 2 tensor ranks, or 2 context ranks for images, and no",
+    "--module own:build --cut own:cut --layout tensor=2,data=2": "must have at least 2 tensor ranks, or 2 context ranks for images, and no",
     "--module own:build --cut own:cut --layout tensor=2 --layers 3": "but `--layers` is one. Remove it.",
     "run.toml --module own:build --cut own:cut --layout tensor=2": "but `run.toml` is one. Remove it.",
     "--module build --cut own:cut --layout tensor=2": "`--module` must be a name such as package.module:function, but",

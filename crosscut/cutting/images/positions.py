@@ -133,7 +133,7 @@ class PositionsKept(TorchDispatchMode):
 
 
 def _memory_of(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _shown(sizes: Sequence[int]) -> str:

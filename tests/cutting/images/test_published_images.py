@@ -40,7 +40,7 @@ def _loss(output: Any) -> Tensor:
 
 
 def _build(config: str) -> Built:
-    return ResNetModel(ResNetConfig(**CONFIGS[config])), {"pixel_values": torch.randn(2, 3, 50, 61)}, _loss
+    return ResNetModel(ResNetConfig(**CONFIGS[config])), {"pixel_values": torch.randn(2, 3, 90, 101)}, _loss
 
 
 def _proven(ranks: RankPool, config: str, *grid: int) -> None:

@@ -20,7 +20,7 @@ def test_functions_that_ranks_cannot_import_are_refused() -> None:
 
 
 def test_layout_with_other_ranks_is_refused() -> None:
-    with pytest.raises(LayoutError, match="at least 2 tensor ranks.*but is tensor 2 x data 2"):
+    with pytest.raises(LayoutError, match=r"at least 2 tensor ranks.*but is tensor 2 x data 2"):
         prove_module(net.build, net.by_hand, Layout(tensor=2, data=2))
 
 
