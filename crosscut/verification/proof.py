@@ -128,8 +128,7 @@ def prove(claim: Claim, mesh: ParallelMesh) -> LayoutReport:
 
     def report() -> LayoutReport:
         assert uncut is not None and every is not None
-        layout = Layout(tensor=mesh.layout.world_size) if cut.is_copied else mesh.layout  # context ranks draw alike
-        judged, draw = _judge_draws(every, uncut.drawn, layout)
+        judged, draw = _judge_draws(every, uncut.drawn, _layout_of_draws(cut, mesh.layout))
         judgement = StepJudgement(differences, uncut.recording)
         of_draws = [judged] if claim.looks_at_draws and cut.failure is None else []
         checks = (*judgement.checks(cut.norm), *of_draws, *further, *judgement.rounding(exact))
@@ -264,6 +263,11 @@ def _bounds(model: nn.Module, uncut: Recording, dtype: torch.dtype, product_dtyp
     num_tokens = max((output.numel() // max(output.shape[-1], 1) for output in outputs), default=1)
     size = {"num_layers": num_layers_of(model), "num_summands": num_summands_of(model, num_tokens)}
     return Bounds(tolerance_of(dtype, **size), rounding_of(product_dtype, **size))
+
+
+def _layout_of_draws(cut: Recording, layout: Layout) -> Layout:
+    """Return a layout whose ranks draw as those of the cut model must. Ranks with copies draw as tensor ranks do."""
+    return Layout(tensor=layout.world_size) if cut.is_copied else layout
 
 
 def _judge_draws(every: list[Drawn], uncut: Drawn, layout: Layout) -> tuple[ReportCheck, FirstDifference | None]:
