@@ -29,7 +29,6 @@ RULES: dict[str, Rule] = {
 CONFIGS: dict[str, dict[str, Any]] = {
     "basic": {"embedding_size": 4, "hidden_sizes": [8, 12], "depths": [1, 2], "layer_type": "basic"},
     "bottleneck": {"embedding_size": 4, "hidden_sizes": [8, 12], "depths": [2, 1]},
-    "ResNet-50": {},
 }
 
 
@@ -40,7 +39,7 @@ def _loss(output: Any) -> Tensor:
 
 
 def _build(config: str) -> Built:
-    return ResNetModel(ResNetConfig(**CONFIGS[config])), {"pixel_values": torch.randn(2, 3, 90, 101)}, _loss
+    return ResNetModel(ResNetConfig(**CONFIGS[config])), {"pixel_values": torch.randn(2, 3, 50, 61)}, _loss
 
 
 def _proven(ranks: RankPool, config: str, *grid: int) -> None:
@@ -53,6 +52,6 @@ def _proven(ranks: RankPool, config: str, *grid: int) -> None:
 
 
 @pytest.mark.slow  # a quick test proves a plain net
-@pytest.mark.parametrize(("config", "grid"), [("basic", (1, 2)), ("bottleneck", (2, 2)), ("ResNet-50", (1, 2))])
+@pytest.mark.parametrize(("config", "grid"), [("basic", (1, 2)), ("bottleneck", (2, 2))])
 def test_resnet_equals_the_uncut_model(ranks: RankPool, config: str, grid: tuple[int, int]) -> None:
     _proven(ranks, config, *grid)
