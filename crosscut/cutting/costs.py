@@ -3,19 +3,18 @@ forward and the backward pass. The module runs once, whole, to see the shapes of
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from functools import partial
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from crosscut.cutting.images.messages import image_messages
+from crosscut.cutting.looking.states import copied, results_of, unchanged
 from crosscut.cutting.plan import Plan, Style
 from crosscut.cutting.resolution import Layer, Resolved, resolve
-from crosscut.cutting.shares import Share
 from crosscut.parallel import Sent
 
 _AXIS = "tensor"
@@ -38,17 +37,18 @@ class Cost:
 
 
 def costs_of(module: nn.Module, inputs: Mapping[str, object], plan: Plan) -> list[Cost]:
-    """Return the cost of a plan for each of its numbers of ranks. The module, which is not changed, runs forward once
-    with the keyword inputs; it may be on the device `meta`. Of a plan with a grid, the cost is that of the rank that
-    sends most, and the copies of the module that run have no values.
+    """Return the cost of a plan for each of its numbers of ranks. The module runs forward once with copies of the
+    keyword inputs. It stays unchanged, and may be on the device `meta`. Of a plan with a grid, the cost is that of the
+    rank that sends most, and the copies of the module that run have no values.
 
     Raises `ConfigError` or `LayoutError` if the plan does not fit the module.
     """
     if plan.grid:
         return [_cost_of_images(module, inputs, plan)]
     resolved = [resolve(module, plan, num_ranks) for num_ranks in plan.tensor]
-    calls = _calls(module, inputs)
-    return [_cost(module, each, calls) for each in resolved]
+    summed = {name for each in resolved for name, share in each.shares.items() if share.is_summed}
+    calls, reads = _look(module, inputs, summed)
+    return [_cost(module, each, calls, reads) for each in resolved]
 
 
 def _cost_of_images(module: nn.Module, inputs: Mapping[str, object], plan: Plan) -> Cost:
@@ -68,33 +68,68 @@ class _Call(NamedTuple):
 
     name: str
     input: Tensor | None
-    """First argument, if it is a tensor."""
+    """First argument, by position or by name, if it is a tensor."""
     output: object
 
 
-def _calls(module: nn.Module, inputs: Mapping[str, object]) -> list[_Call]:
-    """Run a module forward, and return all calls of its modules, in the order of their ends."""
+def _look(module: nn.Module, inputs: Mapping[str, object], summed: AbstractSet[str]) -> tuple[list[_Call], list[str]]:
+    """Run a module forward. Returns all calls of its modules, in the order of their ends, and one name for each time
+    when the module reads one of the parameters in `summed` and computes with it.
+    """
     calls: list[_Call] = []
+    reads: list[tuple[str, object]] = []
+    names = {each: name for name, each in module.named_modules()}
 
-    def note(name: str, _: nn.Module, arguments: tuple[object, ...], output: object) -> None:
-        x = arguments[0] if arguments and isinstance(arguments[0], Tensor) else None
-        calls.append(_Call(name, x, output))
+    def note(held: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> None:
+        first = next(iter((*args, *kwargs.values())), None)
+        calls.append(_Call(names[held], first if isinstance(first, Tensor) else None, output))
 
-    with ExitStack() as stack:
-        for name, each in module.named_modules():
-            stack.enter_context(each.register_forward_hook(partial(note, name)))
-        module(**inputs)
-    return calls
+    def read(held: nn.Module, key: str) -> Tensor | None:
+        if (parameter := held._parameters[key]) is None:
+            return None
+        part = parameter.view_as(parameter)
+        reads.append((f"{names[held]}.{key}".removeprefix("."), part.grad_fn))
+        return part
+
+    with unchanged(module):
+        for each, name in names.items():
+            each.register_forward_hook(note, with_kwargs=True)
+            keys = [key for key in each._parameters if f"{name}.{key}".removeprefix(".") in summed]
+            if keys:
+                each.__class__ = _spied(type(each), read, keys)
+        nodes = _nodes(results_of(module(**copied(inputs))))
+    return calls, [name for name, node in reads if node in nodes]
 
 
-def _cost(module: nn.Module, resolved: Resolved, calls: list[_Call]) -> Cost:
+def _spied(kind: Any, read: Callable[[nn.Module, str], Tensor | None], keys: Iterable[str]) -> Any:
+    """Return a subclass of a module's class that reports which of the module's parameters are read."""
+
+    def spy(key: str) -> property:
+        return property(lambda held: read(held, key))
+
+    return type(kind.__name__, (kind,), {key: spy(key) for key in keys})
+
+
+def _nodes(tensors: Iterable[Tensor]) -> set[Any]:
+    """Return all nodes of the tensors' autograd graph."""
+    found, todo = set[Any](), [each.grad_fn for each in tensors]
+    while todo:
+        node: Any = todo.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            todo += [before for before, _ in node.next_functions]
+    return found
+
+
+def _cost(module: nn.Module, resolved: Resolved, calls: list[_Call], reads: list[str]) -> Cost:
     held = {id(p): resolved.shares[name].size(p.shape) for name, p in module.named_parameters(remove_duplicate=False)}
     forward: Counter[Sent] = Counter()
     backward: Counter[Sent] = Counter()
     entered: Tensor | None = None
+    for name in reads if resolved.num_ranks > 1 else []:
+        if resolved.shares[name].is_summed:
+            backward[Sent("all_reduce", _AXIS, module.get_parameter(name).numel())] += 1
     for call in calls if resolved.num_ranks > 1 else []:
-        owner = module.get_submodule(call.name)
-        backward.update(_sums_of_parameters(call.name, owner, resolved))
         layer = resolved.layers.get(call.name)
         if layer is None or call.input is None or not isinstance(call.output, Tensor):
             continue
@@ -111,14 +146,6 @@ def _cost(module: nn.Module, resolved: Resolved, calls: list[_Call]) -> Cost:
         forward=forward,
         backward=backward,
     )
-
-
-def _sums_of_parameters(name: str, owner: nn.Module, resolved: Resolved) -> Iterator[Sent]:
-    """Yield the sums of the gradients of which each rank has only a term."""
-    for key, parameter in owner.named_parameters(recurse=False):
-        share: Share = resolved.shares[f"{name}.{key}".removeprefix(".")]
-        if share.is_summed and parameter.requires_grad:
-            yield Sent("all_reduce", _AXIS, parameter.numel())
 
 
 def _forward(layer: Layer, output: Tensor, resolved: Resolved) -> Iterator[Sent]:

@@ -4,19 +4,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from crosscut.config import ConfigError
-from crosscut.cutting.attributes import set_value
 from crosscut.cutting.images.layers import ImageLayer, become_image_layer, make_image_layers
 from crosscut.cutting.layers import FORWARDS, Entrance, Forward, Site, become_cut, in_order
+from crosscut.cutting.looking.attributes import set_value
+from crosscut.cutting.looking.states import unchanged
 from crosscut.cutting.plan import Plan, Style
 from crosscut.cutting.resolution import Resolved, resolve
 from crosscut.cutting.shares import WHOLE
 from crosscut.cutting.sources import Load, Source
-from crosscut.cutting.streams import Streams, seems_to_draw
+from crosscut.cutting.streams import Streams, dropout_rates
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import all_gather, own_rank
 from crosscut.parallel.state.parameters import is_distributed, own_parameter, whole
@@ -40,8 +41,8 @@ def cut(
     `load` may also be a folder of safetensors files, of which each rank reads only its parts. `gather_logits=False`
     leaves the output of the only layer with the style `colwise_gather_output` cut: [..., V/T].
 
-    Raises `ConfigError` or `LayoutError` before anything changes if the plan does not fit the module or the number of
-    ranks, and `CheckpointError` if a folder lacks a tensor.
+    Raises `ConfigError` or `LayoutError` if the plan does not fit the module or the number of ranks, and
+    `CheckpointError` if a folder lacks a tensor. After any error, the module is as it was before.
     """
     plan.require_context(mesh.context.size)
     resolved = resolve(module, plan, mesh.tensor.size)
@@ -49,12 +50,13 @@ def cut(
     _require_plain(module)
     images = make_image_layers(resolved, plan, mesh)
     source = Source(load)
-    _put_tensors(module, resolved, source, mesh)
-    _become_cut(module, resolved, forwards, mesh, images)
-    for name, values in resolved.integers.items():
-        for key, value in values.items():
-            set_value(module.get_submodule(name), key, value)
-    vars(module)["cut_axes"] = next((layer.grid.axes for layer in images.values()), ())
+    with unchanged(module, by_errors=True):
+        _put_tensors(module, resolved, source, mesh)
+        _become_cut(module, resolved, forwards, mesh, images)
+        for name, values in resolved.integers.items():
+            for key, value in values.items():
+                set_value(module.get_submodule(name), key, value)
+        vars(module)["cut_axes"] = next((layer.grid.axes for layer in images.values()), ())
     return module
 
 
@@ -136,32 +138,33 @@ def _become_cut(
     mesh: ParallelMesh,
     images: Mapping[str, ImageLayer],
 ) -> None:
-    """Turn all modules that own tensors into cut ones."""
-    entrance, streams = Entrance(mesh.tensor), Streams(mesh, draws=seems_to_draw(module))
+    """Give all modules a site, and turn those that own parameters into cut ones."""
+    entrance, streams = Entrance(mesh.tensor), Streams(mesh, dropout_rates(module))
     for name, each in [*module.named_modules()]:
-        keys = [*each._parameters, *each._buffers]
-        shares = {
-            key: resolved.shares[own] for key in keys if (own := f"{name}.{key}".removeprefix(".")) in resolved.shares
-        }
-        layer = resolved.layers.get(name)
-        if not shares and layer is None:
-            continue
-        site = Site(mesh.tensor, shares, entrance, streams)
+        named = {key: f"{name}.{key}".removeprefix(".") for key in (*each._parameters, *each._buffers)}
+        shares = {key: resolved.shares[own] for key, own in named.items() if own in resolved.shares}
+        site = Site(name, mesh.tensor, shares, entrance, streams)
+        layer, forward = resolved.layers.get(name), forwards.get(name)
         if layer is not None:
             site.regions, site.last = layer.regions, layer.rule.parts[-1] if layer.rule.parts else 0
         if name in images:
             site.axis = mesh.context  # over which gradients of the weights are summed
             become_image_layer(each, site, images[name])
             continue
-        become_cut(each, site, forwards.get(name))
-        if layer is not None and layer.rule.style is Style.REPLICATE and seems_to_draw(each):
+        site.foreign = frozenset(
+            key for key, share in shares.items() if share.spans and (forward or named[key] in resolved.kept)
+        )
+        become_cut(each, site, forward)
+        if layer is not None and layer.rule.style is Style.REPLICATE and dropout_rates(each):
             each.register_forward_pre_hook(partial(_hook, streams.outside))
             each.register_forward_hook(partial(_hook, streams.inside), always_call=True)
-    module.register_forward_hook(partial(_hook, entrance.forget), always_call=True)
+    for door in (entrance, streams):
+        module.register_forward_pre_hook(partial(_hook, door.begin), prepend=True)
+        module.register_forward_hook(partial(_hook, door.end), always_call=True)
     for region in {region for layer in resolved.layers.values() for region in layer.regions}:
         names = [name for name, layer in resolved.layers.items() if region in layer.regions]
-        inside = partial(_leave, streams, frozenset([region]))
-        _around(module, names).register_forward_hook(inside, always_call=True)
+        leave = partial(_hook, partial(streams.leave, frozenset([region])))
+        _around(module, names).register_forward_hook(leave, always_call=True)
 
 
 def _hook(action: Callable[[], None], *_: object) -> None:
@@ -169,15 +172,11 @@ def _hook(action: Callable[[], None], *_: object) -> None:
     action()
 
 
-def _leave(streams: Streams, regions: frozenset[str], module: nn.Module, *_: object) -> None:
-    """Leave regions at the end of a module around them. An error may have ended the module before the layer that leaves
-    them, and so does a recomputation (`torch.utils.checkpoint`) that has all tensors that it needs.
-    """
-    streams.leave(regions, is_training=module.training)
-
-
 def _around(module: nn.Module, names: Sequence[str]) -> nn.Module:
-    """Return the innermost module with a `forward` of its own that contains all of the named modules."""
+    """Return the innermost module with a `forward` of its own that contains all of the named modules. Its end is also
+    the end of their region: an error may have ended the module before the layer that leaves the region, and so does a
+    recomputation (`torch.utils.checkpoint`) that has all tensors that it needs.
+    """
     paths = [name.split(".")[:-1] for name in names]
     shared = [words[0] for words in takewhile(lambda words: len({*words}) == 1, zip(*paths, strict=False))]
     while isinstance(found := module.get_submodule(".".join(shared)), nn.ModuleList | nn.ModuleDict) and shared:
@@ -193,14 +192,43 @@ def gathered_state_dict(module: nn.Module) -> dict[str, Tensor]:
     Communication: an all-gather of every parameter that is cut.
     """
     found: dict[str, Tensor] = {}
-    modules = dict(module.named_modules())
-    for name, tensor in module.state_dict().items():
-        owner, _, key = name.rpartition(".")
-        site: Site | None = getattr(modules.get(owner), "cut_site", None)
-        if is_distributed(tensor):
-            tensor = in_order(modules[owner], key, whole(tensor))
-        elif site is not None and key in site.shares and not site.shares[key].is_whole:
-            tensor = all_gather(tensor, site.axis, site.shares[key].dim)
-        if own_rank() == 0:
-            found[name] = tensor.detach().cpu().clone()
+    module.state_dict(keep_vars=True)  # runs hooks, such as that of `fully_shard` which brings the shards back
+    for prefix, each in _plainly_named(module, ""):
+        own: dict[str, Any] = {}
+        each._save_to_state_dict(own, "", keep_vars=True)
+        for key, tensor in own.items():
+            gathered = _gathered(each, key, tensor)
+            if own_rank() == 0:
+                found[f"{prefix}{key}"] = gathered.detach().cpu().clone()
     return found
+
+
+def _gathered(owner: nn.Module, key: str, tensor: Tensor) -> Tensor:
+    """Gather a parameter or buffer from all ranks."""
+    site: Site | None = vars(owner).get("cut_site")
+    if site is None or key not in site.shares:
+        return tensor
+    if is_distributed(tensor):
+        return in_order(owner, key, whole(tensor))
+    return tensor if site.shares[key].is_whole else all_gather(tensor, site.axis, site.shares[key].dim)
+
+
+def _plainly_named(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yield all modules, and what stands before the names of their parameters in the uncut module. Modules that were
+    put around others after the cut, as `torch.compile` does, have no name.
+    """
+    module = _unwrapped(module)
+    yield prefix, module
+    for name, child in module.named_children():
+        yield from _plainly_named(child, f"{prefix}{name}.")
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """Return the cut module around which other code has put modules that hold nothing else."""
+    inner = module
+    while "cut_site" not in vars(inner):
+        children = [*inner.children()]
+        if len(children) != 1 or inner._parameters or inner._buffers:
+            return module
+        (inner,) = children
+    return inner

@@ -12,15 +12,16 @@ Shapes: I in, O out, V vocabulary, H hidden, T tensor ranks.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from crosscut.config import ConfigError
-from crosscut.cutting.matrices import is_transposed
+from crosscut.cutting.looking.matrices import is_transposed
 from crosscut.cutting.plan import Style
 from crosscut.cutting.resolution import Shares, calls_super
 from crosscut.cutting.shares import WHOLE, Share, Span
@@ -41,6 +42,16 @@ class Entrance:
     def __init__(self, axis: Axis) -> None:
         self._axis = axis
         self._before: tuple[Tensor, tuple[bool, bool], Tensor] | None = None
+        self.is_running = False
+        """Whether the whole module runs."""
+
+    def begin(self) -> None:
+        """Note that a forward pass of the whole module begins."""
+        self.is_running = True
+
+    def end(self) -> None:
+        """Note that the forward pass has ended, and release the last argument."""
+        self.is_running, self._before = False, None
 
     def enter(self, x: Tensor) -> Tensor:
         """Apply f to `x`. If `x` was the last argument, return the same result again."""
@@ -60,6 +71,8 @@ class Entrance:
 class Site:
     """State of one module of a cut module."""
 
+    name: str
+    """Name of the module in the whole module, "" for the whole module itself."""
     axis: Axis
     shares: Shares
     """Shares of the module's own parameters and cut buffers, by their names."""
@@ -67,6 +80,8 @@ class Site:
     streams: Streams
     regions: frozenset[str] = frozenset()
     """Regions that the layer enters, or, of a layer cut by rows, the one that it leaves."""
+    foreign: frozenset[str] = frozenset()
+    """Names of the parameters with whose parts the module's own code must not compute."""
     last: int = 0
     """Size of the last part of the output, which goes to the heads of each rank (`Style.MLA_KV_A_PROJ`)."""
 
@@ -82,21 +97,21 @@ Forward = Callable[[Any, Tensor], Tensor]
 def _entered(layer: Any, x: Tensor) -> Tensor:
     """Pass the input of a layer that is cut by columns into the region."""
     site: Site = layer.cut_site
-    site.streams.enter(site.regions, is_training=layer.training)
+    site.streams.enter(site.regions)
     return site.entrance.enter(x)
 
 
 def _matrix(layer: Any) -> Tensor:
     """Return the part of a linear layer's weight that this rank uses, as [O, I]."""
-    weight: Tensor = layer.weight
-    return weight.t() if is_transposed(layer) else weight
+    weight: Any = used_part("weight", layer)
+    return weight.t() if is_transposed(layer) else weight  # type: ignore[no-any-return]
 
 
 def columns(layer: Any, x: Tensor) -> Tensor:
     """Compute f(X) A_i + b_i: [..., I] to [..., O/T]. Forward: nothing is sent. Backward: all-reduce of the input's
     gradient, once for several layers with the same input.
     """
-    return F.linear(_entered(layer, x), _matrix(layer), layer.bias)
+    return F.linear(_entered(layer, x), _matrix(layer), used_part("bias", layer))
 
 
 def gathered_columns(layer: Any, x: Tensor) -> Tensor:
@@ -110,9 +125,10 @@ def rows(layer: Any, x: Tensor) -> Tensor:
     """Compute g(X_i A_i) + b: [..., I/T] to [..., O]. Forward: all-reduce. Backward: nothing is sent."""
     site: Site = layer.cut_site
     y = reduce_from_tensor_parallel(F.linear(x, _matrix(layer)), site.axis)
-    site.streams.leave(site.regions, is_training=layer.training)
+    site.streams.leave(site.regions)
     site.entrance.forget()
-    return y if layer.bias is None else y + layer.bias.to(y.dtype)
+    bias = used_part("bias", layer)
+    return y if bias is None else y + bias.to(y.dtype)
 
 
 def rows_of_whole(layer: Any, x: Tensor) -> Tensor:
@@ -134,7 +150,7 @@ def embedding_rows(layer: Any, ids: Tensor) -> Tensor:
     index = (ids - first).masked_fill(elsewhere, 0)
     padding = layer.padding_idx
     padding = padding - first if padding is not None and first <= padding < stop else None
-    found = F.embedding(index, layer.weight, padding)
+    found = F.embedding(index, used_part("weight", layer), padding)
     return reduce_from_tensor_parallel(found.masked_fill(elsewhere.unsqueeze(-1), 0.0), layer.cut_site.axis)
 
 
@@ -142,7 +158,7 @@ def with_last_inside(layer: Any, x: Tensor) -> Tensor:
     """Compute X A + b with the whole A, and pass the last part of the output into the region with f. Backward:
     all-reduce of this part's gradient.
     """
-    y = F.linear(x, _matrix(layer), layer.bias)
+    y = F.linear(x, _matrix(layer), used_part("bias", layer))
     own, last = y.split([y.shape[-1] - layer.cut_site.last, layer.cut_site.last], -1)
     return torch.cat([own, copy_to_tensor_parallel(last, layer.cut_site.axis)], -1)
 
@@ -189,7 +205,7 @@ def used_part(name: str, module: Any) -> Tensor | None:
     gradient, the backward pass sums them with an all-reduce. A parameter of which data ranks store shards
     (`fully_shard`) is returned itself. Raises `ConfigError` if other code has put an ordinary parameter in its place.
     """
-    parameter: Any = module._parameters[name]
+    parameter: Any = module._parameters.get(name)
     site: Site = module.cut_site
     if parameter is not None and not is_distributed(parameter):
         raise ConfigError(
@@ -203,6 +219,44 @@ def used_part(name: str, module: Any) -> Tensor | None:
     if share.is_summed:
         part = copy_to_tensor_parallel(part, site.axis)
     return taken(part, share, site.axis.rank) if share.is_whole and share.spans else part
+
+
+def read_part(name: str, module: Any) -> Tensor | None:
+    """Return `used_part` to code that reads `module.weight`. While the whole module runs, code other than that of the
+    layer which the plan cuts gets a tensor with which it cannot compute.
+    """
+    part, site = used_part(name, module), module.cut_site
+    if name not in site.foreign or not site.entrance.is_running or is_distributed(part):
+        return part
+    return ForeignPart.of(part, f"{site.name}.{name}".removeprefix("."))
+
+
+class ForeignPart(Tensor):
+    """Part of a parameter for code that may only look at its type, device and shape. The code would take the part for
+    the whole parameter.
+    """
+
+    name_in_module: str
+
+    @classmethod
+    def of(cls, part: Tensor, name: str) -> "ForeignPart":
+        """Make an alias of a part."""
+        made = part.as_subclass(cls)
+        made.name_in_module = name
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function that returns no tensor. Raises `ConfigError` if it returns one."""
+        with torch._C.DisableTorchFunctionSubclass():
+            found = func(*args, **(kwargs or {}))
+        if not any(isinstance(each, Tensor) for each in tree_leaves(found)):
+            return found
+        name = next(each.name_in_module for each in tree_leaves((args, kwargs)) if isinstance(each, cls))
+        raise ConfigError(
+            f"`{name}` must be used only by the layer whose rule cuts it, because each rank holds a part, but other "
+            f"code calls `{getattr(func, '__name__', func)}` with it. Call the layer, or give it the style `replicate`."
+        )
 
 
 def taken(whole: Tensor, share: Share, rank: int) -> Tensor:
@@ -230,15 +284,16 @@ def output_columns(module: Any) -> list[list[int]]:
 
 def become_cut(module: nn.Module, site: Site, forward: Forward | None) -> None:
     """Turn a module into one whose parameters are read through properties, with another `forward` or its own."""
-    kind: Any = type(module)
-    module.__class__ = _subclass(kind, forward, tuple(module._parameters))
     module.cut_site = site  # type: ignore[assignment]  # not a module
+    if site.shares or forward is not None:
+        kind: Any = type(module)
+        module.__class__ = _subclass(kind, forward, tuple(module._parameters))
 
 
 @cache
 def _subclass(kind: Any, forward: Forward | None, names: tuple[str, ...]) -> type[nn.Module]:
     """Make the subclass of a module's class. Equal layers have one class, so that code is compiled once for all."""
-    attributes: dict[str, Any] = {name: property(partial(used_part, name)) for name in names}
+    attributes: dict[str, Any] = {name: property(partial(read_part, name)) for name in names}
     attributes["in_uncut_order"] = in_order
     base = next((each for each in (nn.Linear, nn.Embedding) if issubclass(kind, each)), kind)
     if forward is None:
@@ -246,6 +301,16 @@ def _subclass(kind: Any, forward: Forward | None, names: tuple[str, ...]) -> typ
     if forward is columns:
         attributes["uncut_columns"] = output_columns
     if not calls_super(kind):  # the class computes the layer itself, as `resolve` has checked
-        return type(kind.__name__, (kind,), {**attributes, "forward": forward})
-    inner = type(base.__name__, (base,), {"forward": forward})  # what `super().forward` finds
+        return type(kind.__name__, (kind,), {**attributes, "forward": _method(forward, kind)})
+    inner = type(base.__name__, (base,), {"forward": _method(forward, base)})  # what `super().forward` finds
     return type(kind.__name__, (kind, inner), attributes)
+
+
+def _method(forward: Forward, kind: Any) -> Callable[..., Tensor]:
+    """Return a method with the signature of a class's own `forward`, whose only argument may be given by its name."""
+
+    @wraps(kind.forward)
+    def called(layer: Any, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        return forward(layer, *args, *kwargs.values())
+
+    return called

@@ -22,6 +22,7 @@ from crosscut.cutting.finding.rules import Finding
 from crosscut.cutting.finding.search import Search
 from crosscut.cutting.finding.small import SMALL, build_lean, small_copies
 from crosscut.cutting.finding.wires import find_wires, pattern_of
+from crosscut.cutting.looking.states import unchanged, unchanged_random_states
 from crosscut.cutting.plan import Plan
 from crosscut.verification import prove_module
 from crosscut.verification.foreign.cuts import Build
@@ -45,7 +46,11 @@ def plan_cuts(build: Build, tensor: Sequence[int] = (2, 4), *, prove: bool = Tru
     Raises `ConfigError` for a module that cannot be probed, or for which no rule is found, and `TrainingError` with the
     first difference if the plan is not proven.
     """
-    sizes = _require_sizes(tensor)
+    with unchanged_random_states():
+        return _plan_cuts(build, _require_sizes(tensor), prove=prove)
+
+
+def _plan_cuts(build: Build, sizes: tuple[int, ...], *, prove: bool) -> Plan:
     module, inputs, _ = build_lean(build)
     plan = find_plan(module, inputs, sizes)
     if prove:
@@ -63,7 +68,7 @@ def plan_cuts(build: Build, tensor: Sequence[int] = (2, 4), *, prove: bool = Tru
 
 
 def find_plan(module: nn.Module, inputs: Mapping[str, object], tensor: Sequence[int] = (2, 4)) -> Plan:
-    """Find a plan without proof. Converts the module to float64, and leaves it otherwise as it was."""
+    """Find a plan without proof. The module stays unchanged."""
     with _probed(module):
         subject = _called(lambda: find_matrices(module, to_float64(inputs)))
         draws = [draw(subject, seed) for seed in range(NUM_DRAWS)]
@@ -77,23 +82,17 @@ def find_plan(module: nn.Module, inputs: Mapping[str, object], tensor: Sequence[
 
 @contextmanager
 def _probed(module: nn.Module) -> Iterator[None]:
-    """Let a module compute in float64 and without dropout, on one thread, because its tensors are small."""
-    was_training = {each: each.training for each in module.modules()}
-    threads, state = torch.get_num_threads(), torch.get_rng_state()
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers() if buffer.numel()}
+    """Let a module compute in float64 and without dropout, on one thread, because its tensors are small. The gradients
+    of all its parameters are looked at.
+    """
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    module.double().eval()
     try:
-        yield
+        with unchanged(module):
+            module.double().eval().requires_grad_()
+            yield
     finally:
         torch.set_num_threads(threads)
-        torch.set_rng_state(state)
-        for each, mode in was_training.items():
-            each.training = mode
-        with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                if name in buffers:
-                    buffer.copy_(buffers[name])
 
 
 def _called(find: Callable[[], Subject]) -> Subject:

@@ -3,18 +3,21 @@ holds. All mistakes of a plan are found here, before a module changes.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import TypeVar
 
 from torch import Tensor, nn
 
 from crosscut.config import ConfigError, LayoutError
-from crosscut.cutting.attributes import value_of
 from crosscut.cutting.images.rules import kind_of, require_listable, require_listed
-from crosscut.cutting.matrices import is_plain, is_transposed
+from crosscut.cutting.looking.attributes import can_be_set, value_of
+from crosscut.cutting.looking.matrices import is_plain, is_transposed
 from crosscut.cutting.plan import IMAGES, Plan, Rule, Style, expand, numbers_in, with_numbers
 from crosscut.cutting.shares import SUMMED, WHOLE, Share, Span, even_spans, uneven_spans
+
+_T = TypeVar("_T")
 
 Shares = Mapping[str, Share]
 """Shares of a layer's own parameters, by their names in the layer. Parameters that are not named are held whole."""
@@ -42,6 +45,8 @@ class Resolved:
     """Shares of all parameters and of the cut buffers, by their names. A tied parameter has several names."""
     integers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """New values of modules' attributes, by the names of modules and of attributes."""
+    kept: frozenset[str] = frozenset()
+    """Names under which modules keep parameters that the rules of other modules cut."""
 
 
 def resolve(module: nn.Module, plan: Plan, num_ranks: int) -> Resolved:
@@ -51,8 +56,8 @@ def resolve(module: nn.Module, plan: Plan, num_ranks: int) -> Resolved:
     for this number of ranks or the ranks cannot divide a size.
     """
     values = plan.values(num_ranks)
-    names = [name for name, _ in module.named_modules(remove_duplicate=False)]
-    rules = _by_name(plan.rules, names, "rule")
+    names = _first_names(module)
+    rules = _rules(plan, names)
     leads = _regions(rules, names)
     _require_images(module, rules, plan)
     layers = {
@@ -64,30 +69,41 @@ def resolve(module: nn.Module, plan: Plan, num_ranks: int) -> Resolved:
         for key, share in _shares_of(layer, num_ranks).items():
             shares[f"{layer.name}.{key}".removeprefix(".")] = share
     shares |= _of_tables(module, plan, num_ranks, shares)
-    shares = _with_ties(module, shares)
-    _require_same_of_ties(module, shares)
-    return Resolved(num_ranks, layers, shares, _integers(module, values, names))
+    shares, kept = _with_ties(module, shares)
+    return Resolved(num_ranks, layers, shares, _integers(module, values, names), kept)
 
 
-def _by_name(patterns: Mapping[str, Rule], names: Sequence[str], what: str) -> dict[str, Rule]:
-    """Return the rule of each module. Raises `ConfigError` if a pattern matches nothing, or two match one module."""
-    found: dict[str, str] = {}
+def _first_names(module: nn.Module) -> dict[str, str]:
+    """Return the first name of each module, by all of its names."""
+    first = {id(each): name for name, each in module.named_modules()}
+    return {name: first[id(each)] for name, each in module.named_modules(remove_duplicate=False)}
+
+
+def _patterns_of(patterns: Iterable[str], names: Mapping[str, _T], what: str) -> dict[_T, str]:
+    """Return the pattern that matches each thing. `names` maps all names of things to one for each. Raises
+    `ConfigError` if a pattern matches nothing, or two match one thing.
+    """
+    found: dict[_T, str] = {}
     for pattern in patterns:
         for name in expand(pattern, names):
-            if name in found:
+            if (other := found.setdefault(names[name], pattern)) != pattern:
                 raise ConfigError(
-                    f"`{name}` must have one {what} in a plan, but matches `{found[name]}` and `{pattern}`. Remove one."
+                    f"`{name}` must have one {what} in a plan, but matches `{other}` and `{pattern}`. Remove one."
                 )
-            found[name] = pattern
-    return {name: patterns[pattern] for name, pattern in found.items()}
+    return found
 
 
-def _regions(rules: Mapping[str, Rule], names: Sequence[str]) -> dict[str, set[str]]:
+def _rules(plan: Plan, names: Mapping[str, str]) -> dict[str, Rule]:
+    """Return the rules of modules by their first names."""
+    return {name: plan.rules[pattern] for name, pattern in _patterns_of(plan.rules, names, "rule").items()}
+
+
+def _regions(rules: Mapping[str, Rule], names: Mapping[str, str]) -> dict[str, set[str]]:
     """Return the regions of the layers that are cut by columns and by rows: names of layers cut by rows, by names."""
     found: dict[str, set[str]] = {}
     for row, rule in rules.items():
         for pattern in rule.columns:
-            for column in expand(with_numbers(pattern, numbers_in(row)), names):
+            for column in (names[name] for name in expand(with_numbers(pattern, numbers_in(row)), names)):
                 if column not in rules:
                     raise ConfigError(
                         f"`columns` of `{row}` must name layers that have a rule, but `{column}` has none. Add a rule, "
@@ -260,18 +276,17 @@ def _of_tables(module: nn.Module, plan: Plan, num_ranks: int, taken: Shares) -> 
     """Return the shares of the parameters and buffers that the plan cuts by themselves."""
     tensors = _tensors(module)
     found: dict[str, Share] = {}
-    for pattern, table in plan.tables.items():
-        for name in expand(pattern, tensors):
-            shape = tensors[name].shape
-            if name in taken:
-                raise ConfigError(f"`{name}` must be cut once, but has a rule and is a table. Remove one of the two.")
-            if not -len(shape) <= table.dimension < len(shape):
-                raise ConfigError(
-                    f"`tables.{pattern}.dimension` must be a dimension of `{name}`, whose shape is {tuple(shape)}, but "
-                    f"is {table.dimension}. Correct the plan."
-                )
-            dim = table.dimension % len(shape)
-            found[name] = Share.cut(dim, even_spans(name, [shape[dim]], 0, num_ranks))
+    for name, pattern in _patterns_of(plan.tables, {name: name for name in tensors}, "table").items():
+        table, shape = plan.tables[pattern], tensors[name].shape
+        if name in taken:
+            raise ConfigError(f"`{name}` must be cut once, but has a rule and is a table. Remove one of the two.")
+        if not -len(shape) <= table.dimension < len(shape):
+            raise ConfigError(
+                f"`tables.{pattern}.dimension` must be a dimension of `{name}`, whose shape is {tuple(shape)}, but "
+                f"is {table.dimension}. Correct the plan."
+            )
+        dim = table.dimension % len(shape)
+        found[name] = Share.cut(dim, even_spans(name, [shape[dim]], 0, num_ranks))
     return found
 
 
@@ -283,53 +298,63 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return dict(pairs)
 
 
-def _with_ties(module: nn.Module, shares: Shares) -> dict[str, Share]:
-    """Return the shares of all parameters. A parameter that a rule cuts may have other names: that of the same layer
-    under another name, or that of a module which only keeps it, such as a head's bias. Other layers need rules.
+def _with_ties(module: nn.Module, shares: Shares) -> tuple[dict[str, Share], frozenset[str]]:
+    """Return the shares of all parameters and of the cut buffers, and the names of parameters that modules only keep.
+
+    A tensor that the plan cuts may have other names: that of the same module under another name, or that of a module
+    which only keeps a parameter, such as a head's bias. Other layers need rules, and other buffers lines of their own.
     """
-    named = [(name, module.get_submodule(name.rpartition(".")[0]), each) for name, each in _named(module)]
-    of_layers = {(owner, name.rpartition(".")[2]): shares[name] for name, owner, _ in named if name in shares}
-    of_values = {id(each): shares[name] for name, _, each in named if name in shares}
-    return {
-        name: of_layers.get((owner, name.rpartition(".")[2]), WHOLE)
-        if _is_layer(owner)
-        else of_values.get(id(each), WHOLE)
-        for name, owner, each in named
-    } | dict(shares)
+    named = [(name, module.get_submodule(name.rpartition(".")[0]), each) for name, each in _tensors(module).items()]
+    of_modules = {(owner, name.rpartition(".")[2]): shares[name] for name, owner, _ in named if name in shares}
+    of_parameters = {id(each): shares[name] for name, _, each in named if name in shares and _is_parameter(each)}
+    found, kept = dict(shares), list[str]()
+    for name, owner, each in named:
+        share = of_modules.get((owner, name.rpartition(".")[2]))
+        if share is None and id(each) in of_parameters and not _is_layer(owner):
+            share = of_parameters[id(each)]
+            kept.append(name)
+        found[name] = share or WHOLE
+    _require_same_of_ties(named, found)
+    cut = {name: found[name] for name, _, each in named if _is_parameter(each) or not found[name].is_whole}
+    return cut, frozenset(kept)
 
 
-def _named(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return module.named_parameters(remove_duplicate=False)
+def _is_parameter(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter)
 
 
 def _is_layer(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear | nn.Embedding) or is_transposed(module)
 
 
-def _require_same_of_ties(module: nn.Module, shares: Shares) -> None:
-    """Raise `ConfigError` if a parameter that has several names is cut in several ways."""
+def _require_same_of_ties(named: Iterable[tuple[str, nn.Module, Tensor]], shares: Shares) -> None:
+    """Raise `ConfigError` if a tensor that has several names is cut in several ways."""
     first: dict[int, str] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        other = first.setdefault(id(parameter), name)
+    for name, _, tensor in named:
+        other = first.setdefault(id(tensor), name)
         if shares[other] != shares[name]:
+            kind = "parameter" if _is_parameter(tensor) else "buffer"
             raise ConfigError(
-                f"`{name}` must be cut like `{other}`, because both are the same parameter, but is cut in another way. "
-                "Give both modules rules that cut the parameter alike, or none."
+                f"`{name}` must be cut like `{other}`, because both are the same {kind}, but is cut in another way. "
+                f"Give both modules rules or tables that cut the {kind} alike, or none."
             )
 
 
 def _integers(
-    module: nn.Module, values: Mapping[str, Mapping[str, int]], names: Sequence[str]
+    module: nn.Module, values: Mapping[str, Mapping[str, int]], names: Mapping[str, str]
 ) -> dict[str, dict[str, int]]:
+    """Return the new values of attributes by the first names of modules."""
+    keys = {key for attributes in values.values() for key in attributes}
     found: dict[str, dict[str, int]] = {}
-    for pattern, attributes in values.items():
-        for name in expand(pattern, names):
-            for key, value in attributes.items():
-                before = value_of(module.get_submodule(name), key)
-                if type(before) is not int:
-                    raise ConfigError(
-                        f"`{key}` of `{name}` must be a whole number that the plan divides, but is {before!r}. Correct "
-                        "or remove the line."
-                    )
-                found.setdefault(name, {})[key] = value
+    for key in sorted(keys):
+        patterns = [pattern for pattern, attributes in values.items() if key in attributes]
+        for name, pattern in _patterns_of(patterns, names, f"value of `{key}`").items():
+            own, value = module.get_submodule(name), values[pattern][key]
+            if type(before := value_of(own, key)) is not int or not can_be_set(own, key, value):
+                told = f"is a property that computes {before}" if type(before) is int else f"is {before!r}"
+                raise ConfigError(
+                    f"`{key}` of `{name}` must be a whole number that the plan divides, but {told}. Correct or remove "
+                    "the line."
+                )
+            found.setdefault(name, {})[key] = value
     return found

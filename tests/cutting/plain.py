@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crosscut.cutting import Plan, Rule, Style, Table, cut
+from crosscut.cutting.layers import used_part
 from crosscut.parallel import ParallelMesh, reduce_from_tensor_parallel
 
 WIDTH, HEAD, HEADS, KEY_HEADS, VOCAB, INNER = 8, 2, 4, 2, 13, 16
@@ -231,12 +232,14 @@ def cut_and_break(module: Any, mesh: ParallelMesh, *, fault: Callable[[Any, Para
 
 def bias_of_every_rank(module: Any, _mesh: ParallelMesh) -> None:
     layer = module.blocks[3].attention.o
-    layer.forward = lambda x: reduce_from_tensor_parallel(F.linear(x, layer.weight, layer.bias), layer.cut_site.axis)
+    layer.forward = lambda x: reduce_from_tensor_parallel(
+        F.linear(x, used_part("weight", layer), layer.bias), layer.cut_site.axis
+    )
 
 
 def no_entrance(module: Any, _mesh: ParallelMesh) -> None:
     layer = module.blocks[1].mlp.gate_up
-    layer.forward = lambda x: F.linear(x, layer.weight, layer.bias)
+    layer.forward = lambda x: F.linear(x, used_part("weight", layer), used_part("bias", layer))
 
 
 def one_entrance_for_two_inputs(module: Any, _mesh: ParallelMesh) -> None:

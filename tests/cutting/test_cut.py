@@ -14,13 +14,15 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 
 from crosscut.config import CheckpointError, ConfigError, Layout
 from crosscut.cutting import Plan, Rule, Style, costs_of, cut, gathered_state_dict, print_plan
+from crosscut.cutting.probe import find_plan
 from crosscut.cutting.shares import WHOLE
 from crosscut.cutting.sources import Source
-from crosscut.parallel import CollectiveRecorder, enter_tensor_parallel, make_mesh, vocab_parallel_cross_entropy
+from crosscut.parallel import CollectiveRecorder, Sent, enter_tensor_parallel, make_mesh, vocab_parallel_cross_entropy
 from crosscut.parallel.collectives import gather_from_all
 from crosscut.verification.foreign.cuts import ForeignCut
 from tests.cutting import plain
@@ -233,7 +235,160 @@ def used_in_other_ways() -> None:
         module(x)
 
 
-@pytest.mark.parametrize("job", [sent_as_planned, logits_stay_cut, drawn_alike, used_in_other_ways])
+class Pair(nn.Module):
+    """Two layers with dropout between, which are called by keyword, and a table whose weight other code may use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.drop, self.head = nn.Embedding(6, 4), nn.Dropout(0.5), nn.Linear(4, 6, bias=False)
+        self.up, self.norm, self.down = nn.Linear(4, 64), nn.LayerNorm(1), nn.Linear(64, 4)
+        self.recomputes, self.foreign = False, ""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(input=ids)
+        y = checkpoint(self.half, x, use_reentrant=False) if self.recomputes else self.half(x)
+        x = self.drop(x + self.down(input=y))
+        match self.foreign:
+            case "embed.weight":
+                return x @ self.embed.weight.T
+            case "head.weight":
+                return self.head.multiplied(x)  # type: ignore[operator]
+        assert self.down.weight.dtype is x.dtype
+        assert self.down.weight.device == x.device
+        return x
+
+    def half(self, x: Tensor) -> Tensor:
+        y = self.up(input=x).unsqueeze(-1)
+        if self.foreign == "norm.weight":
+            y = F.layer_norm(y, (1,), self.norm.weight, self.norm.bias)
+        return self.drop(y.squeeze(-1) + 0 * self.norm(y).squeeze(-1))
+
+
+class Keeps(nn.Module):
+    """Head that multiplies by the weight of another module."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def multiplied(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T
+
+
+PAIR = Plan(
+    tensor=(2,),
+    rules={
+        "embed": Rule(style=Style.EMBEDDING_ROWWISE),
+        "up": Rule(style=Style.COLWISE),
+        "norm": Rule(style=Style.REPLICATED_WITH_GRAD_ALLREDUCE),
+        "down": Rule(style=Style.ROWWISE, columns=("up",)),
+    },
+)
+IDS = {"ids": torch.tensor([[0, 5, 2]])}
+
+
+def pair(**attributes: Any) -> Any:
+    torch.manual_seed(0)
+    module: Any = Pair().double()
+    for name, value in attributes.items():
+        setattr(module, name, value)
+    if module.foreign == "head.weight":
+        module.head = Keeps(module.embed.weight)
+    return module
+
+
+def layers_are_called_by_keyword() -> None:
+    """On a rank: layers get their input by its name, and are cut, counted and found."""
+    mesh, uncut = make_mesh(Layout(tensor=2), CPU), pair().eval()
+    cost = costs_of(uncut, IDS, PAIR)[0]
+    module = cut(pair().eval(), mesh, PAIR)
+    with CollectiveRecorder(mesh) as recorder:
+        torch.testing.assert_close(module(**IDS), uncut(**IDS))
+    assert Counter(recorder.sent) == cost.forward
+    assert find_plan(uncut, IDS, (2,)).rules["down"].style is Style.ROWWISE
+
+
+def reads_of_others_are_counted() -> None:
+    """On a rank: a parameter that a parent reads has its gradient summed, too."""
+    mesh, module = make_mesh(Layout(tensor=2), CPU), pair(foreign="norm.weight").eval()
+    cost = costs_of(module, IDS, PAIR)[0]
+    found = cut(module, mesh, PAIR)(**IDS)
+    with CollectiveRecorder(mesh) as recorder:
+        found.sum().backward()
+    assert Counter(recorder.sent) == cost.backward
+    assert cost.backward[Sent("all_reduce", "tensor", 1)] == 4
+
+
+def others_cannot_compute_with_parts() -> None:
+    """On a rank: code that is not the layer's own gets an error instead of a part of its weight."""
+    mesh = make_mesh(Layout(tensor=2), CPU)
+    for name in ("embed.weight", "head.weight"):
+        module = cut(pair(foreign=name), mesh, PAIR)
+        with pytest.raises(ConfigError, match=f"`{name}` must be used only by the layer whose rule cuts it"):
+            module(**IDS)
+    assert type(module.embed.weight) is Tensor  # outside of the module's forward pass
+
+
+def streams_follow_what_drops() -> None:
+    """On a rank: dropout that begins after the cut, or drops alone, draws in two streams. So does a recomputation of
+    the first half of a region, and the passes after it.
+    """
+    mesh = make_mesh(Layout(tensor=2), CPU)
+    seen: list[Tensor] = []
+
+    def passes(module: Any) -> list[Tensor]:
+        seen.clear()
+        torch.manual_seed(3)
+        for _ in range(2):
+            module(**IDS).square().sum().backward()
+        return [each.ne(0).to(torch.uint8) for each in seen]
+
+    usual, alone, recomputed = (cut(pair(recomputes=n == 2), mesh, PAIR) for n in range(3))
+    without = pair()
+    without.drop.p = 0
+    raised = cut(without, mesh, PAIR)
+    raised.drop.p = 0.5
+    alone.eval().drop.train()
+    for module in (usual, raised, alone, recomputed):
+        module.drop.register_forward_hook(lambda _, __, y: seen.append(y.detach()))
+    drawn = passes(usual)
+    for mine, is_inside in zip(drawn, (True, False, True, False), strict=True):
+        one, other = gather_from_all(mine)
+        assert torch.equal(one, other) is not is_inside
+    assert not torch.equal(drawn[0], drawn[2])
+    assert all(map(torch.equal, passes(raised), drawn))
+    assert all(map(torch.equal, passes(alone), drawn))
+    assert all(map(torch.equal, passes(recomputed), drawn))
+    one, other = (module.up._parameters["weight"].grad.full_tensor() for module in (usual, recomputed))
+    torch.testing.assert_close(one, other)
+
+
+def wrapped_modules_have_plain_names() -> None:
+    """On a rank: modules that were wrapped after the cut are gathered under the names that they had before."""
+    mesh = make_mesh(Layout(tensor=2), CPU)
+    want, module = net()[0].state_dict(), cut(net()[0], mesh, plain.PLAN)
+    module.blocks[0].mlp = checkpoint_wrapper(module.blocks[0].mlp)
+    module.blocks[1] = torch.compile(module.blocks[1], backend="eager")
+    for each in (module, torch.compile(module, backend="eager"), checkpoint_wrapper(module)):
+        found = gathered_state_dict(each)
+        assert [*found] == ([*want] if mesh.is_first_rank else [])
+        assert all(torch.equal(tensor, want[name]) for name, tensor in found.items())
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        sent_as_planned,
+        logits_stay_cut,
+        drawn_alike,
+        used_in_other_ways,
+        layers_are_called_by_keyword,
+        reads_of_others_are_counted,
+        others_cannot_compute_with_parts,
+        streams_follow_what_drops,
+        wrapped_modules_have_plain_names,
+    ],
+)
 def test_on_two_ranks(ranks: RankPool, job: Callable[[], None]) -> None:
     ranks.run(2, job)
 

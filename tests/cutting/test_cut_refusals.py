@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -133,6 +133,63 @@ def test_a_module_without_values_needs_a_loader(mesh: ParallelMesh) -> None:
     with pytest.raises(ConfigError, match=r"`weight` must have values, but is on the device meta. Give `load`"):
         cut(module, mesh, NOTHING)
     assert type(module) is nn.Linear
+
+
+class Properties(nn.Module):
+    """Integers that are computed, with a config that refuses changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.config = nn.Linear(4, 8), NamedTuple("Config", [("heads", int)])(4)
+
+    @property
+    def heads(self) -> int:
+        return 4
+
+
+@pytest.mark.parametrize("attribute", ["heads", "config.heads"])
+def test_integers_that_cannot_be_set_are_refused(attribute: str) -> None:
+    wrong = Plan(tensor=(2,), rules={"layer": COLWISE}, integers={"": {attribute: (2,)}})
+    with pytest.raises(ConfigError, match=f"`{attribute}` of `` must be a whole number .* is a property that computes"):
+        resolve(Properties(), wrong, 2)
+
+
+class Two(nn.Module):
+    """Two modules of one class, which may share things."""
+
+    def __init__(self, one: nn.Module, other: nn.Module) -> None:
+        super().__init__()
+        self.parts, self.heads = nn.ModuleList([one, other]), 4
+
+
+def test_two_patterns_for_one_table_or_integer_are_refused() -> None:
+    module = Two(plain.Grouped(), plain.Grouped())
+    tables = {f"parts.{at}.slopes": Table(dimension=0) for at in ("*", "0")}
+    with pytest.raises(ConfigError, match=r"`parts\.0\.slopes` must have one table in a plan, but matches `parts\.\*"):
+        resolve(module, Plan(tensor=(2,), rules={}, tables=tables), 2)
+    integers = {f"parts.{at}": {"num_heads": (2,)} for at in ("1", "*")}
+    with pytest.raises(ConfigError, match=r"`parts\.1` must have one value of `num_heads` in a plan, but matches"):
+        resolve(Two(plain.Fused(), plain.Fused()), Plan(tensor=(2,), rules={}, integers=integers), 2)
+    different = {"parts.*": {"num_heads": (2,)}, "parts.0": {"split_size": (4,)}}
+    resolved = resolve(Two(plain.Fused(), plain.Fused()), Plan(tensor=(2,), rules={}, integers=different), 2)
+    assert resolved.integers == {"parts.0": {"num_heads": 2, "split_size": 4}, "parts.1": {"num_heads": 2}}
+
+
+def test_a_buffer_that_two_modules_share_is_cut_in_both_or_in_none() -> None:
+    module = Two(plain.Grouped(), plain.Grouped())
+    module.parts[1].slopes = module.parts[0].slopes
+    with pytest.raises(ConfigError, match=r"`parts\.1\.slopes` must be cut like .* the same buffer"):
+        resolve(module, Plan(tensor=(2,), rules={}, tables={"parts.0.slopes": Table(dimension=0)}), 2)
+    both = Plan(tensor=(2,), rules={}, tables={"parts.*.slopes": Table(dimension=0)})
+    assert not resolve(module, both, 2).shares["parts.1.slopes"].is_whole
+
+
+def test_a_module_with_two_names_has_one_rule() -> None:
+    layer = nn.Linear(4, 4)
+    module = nn.Sequential(layer, layer)
+    with pytest.raises(ConfigError, match="`1` must have one rule in a plan, but matches `0` and `1`"):
+        resolve(module, Plan(tensor=(2,), rules={"0": COLWISE, "1": Rule(style=Style.REPLICATE)}), 2)
+    assert [*resolve(module, Plan(tensor=(2,), rules={"1": COLWISE}), 2).layers] == ["0"]
 
 
 def test_uncut_logits_need_one_head(mesh: ParallelMesh) -> None:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from crosscut.cutting.attributes import value_of
 from crosscut.cutting.finding.playback import Call, Draw
 from crosscut.cutting.finding.reads import Read, Reads
 from crosscut.cutting.finding.wires import Group, Wires, pattern_of
+from crosscut.cutting.looking.attributes import can_be_set, value_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,9 @@ class Candidates:
         """Return the integers that can be divided, each with those of equal modules."""
         found: dict[Read, dict[Read, int]] = {}
         for read, value in self.reads.integers.items():
-            if value % min(sizes) == 0 and not any(read in held for held in found.values()):
+            if value % min(sizes) or any(read in held for held in found.values()):
+                continue
+            if can_be_set(self.module.get_submodule(read.module), read.attribute, value // min(sizes)):
                 found[read] = dict.fromkeys(self._of_equal_modules(read), value)
         return found
 

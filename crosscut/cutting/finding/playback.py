@@ -4,7 +4,6 @@ Between two linear layers, a module computes with values that no weight has touc
 takes random ones. A large module costs little, since nothing is multiplied by its matrices.
 """
 
-import copy
 import linecache
 import traceback
 from collections import Counter
@@ -17,9 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
-from crosscut.cutting.matrices import Matrix, may_be_matrix, recognise
+from crosscut.cutting.looking.matrices import Matrix, may_be_matrix, recognise, stand_in
+from crosscut.cutting.looking.states import State, copied, results_of
 from crosscut.verification.foreign.wide import in_float64
 
 _NOISE = 0.2
@@ -62,8 +62,7 @@ class Run:
     @property
     def results(self) -> list[Tensor]:
         """Tensors of floating point that the module returned."""
-        leaves = [self.output, *vars(self.output).values()] if hasattr(self.output, "__dict__") else [self.output]
-        return [each for each in tree_leaves(leaves) if isinstance(each, Tensor) and each.is_floating_point()]
+        return results_of(self.output)
 
 
 Reply = Callable[[Call], Tensor]
@@ -85,6 +84,8 @@ class Subject:
     """Shapes of the outputs of all calls."""
     not_matrices: set[str] = field(default_factory=set)
     """Modules that hold a matrix, but do not multiply by it or look its rows up when they are called."""
+    state: State = field(init=False)
+    """State in which every run begins."""
 
     def play(self, reply: Reply, *, inputs: Mapping[str, object], stop: set[Call] | None = None) -> Run:
         """Run the module. Stops when all calls of `stop` have been seen. An error ends the run, and is told in it."""
@@ -95,37 +96,34 @@ class Subject:
             counts[matrix.name] += 1
             run.calls.append(call)
             if not matrix.is_embedding:
-                run.inputs[call] = args[0].clone() if args else next(iter(kwargs.values())).clone()
+                (x,) = (*args, *kwargs.values())
+                run.inputs[call] = x.clone()
             awaited.discard(call)
             if stop and not awaited:
                 raise _Stop
             return reply(call)
 
-        with _replaced({name: partial(forward, matrix) for name, matrix in self.matrices.items()}, self.module):
-            try:
-                with in_float64():
-                    run.output = self.module(**_fresh(inputs))
-            except _Stop:
-                pass
-            except Exception as error:  # whatever the module raises on values that do not fit is an answer
-                run.failure = _failure(error)
+        try:
+            forwards = {name: partial(forward, matrix) for name, matrix in self.matrices.items()}
+            run.output = _run(self.module, inputs, forwards, self.state)
+        except _Stop:
+            pass
+        except Exception as error:  # whatever the module raises on values that do not fit is an answer
+            run.failure = _failure(error)
         return run
 
 
-@contextmanager
-def _replaced(forwards: Mapping[str, Callable[..., object]], module: nn.Module) -> Iterator[None]:
-    """Let modules run other functions."""
-    for name, function in forwards.items():
-        vars(module.get_submodule(name))["forward"] = function
+def _run(
+    module: nn.Module, inputs: Mapping[str, object], forwards: Mapping[str, Callable[..., object]], state: State
+) -> Any:
+    """Run a module on copies of its inputs, some of its modules with other functions. Then bring its state back."""
     try:
-        yield
+        for name, function in forwards.items():
+            vars(module.get_submodule(name))["forward"] = function
+        with in_float64():
+            return module(**copied(inputs))
     finally:
-        for name in forwards:
-            del vars(module.get_submodule(name))["forward"]
-
-
-def _fresh(inputs: Mapping[str, object]) -> dict[str, Any]:
-    return copy.deepcopy(dict(inputs))
+        state.restore()
 
 
 def _failure(error: Exception) -> Failure:
@@ -158,7 +156,9 @@ def find_matrices(module: nn.Module, inputs: Mapping[str, object]) -> Subject:
                 return original(*args, **kwargs)
             subject.matrices[name] = Matrix(name, held, *traits)
         matrix = subject.matrices[name]
-        shape = _embedded_shape(matrix, original, args, kwargs) if matrix.is_embedding else matrix.output_shape(args)
+        shape = matrix.output_shape(*args, *kwargs.values())
+        if matrix.is_embedding:
+            shape = _embedded_shape(matrix, original, args, kwargs)
         subject.shapes[Call(name, counts[name])] = torch.Size(shape)
         counts[name] += 1
         return torch.randn(shape, dtype=torch.float64, generator=drawn)
@@ -168,8 +168,11 @@ def find_matrices(module: nn.Module, inputs: Mapping[str, object]) -> Subject:
         if name not in candidates:
             materialize(each)
     forwards = {name: partial(forward, name, each, each.forward) for name, each in candidates.items()}
-    with _replaced(forwards, module), torch.no_grad(), in_float64():
-        module(**_fresh(inputs))
+    with torch.no_grad():
+        _run(module, inputs, forwards, State(module))
+    for name in subject.not_matrices:
+        materialize(module.get_submodule(name))
+    subject.state = State(module)
     return subject
 
 
@@ -185,12 +188,8 @@ def _embedded_shape(
     matrix: Matrix, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]
 ) -> torch.Size:
     """Return the shape of an embedding's output: its own forward may take other things than ids."""
-    kept = matrix.module._parameters["weight"]
-    matrix.module._parameters["weight"] = nn.Parameter(torch.zeros(1, 1).double().expand(matrix.weight.shape), False)
-    try:
+    with stand_in(matrix.module, torch.zeros(1, 1).double().expand(matrix.weight.shape)):
         return torch.Size(forward(*args, **kwargs).shape)
-    finally:
-        matrix.module._parameters["weight"] = kept
 
 
 @dataclass

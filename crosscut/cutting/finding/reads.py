@@ -7,14 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from crosscut.cutting.attributes import set_value
+from crosscut.cutting.looking.attributes import set_value
 
 _IS_OF_PYTHON = 1 << 9
 """Flag of classes that are made by Python code, whose objects can change their class."""
 _PLAIN = (nn.Module, Tensor, type, torch.dtype, torch.device)
-
-
-_ABSENT = object()
 
 
 class Read(NamedTuple):
@@ -64,7 +61,8 @@ class Reads:
         if type(value) is int and value > 1:
             self.integers[read] = value
         elif isinstance(value, Tensor) and isinstance(held, nn.Module):
-            self.tensors[read] = value
+            if name in held._parameters or name in held._buffers:
+                self.tensors[read] = value
         elif not at.attribute and _is_record(value):
             self._holder[id(value)] = read
 
@@ -104,19 +102,16 @@ def changed(module: nn.Module, integers: Mapping[Read, int], tensors: Mapping[Re
     with ExitStack() as stack:
         for (name, attribute), value in integers.items():
             held = module.get_submodule(name)
-            first = attribute.partition(".")[0]
-            stack.callback(_restore, vars(held), first, vars(held).get(first, _ABSENT))
+            stack.callback(_restore, held, dict(vars(held)))
             set_value(held, attribute, value)
         for (name, attribute), tensor in tensors.items():
             stack.enter_context(_tensor(module.get_submodule(name), attribute, tensor))
         yield
 
 
-def _restore(values: dict[str, Any], name: str, value: object) -> None:
-    if value is _ABSENT:  # an attribute of the class
-        values.pop(name, None)
-    else:
-        values[name] = value
+def _restore(held: nn.Module, attributes: Mapping[str, object]) -> None:
+    vars(held).clear()
+    vars(held).update(attributes)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from crosscut.cutting.finding.playback import Subject
 from crosscut.cutting.finding.reads import Read
 from crosscut.cutting.finding.search import Cut, Failed, Search, is_same
 from crosscut.cutting.finding.wires import Group, Wires, find_groups, pattern_of
-from crosscut.cutting.matrices import Matrix, may_be_matrix, stand_in
+from crosscut.cutting.looking.matrices import Matrix, may_be_matrix, stand_in
 from crosscut.cutting.plan import Plan, Rule, Style, Table
 
 LARGE = 0.01

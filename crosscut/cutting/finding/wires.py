@@ -87,9 +87,6 @@ def find_wires(draw: Draw) -> Wires:
 
     wires, names = Wires(), {each: name for name, each in draw.subject.module.named_parameters()}
     parameters = list(names)
-    frozen = [each for each in parameters if not each.requires_grad]
-    for each in frozen:
-        each.requires_grad_()
     with torch.enable_grad():
         run = draw.play(reply)
     ends: list[tuple[Call | None, Tensor]] = [*run.inputs.items(), *((None, each) for each in run.results)]
@@ -106,8 +103,6 @@ def find_wires(draw: Draw) -> Wires:
         for parameter, gradient in zip(parameters, found[len(calls) :], strict=True):
             if gradient is not None:
                 wires.parameters.setdefault(names[parameter], set()).add(end)
-    for each in frozen:
-        each.requires_grad_(False)
     return wires
 
 

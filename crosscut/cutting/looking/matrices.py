@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from crosscut.cutting.looking.states import unchanged
+
 _EXACT = 1e-9
 
 
@@ -41,9 +43,9 @@ class Matrix:
         """Size of the last dimension of a linear layer's inputs, or number of rows of an embedding."""
         return self.weight.shape[1 - self.output_dim]
 
-    def output_shape(self, args: tuple[Any, ...]) -> tuple[int, ...]:
-        """Shape of a linear layer's output."""
-        return (*args[0].shape[:-1], self.num_outputs)
+    def output_shape(self, x: Tensor, *_: object) -> tuple[int, ...]:
+        """Shape of a linear layer's output for an input."""
+        return (*x.shape[:-1], self.num_outputs)
 
 
 def is_transposed(module: nn.Module) -> bool:
@@ -74,7 +76,8 @@ def recognise(
     if isinstance(module, nn.Embedding):
         matrix = Matrix(name, module, is_embedding=True, output_dim=1)
         return matrix if _looks_up_rows(matrix, lambda: forward(*args, **kwargs)) else None
-    x = args[0] if len(args) == 1 and not kwargs else None
+    values = (*args, *kwargs.values())
+    x = values[0] if len(values) == 1 else None
     if not isinstance(module, nn.Linear) and not is_transposed(module):
         return None
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() == 0:
@@ -153,12 +156,8 @@ class _LookUps(TorchFunctionMode):
 @contextmanager
 def stand_in(module: nn.Module, weight: Tensor, bias: Tensor | None = None) -> Iterator[None]:
     """Give a module another weight and bias until the end of the context."""
-    kept = dict(module._parameters)
-    module._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        module._parameters["bias"] = nn.Parameter(bias, requires_grad=False)
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        module._parameters.update(kept)
+    with unchanged(module), torch.no_grad():
+        module._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
+        if bias is not None:
+            module._parameters["bias"] = nn.Parameter(bias, requires_grad=False)
+        yield

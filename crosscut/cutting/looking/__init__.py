@@ -1,0 +1,1 @@
+"""Looks at a plain module without changing it."""

@@ -1,0 +1,153 @@
+"""State of a module, and of the random generators: kept, and brought back.
+
+Two rules have their home here. Looking at a module changes nothing: a forward pass may change counters, caches,
+statistics of batch norm and random states. And an error changes nothing: a module is cut, or it is as it was.
+"""
+
+import copy
+import enum
+import random
+import types
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, MutableSet
+from contextlib import contextmanager
+from functools import partial
+from operator import is_
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+_Undo = Callable[[], None]
+
+_SHARED = (type, types.ModuleType, types.FunctionType, enum.Enum)
+"""Kinds of objects that are no part of a module's state, because others share them."""
+_VALUES = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device)
+"""Kinds of objects that never change."""
+
+
+class State:
+    """Present state of the random generators and, unless it is None, of a module: classes, attributes, the contents of
+    objects and containers that attributes hold, hooks, tensors, and their `.data`, `.grad` and `requires_grad`.
+
+    Values of parameters are not copied, because they are large: code that writes into them does change them.
+    """
+
+    def __init__(self, module: nn.Module | None) -> None:
+        self._undo, seen, todo = _undo_of_random_states(), set[int](), list[Any]([module])
+        while todo:
+            held = todo.pop()
+            kind = type(held)
+            if kind in _VALUES or id(held) in seen or isinstance(held, _SHARED):
+                continue
+            seen.add(id(held))
+            if issubclass(kind, MutableMapping):
+                keys, values = tuple(held), tuple(held.values())
+                self._undo.append(partial(_refill_mapping, held, keys, values))
+                todo += values
+            elif issubclass(kind, MutableSequence | MutableSet | tuple):
+                items = tuple(held)
+                self._undo.append(partial(_refill, held, items))
+                todo += items
+            elif issubclass(kind, Tensor) and held.layout is torch.strided and not held.is_inference():
+                self._undo.append(_undo_of_tensor(held))
+            elif kind is torch.Generator:
+                self._undo.append(partial(held.set_state, held.get_state()))
+            elif hasattr(held, "__dict__"):
+                self._undo.append(partial(_give_class, held, kind))
+                todo.append(vars(held))
+
+    def restore(self) -> None:
+        """Bring the state back."""
+        for undo in self._undo:
+            undo()
+
+
+@contextmanager
+def unchanged(module: nn.Module, *, by_errors: bool = False) -> Iterator[None]:
+    """Context after which a module and the random generators have the `State` that they had before. With `by_errors`,
+    only if the context ends with an error.
+    """
+    state = State(module)
+    try:
+        yield
+    except BaseException:
+        state.restore()
+        raise
+    if not by_errors:
+        state.restore()
+
+
+@contextmanager
+def unchanged_random_states() -> Iterator[None]:
+    """Context after which the random generators have the states that they had before."""
+    state = State(None)
+    try:
+        yield
+    finally:
+        state.restore()
+
+
+def copied(inputs: Mapping[str, object]) -> dict[str, Any]:
+    """Return copies of a module's keyword inputs, into which the module may write."""
+    tensors = [each for each in tree_leaves(dict(inputs)) if isinstance(each, Tensor)]
+    copies: dict[int, Any] = {id(each): each.detach().clone().requires_grad_(each.requires_grad) for each in tensors}
+    return copy.deepcopy(dict(inputs), copies)
+
+
+def results_of(output: object) -> list[Tensor]:
+    """Return the tensors of floating point that a module has returned, also as attributes of an object."""
+    leaves = [output, *vars(output).values()] if hasattr(output, "__dict__") else [output]
+    return [each for each in tree_leaves(leaves) if isinstance(each, Tensor) and each.is_floating_point()]
+
+
+def _undo_of_random_states() -> list[_Undo]:
+    found: list[_Undo] = [
+        partial(torch.set_rng_state, torch.get_rng_state()),
+        partial(random.setstate, random.getstate()),
+        partial(np.random.set_state, np.random.get_state()),
+    ]
+    if torch.cuda.is_initialized():
+        found.append(partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    return found
+
+
+def _undo_of_tensor(tensor: Tensor) -> _Undo:
+    data, needs_grad = tensor.data, tensor.requires_grad
+    value = None if isinstance(tensor, nn.Parameter) else data.clone()
+    grad = tensor.grad if tensor.is_leaf else None
+
+    def undo() -> None:
+        if (tensor.dtype, tensor.shape, tensor.data_ptr()) != (data.dtype, data.shape, data.data_ptr()):
+            tensor.data = data
+        if value is not None:
+            data.copy_(value)  # always, because statistics of batch norm change without a new version
+        if tensor.is_leaf:
+            tensor.requires_grad_(needs_grad)
+            tensor.grad = grad
+
+    return undo
+
+
+def _refill_mapping(held: Any, keys: tuple[Any, ...], values: tuple[Any, ...]) -> None:
+    """Give a mapping its items again, if it has others."""
+    if len(held) != len(keys) or not all(map(is_, held, keys)) or not all(map(is_, held.values(), values)):
+        held.clear()
+        held.update(zip(keys, values, strict=True))
+
+
+def _refill(held: Any, items: tuple[Any, ...]) -> None:
+    """Give a sequence or a set its items again, if it has others."""
+    if len(held) == len(items) and all(map(is_, held, items)):
+        return
+    held.clear()
+    if isinstance(held, MutableSequence):
+        held.extend(items)
+    else:
+        held |= {*items}
+
+
+def _give_class(held: Any, kind: type) -> None:
+    if type(held) is not kind:
+        object.__setattr__(held, "__class__", kind)

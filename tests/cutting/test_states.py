@@ -1,0 +1,100 @@
+"""Looking at a module changes nothing, and an error while it is cut changes nothing."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from crosscut.config import ConfigError
+from crosscut.cutting import Plan, Rule, Style, costs_of, cut, plan_cuts
+from crosscut.launch import process_group
+from crosscut.parallel import ParallelMesh, make_lone_mesh
+from tests.cutting import modules, plain
+from tests.verification.runs import CPU
+
+
+class Remembers(modules.Mlp):
+    """Counts its calls, keeps results, keeps statistics, draws, and writes into its input."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(nn.BatchNorm1d(modules.INNER), nn.Dropout(0.5)))
+        self.calls, self.seen, self.cache, self.last = 0, [0], {"lengths": {3}}, torch.zeros(2)
+        self.register_buffer("total", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen.append(self.calls)
+        self.cache["lengths"].add(len(x))
+        self.last += 1
+        self.total = self.total + 1
+        np.random.rand(random.randint(1, 3))
+        x.add_(1)
+        return super().forward(x)
+
+
+def state_of(module: Any, x: Tensor) -> list[Any]:
+    tensors = [each.clone() for each in (x, module.last, *module.parameters(), *module.buffers())]
+    classes = [(type(each), each.training, [*vars(each)], [*each._forward_hooks]) for each in module.modules()]
+    other = (module.calls, [*module.seen], {*module.cache["lengths"]}, [each.dtype for each in tensors], classes)
+    return [*tensors, torch.get_rng_state(), other, random.getstate(), np.random.get_state()[2]]
+
+
+def assert_equal(one: list[Any], other: list[Any]) -> None:
+    assert all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(one, other, strict=True))
+
+
+RULES = {"up": Rule(style=Style.COLWISE), "down": Rule(style=Style.ROWWISE, columns=("up",))}
+PLAN = Plan(tensor=(2,), rules=RULES)
+
+
+def test_looking_at_a_module_changes_nothing() -> None:
+    module, x = Remembers(), torch.randn(5, modules.WIDTH)
+    module.down.weight.requires_grad_(False)
+    before = state_of(module, x)
+
+    costs_of(module, {"x": x}, PLAN)
+    assert_equal(state_of(module, x), before)
+    found = plan_cuts(lambda: (module, {"x": x}, modules.total), (2,), prove=False)
+    assert_equal(state_of(module, x), before)
+    assert not module.down.weight.requires_grad
+    assert found.rules
+
+
+@pytest.fixture
+def mesh() -> Iterator[ParallelMesh]:
+    with process_group(CPU):
+        yield make_lone_mesh(CPU)
+
+
+class Frozen(nn.Linear):
+    """Refuses its last change."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "cut_site":
+            raise RuntimeError("no changes")
+        super().__setattr__(name, value)
+
+
+def test_an_error_leaves_a_module_uncut(mesh: ParallelMesh) -> None:
+    with torch.device("meta"):
+        without_values = plain.Net()
+    without_values.blocks[0].attention.slopes = torch.arange(1.0, plain.HEADS + 1)
+    last = [name for name, _ in without_values.named_parameters()][-1]
+    with_values = plain.Net()
+    with_values.mix = Frozen(plain.WIDTH, plain.WIDTH + 2)
+
+    def load(name: str) -> Tensor:
+        return torch.zeros(3) if name == last else torch.zeros(without_values.get_parameter(name).shape)
+
+    for module, options, told in ((without_values, {"load": load}, "`load` must"), (with_values, {}, "no changes")):
+        before = [(name, id(each)) for name, each in module.state_dict(keep_vars=True).items()]
+        classes = [(type(each), {**vars(each)}.keys()) for each in module.modules()]
+        with pytest.raises((ConfigError, RuntimeError), match=told):
+            cut(module, mesh, plain.PLAN, **options)
+        assert [(name, id(each)) for name, each in module.state_dict(keep_vars=True).items()] == before
+        assert [(type(each), {**vars(each)}.keys()) for each in module.modules()] == classes
+        assert not any(each._forward_hooks or each._forward_pre_hooks for each in module.modules())
