@@ -102,9 +102,16 @@ class StepComparison:
                 differences.first_call = _first_other_call(_stages_with(calls, self._mesh), self._uncut.calls())
             differences.loss = max(relative_distance(loss, self._uncut.loss) for loss, _ in numbers)
             differences.norm = max(relative_distance(norm, self._uncut.norm) for _, norm in numbers)
-            differences.excuse_arrangements(self._uncut.root)
+            differences.excuse_arrangements(self._uncut.root, self._with_other_inputs())
             if len(set(map(repr, numbers))) > 1:
                 differences.copies.append("the loss or the gradient norm")
+
+    def _with_other_inputs(self) -> set[str]:
+        """Return the calls whose input the cut model makes in another place, as code does that applies f to a tensor
+        before it calls a module. The tensor may have other uses, which only one of the two gradients includes.
+        """
+        assert self._uncut is not None
+        return {call for call, origin in self._uncut.origins.items() if self._cut.origins.get(call) != origin}
 
     def _gathered(
         self, kind: TensorKind, bundles: Sequence[Sequence[str]]

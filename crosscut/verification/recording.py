@@ -156,9 +156,10 @@ class Recording:
     `call[0]`, `call[1]` and so on. If a module's own code makes the input of a submodule, this input is also recorded.
     """
     returned: dict[str, Tensor] = field(default_factory=dict)
-    """Gradients that the backward pass returns: the gradient of each call's first input, the gradient of each output
-    that the calling module's own code uses, and the gradients that arrive at the outputs of the whole model's parts
-    (`RECEIVED`). The entries are in the order of the backward pass, innermost modules first.
+    """Gradients that the backward pass returns: the gradient of each call's first input and, as `model[name]`, of the
+    whole model's other inputs that are given by name, the gradient of each output that the calling module's own code
+    uses, and the gradients that arrive at the outputs of the whole model's parts (`RECEIVED`). The entries are in the
+    order of the backward pass, innermost modules first.
     """
     gradients: dict[str, ParameterShard] = field(default_factory=dict)
     """Gradient of each parameter, after the reduction over all axes."""
@@ -182,6 +183,10 @@ class Recording:
     """
     is_copied: bool = False
     """Whether every rank holds the whole of each activation that has no entry in `places`, and of its gradient."""
+    origins: dict[str, str] = field(default_factory=dict)
+    """Names of the places that made the first inputs of calls, keyed by the call. The gradient that a call returns is
+    that of the tensor, which may also have other uses.
+    """
     columns: dict[tuple[TensorKind, str], Columns] = field(default_factory=dict)
     """Columns of the uncut tensor (indices of its last dimension) that each tensor rank holds, keyed by the kind and
     the name of the tensor. Only outputs of modules with a method `uncut_columns`, and their gradients, have an entry.

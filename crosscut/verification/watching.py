@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -177,8 +177,8 @@ def _watched(model: nn.Module, recording: Recording) -> Iterator["_StepWatcher"]
         for name, module in model.named_modules():
             if not name.startswith(insides):
                 enter = partial(watch.enter, name or display_name(model))
-                stack.enter_context(module.register_forward_pre_hook(enter, prepend=True))
-                stack.enter_context(module.register_forward_pre_hook(watch.entered))
+                stack.enter_context(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
+                stack.enter_context(module.register_forward_pre_hook(watch.entered, with_kwargs=True))
                 stack.enter_context(module.register_forward_hook(watch.leave))
         stack.enter_context(micro_batches)
         yield watch
@@ -187,6 +187,16 @@ def _watched(model: nn.Module, recording: Recording) -> Iterator["_StepWatcher"]
 def display_name(model: nn.Module) -> str:
     """Name of the whole model in a recording: the name of the model's class."""
     return type(model).__name__.removeprefix("FSDP")  # sharding adds this prefix to the class
+
+
+def _first(args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
+    """Return the first argument of a call, by position or by name; None if there is none."""
+    return next(iter((*args, *kwargs.values())), None)
+
+
+def _is_real(value: object) -> TypeGuard[Tensor]:
+    """Whether a value is a tensor of floating point."""
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 class MicroBatches:
@@ -237,7 +247,7 @@ class _StepWatcher:
         """Name of the innermost module that has begun but not ended, or `LOSS` if there is no such module."""
         return module_of(self._running[-1]) if self._running else LOSS
 
-    def enter(self, name: str, _: nn.Module, inputs: tuple[object, ...]) -> None:
+    def enter(self, name: str, _: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         if is_recomputing():
             return
         self._num_calls[self._name(name)] += 1
@@ -245,27 +255,30 @@ class _StepWatcher:
         call = name if count == 1 else f"{name}, call {count}"
         parent = self._running[-1] if self._running else LOSS
         self._running.append(call)
-        if inputs and isinstance(inputs[0], Tensor) and inputs[0].is_floating_point():
+        for key, x in kwargs.items() if parent == LOSS else ():
+            if _is_real(x) and x is not _first(args, kwargs):
+                self._follow(x, "").consumers.append(self._name(f"{call}[{key}]"))
+        if _is_real(x := _first(args, kwargs)):
             made = self._name(f"{parent}{INSIDE}input of {call}")
-            is_new = id(inputs[0]) not in self._followed  # the parent's own code made it
-            self._entering = self._follow(inputs[0], made)
+            is_new = id(x) not in self._followed  # the parent's own code made it
+            self._entering = self._follow(x, made)
             if is_new:
-                self._note(made, self._entering, inputs[0])
+                self._note(made, self._entering, x)
             self._entering.consumers.append(self._name(call))
+            self.recording.origins[self._name(call)] = self._entering.unless_consumed
             if len(self._running) == 2:
-                self._note(self._name(f"{call}{ARRIVED}"), self._entering, inputs[0])
+                self._note(self._name(f"{call}{ARRIVED}"), self._entering, x)
 
-    def entered(self, _: nn.Module, inputs: tuple[object, ...]) -> None:
+    def entered(self, _: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Treat a replaced input as the module's input. If the module is sharded, a hook replaces the module's input
         after `enter` has run. This function runs after that hook.
         """
         if is_recomputing():
             return
-        if not inputs or not isinstance(inputs[0], Tensor) or not inputs[0].is_floating_point():
-            return
-        if id(inputs[0]) not in self._followed and self._entering is not None:
-            self._followed[id(inputs[0])] = self._entering
-            self._held.append(inputs[0])
+        x = _first(args, kwargs)
+        if _is_real(x) and id(x) not in self._followed and self._entering is not None:
+            self._followed[id(x)] = self._entering
+            self._held.append(x)
 
     def leave(self, module: nn.Module, _: tuple[object, ...], output: object) -> None:
         if is_recomputing():

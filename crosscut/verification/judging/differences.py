@@ -1,6 +1,6 @@
 """Differences between two recorded steps, and the bounds within which they count as rounding."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from crosscut.verification.judging.causes import StepDifference, is_arrangement
 from crosscut.verification.recording import INSIDE, StepFailure, TensorKind, call_of, module_of
@@ -61,18 +61,22 @@ class Differences:
         """Whether the difference of a number is within the tolerance. None means that there is nothing to compare."""
         return difference is None or difference <= self.bounds.tolerance
 
-    def excuse_arrangements(self, root: str) -> None:
+    def excuse_arrangements(self, root: str, with_other_inputs: Collection[str]) -> None:
         """Ignore tensors whose numbers are right but arranged differently. Between the operators f and g of tensor
         parallelism, a rank may hold summands, or heads in another order, without a bug. There is no bug if the loss and
         every parameter's gradient agree. There is none inside a module that returns the right output or, for gradients,
         the right gradient of its input. The output of the whole model, whose name is `root`, is never excused, and
         neither are gradients and parameters.
+
+        If the loss and every parameter's gradient agree, the gradients of inputs that are other tensors in the cut
+        model are ignored, too: those of the calls in `with_other_inputs`.
         """
         is_right = self.is_same(self.loss) and all(kind is not TensorKind.GRADIENT for kind, _ in self.found)
         for key, difference in list(self.found.items()):
             if key[0] not in _ARRANGED or (module_of(call_of(key[1])) == root and INSIDE not in key[1]):
                 continue
-            if (is_right or self._is_inside_right(key)) and is_arrangement(difference):
+            is_other = is_right and key[0] is TensorKind.RETURNED and key[1] in with_other_inputs
+            if is_other or ((is_right or self._is_inside_right(key)) and is_arrangement(difference)):
                 del self.found[key]
                 self.largest[key] = 0.0
                 self.copies = [line for line in self.copies if f" {key[1]} on ranks" not in line]

@@ -14,7 +14,7 @@ from torch.autograd import Function
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from crosscut.parallel import ParallelMesh
+from crosscut.parallel import ParallelMesh, copy_to_tensor_parallel, reduce_from_tensor_parallel
 
 WIDTH, HEAD, HEADS, VOCAB, INNER = 8, 2, 4, 12, 16
 
@@ -324,6 +324,72 @@ def step_by_hand(module: nn.Module, *, fault: str = "") -> float:
         if fault != "step without biases" or not name.endswith("bias") or module.embed.weight.shape[0] == VOCAB:
             parameter.data -= parameter.grad
     return norm
+
+
+# --- inputs that need gradients ---------------------------------------------------------------------------------------
+
+
+class Merge(nn.Module):
+    """Two inputs, each of which enters a layer of its own, and is used again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = (MLP(INNER, is_plain=True) for _ in range(2))
+
+    def forward(self, *, x: Tensor, context: Tensor) -> Tensor:
+        y: Tensor = self.one(self.entered(x)) + x + self.other(x=self.entered(context))
+        return y
+
+    def entered(self, x: Tensor) -> Tensor:
+        return x
+
+
+def build_merge() -> Any:
+    drawn = torch.Generator().manual_seed(0)
+    inputs = {name: torch.randn(3, WIDTH, generator=drawn).requires_grad_() for name in ("x", "context")}
+    return Merge(), inputs, squared
+
+
+def squared(output: Tensor) -> Tensor:
+    return output.square().mean()
+
+
+def merge_places(name: str, mesh: ParallelMesh) -> Any:
+    if "up." in name:
+        return (span(INNER, mesh),)
+    return (slice(None), span(INNER, mesh)) if name.endswith("down.weight") else None
+
+
+def step_merge(module: Any) -> float:
+    """Take a step of SGD, and return the norm."""
+    parts = torch.zeros(2, dtype=torch.float64)
+    for name, parameter in module.named_parameters():
+        parts[int("down.bias" in name)] += parameter.grad.square().sum()
+        parameter.data -= parameter.grad
+    if module.one.up.weight.shape[0] < INNER:
+        dist.all_reduce(parts[:1])
+    return float(parts.sum().sqrt())
+
+
+def cut_merge(module: Any, mesh: ParallelMesh, *, fault: str = "") -> None:
+    """Cut both MLPs by plain parts. The parent applies f to what enters them."""
+    for mlp in (module.one, module.other):
+        for layer, dim in ((mlp.up, 0), (mlp.down, 1)):
+            layer.weight = nn.Parameter(layer.weight.detach().chunk(mesh.tensor.size, dim)[mesh.tensor.rank].clone())
+        mlp.up.bias = nn.Parameter(mlp.up.bias.detach().chunk(mesh.tensor.size)[mesh.tensor.rank].clone())
+        mlp.down.forward = partial(_summed_rows, mlp.down, mesh)
+    contexts = 0
+
+    def entered(x: Tensor) -> Tensor:
+        nonlocal contexts
+        contexts += 1
+        return x if fault == "second input" and contexts % 2 == 0 else copy_to_tensor_parallel(x, mesh.tensor)
+
+    module.entered = entered
+
+
+def _summed_rows(layer: nn.Linear, mesh: ParallelMesh, x: Tensor) -> Tensor:
+    return reduce_from_tensor_parallel(x @ layer.weight.T, mesh.tensor) + layer.bias
 
 
 # --- cuts that reach beyond their module ------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from crosscut.config import ConfigError, Layout
 from crosscut.parallel import make_mesh
 from crosscut.verification import LayoutReport
 from crosscut.verification.foreign.cuts import ForeignCut, prove_on_mesh
+from crosscut.verification.report import StepPhase
 from tests.ranks import RankPool
 from tests.verification.foreign import net
 from tests.verification.runs import CPU
@@ -104,6 +105,16 @@ def test_right_cuts_pass_whoever_made_them(ranks: RankPool) -> None:
         messages = {check.name: check.told for check in report.checks}["messages"]
         assert "1 x all_gather over tensor (120 elements), " in messages
         assert "x all_reduce over tensor" in messages
+
+
+def test_inputs_that_need_gradients_are_compared_by_name(ranks: RankPool) -> None:
+    """The parent applies f to its inputs, so that its layers get other tensors than in the uncut module."""
+    cut = ForeignCut(net.build_merge, net.cut_merge, net.merge_places, net.step_merge)
+    right, wrong = prove(ranks, [cut, replace(cut, cut=partial(net.cut_merge, fault="second input"))])
+    assert_same(right)
+    assert wrong.first is not None
+    assert (wrong.first.module, wrong.first.direction) == ("Merge", StepPhase.BACKWARD)
+    assert "all-reduce" in wrong.first.cause
 
 
 @pytest.mark.slow  # the quick test proves such cuts on two ranks
