@@ -151,16 +151,16 @@ def _become_cut(
             site.axis = mesh.context  # over which gradients of the weights are summed
             become_image_layer(each, site, images[name])
             continue
-        site.foreign = frozenset(
-            key for key, share in shares.items() if share.spans and (forward or named[key] in resolved.kept)
-        )
+        if mesh.tensor.size > 1:
+            own = {key for key, share in shares.items() if share.spans}
+            site.foreign = frozenset(key for key in own if forward or named[key] in resolved.kept)
         become_cut(each, site, forward)
         if layer is not None and layer.rule.style is Style.REPLICATE and dropout_rates(each):
             each.register_forward_pre_hook(partial(_hook, streams.outside))
             each.register_forward_hook(partial(_hook, streams.inside), always_call=True)
-    for door in (entrance, streams):
-        module.register_forward_pre_hook(partial(_hook, door.begin), prepend=True)
-        module.register_forward_hook(partial(_hook, door.end), always_call=True)
+    for begin, end in ((entrance.begin, entrance.end), (streams.begin, streams.end)):
+        module.register_forward_pre_hook(partial(_hook, begin), prepend=True)
+        module.register_forward_hook(partial(_hook, end), always_call=True)
     for region in {region for layer in resolved.layers.values() for region in layer.regions}:
         names = [name for name, layer in resolved.layers.items() if region in layer.regions]
         leave = partial(_hook, partial(streams.leave, frozenset([region])))

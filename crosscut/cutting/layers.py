@@ -150,7 +150,8 @@ def embedding_rows(layer: Any, ids: Tensor) -> Tensor:
     index = (ids - first).masked_fill(elsewhere, 0)
     padding = layer.padding_idx
     padding = padding - first if padding is not None and first <= padding < stop else None
-    found = F.embedding(index, used_part("weight", layer), padding)
+    weight: Any = used_part("weight", layer)
+    found = F.embedding(index, weight, padding)
     return reduce_from_tensor_parallel(found.masked_fill(elsewhere.unsqueeze(-1), 0.0), layer.cut_site.axis)
 
 
@@ -226,7 +227,7 @@ def read_part(name: str, module: Any) -> Tensor | None:
     layer which the plan cuts gets a tensor with which it cannot compute.
     """
     part, site = used_part(name, module), module.cut_site
-    if name not in site.foreign or not site.entrance.is_running or is_distributed(part):
+    if part is None or name not in site.foreign or not site.entrance.is_running or is_distributed(part):
         return part
     return ForeignPart.of(part, f"{site.name}.{name}".removeprefix("."))
 

@@ -156,10 +156,11 @@ def find_matrices(module: nn.Module, inputs: Mapping[str, object]) -> Subject:
                 return original(*args, **kwargs)
             subject.matrices[name] = Matrix(name, held, *traits)
         matrix = subject.matrices[name]
-        shape = matrix.output_shape(*args, *kwargs.values())
         if matrix.is_embedding:
             shape = _embedded_shape(matrix, original, args, kwargs)
-        subject.shapes[Call(name, counts[name])] = torch.Size(shape)
+        else:
+            shape = torch.Size(matrix.output_shape(*args, *kwargs.values()))
+        subject.shapes[Call(name, counts[name])] = shape
         counts[name] += 1
         return torch.randn(shape, dtype=torch.float64, generator=drawn)
 

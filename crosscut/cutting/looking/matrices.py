@@ -43,7 +43,7 @@ class Matrix:
         """Size of the last dimension of a linear layer's inputs, or number of rows of an embedding."""
         return self.weight.shape[1 - self.output_dim]
 
-    def output_shape(self, x: Tensor, *_: object) -> tuple[int, ...]:
+    def output_shape(self, x: Any, *_: object) -> tuple[int, ...]:
         """Shape of a linear layer's output for an input."""
         return (*x.shape[:-1], self.num_outputs)
 
