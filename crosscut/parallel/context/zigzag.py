@@ -25,11 +25,7 @@ def split_zigzag(x: Tensor, num_ranks: int, dim: int) -> list[Tensor]:
     """
     if num_ranks == 1:
         return [x]
-    if x.shape[dim] % (2 * num_ranks):
-        raise LayoutError(
-            f"With {num_ranks} context ranks, the length of a sequence must be a multiple of {2 * num_ranks} (two "
-            f"equal pieces for each rank), but is {x.shape[dim]}. Change the length of the sequence."
-        )
+    require_pieces(x.shape[dim], num_ranks)
     pieces = x.chunk(2 * num_ranks, dim)
     return [torch.cat((pieces[rank], pieces[-1 - rank]), dim) for rank in range(num_ranks)]
 
@@ -40,3 +36,12 @@ def join_zigzag(parts: Sequence[Tensor], dim: int) -> Tensor:
         return parts[0]
     early, late = zip(*(part.chunk(2, dim) for part in parts), strict=True)
     return torch.cat((*early, *late[::-1]), dim)
+
+
+def require_pieces(length: int, num_ranks: int) -> None:
+    """Raise `LayoutError` unless a sequence of `length` tokens can be cut into two equal pieces for each rank."""
+    if length % (2 * num_ranks):
+        raise LayoutError(
+            f"With {num_ranks} context ranks, the length of a sequence must be a multiple of {2 * num_ranks} (two "
+            f"equal pieces for each rank), but is {length}. Change the length of the sequence."
+        )

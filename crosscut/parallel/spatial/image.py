@@ -23,9 +23,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree
 
 from crosscut.config import LayoutError
+from crosscut.parallel.exchange import ExchangePlan, fetched
 from crosscut.parallel.mesh import Axis, ParallelMesh
-from crosscut.parallel.spatial.exchange import fetched
-from crosscut.parallel.spatial.plan import DIRECTIONS, ExchangePlan, plan_gather, plan_move
+from crosscut.parallel.spatial.plan import DIRECTIONS, plan_gather, plan_move
 from crosscut.parallel.spatial.spans import Span, require_directions
 
 IMAGE_DIM = 2

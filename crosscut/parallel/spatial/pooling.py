@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crosscut.config import LayoutError
+from crosscut.parallel.exchange import Range
 from crosscut.parallel.spatial.image import IMAGE_DIM, CutImage, pointwise
 from crosscut.parallel.spatial.parameters import require_directions_of, require_kind
 from crosscut.parallel.spatial.reaches import Window, bins
-from crosscut.parallel.spatial.spans import Range
 from crosscut.parallel.spatial.windows import copy_windows, per_direction
 
 _MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)

@@ -6,7 +6,7 @@ reach, and the backward pass from the exchange. This module imports no torch.
 
 from typing import NamedTuple, Protocol
 
-from crosscut.parallel.spatial.spans import Range
+from crosscut.parallel.exchange.plan import Range
 
 
 class Reach(Protocol):

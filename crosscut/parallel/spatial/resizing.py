@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from crosscut.parallel.exchange import Range
 from crosscut.parallel.spatial.image import CutImage
 from crosscut.parallel.spatial.parameters import require_directions_of, require_kind
 from crosscut.parallel.spatial.reaches import Listed
-from crosscut.parallel.spatial.spans import Range, require_directions
+from crosscut.parallel.spatial.spans import require_directions
 from crosscut.parallel.spatial.windows import copy_windows, per_direction
 
 _DIRECTIONS_OF_MODES = {"linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3}

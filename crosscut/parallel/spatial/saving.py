@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from crosscut.parallel.spatial.spans import Range
+from crosscut.parallel.exchange import Range
 
 
 class Padding(NamedTuple):

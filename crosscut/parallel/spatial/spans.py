@@ -7,23 +7,7 @@ torch, so that plans of messages need none.
 from typing import NamedTuple
 
 from crosscut.config import LayoutError
-
-
-class Range(NamedTuple):
-    """Consecutive positions, from `start` up to and without `stop`. A range may leave the image."""
-
-    start: int
-    stop: int
-
-    @property
-    def size(self) -> int:
-        """Number of positions."""
-        return self.stop - self.start
-
-    def overlap(self, other: "Range") -> "Range":
-        """Return the positions that both ranges have; an empty range at the start of this one if there are none."""
-        start, stop = max(self.start, other.start), min(self.stop, other.stop)
-        return Range(start, stop) if start < stop else Range(self.start, self.start)
+from crosscut.parallel.exchange.plan import Range
 
 
 class Span(NamedTuple):

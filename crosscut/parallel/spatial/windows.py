@@ -19,12 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from crosscut.parallel.spatial.exchange import fetched
+from crosscut.parallel.exchange import Range, fetched
 from crosscut.parallel.spatial.image import CutImage
 from crosscut.parallel.spatial.plan import Step, plan_step
 from crosscut.parallel.spatial.reaches import Reach
 from crosscut.parallel.spatial.saving import Padding, saves_halos
-from crosscut.parallel.spatial.spans import Range, Wanted, require_directions
+from crosscut.parallel.spatial.spans import Wanted, require_directions
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ def copy_windows(image: CutImage, reaches: Sequence[Reach], *, mode: str = "zero
     for dim, axis, span, reach in zip(image.directions, image.grid.axes, image.spans, reaches, strict=True):
         step = plan_step(span, reach, mode)
         copied = fetched(x, axis, dim, step.exchange)
-        want = step.exchange.wants[axis.rank]
+        want = step.wants[axis.rank]
         x = _padded(copied, dim, want, mode, fill)
         steps.append(step)
         amounts.append((want.num_before, want.num_after) if mode == "zeros" else (0, 0))
