@@ -26,7 +26,7 @@ from crosscut.parallel.spatial.image import (
     scatter_image,
 )
 from crosscut.parallel.spatial.norm import SpatialBatchNorm, SpatialGroupNorm
-from crosscut.parallel.spatial.plan import HaloMessages, Message, halo_messages, plan_step
+from crosscut.parallel.spatial.plan import HaloMessages, Message, halo_messages, plan_linear_step, plan_step
 from crosscut.parallel.spatial.pooling import SpatialAdaptiveMaxPool, SpatialAvgPool, SpatialMaxPool
 from crosscut.parallel.spatial.resizing import SpatialAdaptiveAvgPool, SpatialUpsample
 from crosscut.parallel.spatial.spans import Span
@@ -54,6 +54,7 @@ __all__ = [
     "halo_messages",
     "make_grid",
     "move_image",
+    "plan_linear_step",
     "plan_step",
     "pointwise",
     "scatter_image",

@@ -11,6 +11,7 @@ Shapes: B batch, C channels, G groups, R ranks, N positions over which a statist
 from typing import Any, NamedTuple, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -18,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from crosscut.kernels.functions import AutogradContext
 from crosscut.parallel.collectives import all_gather, all_reduce
 from crosscut.parallel.mesh import Axis, ParallelMesh
-from crosscut.parallel.spatial.image import IMAGE_DIM, CutImage, pointwise
+from crosscut.parallel.spatial.image import CutImage, pointwise
 from crosscut.parallel.spatial.parameters import copied_parameter, require_directions_of, require_kind
 from crosscut.parallel.state.parameters import local
 
@@ -28,8 +29,6 @@ class _Rule(NamedTuple):
 
     axis: Axis
     """Ranks whose positions belong to the statistics."""
-    dims: tuple[int, ...]
-    """Dimensions over which statistics are taken."""
     epsilon: float
 
 
@@ -37,8 +36,9 @@ class _Statistics(NamedTuple):
     """Statistics over all ranks."""
 
     mean: Tensor
+    """Mean of each channel: [C]."""
     squares: Tensor
-    """Sum of centred squares."""
+    """Sum of centred squares: [C]."""
     number: Tensor
     """N."""
 
@@ -49,50 +49,83 @@ class _Statistics(NamedTuple):
 
 
 def _gathered(x: Tensor, rule: _Rule) -> _Statistics:
-    """Return the statistics of `x` on all ranks. Communication: an all-gather of two numbers per statistic and one."""
-    num = x.new_tensor(float(torch.Size(x.shape[dim] for dim in rule.dims).numel()))
-    mean = x.sum(rule.dims, keepdim=True) / num.clamp(min=1)
-    squares = (x - mean).square().sum(rule.dims, keepdim=True)
-    own = torch.cat((mean.flatten(), squares.flatten(), num.view(1)))
-    of_ranks = all_gather(own, rule.axis, 0).view(rule.axis.size, -1)
+    """Return the statistics of `x` [B, C, ...] on all ranks. Communication: an all-gather of 2 C + 1 numbers."""
+    dims = (0, *range(2, x.dim()))
+    num = x.new_tensor(float(x.numel() // x.shape[1]))
+    mean = x.sum(dims) / num.clamp(min=1)
+    squares = (x - _of_channels(mean, x)).square_().sum(dims)
+    of_ranks = all_gather(torch.cat((mean, squares, num.view(1))), rule.axis, 0).view(rule.axis.size, -1)
     counts = of_ranks[:, -1:]
     means, all_squares = of_ranks[:, :-1].chunk(2, 1)
     total = (counts * means).sum(0) / counts.sum()
     squares = (all_squares + counts * (means - total).square()).sum(0)
-    return _Statistics(total.view_as(mean), squares.view_as(mean), counts.sum())
+    return _Statistics(total, squares, counts.sum())
 
 
-class _Context(AutogradContext[tuple[Tensor, Tensor, Tensor]]):
+def _of_channels(values: Tensor, x: Tensor) -> Tensor:
+    """View one value per channel [C] so that it meets the channels of `x` [B, C, ...]."""
+    return values.view(-1, *[1] * (x.dim() - 2))
+
+
+class _Affine(NamedTuple):
+    """Normalisation with fixed statistics, in one pass: (x - mean) / sqrt(variance + epsilon) w + b."""
+
+    mean: Tensor
+    variance: Tensor
+    epsilon: float
+
+    def apply(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        y: Tensor = torch.native_batch_norm(x, weight, bias, self.mean, self.variance, False, 0.0, self.epsilon)[0]
+        return y
+
+    def sums(self, grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sums of `grad`, and of `grad` times the normal values, over this rank's positions: [C]."""
+        if not x.numel():
+            return torch.zeros_like(self.mean), torch.zeros_like(self.mean)
+        backward = torch.ops.aten.native_batch_norm_backward
+        fixed = (self.mean, self.variance, None, None, False, self.epsilon)
+        _, along, total = backward(grad, x, None, *fixed, [False, True, True])
+        return total, along
+
+
+class _Context(AutogradContext[tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]]):
     rule: _Rule
 
 
 class _Normalised(Function):
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, rule: _Rule) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(
+        ctx: _Context, x: Tensor, weight: Tensor | None, bias: Tensor | None, rule: _Rule
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         found = _gathered(x, rule)
-        root = torch.rsqrt(found.variance + rule.epsilon)
-        normal = (x - found.mean) * root
-        ctx.save_for_backward(normal, root, found.number)
+        ctx.save_for_backward(x, weight, found.mean, found.variance, found.number)
         ctx.rule = rule
         ctx.mark_non_differentiable(*found)  # type: ignore[attr-defined]
-        return normal, *found
+        return _Affine(found.mean, found.variance, rule.epsilon).apply(x, weight, bias), *found
 
     @staticmethod
     @once_differentiable
     def backward(ctx: _Context, grad: Tensor, *_of_statistics: Tensor) -> Any:
-        normal, root, count = ctx.saved_tensors
-        sums = torch.stack([part.sum(ctx.rule.dims, keepdim=True) for part in (grad, grad * normal)])
-        mean, along = (all_reduce(sums, ctx.rule.axis) / count).unbind()
-        return (grad - mean - normal * along) * root, None
+        x, weight, mean, variance, number = ctx.saved_tensors
+        affine = _Affine(mean, variance, ctx.rule.epsilon)
+        total, along = affine.sums(grad, x)
+        factor = torch.rsqrt(variance + ctx.rule.epsilon) * (1.0 if weight is None else weight)
+        mean_total, mean_along = (all_reduce(torch.stack((total, along)), ctx.rule.axis) / number).unbind()
+        of_x = affine.apply(x, -factor * mean_along, -factor * mean_total)
+        of_x.addcmul_(grad, _of_channels(factor, grad))
+        _, of_weight, of_bias, _ = ctx.needs_input_grad
+        return of_x, along if of_weight else None, total if of_bias else None, None
 
 
-def _normalised(x: Tensor, rule: _Rule) -> tuple[Tensor, _Statistics]:
-    """Return `x` with mean 0 and variance 1 over all ranks, and the statistics.
+def _normalised(x: Tensor, weight: Tensor | None, bias: Tensor | None, rule: _Rule) -> tuple[Tensor, _Statistics]:
+    """Return `x` [B, C, ...] with mean 0 and variance 1 over all ranks, times the weight [C] and plus the bias [C], and
+    the statistics.
 
-    Forward: an all-gather of two numbers per statistic and one. Backward: an all-reduce of two numbers per statistic.
+    Forward: an all-gather of 2 C + 1 numbers. Backward: an all-reduce of 2 C numbers. For the backward pass, `x` is
+    saved.
     """
-    normal, *found = _Normalised.apply(x, rule)
-    return normal, _Statistics(*found)
+    y, *found = _Normalised.apply(x, weight, bias, rule)
+    return y, _Statistics(*found)
 
 
 class _Norm(nn.Module):
@@ -105,14 +138,10 @@ class _Norm(nn.Module):
         self.bias = None if layer.bias is None else copied_parameter(layer.bias, mesh)
         self.train(layer.training)
 
-    def scaled(self, normal: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the normal values [B, C, ...], times the weight and plus the bias, in an element type."""
-        shape = [-1 if dim == 1 else 1 for dim in range(normal.dim())]
-        if self.weight is not None:
-            normal = normal * local(self.weight, normal.dtype).view(shape)
-        if self.bias is not None:
-            normal = normal + local(self.bias, normal.dtype).view(shape)
-        return normal.to(dtype)
+    def own(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+        """Return the weight and the bias in an element type."""
+        weight, bias = (None if each is None else local(each, dtype) for each in (self.weight, self.bias))
+        return weight, bias
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -127,7 +156,7 @@ class SpatialBatchNorm(_Norm):
     The statistics of training are over all samples and positions, also those of other data ranks, so a layer computes
     what it computes on one rank. Parameters: `weight` and `bias` [C] as Replicate; buffers as in PyTorch, the same on
     all ranks. In training, forward: an all-gather of 2 C + 1 numbers over all ranks that see different tokens.
-    Backward: an all-reduce of 2 C. Otherwise, sends nothing. For the backward pass, the normal values are saved. Raises
+    Backward: an all-reduce of 2 C. Otherwise, sends nothing. For the backward pass, the image is saved. Raises
     `LayoutError` if `layer` is another layer. Source: Dryden et al. 2019 (arXiv 1903.06681), section 4.
     """
 
@@ -147,18 +176,16 @@ class SpatialBatchNorm(_Norm):
     def forward(self, image: CutImage) -> CutImage:
         """Return this rank's positions [B, C, ...], normalised for each channel."""
         require_directions_of(self.kind, len(image.spans))
-        return pointwise(lambda x: self.scaled(self._normal(_wide(x)), x.dtype), image)
+        return pointwise(lambda x: self._normal(_wide(x)).to(x.dtype), image)
 
     def _normal(self, x: Tensor) -> Tensor:
+        weight, bias = self.own(x.dtype)
         if self.training or self.running_mean is None or self.running_var is None:
-            dims = (0, *range(IMAGE_DIM, x.dim()))
-            normal, found = _normalised(x, _Rule(self.mesh.tokens, dims, self.epsilon))
+            y, found = _normalised(x, weight, bias, _Rule(self.mesh.tokens, self.epsilon))
             if self.training:
                 self._track(found)
-            return normal
-        shape = [-1 if dim == 1 else 1 for dim in range(x.dim())]
-        mean, variance = self.running_mean.view(shape), self.running_var.view(shape)
-        return (x - mean) * torch.rsqrt(variance + self.epsilon)
+            return y
+        return F.batch_norm(x, self.running_mean, self.running_var, weight, bias, eps=self.epsilon)
 
     @torch.no_grad()
     def _track(self, found: _Statistics) -> None:
@@ -169,8 +196,8 @@ class SpatialBatchNorm(_Norm):
         counted = self.num_batches_tracked.to(self.running_mean)
         share = counted.reciprocal() if self.momentum is None else self.momentum
         unbiased = found.squares / (found.number - 1).clamp(min=1)
-        self.running_mean.lerp_(found.mean.flatten().to(self.running_mean), share)
-        self.running_var.lerp_(unbiased.flatten().to(self.running_var), share)
+        self.running_mean.lerp_(found.mean.to(self.running_mean), share)
+        self.running_var.lerp_(unbiased.to(self.running_var), share)
 
 
 @final
@@ -178,7 +205,7 @@ class SpatialGroupNorm(_Norm):
     """Group norm of images that ranks share, with the settings and the weights of `layer`, an `nn.GroupNorm`.
 
     Parameters: `weight` and `bias` [C] as Replicate. Forward: an all-gather of 2 B G + 1 numbers over the ranks of the
-    grid. Backward: an all-reduce of 2 B G. For the backward pass, the normal values are saved. Raises `LayoutError` if
+    grid. Backward: an all-reduce of 2 B G. For the backward pass, the image is saved. Raises `LayoutError` if
     `layer` is another layer.
     """
 
@@ -189,9 +216,13 @@ class SpatialGroupNorm(_Norm):
 
     def forward(self, image: CutImage) -> CutImage:
         """Return this rank's positions [B, C, ...], normalised for each sample and group of channels."""
-        return pointwise(lambda x: self.scaled(self._normal(_wide(x)), x.dtype), image)
+        return pointwise(lambda x: self._normal(_wide(x)).to(x.dtype), image)
 
     def _normal(self, x: Tensor) -> Tensor:
-        grouped = x.unflatten(1, (self.num_groups, -1))
-        rule = _Rule(self.mesh.context, tuple(range(2, grouped.dim())), self.epsilon)
-        return _normalised(grouped, rule)[0].flatten(1, 2)
+        num_statistics = x.shape[0] * self.num_groups  # each group of a sample is a channel of one sample
+        grouped = x.reshape(1, num_statistics, x.shape[1] // self.num_groups, *x.shape[2:])
+        normal = _normalised(grouped, None, None, _Rule(self.mesh.context, self.epsilon))[0].view_as(x)
+        weight, bias = (None if each is None else _of_channels(each, x) for each in self.own(x.dtype))
+        if weight is None:
+            return normal
+        return normal * weight if bias is None else torch.addcmul(bias, normal, weight)

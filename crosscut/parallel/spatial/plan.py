@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from crosscut.config import LayoutError
 from crosscut.parallel.exchange.plan import ExchangePlan, Range
-from crosscut.parallel.spatial.reaches import Reach
+from crosscut.parallel.spatial.reaches import Listed, Reach
 from crosscut.parallel.spatial.spans import NOTHING, Span, Wanted, wanted
 
 DIRECTIONS = ("depth", "height", "width")
@@ -32,7 +32,16 @@ class Step(NamedTuple):
     outputs: Span
     """Outputs that each rank computes."""
     reads: tuple[Range, ...]
-    """Positions that the outputs of each rank read, also outside the image."""
+    """Positions that each rank reads, also outside the image."""
+    sums: ExchangePlan | None = None
+    """Messages with terms of the outputs, if each rank reads only its own positions. The ranks of the outputs add them.
+    """
+
+    def results(self, rank: int) -> Range:
+        """Return the outputs, or the outputs' terms, that a rank computes."""
+        if self.sums is None:
+            return self.outputs.part(rank)
+        return next(iter(self.sums.wants[rank]), NOTHING)
 
 
 @lru_cache(maxsize=4096)
@@ -49,6 +58,22 @@ def plan_step(held: Span, reach: Reach, mode: str = "zeros") -> Step:
     reads = tuple(reach.reads(part) if part.size else NOTHING for part in parts)
     wants = tuple(wanted(each, held.size, mode) for each in reads)
     return Step(held, wants, plan_exchange(held, [want[:3] for want in wants]), outputs, reads)
+
+
+@lru_cache(maxsize=4096)
+def plan_linear_step(held: Span, reach: Listed) -> Step:
+    """Plan one direction of an operator whose outputs are sums over the inputs that they read: ranks fetch inputs, as
+    for an operator of any kind, or send terms of the outputs, if these are fewer. An average over the whole image needs
+    one term.
+    """
+    step = plan_step(held, reach)
+    parts = [held.part(rank) for rank in range(held.num_ranks)]
+    terms = [[reach.read_by(part)] for part in parts]
+    sums = plan_exchange(step.outputs, terms)
+    if sums.sent >= step.exchange.sent:
+        return step
+    wants = tuple(Wanted(NOTHING, part, NOTHING) for part in parts)
+    return Step(held, wants, plan_move(held, held), step.outputs, tuple(parts), sums)
 
 
 def plan_exchange(held: Span, wants: Sequence[Sequence[Range]]) -> ExchangePlan:
@@ -92,21 +117,32 @@ class HaloMessages(NamedTuple):
 def halo_messages(steps: Sequence[Step], place: Sequence[int], leading: int) -> HaloMessages:
     """List the messages that a rank sends for an operator, in the order in which it sends them.
 
-    `steps` has one `plan_step` per direction, `place` the rank's position along each axis, and `leading` is the number
-    of images times channels. The directions follow one another, so each one sends the halos of those before it: in two
-    messages, corners come from ranks that are neighbours of neighbours.
+    `steps` has one `plan_step` or `plan_linear_step` per direction, `place` the rank's position along each axis, and
+    `leading` is the number of images times channels. The directions follow one another, so each one sends the halos of
+    those before it: in two messages, corners come from ranks that are neighbours of neighbours. Terms of outputs follow
+    after all halos.
     """
     names = DIRECTIONS[-len(steps) :]
     shape = [step.held.part(rank).size for step, rank in zip(steps, place, strict=True)]
     forward: list[Message] = []
     backward: list[Message] = []
+
+    def send(i: int, plan: ExchangePlan, *, is_conjugate: bool) -> None:
+        rank, row, ranks = place[i], leading * prod(shape[:i] + shape[i + 1 :]), range(steps[i].held.num_ranks)
+        given = [Message(names[i], other, plan.rows(rank, other) * row) for other in ranks if other != rank]
+        taken = [Message(names[i], other, plan.rows(other, rank) * row) for other in ranks if other != rank]
+        there, back = (taken, given) if is_conjugate else (given, taken)
+        forward.extend(message for message in there if message.elements)
+        backward[:0] = [message for message in back if message.elements]
+
     for i, (step, rank) in enumerate(zip(steps, place, strict=True)):
-        plan, row = step.exchange, leading * prod(shape[:i] + shape[i + 1 :])
-        others = [other for other in range(step.held.num_ranks) if other != rank]
-        to = [Message(names[i], other, plan.rows(rank, other) * row) for other in others]
-        back = [Message(names[i], other, plan.rows(other, rank) * row) for other in others]
-        forward += [message for message in to if message.elements]
-        backward = [message for message in back if message.elements] + backward
+        send(i, step.exchange, is_conjugate=False)
         want = step.wants[rank]
         shape[i] = want.inside.size + want.num_before + want.num_after
+    if any(step.sums for step in steps):
+        shape = [step.results(rank).size for step, rank in zip(steps, place, strict=True)]
+    for i, (step, rank) in enumerate(zip(steps, place, strict=True)):
+        if step.sums:
+            send(i, step.sums, is_conjugate=True)
+            shape[i] = step.outputs.part(rank).size
     return HaloMessages(forward, backward)

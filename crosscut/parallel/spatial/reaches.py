@@ -100,6 +100,11 @@ class Listed(NamedTuple):
         of_outputs = self.of_outputs[outputs.start : outputs.stop]
         return Range(min(each.start for each in of_outputs), max(each.stop for each in of_outputs))
 
+    def read_by(self, inputs: Range) -> Range:
+        """Return the outputs from the first to the last that read one of the inputs."""
+        found = [output for output, read in enumerate(self.of_outputs) if read.overlap(inputs).size]
+        return Range(found[0], found[-1] + 1) if found else Range(0, 0)
+
 
 def bins(num: int, size: int) -> Listed:
     """Return the reach of adaptive pooling: output o reads the inputs from floor(o L / M) up to ceil((o + 1) L / M),

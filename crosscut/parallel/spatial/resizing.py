@@ -4,6 +4,8 @@
 
 PyTorch itself gives the matrix of a direction: the result for the columns of the identity. Each rank multiplies by the
 rows of its outputs and the columns of the positions that these rows read, so scales, rounding and edges are PyTorch's.
+In an average over the whole image, terms of the outputs are fewer than these positions: a rank then multiplies its own
+positions, and the ranks of the outputs add the terms.
 
 Shapes: B batch, C channels, L positions of a direction before, M after.
 """
@@ -16,12 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from crosscut.parallel.exchange import Range
+from crosscut.parallel.exchange import Range, fetched, summed
 from crosscut.parallel.spatial.image import CutImage
 from crosscut.parallel.spatial.parameters import require_directions_of, require_kind
+from crosscut.parallel.spatial.plan import plan_linear_step
 from crosscut.parallel.spatial.reaches import Listed
 from crosscut.parallel.spatial.spans import require_directions
-from crosscut.parallel.spatial.windows import copy_windows, per_direction
+from crosscut.parallel.spatial.windows import per_direction
 
 _DIRECTIONS_OF_MODES = {"linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3}
 
@@ -70,13 +73,18 @@ class _Resizing(nn.Module, ABC):
         wide = torch.promote_types(image.x.dtype, torch.float32)
         resizes = zip(self.resizes(len(image.spans)), image.sizes, strict=True)
         found = [_matrix(resize, size, wide) for resize, size in resizes]
-        windows = copy_windows(image, [reach for _, reach in found])
-        y = windows.x
-        of_directions = zip(image.directions, found, windows.outputs, windows.reads, strict=True)
-        for dim, (matrix, _), part, read in of_directions:
-            own = matrix[part.start : part.stop, read.start : read.stop].to(y)
+        steps = [plan_linear_step(span, reach) for span, (_, reach) in zip(image.spans, found, strict=True)]
+        of_directions = list(zip(image.directions, image.grid.axes, steps, strict=True))
+        y = image.x
+        for dim, axis, step in of_directions:
+            y = fetched(y, axis, dim, step.exchange)
+        for (dim, axis, step), (matrix, _) in zip(of_directions, found, strict=True):
+            result, read = step.results(axis.rank), step.reads[axis.rank]
+            own = matrix[result.start : result.stop, read.start : read.stop].to(y)
             y = (y.movedim(dim, -1) @ own.T).movedim(-1, dim)
-        return windows.result(y.contiguous())
+        for dim, axis, step in of_directions:
+            y = y if step.sums is None else summed(y, axis, dim, step.sums)
+        return CutImage(y.contiguous(), tuple(step.outputs for step in steps), image.grid)
 
 
 @final
@@ -108,8 +116,8 @@ class SpatialAdaptiveAvgPool(_Resizing):
     """Averages over bins of images that ranks share, with the output size of `layer`: an `nn.AdaptiveAvgPool1d`, `2d`
     or `3d`.
 
-    Forward and backward: for each direction, one message to each rank whose bins have positions of this rank. Raises
-    `LayoutError` if `layer` is another layer.
+    Forward and backward: for each direction, one message to each rank whose bins have positions of this rank: with the
+    positions or, if these are fewer, with terms of the averages. Raises `LayoutError` if `layer` is another layer.
     """
 
     def __init__(self, layer: nn.Module) -> None:

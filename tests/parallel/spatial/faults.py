@@ -37,6 +37,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "maxima": lambda: nn.MaxPool2d(3, 2, 1),
     "averages": lambda: nn.AvgPool2d(3, 2, 1, count_include_pad=False),
     "adaptive maxima": lambda: nn.AdaptiveMaxPool2d(4),
+    "average of the image": lambda: nn.AdaptiveAvgPool2d(1),
     "interpolation": lambda: nn.Upsample(scale_factor=1.5, mode="bilinear"),
     "batch norm": lambda: nn.BatchNorm2d(CHANNELS),
     "group norm": lambda: nn.GroupNorm(2, CHANNELS),
@@ -160,7 +161,8 @@ def _mean_of_variances(patch: Patch) -> None:
 
     def within(x: Tensor, rule: Any) -> Any:
         found = gathered(x, rule)
-        own = (x - x.mean(rule.dims, keepdim=True)).square().sum(rule.dims, keepdim=True)
+        dims = (0, *range(2, x.dim()))
+        own = (x - x.mean(dims, keepdim=True)).square().sum(dims)
         return found._replace(squares=norm.all_reduce(own, rule.axis))
 
     patch.setattr(norm, "_gathered", within)
@@ -195,18 +197,24 @@ def _outputs_not_cropped(patch: Patch) -> None:
 
 
 def _interpolation_of_a_part(patch: Patch) -> None:
-    copy = resizing.copy_windows
+    planned = resizing.plan_linear_step
 
-    class Shifted(windows.Windows):
-        @property
-        def reads(self) -> tuple[Range, ...]:
-            return tuple(Range(0, read.size) for read in super().reads)
+    def shifted(*arguments: Any) -> Any:
+        step = planned(*arguments)
+        return step._replace(reads=tuple(Range(0, read.size) for read in step.reads))
 
-    def copied(image: Any, of: Any) -> Any:
-        found = copy(image, of)
-        return Shifted(**vars(found))
+    patch.setattr(resizing, "plan_linear_step", shifted)
 
-    patch.setattr(resizing, "copy_windows", copied)
+
+def _gradient_of_own_terms(patch: Patch) -> None:
+    fetch = exchange._Exchange.fetch
+
+    def own_only(self: Any, grad: Tensor) -> Tensor:
+        with pytest.MonkeyPatch.context() as inner:
+            _no_halos(inner)
+            return fetch(self, grad)
+
+    patch.setattr(exchange._Exchange, "fetch", own_only)
 
 
 FAULTS: dict[str, tuple[Callable[[Patch], None], str]] = {
@@ -218,6 +226,8 @@ FAULTS: dict[str, tuple[Callable[[Patch], None], str]] = {
     "maxima padded with zeros": (_maxima_padded_with_zeros, "maxima"),
     "averages that count the positions of a part": (_counts_of_a_part, "averages"),
     "bins rounded down": (_bins_rounded_down, "adaptive maxima"),
+    "average of a part": (_no_halos, "average of the image"),
+    "average whose gradient is of a part": (_gradient_of_own_terms, "average of the image"),
     "norm of a part": (_norm_of_a_part, "batch norm"),
     "group norm of a part": (_norm_of_a_part, "group norm"),
     "mean of means of unequal parts": (_mean_of_means, "batch norm"),

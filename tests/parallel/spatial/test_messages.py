@@ -8,8 +8,17 @@ from torch import nn
 
 from crosscut.config import Layout
 from crosscut.parallel import CollectiveRecorder, Sent, make_mesh
-from crosscut.parallel.spatial import CutImage, Message, Span, halo_messages, make_grid, plan_step, scatter_image
-from crosscut.parallel.spatial.reaches import Spread, Window
+from crosscut.parallel.spatial import (
+    CutImage,
+    Message,
+    Span,
+    halo_messages,
+    make_grid,
+    plan_linear_step,
+    plan_step,
+    scatter_image,
+)
+from crosscut.parallel.spatial.reaches import Listed, Spread, Window, bins
 from tests.parallel.spatial.cases import CHANNELS, spatial
 from tests.parallel.twins import CPU
 from tests.ranks import RankPool
@@ -26,7 +35,13 @@ LAYERS: dict[str, tuple[Any, list[Any]]] = {
     "strided": (nn.Conv2d(CHANNELS, 4, (4, 3), 2, 1), [Window(4, 2, 1, 1, 1), Window(3, 2, 1, 1, 1)]),
     "pooling": (nn.MaxPool2d(2), [Window(2, 2)] * 2),
     "transposed": (nn.ConvTranspose2d(CHANNELS, 4, 2, 2), [Spread(2, 2, 1, 0, 0)] * 2),
+    "average": (nn.AdaptiveAvgPool2d(1), [bins(1, 12), bins(1, 10)]),
+    "averages of rows": (nn.AdaptiveAvgPool2d((5, 1)), [bins(5, 12), bins(1, 10)]),
 }
+
+
+def _planned(span: Span, reach: Any) -> Any:
+    return plan_linear_step(span, reach) if isinstance(reach, Listed) else plan_step(span, reach)
 
 
 def _messages() -> list[tuple[str, list[Sent], list[Message]]]:
@@ -39,7 +54,7 @@ def _messages() -> list[tuple[str, list[Sent], list[Message]]]:
             image = CutImage(image.x.requires_grad_(), spans, grid)
             with CollectiveRecorder(mesh, grid=grid.axes) as recorder:
                 spatial(layer, mesh)(image).x.sum().backward()
-            steps = [plan_step(span, reach) for span, reach in zip(spans, reaches, strict=True)]
+            steps = [_planned(span, reach) for span, reach in zip(spans, reaches, strict=True)]
             forward, backward = halo_messages(steps, grid.place, 2 * CHANNELS)
             found.append((f"{name}, {kind}", recorder.sent, forward + backward))
     return found
@@ -53,6 +68,11 @@ def test_a_rank_sends_the_messages_of_the_plan_and_no_other(ranks: RankPool) -> 
     counts = {name: len(planned) for name, _, planned in of_ranks[0]}
     assert counts["3 x 3, even"] == 4  # one message per direction and neighbour, forward and backward
     assert [counts[f"{name}, even"] for name in ("1 x 1", "pooling", "transposed")] == [0, 1, 0]
+    assert halo_messages(_average(), (0, 0), 1).forward == [Message("height", 1, 1)]  # one term, not an image
+
+
+def _average() -> list[Any]:
+    return [plan_linear_step(span, bins(1, span.size)) for span in SPANS["even"]]
 
 
 def _messages_beside_a_norm() -> list[Sent]:
