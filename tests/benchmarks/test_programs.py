@@ -35,6 +35,13 @@ def test_one_sublayer_is_measured_beside_that_of_transformers(model):
         assert 0 < sublayer["peak_bytes"] < 2**28, name  # without Python and PyTorch
 
 
+def test_a_network_on_shared_images_has_the_loss_of_one_process():
+    found = figures("training/images.py", "--tiny", "--rounds", 2, "--warmup", 1)
+    assert found["ranks"]["loss"] == pytest.approx(found["one process"]["loss"], rel=1e-4)
+    assert found["ranks"]["gradient"] == pytest.approx(found["one process"]["gradient"], rel=1e-2)
+    assert found["speed"] > 0.0
+
+
 def test_a_small_mixture_is_trained_beside_transformers():
     found = figures("training/train_step.py", "--tiny", "--model", "mixture", "--rounds", 1)["figures"]
     assert found["crosscut"]["first_loss"] == pytest.approx(found["transformers"]["first_loss"], rel=0.1)
