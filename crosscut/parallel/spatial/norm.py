@@ -30,6 +30,9 @@ class _Rule(NamedTuple):
     axis: Axis
     """Ranks whose positions belong to the statistics."""
     epsilon: float
+    saves_result: bool = False
+    """Whether the normal values are saved for the backward pass, in place of the image. Only for a norm without weight
+    and bias, whose result is not changed in place."""
 
 
 class _Statistics(NamedTuple):
@@ -98,16 +101,18 @@ class _Normalised(Function):
         ctx: _Context, x: Tensor, weight: Tensor | None, bias: Tensor | None, rule: _Rule
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         found = _gathered(x, rule)
-        ctx.save_for_backward(x, weight, found.mean, found.variance, found.number)
+        y = _Affine(found.mean, found.variance, rule.epsilon).apply(x, weight, bias)
+        ctx.save_for_backward(y if rule.saves_result else x, weight, found.mean, found.variance, found.number)
         ctx.rule = rule
         ctx.mark_non_differentiable(*found)  # type: ignore[attr-defined]
-        return _Affine(found.mean, found.variance, rule.epsilon).apply(x, weight, bias), *found
+        return y, *found
 
     @staticmethod
     @once_differentiable
     def backward(ctx: _Context, grad: Tensor, *_of_statistics: Tensor) -> Any:
         x, weight, mean, variance, number = ctx.saved_tensors
-        affine = _Affine(mean, variance, ctx.rule.epsilon)
+        normal = _Affine(torch.zeros_like(mean), torch.ones_like(variance), 0.0)
+        affine = normal if ctx.rule.saves_result else _Affine(mean, variance, ctx.rule.epsilon)
         total, along = affine.sums(grad, x)
         factor = torch.rsqrt(variance + ctx.rule.epsilon) * (1.0 if weight is None else weight)
         mean_total, mean_along = (all_reduce(torch.stack((total, along)), ctx.rule.axis) / number).unbind()
@@ -121,8 +126,8 @@ def _normalised(x: Tensor, weight: Tensor | None, bias: Tensor | None, rule: _Ru
     """Return `x` [B, C, ...] with mean 0 and variance 1 over all ranks, times the weight [C] and plus the bias [C], and
     the statistics.
 
-    Forward: an all-gather of 2 C + 1 numbers. Backward: an all-reduce of 2 C numbers. For the backward pass, `x` is
-    saved.
+    Forward: an all-gather of 2 C + 1 numbers. Backward: an all-reduce of 2 C numbers. For the backward pass, `x` or the
+    result is saved.
     """
     y, *found = _Normalised.apply(x, weight, bias, rule)
     return y, _Statistics(*found)
@@ -205,7 +210,7 @@ class SpatialGroupNorm(_Norm):
     """Group norm of images that ranks share, with the settings and the weights of `layer`, an `nn.GroupNorm`.
 
     Parameters: `weight` and `bias` [C] as Replicate. Forward: an all-gather of 2 B G + 1 numbers over the ranks of the
-    grid. Backward: an all-reduce of 2 B G. For the backward pass, the image is saved. Raises `LayoutError` if
+    grid. Backward: an all-reduce of 2 B G. For the backward pass, the normal values are saved. Raises `LayoutError` if
     `layer` is another layer.
     """
 
@@ -221,8 +226,9 @@ class SpatialGroupNorm(_Norm):
     def _normal(self, x: Tensor) -> Tensor:
         num_statistics = x.shape[0] * self.num_groups  # each group of a sample is a channel of one sample
         grouped = x.reshape(1, num_statistics, x.shape[1] // self.num_groups, *x.shape[2:])
-        normal = _normalised(grouped, None, None, _Rule(self.mesh.context, self.epsilon))[0].view_as(x)
         weight, bias = (None if each is None else _of_channels(each, x) for each in self.own(x.dtype))
+        rule = _Rule(self.mesh.context, self.epsilon, saves_result=weight is not None)
+        normal = _normalised(grouped, None, None, rule)[0].view_as(x)
         if weight is None:
             return normal
         return normal * weight if bias is None else torch.addcmul(bias, normal, weight)
