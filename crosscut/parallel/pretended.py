@@ -44,6 +44,11 @@ def is_wait(func: Any) -> bool:
     return func is torch.ops._c10d_functional.wait_tensor.default
 
 
+def is_exchange(func: Any) -> bool:
+    """Whether an operator is an all-to-all."""
+    return func is torch.ops._c10d_functional.all_to_all_single.default
+
+
 def is_collective(func: Any) -> bool:
     """Whether the operator `func` is a collective, or prepares a collective of sharded parameters."""
     return func.namespace in ("_c10d_functional", "c10d", "fsdp")

@@ -24,7 +24,7 @@ from crosscut.config import ConfigError, Layout, LayoutError
 from crosscut.config.system.console import figures_table
 from crosscut.config.system.terminal import new_console
 from crosscut.parallel import CollectiveRecorder, ParallelMesh, Sent, make_mesh
-from crosscut.parallel.pretended import pretended_ranks
+from crosscut.parallel.pretended import is_exchange, pretended_ranks
 from crosscut.parallel.spatial import Span, make_grid, scatter_image
 from crosscut.planner.hardware import Hardware
 from crosscut.training.watching.storages import LiveStorages, OperatorCall
@@ -160,7 +160,7 @@ class _Pass(LiveStorages):
         super().note(call)
         if (count := flop_registry.get(getattr(call.operator, "_overloadpacket", None))) is not None:
             self.flops += count(*call.args, **call.kwargs, out_val=call.result)
-        if call.operator is torch.ops._c10d_functional.all_to_all_single.default:
+        if is_exchange(call.operator):
             self.received += call.result.nbytes  # type: ignore[attr-defined]
 
 

@@ -16,14 +16,14 @@ def value_of(module: nn.Module, attribute: str) -> object:
     return value
 
 
-def set_value(holder: object, attribute: str, value: Any) -> None:
+def set_value(holder: Any, attribute: str, value: Any) -> None:
     """Give an attribute another value. Of an object, the module gets its own copy, since other modules may hold it."""
     name, _, rest = attribute.partition(".")
     if rest:
         held = copy.copy(getattr(holder, name))
         set_value(held, rest, value)
         value = held
-    setattr(holder, name, value)  # a config may keep the value under another name
+    holder.__setattr__(name, value)  # a config may keep the value under another name
 
 
 def can_be_set(module: nn.Module, attribute: str, value: int) -> bool:

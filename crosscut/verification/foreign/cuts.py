@@ -73,24 +73,20 @@ def prove_module(
 
     `build()` returns the uncut module, its keyword inputs, and a function that makes a scalar loss of its output. The
     random generator is seeded before each call. Parameters whose elements are all equal are disturbed. The gradients of
-    inputs that require one are compared, too.
-
-    `cut(module, mesh)` changes the module in place, or returns another module whose modules and parameters have the
-    same names. `mesh.tensor.device_mesh` is the `DeviceMesh` of the ranks. Every rank gets the same whole inputs.
-
-    Distributed parameters (`DTensor`) are gathered. If their parts, joined, are in another order than in the uncut
-    module, their module has a method `in_uncut_order(name, gathered)`, which returns the gathered parameter, or its
-    gradient, in the uncut order. A module may have a method `uncut_columns()`, which returns the columns of the uncut
-    output that each rank returns, and a tensor `uncut_places()`, which returns the places of the ranks' parts in the
-    uncut tensor. Other outputs are joined by their shapes; on context ranks, they are copies. Plain parameters are
-    copies unless `gather(name, mesh)` returns the place of the rank's part.
+    inputs that require one are compared, too. `cut(module, mesh)` changes the module in place, or returns another
+    module whose modules and parameters have the same names. `mesh.tensor.device_mesh` is the `DeviceMesh` of the ranks.
+    Every rank gets the same whole inputs. Distributed parameters (`DTensor`) are gathered. If their parts, joined, are
+    in another order than in the uncut module, their module has a method `in_uncut_order(name, gathered)`, which returns
+    the gathered parameter, or its gradient, in the uncut order. A module may have a method `uncut_columns()`, which
+    returns the columns of the uncut output that each rank returns, and a tensor `uncut_places()`, which returns the
+    places of the ranks' parts in the uncut tensor. Other outputs are joined by their shapes; on context ranks, they are
+    copies. Plain parameters are copies unless `gather(name, mesh)` returns the place of the rank's part.
 
     `step(module)` clips the gradients, runs an optimizer's step and returns the gradient norm; without it,
     `torch.nn.utils.get_total_norm` measures the norm, and `torch.optim.AdamW` takes the step. The first rank also calls
     `step` for the uncut module, alone: for a module without parts, the function must send nothing.
 
-    All functions must be at the top of a module, because the ranks import them. They run with your rights, at most for
-    `seconds`, and the ranks share the machine's memory.
+    All functions must be at the top of a module, and run with your rights, at most for `seconds`.
 
     Raises `ConfigError` or `LayoutError` before a rank starts for functions that cannot be imported and for a layout
     with other ranks, `ConfigError` for a module that cannot be compared, `TrainingError` if the time ends or the uncut
