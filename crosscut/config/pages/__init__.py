@@ -1,0 +1,1 @@
+"""Pages of the project as single HTML files."""
