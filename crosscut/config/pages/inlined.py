@@ -34,7 +34,7 @@ def inline_page(path: Path, data: Mapping[str, object], *, connects: bool = Fals
     scripts = [read(name) for name in _SCRIPT.findall(html)]
     styles = [read(name) for name in _STYLE.findall(html)]
     html = _STYLE.sub(lambda match: f"<style>{read(match[1])}</style>", html)
-    html = _ICON.sub(lambda match: f'"data:image/svg+xml;base64,{_base64((path.parent / match[1]).read_bytes())}"', html)
+    html = _ICON.sub(lambda match: f'"{_data_url(path.parent / match[1])}"', html)
     html = html.replace(_CHARSET, f"{_CHARSET}\n  {_policy(scripts, styles, connects=connects)}")
     html = _SCRIPT.sub(lambda match: f"<script>{read(match[1])}</script>", html)
     return _DATA.sub(lambda match: f"{match[1]}{_embedded(data[match[2]])}{match[3]}", html)
@@ -54,6 +54,10 @@ def _policy(scripts: list[str], styles: list[str], *, connects: bool) -> str:
 
 def _digest(text: str) -> str:
     return f"'sha256-{_base64(hashlib.sha256(text.encode()).digest())}'"
+
+
+def _data_url(path: Path) -> str:
+    return f"data:image/svg+xml;base64,{_base64(path.read_bytes())}"
 
 
 def _base64(data: bytes) -> str:
