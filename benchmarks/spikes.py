@@ -44,16 +44,16 @@ from benchmarks.training.ranks import CPU, trainer_of
 from crosscut.config import RunConfig, TrainingError, load_run
 from crosscut.data import open_tokens, prepare
 from crosscut.launch import launch, process_group
+from crosscut.logbook.contents import read_metrics
+from crosscut.logbook.skips import own_record
 from crosscut.parallel.state.parameters import local_part
 from crosscut.training import step as training_step
 from crosscut.training.batches import TokenBatches, batches_of, samples_of
 from crosscut.training.loop import Loop
 from crosscut.training.spikes.copies import StateCopies, steps_between_copies
 from crosscut.training.spikes.order import SampleOrder, SampleSkip
-from crosscut.training.spikes.record import own_record
 from crosscut.training.spikes.rule import SpikeRule
 from crosscut.training.step import Trainer
-from crosscut.training.watching.metrics import read_metrics
 
 STEPS, BATCH, LENGTH = 400, 8, 64
 SPIKE = 200

@@ -37,6 +37,7 @@ from crosscut.config.published.keys import (
 from crosscut.config.published.presets import sequence_length_of
 from crosscut.config.recipes import RECIPES
 from crosscut.config.system.wording import markdown_table
+from crosscut.logbook.schema import BY_NAME, METRICS_FILE, RUN_FILES, VERSION, Kind
 from crosscut.planner import count_parameters
 from crosscut.planner.paper.sections import to_markdown
 from crosscut.planner.paper.study import scaling_report
@@ -177,6 +178,17 @@ A key that is in no table is named in one line and stops nothing. Tests hold the
 these files in `transformers`, PEFT and sentence-transformers ([decision 62](../decisions/0062-keys.md)).
 """
 
+RUN_FILES_INTRODUCTION = """\
+<!-- Written by `python docs/generate.py` from the tables in `crosscut/logbook/schema.py`. Change them there. -->
+
+# Files of a run
+
+This page lists the files in a run's folder, and the keys of those that hold rows or an object (version {version}). A
+file without a version has version 1. Files of a newer version are refused. A resume or a rollback writes a file of rows
+anew, without the rows of undone steps. A dot leads to the keys of an inner object or of the objects in a list, and `*`
+stands for any name.
+"""
+
 GPU_INTRODUCTION = """\
 <!-- Written by `python docs/generate.py` from `gpu-measured.json`, which `benchmarks/gpu/run.py` wrote. -->
 
@@ -263,6 +275,23 @@ def keys_page() -> str:
     return "\n".join(parts)
 
 
+def run_files_page() -> str:
+    """The whole of `docs/tables/run-files.md`."""
+    files = [(f"`{file.name}`", file.form.value, file.meaning) for file in RUN_FILES]
+    parts = [RUN_FILES_INTRODUCTION.format(version=VERSION), *markdown_table(("name", "form", "content"), files), ""]
+    for file in RUN_FILES:
+        for kind in file.kinds:
+            if kind.name == "first row" and file is not BY_NAME[METRICS_FILE]:
+                continue
+            parts += [f"## `{file.name}`: {kind.name}", "", *_run_keys(kind), ""]
+    return "\n".join(parts)
+
+
+def _run_keys(kind: Kind) -> list[str]:
+    rows = [(f"`{key.name}`", key.unit, f"{key.meaning}{'; optional' if key.is_optional else ''}") for key in kind.keys]
+    return markdown_table(("key", "unit", "meaning"), rows)
+
+
 PAGES = {
     "configuration.md": configuration_page,
     "corpus-configuration.md": corpus_page,
@@ -271,6 +300,7 @@ PAGES = {
     "gpu-measured.md": measured_gpu_page,
     "tables/keys.md": keys_page,
     "paper.md": paper_page,
+    "tables/run-files.md": run_files_page,
 }
 
 

@@ -12,7 +12,8 @@ from benchmarks.faulting.scene import Scene
 from benchmarks.faulting.trial import LIMIT, Fault, Row, hit, require_same, resume
 from benchmarks.processes import wait_until
 from crosscut.config import write_toml
-from crosscut.training.spikes.record import RECORD_FILE, SPIKES_FOLDER, own_record
+from crosscut.logbook.schema import SKIPS_FILE, SPIKES_FOLDER
+from crosscut.logbook.skips import own_record
 
 _UPDATE = "crosscut.training.step:Trainer.update"
 _SKIP = ("training.on_spike=skip", "training.steps=100", "training.validate_every=0", "checkpoint.every=25")
@@ -38,7 +39,7 @@ def _repeat(fault: Fault, scene: Scene, chance: random.Random, row: Row) -> None
         return
     row.lose((row.lost or 0) + sum(event.spike_step - event.back_to for event in record.events))
     end = scene.end()
-    scene.start_beside("training.on_spike=off", f"training.skips={scene.run / SPIKES_FOLDER / RECORD_FILE}")
+    scene.start_beside("training.on_spike=off", f"training.skips={scene.run / SPIKES_FOLDER / SKIPS_FILE}")
     if not scene.has_ended(fault.limit) or scene.status:
         row.problems.append(f"the run from the record must end well, but ends with {scene.status}: {scene.told()}")
         return
@@ -48,7 +49,7 @@ def _repeat(fault: Fault, scene: Scene, chance: random.Random, row: Row) -> None
 
 def _kill_after_record(scene: Scene, _: random.Random) -> None:
     """SIGKILL all processes as soon as the return is recorded."""
-    wait_until((scene.run / SPIKES_FOLDER / RECORD_FILE).exists, LIMIT)
+    wait_until((scene.run / SPIKES_FOLDER / SKIPS_FILE).exists, LIMIT)
     scene.kill(0, 1, "launcher")
 
 

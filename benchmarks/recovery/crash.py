@@ -46,7 +46,7 @@ from benchmarks.recovery.damages import Damage, Found, damage_at_random, find_al
 from benchmarks.recovery.runs import LAYOUTS, TINY, checkpoints_of, digests, losses_of, newest_step, write_text
 from crosscut.checkpoint import find_damage, folder_at, latest_good_checkpoint
 from crosscut.checkpoint.folders import PASSED_OVER_FILE
-from crosscut.training.watching.metrics import METRICS_FILE
+from crosscut.logbook.schema import METRICS_FILE
 
 STEPS_BETWEEN_CHECKPOINTS = 2
 MOST_LOST = 2 * STEPS_BETWEEN_CHECKPOINTS

@@ -35,7 +35,7 @@ from benchmarks.machine import print_machine
 from benchmarks.processes import told_in, wait_until
 from benchmarks.recovery.runs import TINY, losses_of, newest_step, steps_done, write_text
 from crosscut.checkpoint.in_memory import FOLDER_VARIABLE
-from crosscut.training.elastic import read_restarts
+from crosscut.logbook.contents import read_restarts
 
 MOST_APART = 1e-10
 """Maximum difference of a loss, relative to the loss of the undisturbed run."""

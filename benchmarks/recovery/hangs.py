@@ -33,8 +33,9 @@ from benchmarks.commands import command_line, markdown
 from benchmarks.machine import print_machine
 from benchmarks.processes import free_port, join_ranks, session, told_in, wait_until
 from benchmarks.recovery.runs import LAYOUTS
-from crosscut.flight.reading import FOLDER, RankRecord, read_records
+from crosscut.flight.reading import RankRecord, read_records
 from crosscut.flight.record import MessageKind, ModelPart, Record, RecordWord, RunPhase
+from crosscut.logbook.schema import WATCH_FOLDER
 
 STOPPED = (
     RunPhase.DATA,
@@ -91,12 +92,12 @@ def wait_for_steps(folder: Path, num_ranks: int, steps: int) -> dict[int, RankRe
     """Records of all ranks after a number of steps."""
 
     def are_there() -> bool:
-        records = read_records(folder / FOLDER).values()
+        records = read_records(folder / WATCH_FOLDER).values()
         return len(records) == num_ranks and all(record.words[RecordWord.STEPS] >= steps for record in records)
 
     if not wait_until(are_there, 300, every=0.05):
         sys.exit(f"The run in {folder} did not start:\n{told_in(folder.with_suffix('.log'))}")
-    return read_records(folder / FOLDER)
+    return read_records(folder / WATCH_FOLDER)
 
 
 def stop_once(folder: Path, records: dict[int, RankRecord], choice: random.Random) -> Stop:
@@ -127,7 +128,7 @@ def stop_once(folder: Path, records: dict[int, RankRecord], choice: random.Rando
         message = found[1] if found else ""
         beyond = report.stat().st_mtime - begin - float(re.search(r"bound: (\d+) s", text)[1])
     os.kill(pid, signal.SIGCONT)
-    steps = max(record.words[RecordWord.STEPS] for record in read_records(folder / FOLDER).values())
+    steps = max(record.words[RecordWord.STEPS] for record in read_records(folder / WATCH_FOLDER).values())
     wait_for_steps(folder, len(records), steps + 2)
     return Stop(rank, stopped_in, named, message, beyond)
 
@@ -173,7 +174,7 @@ def measure_alarms(minutes: float) -> None:
                 busy.enter_context(session([sys.executable, "-c", "while True: pass"], folder.with_suffix(".busy.log")))
             wait_for_steps(folder, 4, 2)
             time.sleep(60 * minutes)
-            records = read_records(folder / FOLDER)
+            records = read_records(folder / WATCH_FOLDER)
         print(
             f"{minutes:g} minutes, {records[0].words[RecordWord.STEPS]} steps: "
             f"{len(list(folder.glob('hang-*')))} reports"
@@ -203,7 +204,7 @@ def measure_cost(settings: tuple[str, ...]) -> None:
         first = wait_for_steps(Path(root) / "run", 2, 5)[0].words
         begin = time.monotonic()
         time.sleep(60)
-        last, seconds = read_records(Path(root) / "run" / FOLDER)[0].words, time.monotonic() - begin
+        last, seconds = read_records(Path(root) / "run" / WATCH_FOLDER)[0].words, time.monotonic() - begin
     steps = last[RecordWord.STEPS] - first[RecordWord.STEPS]
     messages = (last[RecordWord.MESSAGES] - first[RecordWord.MESSAGES]) / steps
     thread = (last[RecordWord.THREAD] - first[RecordWord.THREAD]) / 1e9 / steps

@@ -7,7 +7,7 @@ from benchmarks.recovery.damages import files_of
 from benchmarks.texts import addresses
 from crosscut.checkpoint import list_checkpoints
 from crosscut.checkpoint.format.manifest import MANIFEST_FILE
-from crosscut.training.watching.metrics import read_metrics
+from crosscut.logbook.contents import read_metrics
 
 LAYOUTS = {
     "tensor 2": ("layout.tensor=2",),

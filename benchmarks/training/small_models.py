@@ -50,10 +50,9 @@ from benchmarks.machine import describe_machine, print_machine
 from crosscut.cli.arguments import DEMO_RUN, run_from
 from crosscut.config import Layout, RunConfig
 from crosscut.data import prepare
+from crosscut.logbook.contents import read_loads, read_metrics
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.muon import muon_flops
-from crosscut.training.loads.record import read_loads
-from crosscut.training.watching.metrics import read_metrics
 
 DEMO = files("crosscut.config") / DEMO_RUN
 RATES = (1e-3, 2e-3, 4e-3, 8e-3)

@@ -31,8 +31,6 @@ from crosscut.parallel.state.files import Transfer, share_sizes, transfer_files
 
 FOLDER_VARIABLE = "CROSSCUT_MEMORY_FOLDER"
 """Environment variable that sets the folder for checkpoints in memory. The default folder is /dev/shm."""
-KEY_FILE = ".in-memory"
-"""Name of the file in a run's folder that says which checkpoints in memory belong to the run."""
 
 
 KEY = re.compile("[0-9a-f]{16}")

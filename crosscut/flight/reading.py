@@ -33,8 +33,6 @@ from crosscut.flight.record import (
 )
 from crosscut.flight.traces import Trace, parse_traces
 
-FOLDER = "watch"
-"""Name of the folder for records inside a run's folder."""
 _LEAST = TABLE * 8
 _MOST_WORLD = 1 << 20
 """Largest number of ranks in a record: ten times the ranks of the largest runs."""

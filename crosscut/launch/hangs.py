@@ -12,7 +12,6 @@ a library holds Python's global interpreter lock; the report of the other ranks 
 answer.
 """
 
-import json
 import multiprocessing
 import os
 import subprocess
@@ -35,7 +34,6 @@ from crosscut.config.system.files import open_own, write_whole
 from crosscut.config.system.terminal import echo
 from crosscut.flight import RECORD, RunPhase
 from crosscut.flight.reading import (
-    FOLDER,
     RankRecord,
     RankStatus,
     files_of_ranks,
@@ -53,6 +51,9 @@ from crosscut.flight.record import RecordWord
 from crosscut.flight.report import Hang, describe, examine
 from crosscut.flight.stragglers import find_stragglers
 from crosscut.launch.flight_recorder import own_traces
+from crosscut.logbook.contents import free_hang_report
+from crosscut.logbook.rows import append_row
+from crosscut.logbook.schema import METRICS_FILE, WATCH_FOLDER
 
 LEAST_BOUND = 30.0
 """Minimum bound in seconds: a run counts as hanging only after at least this time without progress."""
@@ -112,7 +113,7 @@ class Watch:
         self, folder: Path, device: torch.device, *, least_bound: float = LEAST_BOUND, reaction: Reaction | None = None
     ) -> None:
         self._reaction, self._asked = reaction or Reaction(), _never
-        self.run_folder, self.folder, self._device = folder, folder / FOLDER, device
+        self.run_folder, self.folder, self._device = folder, folder / WATCH_FOLDER, device
         self._least = least_bound
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="hang watch")
@@ -126,7 +127,7 @@ class Watch:
 
     def __enter__(self) -> Self:
         try:
-            make_folder(self.run_folder, FOLDER)
+            make_folder(self.run_folder, WATCH_FOLDER)
             self._withdraw()
             RECORD.open(rank=self.rank, world_size=self.world_size, on_device=self._device.type == "cuda")
         except OSError as error:
@@ -146,7 +147,7 @@ class Watch:
         with suppress(OSError):
             remove_file(record_path(self.folder, self.rank))
             self._withdraw()
-            remove_if_empty(self.run_folder, FOLDER)  # only the last rank finds the folder empty
+            remove_if_empty(self.run_folder, WATCH_FOLDER)  # only the last rank finds the folder empty
 
     def obey(self, asked: Callable[[], bool]) -> None:
         """Make this rank end its process during a hang if `asked()` is true, which means that the run was asked to
@@ -292,12 +293,11 @@ class Watch:
         """
         text = describe(hang)
         echo(text, err=True, nl=False)
-        path = self._path or free_report_path(self.run_folder, hang.step)
+        path = self._path or free_hang_report(self.run_folder, hang.step)
         write_whole(path, text)
         self._path = path
         row = {"step": hang.step, "hang_seconds": round(hang.seconds, 1), "hang_rank": hang.cause}
-        with open_own(self.run_folder / "metrics.jsonl", "a") as file:
-            file.write(json.dumps(row) + "\n")
+        append_row(self.run_folder / METRICS_FILE, row)
         echo(f"This report is also in `{path}`.", err=True)
 
 
@@ -337,12 +337,3 @@ def _bytes_written() -> int:
             if line.startswith("wchar:"):
                 return int(line.split()[1])
     return 0
-
-
-def free_report_path(folder: Path, step: int) -> Path:
-    """Return a path in a run's folder at which no report exists yet. `step` is the step at which the run hangs."""
-    path, number = folder / f"hang-{step}.txt", 1
-    while path.exists():
-        number += 1
-        path = folder / f"hang-{step}-{number}.txt"
-    return path

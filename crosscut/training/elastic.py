@@ -8,8 +8,8 @@ the checkpoint.
 """
 
 import dataclasses
-import json
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -17,17 +17,14 @@ import torch
 from crosscut.checkpoint import Progress
 from crosscut.config import LayoutError, RunConfig
 from crosscut.config.layout import Elastic
-from crosscut.config.system.files import open_own
 from crosscut.config.training import Device
 from crosscut.launch.processes import choose_device, started_world_size, was_started
 from crosscut.launch.restarts import keeps_store
+from crosscut.logbook.contents import read_metrics
+from crosscut.logbook.rows import append_row
+from crosscut.logbook.schema import METRICS_FILE, RESTARTS_FILE
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware, find_hardware
 from crosscut.planner.search import run_on
-from crosscut.training.watching.metrics import METRICS_FILE, read_metrics
-
-RESTARTS_FILE = "restarts.jsonl"
-"""Name of a file in the folder of an elastic run. The file has one row for each start that continues an earlier start.
-"""
 
 
 def is_elastic(run: RunConfig) -> bool:
@@ -114,11 +111,8 @@ class Restart:
         values = dataclasses.asdict(self)
         last = values.pop("last_step_at")
         values["seconds_lost"] = None if last is None else max(0.0, time.time() - last) + self.seconds_of_steps_lost
-        try:
-            with open_own(folder / RESTARTS_FILE, "a") as file:
-                file.write(json.dumps(values) + "\n")
-        except OSError:
-            return
+        with suppress(OSError):
+            append_row(folder / RESTARTS_FILE, values)
 
     def __str__(self) -> str:
         """Message for the user."""
@@ -128,11 +122,3 @@ class Restart:
         source = f", from the checkpoint of step {self.step}" if self.before else ", from its first step"
         idle = f" Idle ranks: {self.idle_ranks}." if self.idle_ranks else ""
         return f"{told}{source}. Steps to repeat: {self.steps_lost}.{idle}"
-
-
-def read_restarts(folder: Path) -> list[dict[str, object]]:
-    """Return the rows of a run's `restarts.jsonl`, oldest first. Empty if the run was never continued."""
-    path = folder / RESTARTS_FILE
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -13,7 +13,6 @@ from crosscut.checkpoint.format.manifest import step_of
 from crosscut.checkpoint.in_memory import (
     FOLDER_VARIABLE,
     KEY,
-    KEY_FILE,
     Hosts,
     forget_all,
     free_bytes,
@@ -30,6 +29,7 @@ from crosscut.config.run import OnFailure
 from crosscut.config.system.files import read_small
 from crosscut.config.system.markers import MARKER_FILE, ForeignFolderError
 from crosscut.config.system.terminal import echo
+from crosscut.logbook.schema import KEY_FILE
 from crosscut.parallel.collectives import gather_from_all, own_rank
 from crosscut.parallel.state.parameters import local_part, plan_of
 from crosscut.training.step import Trainer

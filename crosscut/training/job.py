@@ -10,10 +10,11 @@ from crosscut.checkpoint import checkpoint_folder, find_damage
 from crosscut.checkpoint.folders import require_replaceable
 from crosscut.config import ResolvedRun, RunConfig
 from crosscut.config.conventions import CONFIG_FILE
-from crosscut.config.system.files import json_or_none
 from crosscut.config.system.terminal import echo, new_console
 from crosscut.data import open_tokens
 from crosscut.launch.processes import choose_device
+from crosscut.logbook.contents import read_summary
+from crosscut.logbook.skips import SampleSkip
 from crosscut.training.batches import RunSamples, batches_of, samples_of
 from crosscut.training.driving.driver import Driver, PreparedRun, RunParts, Stop, load_initial_weights
 from crosscut.training.driving.preparation import (
@@ -42,13 +43,12 @@ from crosscut.training.resuming import (
     identity_of,
     require_resumable,
 )
-from crosscut.training.spikes.order import SampleSkip
 from crosscut.training.spikes.record import new_record, resumed_record
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import print_banner
 from crosscut.training.watching.forecast import hardware_for
 from crosscut.training.watching.profiling import Profiler, require_steps
-from crosscut.training.watching.run_report import SUMMARY_FILE, typed_command, write_report
+from crosscut.training.watching.run_report import typed_command, write_report
 
 
 def run_training(run: RunConfig, *, resume: Resume = False, profile: bool = False) -> None:
@@ -97,8 +97,8 @@ def _describe_stop(run: RunConfig, again: str, stop: Stop) -> str:
 def is_complete(run: RunConfig) -> bool:
     """Whether the run's folder holds the final report and an undamaged checkpoint of the last step."""
     steps = run.training.steps
-    summary = json_or_none(Path(run.output.folder) / SUMMARY_FILE)
-    if not isinstance(summary, dict) or summary.get("steps") != steps:
+    summary = read_summary(Path(run.output.folder))
+    if summary is None or summary.get("steps") != steps:
         return False
     return not find_damage(checkpoint_folder(run.checkpoints_folder, steps), progress=True)
 

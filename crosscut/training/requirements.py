@@ -3,44 +3,15 @@
 import shlex
 from pathlib import Path
 
-from crosscut.checkpoint.in_memory import KEY_FILE
 from crosscut.config import ConfigError, ResolvedRun, RunConfig
-from crosscut.config.conventions import (
-    CHAT_FOLDER,
-    CHECKPOINTS_FOLDER,
-    CONFIG_FILE,
-    INITIAL_FOLDER,
-    LABELS_FILE,
-    SPECIAL_FILE,
-)
+from crosscut.config.conventions import CHAT_FOLDER, CHECKPOINTS_FOLDER
 from crosscut.config.system.markers import MARKER_FILE, marker_of
-from crosscut.flight.reading import FOLDER as WATCH_FOLDER
 from crosscut.launch.processes import choose_device
+from crosscut.logbook.contents import require_known_versions
+from crosscut.logbook.schema import RUN_FILES, Form
 from crosscut.parallel import require_symmetric_memory
-from crosscut.training.elastic import RESTARTS_FILE
-from crosscut.training.loads.picture import LOADS_PLOT_FILE
-from crosscut.training.loads.record import LOADS_FILE
 from crosscut.training.precision import require_imitable_precision, require_precision
 from crosscut.training.speed.compilation import require_compilation
-from crosscut.training.spikes.record import SPIKES_FOLDER
-from crosscut.training.watching.metrics import METRICS_FILE, TENSORBOARD_FOLDER
-from crosscut.training.watching.profiling import PROFILE_FOLDER
-from crosscut.training.watching.run_report import PLOT_FILE, SAMPLE_FILE, SUMMARY_FILE
-
-_FILES = (
-    METRICS_FILE,
-    CONFIG_FILE,
-    PLOT_FILE,
-    SAMPLE_FILE,
-    SUMMARY_FILE,
-    LOADS_FILE,
-    LOADS_PLOT_FILE,
-    LABELS_FILE,
-    SPECIAL_FILE,
-    KEY_FILE,
-    RESTARTS_FILE,
-)
-_FOLDERS = (TENSORBOARD_FOLDER, PROFILE_FOLDER, CHECKPOINTS_FOLDER, INITIAL_FOLDER, SPIKES_FOLDER, WATCH_FOLDER)
 
 
 def require_capabilities(run: ResolvedRun, *, only_to_verify: bool = False) -> None:
@@ -72,12 +43,14 @@ def require_own_names(folder: Path, *, is_new: bool = False) -> None:
     another kind. For example, a folder in place of a file would end the run at its first step, and a FIFO would block
     the run. A link would lead the run to another folder of the user.
 
+    Raises `NewerFileError` if a newer Crosscut wrote a file of the run.
+
     If `is_new`, also raise `ConfigError` if the folder has no marker of Crosscut, but holds something with a name of
     the run: the new run would replace a file of the user.
     """
     is_foreign = is_new and marker_of(folder) is None
-    for name in (*_FILES, *_FOLDERS):
-        path, is_file = folder / name, name in _FILES
+    for file in (file for file in RUN_FILES if file.is_own):
+        path, name, is_file = folder / file.name, file.name, file.form is not Form.FOLDER
         remedy = "Move whatever has this name now, or set `output.folder` to another folder."
         if path.exists() and not (path.is_file() if is_file else path.is_dir()):
             kind = "regular file" if is_file else "folder"
@@ -91,6 +64,7 @@ def require_own_names(folder: Path, *, is_new: bool = False) -> None:
                 f"`{path}` must not exist, because a new run writes something of this name, and the folder has no "
                 f"marker `{MARKER_FILE}` of an earlier run. {remedy}"
             )
+    require_known_versions(folder)
 
 
 def _instead(name: str) -> str:

@@ -25,6 +25,7 @@ from crosscut.config import ConfigError, CrosscutError, RankFailure, RunConfig, 
 from crosscut.config.data import Objective
 from crosscut.config.system.terminal import echo
 from crosscut.data import Tokens, folders_of
+from crosscut.logbook.contents import hang_steps
 from crosscut.training.in_memory import InMemory
 from crosscut.training.optimization.schedule import describe_jump
 from crosscut.training.spikes.record import drop_abandoned, is_abandoned
@@ -152,8 +153,7 @@ def can_resume_after_hang(folder: Path, checkpoints: str | Path) -> bool:
     if not found:
         return False
     newest = int(found[-1].name.removeprefix("step-"))
-    steps = [int(path.stem.split("-")[1]) for path in folder.glob("hang-*.txt") if path.stem.split("-")[1].isdigit()]
-    return sum(step > newest for step in steps) <= _MOST_HANGS
+    return sum(step > newest for step in hang_steps(folder)) <= _MOST_HANGS
 
 
 def describe_new_settings(run: RunConfig, progress: Progress) -> list[str]:

@@ -1,6 +1,5 @@
 """Interface for schedulers: signals that stop a run, its exit status, and one command line for every start."""
 
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 
 from crosscut.checkpoint import list_checkpoints
 from crosscut.cli.train import train
+from crosscut.logbook.contents import read_metrics
 from tests.cli.conftest import ON_LOOPBACK, TINY, ranks_of
 
 
@@ -85,7 +85,7 @@ def test_stopped_run_exits_75_and_the_same_command_completes_it(crosscut_here, f
     assert "--resume auto`." in errors
     assert "Traceback" not in errors
     crosscut_here(*command, f"training.steps={step + 3}", "training.validate_every=0", status=0)
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = read_metrics(run)
     assert [row["step"] for row in rows if "loss" in row] == list(range(1, step + 4))
     again = crosscut_here(*command, f"training.steps={step + 3}", "training.validate_every=0")
     assert (again.returncode, again.stderr) == (0, "")

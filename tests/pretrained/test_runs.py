@@ -12,6 +12,7 @@ from crosscut.cli.main import commands
 from crosscut.config import CheckpointError, ConfigError, DataError, EvaluationConfig, Layout, RunConfig, load_run
 from crosscut.evaluation.places import evaluate_place
 from crosscut.evaluation.ranks import Machinery
+from crosscut.logbook.contents import read_metrics
 from crosscut.pretrained import ModelSource, find_model
 from crosscut.training import run_training
 from tests.pretrained import jobs
@@ -357,7 +358,7 @@ def test_a_text_begins_for_a_run_as_for_the_model_that_it_starts_from(with_begin
     lambada.write_text('{"text": "the quick brown fox jumps over the lazy dog"}\n')
     run_training(load_run(table, [f"evaluation.lambada={lambada}", "evaluation.overlap=8", "output.sample_tokens=2"]))
     assert find_model(tmp_path / "run").begin_of_text == find_model(with_begin).begin_of_text
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = read_metrics(tmp_path / "run")
     perplexity = next(row["lambada_perplexity"] for row in rows if "lambada_perplexity" in row)
     on = Machinery(layout=Layout(), device="cpu")
     config = EvaluationConfig(lambada=str(lambada), overlap=8, window=16)

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch.distributed as dist
 
 from crosscut.config import RunConfig, TrainingError
 from crosscut.data import open_tokens
+from crosscut.logbook.contents import read_metrics
 from crosscut.model import Batch
 from crosscut.parallel import CollectiveRecorder, make_mesh
 from crosscut.training.batches import TokenBatches, batches_of, samples_of
@@ -69,7 +69,7 @@ def error_of(trainer: Trainer, batches: TokenBatches, resume_from: Path | None =
 
 def rows_of(run: RunConfig) -> list[dict[str, Any]]:
     """Rows of the run's metrics."""
-    return [json.loads(line) for line in (Path(run.output.folder) / "metrics.jsonl").read_text().splitlines()]
+    return read_metrics(Path(run.output.folder))
 
 
 def weights_of(trainer: Trainer) -> list[torch.Tensor]:

@@ -10,8 +10,9 @@ import pytest
 from crosscut.checkpoint import list_checkpoints
 from crosscut.checkpoint.folders import remove_checkpoint
 from crosscut.config import LayoutError
-from crosscut.training.elastic import RESTARTS_FILE, Restart, for_started_ranks, is_elastic, read_restarts
-from crosscut.training.watching.metrics import METRICS_FILE, read_metrics
+from crosscut.logbook.contents import read_metrics, read_restarts
+from crosscut.logbook.schema import METRICS_FILE, RESTARTS_FILE
+from crosscut.training.elastic import Restart, for_started_ranks, is_elastic
 from tests.refusals import refusal
 from tests.training.jobs import losses_of, whole_run
 

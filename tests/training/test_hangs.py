@@ -14,8 +14,9 @@ import torch
 
 from crosscut.checkpoint import list_checkpoints
 from crosscut.config import RunConfig, RunStopped
-from crosscut.flight.reading import FOLDER, read_records
+from crosscut.flight.reading import read_records
 from crosscut.flight.record import RecordWord
+from crosscut.logbook.schema import WATCH_FOLDER
 from crosscut.training import job
 from crosscut.training.driving import driver
 from crosscut.training.loop import Loop
@@ -35,7 +36,7 @@ def stop_rank_once(folder: Path, *, after: int, ask: int) -> None:
     """Stop rank 1 after a number of steps, and then send this process a request to stop."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        records = read_records(folder / FOLDER)
+        records = read_records(folder / WATCH_FOLDER)
         if 1 in records and records[1].words[RecordWord.STEPS] >= after and list_checkpoints(folder / "checkpoints"):
             os.kill(records[1].pid, signal.SIGSTOP)
             break
@@ -131,7 +132,7 @@ def continue_after_report(run: Path) -> None:
     deadline = time.monotonic() + 180
     while not list(run.glob("hang-*.txt")) and time.monotonic() < deadline:
         time.sleep(0.1)
-    os.kill(read_records(run / FOLDER)[1].pid, signal.SIGCONT)
+    os.kill(read_records(run / WATCH_FOLDER)[1].pid, signal.SIGCONT)
 
 
 def test_a_run_continues_three_times_from_one_checkpoint(tmp_path):

@@ -8,11 +8,11 @@ import pytest
 import torch.distributed as dist
 
 from crosscut.checkpoint import list_checkpoints
-from crosscut.checkpoint.in_memory import FOLDER_VARIABLE, KEY_FILE, memory_folder
+from crosscut.checkpoint.in_memory import FOLDER_VARIABLE, memory_folder
 from crosscut.config import ConfigError, RunConfig
-from crosscut.training.elastic import read_restarts
+from crosscut.logbook.contents import read_metrics, read_restarts
+from crosscut.logbook.schema import KEY_FILE
 from crosscut.training.loop import Loop
-from crosscut.training.watching.metrics import read_metrics
 from tests.training.conftest import tiny_run
 from tests.training.jobs import whole_run
 

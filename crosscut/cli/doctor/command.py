@@ -31,7 +31,6 @@ def doctor(run: Path) -> None:
     state of ranks on other machines may be up to five seconds old.
     """
     from crosscut.flight.reading import (
-        FOLDER,
         RankStatus,
         is_here,
         outside_stack,
@@ -41,8 +40,9 @@ def doctor(run: Path) -> None:
     )
     from crosscut.flight.record import RecordWord
     from crosscut.flight.report import describe, examine, seconds_without_progress
+    from crosscut.logbook.schema import WATCH_FOLDER
 
-    folder = run / FOLDER
+    folder = run / WATCH_FOLDER
     records = read_records(folder)
     if not records:
         raise ConfigError(

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from crosscut.config.errors import ConfigError, TrainingError
 from crosscut.config.system.deletion import remove_empty_folder, remove_made
@@ -278,6 +279,24 @@ def require_unused(folder: Path) -> None:
         raise ConfigError(
             f"The folder must not be in use, but `{folder}` is in use by {holder}. Wait until that run ends."
         )
+
+
+class Renewal(NamedTuple):
+    """Last sign of life of a run that holds the lock of a folder."""
+
+    at: float
+    """Time of the lock file, in seconds since the epoch, by the clock of the file system."""
+    runs: bool | None
+    """Whether a process of the run still runs (`Holder.runs`)."""
+
+
+def last_renewal(folder: Path) -> Renewal | None:
+    """Return when the lock of a folder was last renewed. None if no run holds the lock."""
+    try:
+        holder = _read(folder / LOCK_FILE)
+        return holder and Renewal((folder / LOCK_FILE).stat().st_mtime, holder.runs)
+    except (OSError, ConfigError):
+        return None
 
 
 def _read(path: Path) -> Holder | None:

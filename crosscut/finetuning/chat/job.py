@@ -21,7 +21,6 @@ from crosscut.config import (
     ResolvedRun,
     RunConfig,
     load_run,
-    write_json,
     write_toml,
 )
 from crosscut.config.conventions import CHAT_FOLDER, CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
@@ -39,6 +38,8 @@ from crosscut.finetuning.chat.conversations import read_conversations
 from crosscut.finetuning.chat.masking import EncodedConversation, Masker
 from crosscut.finetuning.chat.packing import PackedChats, pack
 from crosscut.launch.processes import choose_device, is_first_started
+from crosscut.logbook.objects import write_object
+from crosscut.logbook.schema import SUMMARY_FILE
 from crosscut.pretrained import export_adapter, find_model, keep_companions, notices_of, require_weights
 from crosscut.pretrained.adapter_settings import CONFIG_NAME
 from crosscut.pretrained.adapters import TENSORS_NAME
@@ -52,7 +53,7 @@ from crosscut.training.requirements import require_capabilities, require_no_spik
 from crosscut.training.resuming import Resume, choose_checkpoint, identity_of_settings, require_resumable
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import COUNTS, device_name, model_rows
-from crosscut.training.watching.run_report import SUMMARY_FILE, plot_losses, summarize, typed_command
+from crosscut.training.watching.run_report import plot_losses, summarize, typed_command
 
 ADAPTER_FOLDER = "adapter"
 """Folder of the trained adapter in a run's folder, in PEFT's format."""
@@ -300,7 +301,7 @@ def _write_report(loop: Loop, outcome: RunOutcome) -> str:
     summary = summarize(run, outcome, device)
     plot_losses(folder)
     plot_loads(folder)
-    write_json(folder / SUMMARY_FILE, summary)
+    write_object(folder / SUMMARY_FILE, summary)
     rows = [
         *model_rows(run),
         ("device", device_name(device)),

@@ -30,8 +30,9 @@ from crosscut.finetuning.downstream.predictions import Outputs
 from crosscut.finetuning.downstream.task import DEV, Example, TunedTask
 from crosscut.finetuning.encoding.rows import EncodedRows
 from crosscut.finetuning.tasks import ChoiceExample, SpanExample, TextExample
+from crosscut.logbook.schema import SUMMARY_FILE
 
-TASK_FILE, DATA_FOLDER, RESULT_FILE = "task.json", "data", "summary.json"
+TASK_FILE, DATA_FOLDER = "task.json", "data"
 
 _KINDS: Mapping[HeadKind, type[Example]] = {HeadKind.SPANS: SpanExample, HeadKind.CHOICE: ChoiceExample}
 
@@ -141,7 +142,7 @@ def load_outputs(run: RunConfig, part: str) -> Outputs:
             return found
     except (OSError, EOFError, ValueError) as error:
         raise DataError(
-            f"`{path}` must hold the outputs of the run, but cannot be read: {error}. Remove `{RESULT_FILE}` in the "
+            f"`{path}` must hold the outputs of the run, but cannot be read: {error}. Remove `{SUMMARY_FILE}` in the "
             "same folder, and resume the run."
         ) from None
 
@@ -169,7 +170,7 @@ class SeedResult:
 
 def result_of(run: RunConfig) -> SeedResult | None:
     """Return the result of a seed's run, or None if the run is not complete."""
-    path = Path(run.output.folder) / RESULT_FILE
+    path = Path(run.output.folder) / SUMMARY_FILE
     if not path.is_file():
         return None
     try:

@@ -16,7 +16,7 @@ import torch
 
 from crosscut.checkpoint import checkpoint_folder, load_model, mark_passed_over
 from crosscut.checkpoint.format.manifest import current_versions
-from crosscut.config import ConfigError, DataError, ModelConfig, ResolvedRun, RunConfig, write_json, write_toml
+from crosscut.config import ConfigError, DataError, ModelConfig, ResolvedRun, RunConfig, write_toml
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE, TOKENS_FOLDER
 from crosscut.config.parts.head import HeadKind
 from crosscut.config.published.folders import TOKENIZER_FILE
@@ -29,7 +29,6 @@ from crosscut.finetuning.downstream.batches import TaskBatches
 from crosscut.finetuning.downstream.constant import constant_prediction
 from crosscut.finetuning.downstream.evaluations import DevScores, outputs_shown
 from crosscut.finetuning.downstream.folder import (
-    RESULT_FILE,
     TASK_FILE,
     SeedResult,
     TaskRuns,
@@ -47,6 +46,9 @@ from crosscut.finetuning.encoding.texts import Long
 from crosscut.finetuning.encoding.tokens import TextEncoder
 from crosscut.finetuning.tasks import TextExample
 from crosscut.launch.processes import choose_device, is_first_started
+from crosscut.logbook.contents import read_metrics
+from crosscut.logbook.objects import write_object
+from crosscut.logbook.schema import SUMMARY_FILE
 from crosscut.pretrained import ModelSource, find_model, keep_labels, load_trunk, notice_of_classes
 from crosscut.pretrained.companions import KEPT, keep_special
 from crosscut.training.driving.driver import Driver, PreparedRun, RunParts
@@ -58,7 +60,6 @@ from crosscut.training.requirements import require_capabilities, require_no_spik
 from crosscut.training.resuming import Resume, choose_checkpoint, identity_of_settings, require_resumable
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import device_name, model_rows
-from crosscut.training.watching.metrics import read_metrics
 from crosscut.training.watching.run_report import plot_losses, typed_command
 
 
@@ -351,7 +352,7 @@ def _write_result(run: RunConfig, best: int, scored: _Scored, outcome: RunOutcom
         training_seconds=outcome.seconds,
     )
     losses = {"dev_loss_before": outcome.before.loss, "dev_loss_after": outcome.after.loss}
-    write_json(folder / RESULT_FILE, {**to_json(result), **losses})  # last: it marks a complete run
+    write_object(folder / SUMMARY_FILE, {**to_json(result), **losses})  # last: it marks a complete run
 
 
 def _finish(folder: Path) -> None:

@@ -39,7 +39,7 @@ from crosscut.finetuning.downstream.predictions import (
 )
 from crosscut.finetuning.downstream.task import DEV, TRAIN, Example, TunedTask, of_kind
 from crosscut.finetuning.tasks import SpanExample, TextExample, confusion
-from crosscut.training.watching.metrics import read_metrics
+from crosscut.logbook.contents import read_metrics
 
 REPORT_FILE, SCORES_FILE, CONFUSION_FILE, NUMBERS_FILE = "report.md", "scores.json", "confusion.png", "numbers.png"
 

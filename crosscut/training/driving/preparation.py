@@ -10,7 +10,7 @@ from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published, reason_against_export
 from crosscut.config.system.deletion import claim
 from crosscut.data import Tokenizer, Tokens, open_tokens, prepare
-from crosscut.flight.reading import FOLDER as WATCH_FOLDER
+from crosscut.logbook.schema import WATCH_FOLDER
 from crosscut.planner.messages.traffic import reason_against_halves
 from crosscut.planner.time import bubble_share
 from crosscut.pretrained import keep_companions, model_in, notices_of, require_weights

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosscut.config import write_whole
-from crosscut.training.loads.record import read_loads
+from crosscut.logbook.contents import read_loads
+from crosscut.logbook.schema import LOADS_PLOT_FILE
 from crosscut.training.loads.step_loads import layer_of
 
-LOADS_PLOT_FILE = "experts.png"
 _MOST_MAPS = 12
 """Maximum number of layers that have a map: first layers with an expert without tokens, then layers at equal distances.
 """

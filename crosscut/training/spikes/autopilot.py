@@ -14,6 +14,9 @@ from crosscut.checkpoint import Folder, checkpoint_folder, find_damage, list_che
 from crosscut.checkpoint.format.manifest import step_of
 from crosscut.config import CrosscutError, TrainingError
 from crosscut.config.training import OnSpike
+from crosscut.logbook.contents import read_metrics
+from crosscut.logbook.schema import SPIKES_FOLDER
+from crosscut.logbook.skips import Event, SkipRecord, own_record
 from crosscut.parallel.collectives import share_from_first
 from crosscut.parallel.state.agreement import FirstRankNews
 from crosscut.training.batches import BatchSource
@@ -21,10 +24,9 @@ from crosscut.training.result import NonFiniteError, StepResult
 from crosscut.training.spikes.copies import StateCopies, steps_between_copies
 from crosscut.training.spikes.evidence import Abandoned, Evidence, write_evidence
 from crosscut.training.spikes.order import SampleOrder
-from crosscut.training.spikes.record import SPIKES_FOLDER, Event, SkipRecord, drop_later, own_record, with_event
+from crosscut.training.spikes.record import drop_later
 from crosscut.training.spikes.rule import REMEMBERED, Alarm, SpikeRule
 from crosscut.training.step import Trainer
-from crosscut.training.watching.metrics import read_metrics
 
 MARGIN = 5
 """Minimum number of steps between a state and the first suspicious step. A newer state may already be damaged, so a
@@ -229,11 +231,14 @@ class Autopilot:
             record = own_record(self.folder) or record
             told, failure = f"Spike at step {alarm.step + 1}: {alarm.reason}. ", self._limit(record, count)
             if not failure:
-                event = Event.after(record, alarm, back_to=target, sequences=count)
+                step = alarm.step + 1
+                event = Event(
+                    spike_step=step, back_to=target, sequences=count, reason=alarm.reason, file=record.next_file(step)
+                )
                 told += event.told
                 undone = [seen for seen in self._seen if seen.step > target]
                 write_evidence(self.folder, event.file, Evidence(told, undone, first, count), self.batches)
-                with_event(record, order.skips, event).write(self.folder)
+                record.with_event(order.skips, event).write(self.folder)
             drop_later(self.run, target)
         except (OSError, CrosscutError) as error:
             return TrainingError(

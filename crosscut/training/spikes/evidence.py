@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from crosscut.config import write_whole
 from crosscut.config.system.deletion import enter_folder
+from crosscut.logbook.schema import SPIKES_FOLDER
 from crosscut.training.batches import BatchSource, TokenBatches
-from crosscut.training.spikes.record import SPIKES_FOLDER
 
 _AT_ONCE = 64
 _LONGEST = 160

@@ -9,17 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from crosscut.config import TrainingConfig
-from crosscut.config.system.records import Count
-
-
-@dataclass(frozen=True, order=True)
-class SampleSkip:
-    """Sequences that a run leaves out between two steps."""
-
-    step: Count
-    """Number of steps done before the run leaves out the sequences."""
-    sequences: Count
-    """Number of sequences that the run leaves out."""
+from crosscut.logbook.skips import SampleSkip
 
 
 @dataclass(frozen=True)

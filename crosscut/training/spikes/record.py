@@ -1,96 +1,17 @@
-"""Record of the sequences that a run has left out: `spikes/skips.json` in the run's folder.
-
-The record makes a run repeatable without the rule that finds spikes: a new run with `training.skips` leaves out the
-same sequences at the same steps. After a spike, the record is written before training continues, so a run that is
-killed and resumed still leaves out these sequences.
+"""Record of the skips of a run (`logbook.skips`) at its start and after a rollback, and the checkpoints that agree with
+it.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
 from crosscut.checkpoint import Progress, list_checkpoints, read_manifest
 from crosscut.checkpoint.folders import remove_checkpoint
 from crosscut.checkpoint.format.manifest import step_of
-from crosscut.config import CheckpointError, ConfigError, RunConfig, write_json
-from crosscut.config.system.deletion import enter_folder, remove_file
-from crosscut.config.system.files import read_json
-from crosscut.config.system.records import from_json
-from crosscut.training.spikes.order import SampleSkip, agree
-from crosscut.training.spikes.rule import Alarm
-
-SPIKES_FOLDER = "spikes"
-RECORD_FILE = "skips.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """Spike after which the run rolled back to an earlier step."""
-
-    spike_step: int
-    """Step of the spike, counted from 1."""
-    back_to: int
-    """Number of steps done in the state to which the run rolled back."""
-    sequences: int
-    """Number of sequences that the run left out because of this spike."""
-    reason: str
-    """Description of the spike."""
-    file: str
-    """Name of a file in the folder `spikes`. The file lists the sequences that were left out."""
-
-    @classmethod
-    def after(cls, record: "SkipRecord", alarm: Alarm, *, back_to: int, sequences: int) -> Self:
-        """Return the event for the spike `alarm`, which comes after the events in `record`."""
-        step = alarm.step + 1
-        name = f"{len(record.events) + 1:02d}-step-{step:06d}.txt"
-        return cls(spike_step=step, back_to=back_to, sequences=sequences, reason=alarm.reason, file=name)
-
-    @property
-    def told(self) -> str:
-        """Message for the user about the rollback."""
-        return (
-            f"The run rolls back to step {self.back_to} and leaves out {self.sequences:,} sequences, which "
-            f"`{SPIKES_FOLDER}/{self.file}` lists."
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SkipRecord:
-    """Skips of a run, and the spikes that caused them."""
-
-    skips: tuple[SampleSkip, ...] = ()
-    events: tuple[Event, ...] = ()
-    """Spikes that the run itself has found. Empty for skips that come from the record of another run."""
-
-    def write(self, folder: Path) -> None:
-        """Write the record atomically to a run's folder. Raises `OSError`."""
-        enter_folder(folder, SPIKES_FOLDER)
-        write_json(folder / SPIKES_FOLDER / RECORD_FILE, self, indent=1)
-
-
-def read_record(path: Path) -> SkipRecord:
-    """Read a record. Raises `ConfigError` if the file cannot be read or does not hold a record."""
-    table = read_json(path, remedy="Give the `skips.json` of a run, or remove the setting.")
-    try:
-        record = from_json(SkipRecord, table)
-        steps = [skip.step for skip in record.skips]
-        if "skips" not in table or steps != sorted(set(steps)) or any(skip.sequences < 1 for skip in record.skips):
-            raise ValueError
-    except ValueError:
-        raise ConfigError(
-            f"`{path}` must hold the skips of a run, in ascending order of their steps, but does not. Use an "
-            "unmodified `spikes/skips.json` from a run."
-        ) from None
-    return record
-
-
-def own_record(folder: Path) -> SkipRecord | None:
-    """Read the record in a run's folder. Returns None if there is no record. Raises `ConfigError` if the record cannot
-    be read.
-    """
-    path = folder / SPIKES_FOLDER / RECORD_FILE
-    return read_record(path) if path.exists() else None
+from crosscut.config import CheckpointError, ConfigError, RunConfig
+from crosscut.config.system.deletion import remove_file
+from crosscut.logbook.schema import SKIPS_FILE, SPIKES_FOLDER
+from crosscut.logbook.skips import SampleSkip, SkipRecord, own_record, read_record
+from crosscut.training.spikes.order import agree
 
 
 def new_record(run: RunConfig) -> SkipRecord:
@@ -104,9 +25,9 @@ def new_record(run: RunConfig) -> SkipRecord:
     try:
         if record.skips:
             record.write(folder)
-        elif not remove_file(folder / SPIKES_FOLDER / RECORD_FILE):
+        elif not remove_file(folder / SPIKES_FOLDER / SKIPS_FILE):
             raise ConfigError(
-                f"`{folder / SPIKES_FOLDER / RECORD_FILE}` must not exist in the folder of a new run, but does, and "
+                f"`{folder / SPIKES_FOLDER / SKIPS_FILE}` must not exist in the folder of a new run, but does, and "
                 "Crosscut did not write it. Move it away, or choose another `output.folder`."
             )
     except OSError as error:
@@ -168,8 +89,3 @@ def drop_later(run: RunConfig, step: int) -> None:
     for folder in list_checkpoints(run.checkpoints_folder):
         if (step_of(folder.name) or 0) > step and (left := remove_checkpoint(folder)):
             raise CheckpointError(left)
-
-
-def with_event(record: SkipRecord, skips: Iterable[SampleSkip], event: Event) -> SkipRecord:
-    """Return the record after another spike, with `event` added. `skips` replaces the skips of the record."""
-    return replace(record, skips=tuple(skips), events=(*record.events, event))

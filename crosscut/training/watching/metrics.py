@@ -11,34 +11,27 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
 from crosscut.config import TrainingError
-from crosscut.config.system.row_file import RowFile, read_rows
 from crosscut.config.system.terminal import new_console
 from crosscut.evaluation import Score
 from crosscut.evaluation.score_table import in_a_line
-from crosscut.training.loads.record import LOADS_FILE, LoadsRecord
+from crosscut.logbook.rows import Row, RowFile
+from crosscut.logbook.schema import LOADS_FILE, METRICS_FILE, TENSORBOARD_FOLDER
+from crosscut.training.loads.record import LoadsRecord
 from crosscut.training.loads.step_loads import StepLoads
 
-METRICS_FILE = "metrics.jsonl"
-TENSORBOARD_FOLDER = "tensorboard"
 _ROWS, _LOADS, _SCALARS = (
     f"Some rows of `{METRICS_FILE}`", f"Some rows of `{LOADS_FILE}`", f"Some scalars in `{TENSORBOARD_FOLDER}`"
 )  # fmt: skip
 """Part of the message about a disk error: the things that are lost."""
 _SECONDS_BETWEEN_LINES = 10.0
-_LONGEST_LINE = 1 << 20
-"""Maximum number of characters in a row of the metrics. Rows of a run have less than a thousand characters."""
-_LARGEST = 1e300
-"""Largest figure of a row. JSON can hold integers that are too large to be converted to a float."""
 
 Value = float | int | None
-MetricsRow = dict[str, Any]
-"""Row of `metrics.jsonl`: numbers or None, by name."""
 
 
 class Metrics:
@@ -58,7 +51,7 @@ class Metrics:
         from crosscut.training.watching.board import Board  # slow, so only on the rank that writes
 
         try:
-            self._rows = RowFile(folder / METRICS_FILE, _is_row, longest=_LONGEST_LINE)
+            self._rows = RowFile(folder / METRICS_FILE)
             self._validated = _validated_steps(self._rows.start(start))
             self._board = Board(folder / TENSORBOARD_FOLDER, first_step=start + 1 if start else 0)
         except OSError as error:
@@ -169,21 +162,8 @@ def _as_json(value: Value) -> Value:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_metrics(folder: Path) -> list[MetricsRow]:
-    """Read the rows of a run's `metrics.jsonl`. Lines that a run cannot have written are skipped, and so are incomplete
-    lines, which a crash or a full disk can leave. Returns no rows if the file is missing. Raises `OSError` if the file
-    cannot be read or is not a regular file.
-    """
-    return read_rows(folder / METRICS_FILE, _is_row, longest=_LONGEST_LINE)
-
-
-def _validated_steps(rows: Iterable[MetricsRow]) -> set[int]:
+def _validated_steps(rows: Iterable[Row]) -> set[int]:
     return {row["step"] for row in rows if "validation_loss" in row}
-
-
-def _is_row(row: MetricsRow) -> bool:
-    values = row.values()
-    return all(value is None or (isinstance(value, int | float) and not abs(value) > _LARGEST) for value in values)
 
 
 def _scale(value: Mapping[str, float]) -> str:

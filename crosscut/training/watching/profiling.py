@@ -30,6 +30,7 @@ from crosscut.config import ConfigError, write_json
 from crosscut.config.system.console import figures_table, folded
 from crosscut.config.system.deletion import enter_folder, replace_file
 from crosscut.config.system.terminal import new_console
+from crosscut.logbook.schema import PROFILE_FOLDER
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.planner.stages import schedule_of_run
 from crosscut.training.step import Trainer
@@ -39,7 +40,6 @@ from crosscut.training.watching.pipeline_profile import PASSES_FILE, PipelinePro
 from crosscut.training.watching.throughput import synchronize
 from crosscut.training.watching.trace import STEP_NAME, Event, Shares, shares_of_steps
 
-PROFILE_FOLDER = "profile"
 TRACE_FILE = "trace.json.gz"
 FIGURES_FILE = "profile.json"
 

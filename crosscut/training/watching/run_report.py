@@ -18,26 +18,36 @@ from rich.text import Text
 from crosscut.architecture import Ability, describe
 from crosscut.checkpoint import list_checkpoints
 from crosscut.checkpoint.format.manifest import current_versions
-from crosscut.config import ConfigError, DataError, GenerationError, RunConfig, write_json, write_whole
-from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
+from crosscut.config import ConfigError, DataError, GenerationError, RunConfig, write_whole
+from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
 from crosscut.config.system.console import facts_panel
 from crosscut.config.system.terminal import new_console
 from crosscut.config.system.wording import short
 from crosscut.data import Tokens
 from crosscut.evaluation.score_table import in_a_line
 from crosscut.generation import Sampling, continue_text
+from crosscut.logbook.contents import read_metrics
+from crosscut.logbook.objects import write_object
+from crosscut.logbook.rows import Row
+from crosscut.logbook.schema import (
+    LOADS_PLOT_FILE,
+    PLOT_FILE,
+    RUN_FILES,
+    SAMPLE_FILE,
+    SPIKES_FOLDER,
+    SUMMARY_FILE,
+)
+from crosscut.logbook.skips import Event, own_record
 from crosscut.model import GPT
 from crosscut.planner import count_parameters
 from crosscut.pretrained import speech_of_run
 from crosscut.training.batches import RunSamples
 from crosscut.training.evaluations import last_figures
-from crosscut.training.loads.picture import LOADS_PLOT_FILE, plot_loads
-from crosscut.training.loads.record import LOADS_FILE
+from crosscut.training.loads.picture import plot_loads
 from crosscut.training.loads.summary import describe_loads, summarize_loads
 from crosscut.training.loop import RunOutcome
 from crosscut.training.optimization.averaging import SCORED
 from crosscut.training.speed.compilation import uncompiled
-from crosscut.training.spikes.record import SPIKES_FOLDER, Event, own_record
 from crosscut.training.watching.banner import (
     COUNTS,
     average_rows,
@@ -47,18 +57,6 @@ from crosscut.training.watching.banner import (
     model_rows,
 )
 from crosscut.training.watching.forecast import gain_of_one_rank
-from crosscut.training.watching.metrics import METRICS_FILE, TENSORBOARD_FOLDER, MetricsRow, read_metrics
-from crosscut.training.watching.profiling import PROFILE_FOLDER
-
-PLOT_FILE = "loss.png"
-SAMPLE_FILE = "sample.txt"
-SUMMARY_FILE = "summary.json"
-_NAMES = (
-    PLOT_FILE, LOADS_PLOT_FILE, SAMPLE_FILE, METRICS_FILE, LOADS_FILE, SUMMARY_FILE, CONFIG_FILE, TENSORBOARD_FOLDER,
-    PROFILE_FOLDER, SPIKES_FOLDER, INITIAL_FOLDER, TOKENS_FOLDER,
-)  # fmt: skip
-"""Names of the files and folders that a run may contain, except for its checkpoints."""
-
 
 RunSummary = dict[str, Any]
 """Content of `summary.json`."""
@@ -91,7 +89,7 @@ def write_report(run: RunConfig, model: GPT, samples: RunSamples, outcome: RunOu
         unwritten.remove(PLOT_FILE)
         plot_loads(folder)
         unwritten.remove(LOADS_PLOT_FILE)
-        write_json(folder / SUMMARY_FILE, summary)  # last: marks a complete report
+        write_object(folder / SUMMARY_FILE, summary)  # last: marks a complete report
         unwritten.remove(SUMMARY_FILE)
     except OSError as error:
         failure = error.strerror or str(error)
@@ -201,7 +199,7 @@ def _spikes(folder: Path) -> tuple[Event, ...]:
     return ()
 
 
-def _told(row: MetricsRow, per: str) -> str:
+def _told(row: Row, per: str) -> str:
     """Return the text about the last validation pass for the plot's legend. There are no bits per byte
     if the tokens do not record the bytes of their text.
     """
@@ -238,7 +236,8 @@ def print_summary(
         console.print(Panel(Text(text), title=Text(title), title_align="left", padding=(1, 2), style="dim"))
     console.print(facts_panel("done", _summary_rows(run, summary)))
     folder = run.output.folder
-    files = [name for name in _NAMES if name not in unwritten and (Path(folder) / name).exists()]
+    names = [file.name for file in RUN_FILES if file.is_listed]
+    files = [name for name in names if name not in unwritten and (Path(folder) / name).exists()]
     if list_checkpoints(Path(folder) / CHECKPOINTS_FOLDER):
         files.append(CHECKPOINTS_FOLDER)
     lines = [f"files  {folder}/: {', '.join(files)}"]

@@ -17,8 +17,8 @@ from benchmarks.training import small_models
 from benchmarks.training.small_models import STUDIES, Run, Study, require_equal, run_of, train, train_study
 from crosscut.cli.arguments import run_from
 from crosscut.data import prepare
+from crosscut.logbook.contents import read_metrics
 from crosscut.planner.parameters import count_parameters
-from crosscut.training.watching.metrics import read_metrics
 
 LENGTH = argparse.Namespace(tflop=3.0, tokens=4e6, points=8, seeds=2, at_once=2)
 TINY = (

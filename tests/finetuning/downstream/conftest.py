@@ -1,6 +1,5 @@
 """Tiny models with tokenizers, and the files of small tasks."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from click.testing import CliRunner
 from crosscut.cli.main import commands
 from crosscut.data import Tokenizer
 from crosscut.data.tokenization.wordpiece import train_wordpiece
+from crosscut.logbook.contents import read_metrics
 from tests.finetuning.encoding.conftest import TEXT
 
 SIZES = {
@@ -37,7 +37,7 @@ def finetune(*arguments: object) -> Any:
 
 def rows_of(folder: Path, key: str) -> list[float]:
     """Values of a figure of a run, by step."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = read_metrics(folder)
     return [row[key] for row in rows if key in row]
 
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from crosscut.config import RunConfig
-from crosscut.training.loads import record
-from crosscut.training.loads.record import LoadsRecord, read_loads
+from crosscut.logbook.contents import read_loads
+from crosscut.logbook.schema import LOADS_FILE
+from crosscut.training.loads.record import LoadsRecord
 from crosscut.training.loads.step_loads import StepLoads
 from crosscut.training.loop import Loop
 from crosscut.training.watching.metrics import Metrics
@@ -122,7 +123,7 @@ def test_metrics_roll_back_the_loads_too(tmp_path: Path) -> None:
 
 
 def test_loads_that_do_not_fit_on_the_disk_end_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / record.LOADS_FILE).mkdir()
+    (tmp_path / LOADS_FILE).mkdir()
     with Metrics(tmp_path, num_steps=9, start=0, active=True) as metrics:
         metrics.loads(1, loads_of(1))
         metrics.loads(2, loads_of(2))
@@ -143,5 +144,5 @@ ROW = {"step": 2, "loads": {"blocks.0.mlp": [3, 4]}, "entropy": {"blocks.0.mlp":
 )  # fmt: skip
 def test_a_row_that_no_run_writes_is_passed_over(tmp_path: Path, change: dict[str, Any]) -> None:
     lines = [json.dumps(ROW | change), json.dumps(ROW), '{"step": 3, "lo']
-    (tmp_path / record.LOADS_FILE).write_text("\n".join(lines))
+    (tmp_path / LOADS_FILE).write_text("\n".join(lines))
     assert read_loads(tmp_path) == [ROW]

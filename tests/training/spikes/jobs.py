@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from crosscut.config import RunConfig
-from crosscut.training.spikes.order import SampleOrder, SampleSkip
+from crosscut.logbook.skips import SampleSkip
+from crosscut.training.spikes.order import SampleOrder
 from tests.training.jobs import error_of, parts
 from tests.training.test_resume import whole_weights
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from crosscut.checkpoint import list_checkpoints, read_manifest
+from crosscut.logbook.skips import SampleSkip, own_record
 from crosscut.training.spikes.copies import StateCopies, steps_between_copies
-from crosscut.training.spikes.order import SampleSkip
-from crosscut.training.spikes.record import own_record
 from tests.training.conftest import tiny_run
 from tests.training.jobs import rows_of
 from tests.training.spikes.jobs import same_bits, spoiled_run

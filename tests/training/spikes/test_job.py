@@ -6,9 +6,8 @@ import pytest
 
 from crosscut.checkpoint import folder_at, read_manifest
 from crosscut.config import ConfigError
+from crosscut.logbook.skips import SampleSkip, SkipRecord, own_record
 from crosscut.training.requirements import require_no_spikes
-from crosscut.training.spikes.order import SampleSkip
-from crosscut.training.spikes.record import SkipRecord, own_record
 from tests.training.jobs import rows_of, whole_run
 from tests.training.test_resume import checkpoint_of
 

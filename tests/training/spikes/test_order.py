@@ -3,7 +3,8 @@
 import pytest
 
 from crosscut.config import TrainingConfig
-from crosscut.training.spikes.order import SampleOrder, SampleSkip, agree
+from crosscut.logbook.skips import SampleSkip
+from crosscut.training.spikes.order import SampleOrder, agree
 
 PLAIN = TrainingConfig(steps=100, batch_size=4)
 GROWING = TrainingConfig(steps=100, batch_size=8, initial_batch_size=4, ramp_steps=10)

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from crosscut.config import ConfigError
-from crosscut.training.spikes.order import SampleSkip
-from crosscut.training.spikes.record import Event, SkipRecord, own_record, read_record
+from crosscut.logbook.skips import Event, SampleSkip, SkipRecord, own_record, read_record
 
 EVENT = Event(spike_step=61, back_to=50, sequences=44, reason="loss 9, usually 3", file="01-step-000061.txt")
 RECORD = SkipRecord(skips=(SampleSkip(50, 44), SampleSkip(70, 4)), events=(EVENT,))

@@ -10,7 +10,10 @@ import pytest
 
 from crosscut.evaluation import Score
 from crosscut.evaluation.progress import Bar, progress
-from crosscut.training.watching.metrics import METRICS_FILE, Metrics, read_metrics
+from crosscut.logbook.contents import read_metrics
+from crosscut.logbook.rows import is_header
+from crosscut.logbook.schema import METRICS_FILE
+from crosscut.training.watching.metrics import Metrics
 from tests.disks import small_disk
 from tests.terminal import Terminal
 
@@ -111,16 +114,15 @@ def test_a_full_disk_for_tensorboard_is_told_of_tensorboard(tmp_path, capsys, mo
 def test_numbers_that_are_none_are_null(tmp_path):
     with Metrics(tmp_path, num_steps=1, start=0, active=True) as metrics:
         metrics.validation(0, Score(loss=float("nan"), num_tokens=8, num_bytes=20))
-    line = (tmp_path / "metrics.jsonl").read_text()
     figures = ("validation_loss", "validation_perplexity", "validation_bits_per_byte")
-    assert json.loads(line) == {"step": 0, **dict.fromkeys(figures)}
-    assert "NaN" not in line
+    assert read_metrics(tmp_path) == [{"step": 0, **dict.fromkeys(figures)}]
+    assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_the_loss_of_labels_has_no_perplexity(tmp_path, capsys):
     with Metrics(tmp_path, num_steps=1, start=0, active=True) as metrics:
         metrics.validation(0, Score(loss=0.5, num_tokens=8, of_labels=True))
-    assert json.loads((tmp_path / "metrics.jsonl").read_text())["validation_perplexity"] is None
+    assert read_metrics(tmp_path)[0]["validation_perplexity"] is None
     assert capsys.readouterr().out.strip() == "step      0  validation loss 0.5000"
 
 
@@ -145,8 +147,8 @@ def test_a_line_gives_no_share_of_a_peak_that_was_exceeded(tmp_path, capsys, mon
         metrics.step(1, {**VALUES, "utilisation": None})
     line = capsys.readouterr().out.strip()
     assert line.endswith("100 tokens/s  0.00 TFLOP/s")
-    assert json.loads((tmp_path / "metrics.jsonl").read_text())["utilisation"] is None
-    assert read_metrics(tmp_path)[0]["loss"] == 2.5
+    (row,) = read_metrics(tmp_path)
+    assert (row["utilisation"], row["loss"]) == (None, 2.5)
 
 
 def test_lines_tell_the_loss_scale_where_there_is_one(tmp_path, capsys, monkeypatch):
@@ -230,7 +232,9 @@ def test_lines_that_no_run_writes_are_left_out(tmp_path, line):
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 2.0}, {"step": 2, "loss": None}]
     with Metrics(tmp_path, num_steps=5, start=1, active=True):
         pass
-    assert (tmp_path / METRICS_FILE).read_text() == '{"step": 1, "loss": 2.0}\n'
+    first, rest = (tmp_path / METRICS_FILE).read_text().split("\n", 1)
+    assert is_header(json.loads(first))
+    assert rest == '{"step": 1, "loss": 2.0}\n'
 
 
 def test_tensorboard_shows_each_step_once_although_the_clock_was_set_back(tmp_path, monkeypatch):

@@ -1,0 +1,60 @@
+"""Whole contents of the files in a run's folder. `following` reads the same files while they grow."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from crosscut.logbook.objects import read_object
+from crosscut.logbook.rows import Row, read_rows, require_readable_rows, without_undone
+from crosscut.logbook.schema import BY_NAME, LOADS_FILE, METRICS_FILE, RESTARTS_FILE, SUMMARY_FILE, Form
+
+
+def read_metrics(folder: Path) -> list[Row]:
+    """Read the rows of a run's `metrics.jsonl` (`rows.read_rows`)."""
+    return without_undone(read_rows(folder / METRICS_FILE))
+
+
+def read_loads(folder: Path) -> list[Row]:
+    """Read the rows of a run's `experts.jsonl`, sorted by their steps. Rows of another shape than the last one are
+    left out.
+    """
+    rows = read_rows(folder / LOADS_FILE)
+    return sorted((row for row in rows if _shape(row) == _shape(rows[-1])), key=lambda row: int(row["step"]))
+
+
+def _shape(row: Row) -> dict[str, int]:
+    return {name: len(loads) for name, loads in row["loads"].items()}
+
+
+def read_restarts(folder: Path) -> list[Row]:
+    """Read the rows of a run's `restarts.jsonl`, oldest first. Empty if the run was never continued."""
+    return read_rows(folder / RESTARTS_FILE)
+
+
+def read_summary(folder: Path) -> Mapping[str, object] | None:
+    """Read a run's `summary.json`. Returns None if the run has none that can be read."""
+    return read_object(folder / SUMMARY_FILE)
+
+
+def hang_steps(folder: Path) -> Iterator[int]:
+    """Yield the step of each report about a hang."""
+    for path in folder.glob("hang-*.txt"):
+        if (step := path.stem.split("-")[1]).isdigit():
+            yield int(step)
+
+
+def free_hang_report(folder: Path, step: int) -> Path:
+    """Return a path in a run's folder at which no report exists yet. `step` is the step at which the run hangs."""
+    path, number = folder / f"hang-{step}.txt", 1
+    while path.exists():
+        number += 1
+        path = folder / f"hang-{step}-{number}.txt"
+    return path
+
+
+def require_known_versions(folder: Path) -> None:
+    """Raise `NewerFileError` if a newer Crosscut wrote a file of the run, so that this one would misread it."""
+    for name, file in BY_NAME.items():
+        if file.form is Form.OBJECT:
+            read_object(folder / name)
+        elif file.form is Form.ROWS and (folder / name).is_file():
+            require_readable_rows(folder / name)
