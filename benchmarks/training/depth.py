@@ -213,10 +213,23 @@ def draw(found: Mapping[str, Any], seeds: int, path: Path) -> None:
             depths.plot([depth] * len(ends[depth]), ends[depth], "o", color=color, markersize=4)
     for axes in (depths, rates):
         axes.axhline(level, color="#888888", linestyle=":", linewidth=1, label="guess from frequencies")
-    depths.set(xlabel="layers", ylabel="validation loss, nats", title="Best learning rate of each depth")
+    depths.set(
+        xlabel="number of layers",
+        ylabel="validation loss (nats per token)",
+        title="Best learning rate of each depth: seeds and median",
+    )
     depths.set_xticks(DEPTHS)
-    rates.set(xlabel="learning rate", ylabel="validation loss, nats", xscale="log", title="Every learning rate")
-    curves.set(xlabel="step", ylabel="training loss, nats", title="Training at the best rate, first seed")
+    rates.set(
+        xlabel="learning rate",
+        ylabel="validation loss (nats per token)",
+        xscale="log",
+        title="Every learning rate: median of the seeds",
+    )
+    curves.set(
+        xlabel="training step",
+        ylabel="training loss (nats per token)",
+        title=f"Training at the best rate, first seed, mean of {EVERY} steps",
+    )
     norms.set(xlabel="place of the layer, from input to output", ylabel="norm of its gradient", yscale="log",
               title="Gradients before the first step, float64")  # fmt: skip
     for axes in (depths, rates, curves, norms):

@@ -297,23 +297,24 @@ def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
     figure, panels = subplots(1 + has_loads, 1, figsize=(8, 7.0 if has_loads else 4.5), sharex=True, squeeze=False)
     (curves,), *below = panels
     for (name, group), color in zip(runs.items(), COLORS, strict=False):
-        label = f"{name}: {statistics.mean(one['bits_per_byte'] for one in group):.3f} at the end"
+        mean = statistics.mean(one["bits_per_byte"] for one in group)
+        label = f"{name}: {mean:.3f} at the end, mean of {len(group)} seeds"
         for i, one in enumerate(group):
             tflop = one["flops_per_step"] / 1e12
-            points = [(step * tflop, bits) for step, bits, _ in one["validations"] if step]
+            points = [(step * tflop, bits) for step, bits, *_ in one["validations"] if step]
             told = label if i == 0 else None
             curves.plot(*zip(*points, strict=True), color=color, marker="o", markersize=3, linewidth=1.2, label=told)
             for (loads,) in below if one["largest_loads"] else ():
                 points = [(step * tflop, load) for step, load in one["largest_loads"]]
                 loads.plot(*zip(*points, strict=True), color=color, linewidth=0.6, label=name if i == 0 else None)
-    curves.set_ylabel("bits per byte, held-out documents")
+    curves.set_ylabel("bits per byte of held-out documents")
     for (loads,) in below:
-        loads.set_ylabel("largest load of an expert (mean: 1)")
+        loads.set_ylabel("largest load / mean load")
     for (axes,) in panels:
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, loc="upper right")
-    panels[-1][0].set_xlabel("TFLOP")
+    panels[-1][0].set_xlabel("TFLOP of training; a line is a seed")
     figure.savefig(path, dpi=150)
 
 

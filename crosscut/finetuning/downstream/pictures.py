@@ -1,16 +1,11 @@
 """Draw a picture of a confusion matrix, or of predicted numbers."""
 
-import io
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from crosscut.config import write_whole
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from crosscut.training.watching.figures import GREY, frame, write_figure
 
 Numbers = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -33,7 +28,8 @@ def plot_confusion(table: Counts, names: tuple[str, ...], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(size + 0.8, size), layout="constrained")
     shares = table / table.sum(1, keepdims=True).clip(min=1)
     axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
-    axes.set(xlabel="prediction", ylabel="label", xticks=range(len(names)), yticks=range(len(names)))
+    axes.set(xlabel="predicted label", ylabel="true label", xticks=range(len(names)), yticks=range(len(names)))
+    axes.set_title("number of examples; colour: share of the row", fontsize=9)
     axes.set_xticklabels([_escaped(name) for name in names], rotation=0 if len(names) < 4 else 90)
     axes.set_yticklabels([_escaped(name) for name in names])
     for row in range(len(names) if len(names) <= _MOST_LABELS else 0):
@@ -41,7 +37,7 @@ def plot_confusion(table: Counts, names: tuple[str, ...], path: Path) -> None:
             dark = shares[row, column] > 0.5
             told = f"{table[row, column]:,}"
             axes.text(column, row, told, ha="center", va="center", color="white" if dark else "black")
-    _write(figure, path)
+    write_figure(figure, path)
 
 
 def plot_numbers(true: Numbers, predicted: Numbers, path: Path) -> None:
@@ -53,19 +49,12 @@ def plot_numbers(true: Numbers, predicted: Numbers, path: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(4.5, 4.5), layout="constrained")
     ends = [float(min(true.min(), predicted.min())), float(max(true.max(), predicted.max()))]
-    axes.plot(ends, ends, color="0.7", linewidth=1)
-    axes.scatter(true, predicted, s=12, alpha=0.5, edgecolors="none")
-    axes.set(xlabel="label", ylabel="prediction")
-    _write(figure, path)
-
-
-def _write(figure: "Figure", path: Path) -> None:
-    from matplotlib import pyplot
-
-    picture = io.BytesIO()
-    figure.savefig(picture, dpi=150, bbox_inches="tight")
-    pyplot.close(figure)
-    write_whole(path, picture.getvalue())
+    axes.plot(ends, ends, color=GREY, linewidth=1, label="prediction = label")
+    axes.scatter(true, predicted, s=12, alpha=0.5, edgecolors="none", label="an example")
+    axes.set(xlabel="label (number in the file)", ylabel="predicted number")
+    frame(axes)
+    axes.legend(frameon=False, loc="best", fontsize=8)
+    write_figure(figure, path)
 
 
 def _escaped(name: str) -> str:

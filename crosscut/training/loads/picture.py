@@ -2,7 +2,6 @@
 as curves, and a map of the loads of all experts of a layer.
 """
 
-import io
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crosscut.config import write_whole
 from crosscut.logbook.contents import read_loads
 from crosscut.logbook.schema import LOADS_PLOT_FILE
 from crosscut.training.loads.step_loads import layer_of
+from crosscut.training.watching.figures import GREY, INK, frame, write_figure
 
 _MOST_MAPS = 12
 """Maximum number of layers that have a map: first layers with an expert without tokens, then layers at equal distances.
@@ -26,7 +25,6 @@ _FACTOR = 4.0
 """Load as a multiple of the mean load at which the colours of a map end, and the inverse of the other end."""
 _IDLE = "#f2c300"
 """Colour of an expert without tokens."""
-_INK, _GREY = "#333333", "#777777"
 _STEPS = "{x:,.0f}"
 
 Numbers = NDArray[np.float64]
@@ -55,10 +53,7 @@ def plot_loads(folder: Path) -> None:
     above, below = figure.subfigures(2, 1, height_ratios=[2.9, 2.1 * down])
     _draw_curves(above, steps, loads, entropies, names)
     _draw_maps(below, steps, loads[:, shown], [names[i] for i in shown], (down, across))
-    picture = io.BytesIO()
-    figure.savefig(picture, dpi=150)
-    pyplot.close(figure)
-    write_whole(folder / LOADS_PLOT_FILE, picture.getvalue())
+    write_figure(figure, folder / LOADS_PLOT_FILE)
 
 
 def _shown(loads: Numbers) -> list[int]:
@@ -86,22 +81,24 @@ def _draw_curves(figure: Any, steps: Sequence[int], loads: Numbers, entropies: N
     weights = loads.mean(2)  # in proportion to the number of tokens
     shares = _columns(steps, entropies * weights, _MOST_POINTS)[1] / sums.mean(2) / math.log(max(loads.shape[2], 2))
     left, right = figure.subplots(1, 2)
+    most = math.ceil(len(steps) / min(len(steps), _MOST_POINTS))
     colours = colormaps["viridis_r"](np.linspace(0.12, 0.95, len(names)))
     for layer, (name, colour) in enumerate(zip(names, colours, strict=True)):
         is_named = len(names) <= 6 or layer in (0, len(names) - 1)
         left.plot(edges[1:], largest[:, layer], color=colour, linewidth=1.4, label=layer_of(name) if is_named else "")
         right.plot(edges[1:], shares[:, layer], color=colour, linewidth=1.4)
-    left.set_title("largest load of an expert, as a multiple of the mean", fontsize=9.5, color=_INK, loc="left")
-    right.set_title("entropy of the router, as a share of its maximum", fontsize=9.5, color=_INK, loc="left")
+    left.set_ylabel("load / mean load", fontsize=8.5, color=INK)
+    right.set_ylabel("entropy / ln(number of experts)", fontsize=8.5, color=INK)
+    left.set_title("largest load of an expert, as a multiple of the mean", fontsize=9.5, color=INK, loc="left")
+    right.set_title("entropy of the router, as a share of its maximum", fontsize=9.5, color=INK, loc="left")
     left.set_ylim(0.95, 1 + 1.2 * max(float(largest.max()) - 1, 0.1))  # with room for the legend
     right.set_ylim(min(0.9, float(shares.min()) - 0.02), 1.02)
     for axes in (left, right):
-        axes.axhline(1, color=_GREY, linewidth=0.8, linestyle=":")
-        axes.set_xlabel("step", fontsize=8.5, color=_INK)
+        axes.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
+        axes.set_xlabel(f"training step; each point is over up to {most} recorded steps", fontsize=8.5, color=INK)
         axes.xaxis.set_major_formatter(_STEPS)
-        axes.tick_params(labelsize=8, colors=_INK)
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8, colors=INK)
+        frame(axes)
     left.legend(frameon=False, fontsize=8, loc="upper left", ncols=6, handlelength=1.2, columnspacing=1.2)
 
 
@@ -121,8 +118,8 @@ def _draw_maps(figure: Any, steps: Sequence[int], loads: Numbers, names: Sequenc
             edges, np.arange(experts + 1) - 0.5, np.ma.masked_equal(ratios.T, 0.0), cmap=colours,
             norm=LogNorm(1 / _FACTOR, _FACTOR), rasterized=True,
         )  # fmt: skip
-        axes.set_title(layer_of(name), fontsize=9, color=_INK, loc="left", pad=3)
-        axes.tick_params(labelsize=8, colors=_INK)
+        axes.set_title(layer_of(name), fontsize=9, color=INK, loc="left", pad=3)
+        axes.tick_params(labelsize=8, colors=INK)
         axes.spines[:].set_visible(False)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, prune="upper"))
         axes.xaxis.set_major_formatter(_STEPS)
@@ -130,13 +127,13 @@ def _draw_maps(figure: Any, steps: Sequence[int], loads: Numbers, names: Sequenc
     every[0].invert_yaxis()  # shared by all maps
     for axes in every[len(names) :]:
         axes.set_visible(False)
-    figure.supylabel("expert", fontsize=8.5, color=_INK)
-    figure.supxlabel("step", fontsize=8.5, color=_INK)
+    figure.supylabel("expert", fontsize=8.5, color=INK)
+    figure.supxlabel("training step", fontsize=8.5, color=INK)
     ticks = [1 / _FACTOR, 1 / 2, 1, 2, _FACTOR]
     bar = figure.colorbar(drawn, ax=every.tolist(), ticks=ticks, fraction=0.025, pad=0.01, extend="both")
     bar.set_ticklabels(["¼", "½", "1", "2", "4"], fontsize=8)
     bar.ax.minorticks_off()
-    bar.set_label("load / mean load", fontsize=8.5, color=_INK)
+    bar.set_label("load / mean load", fontsize=8.5, color=INK)
     bar.outline.set_visible(False)
     if (sums == 0).any():
         figure.legend(handles=[Patch(color=_IDLE, label="no token")], loc="lower right", frameon=False, fontsize=8)

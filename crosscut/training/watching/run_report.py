@@ -1,11 +1,10 @@
 """Report of a finished run: a plot of its losses, samples of its text and a summary."""
 
 import dataclasses
-import io
 import math
 import shlex
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -56,6 +55,7 @@ from crosscut.training.watching.banner import (
     mixture_rows,
     model_rows,
 )
+from crosscut.training.watching.figures import GREY, frame, write_figure
 from crosscut.training.watching.forecast import gain_of_one_rank
 
 RunSummary = dict[str, Any]
@@ -161,6 +161,9 @@ def plot_losses(folder: Path, *, scored: str = "", per: str = "token") -> None:
     """Plot the training and validation losses of a run's `metrics.jsonl` to `loss.png`. `scored` names the weights that
     were validated; an empty text means the weights of the last step. `per` names what one loss belongs to: a token, or
     an example of a task.
+
+    The curve of the validation begins after the first steps: a line from the untrained model would cross no loss that
+    was measured. The legend has the first loss.
     """
     import matplotlib
 
@@ -172,23 +175,26 @@ def plot_losses(folder: Path, *, scored: str = "", per: str = "token") -> None:
     validated = [row for row in rows if row.get("validation_loss") is not None]
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     if trained:
-        axes.plot(*zip(*trained, strict=True), color="#9ec1e0", linewidth=1, label="training, each step")
-        axes.plot(*zip(*_smoothed(trained), strict=True), color="#1f5f99", linewidth=2, label="training, smoothed")
+        axes.plot(*zip(*trained, strict=True), color="#7fa8cd", linewidth=1, label="training, batch of each step")
+        label = "training, mean of up to 5% of the steps"
+        axes.plot(*zip(*_smoothed(trained), strict=True), color="#1f5f99", linewidth=2, label=label)
     if validated:  # a full disk may have lost the rows
-        points = [(row["step"], row["validation_loss"]) for row in validated]
-        label = f"validation{scored}, at the end {_told(validated[-1], per)}"
-        axes.plot(*zip(*points, strict=True), color="#c8502d", marker="o", markersize=4, label=label)
+        points = [(row["step"], row["validation_loss"]) for row in validated if row["step"] or len(validated) == 1]
+        label = f"validation{scored}, {_first_loss(validated)}at the end {_told(validated[-1], per)}"
+        axes.plot(*zip(*points, strict=True), color="#b8431f", marker="o", markersize=4, label=label)
     for number, event in enumerate(_spikes(folder)):
-        axes.axvline(event.back_to, color="#777777", linestyle=":", label="" if number else "rollback after a spike")
-    axes.set(xlabel="step", ylabel=f"cross entropy per {per} (nats)")
+        axes.axvline(event.back_to, color=GREY, linestyle=":", label="" if number else "rollback after a spike")
+    axes.set(xlabel="training step", ylabel=f"mean cross entropy per {per} (nats)")
     axes.margins(y=0.12)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    frame(axes)
     axes.legend(frameon=False, loc="upper right")  # a loss falls, so this corner of the plot is empty
-    picture = io.BytesIO()
-    figure.savefig(picture, dpi=150)
-    pyplot.close(figure)
-    write_whole(folder / PLOT_FILE, picture.getvalue())
+    write_figure(figure, folder / PLOT_FILE)
+
+
+def _first_loss(validated: Sequence[Row]) -> str:
+    """Return the text about the validation before the first step for the plot's legend. Empty without one."""
+    first = validated[0]
+    return "" if first["step"] or len(validated) == 1 else f"{first['validation_loss']:.2f} nats at step 0, "
 
 
 def _spikes(folder: Path) -> tuple[Event, ...]:
