@@ -30,6 +30,7 @@ from crosscut.cli.serve import serve
 from crosscut.cli.study import study
 from crosscut.cli.train import train
 from crosscut.cli.verify import verify
+from crosscut.cli.watch import watch
 from crosscut.config import ConfigError, CrosscutError, DamagedError, RankFailure, RunStopped
 from crosscut.config.checks import is_text, require_text
 from crosscut.config.system.terminal import echo, printable, show_cursor
@@ -87,7 +88,21 @@ def commands() -> None:
         )
 
 
-for command in (plan, prepare, train, finetune, verify, evaluate, lm_eval, generate, embed, serve, checkpoint, study):
+for command in (
+    plan,
+    prepare,
+    train,
+    finetune,
+    verify,
+    evaluate,
+    lm_eval,
+    generate,
+    embed,
+    serve,
+    watch,
+    checkpoint,
+    study,
+):
     commands.add_command(command)
 commands.add_command(doctor)
 

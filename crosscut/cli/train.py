@@ -1,11 +1,14 @@
 """`crosscut train`."""
 
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Literal
 
 import click
 
 from crosscut.cli.arguments import RunCommand, has_file, on_devices_there, run_arguments, run_from
 from crosscut.config.axes import OPTIONS
+from crosscut.watch.beside import page_beside
 
 _SIZES = tuple(f"layout.{option}=" for option in OPTIONS)
 
@@ -41,7 +44,8 @@ class _TrainCommand(RunCommand):
     "a trace for ui.perfetto.dev, the shares of compute, communication and idle time, the slowest operators, and the "
     "memory peak.",
 )
-def train(arguments: tuple[str, ...], resume: Literal["newest", "auto"] | None, profile: bool) -> None:
+@click.option("--watch", is_flag=True, help="Show the run in the browser while it trains, as `crosscut watch` does.")
+def train(arguments: tuple[str, ...], resume: Literal["newest", "auto"] | None, profile: bool, watch: bool) -> None:
     """Train a model from raw text or token shards.
 
     Without RUN.toml, the command trains the demo: a small model on the State of the Union addresses, on two
@@ -60,4 +64,5 @@ def train(arguments: tuple[str, ...], resume: Literal["newest", "auto"] | None, 
 
     if not has_file(arguments) and not any(argument.startswith(_SIZES) for argument in arguments):
         run = on_devices_there(run, "Add layout.tensor=1 to train on a GPU.")  # the user did not ask for two ranks
-    run_training(run, resume="auto" if resume == "auto" else resume is not None, profile=profile)
+    with page_beside(Path(run.output.folder)) if watch else nullcontext():
+        run_training(run, resume="auto" if resume == "auto" else resume is not None, profile=profile)

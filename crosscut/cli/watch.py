@@ -4,7 +4,6 @@ from pathlib import Path
 
 import click
 
-from crosscut.cli.arguments import naming_options
 from crosscut.watch.pages import write_page
 from crosscut.watch.server import PORT
 from crosscut.watch.server import watch as watch_runs
@@ -27,8 +26,8 @@ from crosscut.watch.server import watch as watch_runs
 def watch(places: tuple[str, ...], port: int, html: Path | None) -> None:
     """Show runs in the browser while they train, or later.
 
-    RUN is the folder of a run, a copy of it, a folder that holds runs (new ones appear by themselves), or a pattern such
-    as 'runs/*'. The page is served on 127.0.0.1 only, and loads nothing from the network.
+    RUN is the folder of a run, a copy of it, a folder that holds runs (new ones appear by themselves), or a pattern
+    such as 'runs/*'. The page is served on 127.0.0.1 only, and loads nothing from the network.
     """
     if html is None:
         watch_runs(places, port)

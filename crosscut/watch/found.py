@@ -60,8 +60,8 @@ class Runs:
 
 
 def _folders_at(place: str) -> list[Path]:
-    """Folders that a place names. A folder whose name has the characters of a pattern is taken as it is."""
-    paths = [place] if Path(place).is_dir() else glob.glob(place)
+    """Return the folders that a place names. A folder whose name has the signs of a pattern is taken as it is."""
+    paths = [place] if Path(place).is_dir() else glob.glob(place)  # noqa: PTH207 (any path)
     return [Path(os.path.abspath(path)) for path in sorted(paths) if Path(path).is_dir()]  # noqa: PTH100 (links stay)
 
 

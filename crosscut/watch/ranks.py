@@ -28,7 +28,9 @@ def told_ranks(plan: Mapping[str, Any], measurements: Sequence[Mapping[str, Any]
     }
 
 
-def _told(number: int, rank: Mapping[str, Any], stage: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, object]:
+def _told(
+    number: int, rank: Mapping[str, Any], stage: Mapping[str, Any], found: Mapping[str, Any]
+) -> dict[str, object]:
     sent = [stage.get("messages"), found.get("messages"), stage.get("elements"), found.get("elements")]
     names = ("planned", "measured", "planned_elements", "measured_elements")
     named = [of if isinstance(of, dict) else {} for of in sent]

@@ -103,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
             return True
         return False
 
-    def do_GET(self) -> None:  # noqa: N802 (a name of the standard library)
+    def do_GET(self) -> None:
         """Answer with the page or with what is new."""
         address = urlsplit(self.path)
         if address.path == "/":
@@ -140,8 +140,7 @@ def watch(places: Sequence[str], port: int) -> None:
     runs = Runs(places)
     runs.require_any()
     with WatchServer(runs, port) as server:
-        for line in addresses(server.server_port):
-            echo(line)
+        echo("\n".join([*addresses(server.server_port), "       Ctrl-C ends the page"]))
         try:
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
@@ -151,6 +150,6 @@ def watch(places: Sequence[str], port: int) -> None:
 def addresses(port: int) -> list[str]:
     """Lines for the user: the page's address, and the command that brings it to another machine."""
     return [
-        f"watch  http://127.0.0.1:{port}/  (Ctrl-C ends it)",
-        f"       from another machine: ssh -L {port}:127.0.0.1:{port} {gethostname()}",
+        f"watch  http://127.0.0.1:{port}/",
+        f"       for a browser on another machine, type there: ssh -L {port}:127.0.0.1:{port} {gethostname()}",
     ]

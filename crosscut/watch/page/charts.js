@@ -32,7 +32,6 @@ class Chart {
     this.key = make("p.marks", { hidden: true });
     this.figure = make(kind.wide ? "figure.wide" : "figure",
       make("figcaption", make("h3", kind.title), make("span.unit", kind.unit), this.readout), this.place, this.key);
-    this.range = [1, 10];
     this.isSeen = true;
     this.isStale = true;
   }
@@ -40,6 +39,7 @@ class Chart {
   /** Makes the plot anew for these runs. */
   build(shown) {
     this.plot?.destroy();
+    this.range = [1, 10];
     this.shown = shown.filter((run) => this.kind.names.some((name) => run.series.has(name)));
     const font = `11px ${getComputedStyle(document.body).fontFamily}`;
     const axis = { stroke: colors["--soft"], font, ticks: { show: false }, grid: { stroke: colors["--line"], width: 1 } };
@@ -58,7 +58,7 @@ class Chart {
       },
       axes: [
         { ...axis, size: 26, gap: 4, grid: { show: false }, splits: (u, i, low, high) => this.ticksAlong(low, high),
-          values: (u, ticks) => ticks.map(ALONG[axes.along].tick), filter: (u, ticks) => ticks },
+          values: (u, ticks) => ALONG[axes.along].ticks(ticks), filter: (u, ticks) => ticks },
         { ...axis, size: 56, gap: 6, splits: (u, i, low, high) => this.ticksUp(low, high, isLog),
           values: (u, ticks) => this.tickWords(ticks), filter: (u, ticks) => ticks },
       ],
@@ -107,7 +107,7 @@ class Chart {
 
   /** Words for ticks, all with as many decimals as their distance needs. */
   tickWords(ticks) {
-    if (this.told === duration) return ticks.map(timeTick);
+    if (this.told === duration) return timeTicks(ticks);
     if (this.told === percent) return ticks.map((tick) => `${Number((100 * tick).toPrecision(4))}${THIN}%`);
     if (this.told === rate) return ticks.map((tick) => short(tick));
     const most = Math.max(...ticks.map(Math.abs));

@@ -38,16 +38,17 @@ function kindsOf(shown) {
 /** Whether any run has a finite figure of this name. */
 const isFigure = (shown, name) => shown.some((run) => run.series.get(name)?.values.view().some(Number.isFinite));
 
-/** A time in one unit, for axes: 30 s, 1.5 min, 2 h. */
-function timeTick(seconds) {
-  const [size, name] = [[86400, "d"], [3600, "h"], [60, "min"]].find(([one]) => seconds >= one) ?? [];
-  return size ? `${Number((seconds / size).toPrecision(3))}${THIN}${name}` : seconds === 0 ? "0" : duration(seconds).replace(/\.0+(?=\D)|(?<=\.\d)0(?=\D)/, "");
+/** Times of an axis, all in the unit that suits the largest: 0, 30 s, 60 s; 0, 1.5 h, 3 h. */
+function timeTicks(ticks) {
+  const most = Math.max(...ticks);
+  const [size, name] = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].find(([one]) => most >= 3 * one) ?? [0.001, "ms"];
+  return ticks.map((tick) => (tick === 0 ? "0" : `${Number((tick / size).toPrecision(3))}${THIN}${name}`));
 }
 
 const ALONG = {
-  step: { title: "steps", told: (value) => `step ${whole.format(value)}`, tick: (value) => (value >= 1e4 ? short(value, 4) : whole.format(value)) },
-  tokens: { title: "tokens", told: (value) => `${short(value)} tokens`, tick: (value) => short(value, 4) },
-  seconds: { title: "time of the steps", told: duration, tick: timeTick },
+  step: { title: "steps", told: (value) => `step ${whole.format(value)}`, ticks: (ticks) => ticks.map((value) => (value >= 1e4 ? short(value, 4) : whole.format(value))) },
+  tokens: { title: "tokens", told: (value) => `${short(value)} tokens`, ticks: (ticks) => ticks.map((value) => short(value, 4)) },
+  seconds: { title: "time of the steps", told: duration, ticks: timeTicks },
 };
 
 /** Distances between ticks of a time axis, in seconds. */
@@ -55,6 +56,7 @@ const TIMES = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800,
 
 /** Ticks of a logarithmic axis between two figures: round numbers, as many as there is room for. */
 function logTicks(low, high, most) {
+  if (!(low > 0 && high < Infinity)) return [];
   for (const digits of [[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 5], [1, 3], [1]]) {
     const found = [];
     for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {

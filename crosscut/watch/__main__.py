@@ -1,0 +1,18 @@
+"""Page of a run that another process trains. It ends with that process, which holds the other end of its input."""
+
+import sys
+import threading
+
+from crosscut.config import ConfigError
+from crosscut.watch.found import Runs
+from crosscut.watch.server import PORT, WatchServer, addresses
+
+if __name__ == "__main__":
+    runs = Runs(sys.argv[1:])
+    try:
+        server = WatchServer(runs, PORT)
+    except ConfigError:  # another page has the usual port
+        server = WatchServer(runs, 0)
+    print(*addresses(server.server_port), sep="\n", flush=True)  # noqa: T201 (`beside` reads the lines)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    sys.stdin.read()
