@@ -1,52 +1,53 @@
-"""Ranks of a run's layout: memory and messages, planned (`plan.json`) and measured (`measurements.jsonl`)."""
+"""Ranks of a run's layout: memory and messages, planned (`plan.json`) and measured (`measurements.jsonl`).
+
+Both files may come from elsewhere. Values of another type than the schema's are left out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+_SENT = {"planned": "messages", "measured": "messages", "planned_elements": "elements", "measured_elements": "elements"}
+"""Keys of the files by the names of the page."""
+
 
 def told_ranks(plan: Mapping[str, Any], measurements: Sequence[Mapping[str, Any]]) -> dict[str, object] | None:
     """Return the ranks as the page draws them. None if neither file says anything that fits."""
     last = measurements[-1] if measurements else {}
-    layout = str(plan.get("layout") or last.get("layout") or "")
-    if last and plan and last.get("layout") != plan.get("layout"):
+    if plan.get("layout") not in (None, last.get("layout")):
         last = {}  # a start with another layout has not reached its third step
-    planned = [one for one in plan.get("ranks", ()) if isinstance(one, dict)]
-    measured = list(last.get("ranks", ()))
+    planned, measured, stages = _objects(plan.get("ranks")), _objects(last.get("ranks")), _objects(plan.get("stages"))
     if not planned and not measured:
         return None
-    stages = plan.get("stages", ())
+    ranks = []
+    for i in range(max(len(planned), len(measured))):
+        rank, found = planned[i] if i < len(planned) else {}, measured[i] if i < len(measured) else {}
+        stage = rank.get("stage")
+        is_known = isinstance(stage, int) and 0 <= stage < len(stages)
+        ranks.append(_told(i, rank, stages[stage] if is_known else {}, found))
+    layout = str(plan.get("layout") or last.get("layout") or "")
+    return {"layout": layout, "axes": _numbers(plan.get("axes")), "step": last.get("step"), "ranks": ranks}
+
+
+def _told(i: int, rank: Mapping[str, Any], stage: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, object]:
+    of = {name: _numbers((stage if "planned" in name else found).get(key)) for name, key in _SENT.items()}
     return {
-        "layout": layout,
-        "axes": plan.get("axes") or {},
-        "step": last.get("step"),
-        "ranks": [
-            _told(i, _at(planned, i), _at(stages, _at(planned, i).get("stage", -1)), _at(measured, i))
-            for i in range(max(len(planned), len(measured)))
-        ],
+        "rank": i,
+        "places": _numbers(rank.get("places")),
+        "planned": _numbers(stage).get("memory_bytes"),
+        "measured": _numbers(found).get("memory_bytes"),
+        "parts": _numbers(stage.get("memory")),
+        "messages": {
+            axis: {name: numbers.get(axis) for name, numbers in of.items()}
+            for axis in dict.fromkeys(axis for numbers in of.values() for axis in numbers)
+        },
     }
 
 
-def _told(
-    number: int, rank: Mapping[str, Any], stage: Mapping[str, Any], found: Mapping[str, Any]
-) -> dict[str, object]:
-    sent = [stage.get("messages"), found.get("messages"), stage.get("elements"), found.get("elements")]
-    names = ("planned", "measured", "planned_elements", "measured_elements")
-    named = [of if isinstance(of, dict) else {} for of in sent]
-    axes = dict.fromkeys(axis for of in named for axis in of)
-    return {
-        "rank": rank.get("rank", number),
-        "places": rank.get("places") or {},
-        "planned": stage.get("memory_bytes"),
-        "measured": found.get("memory_bytes"),
-        "parts": stage.get("memory") or {},
-        "messages": {axis: {name: of.get(axis) for name, of in zip(names, named, strict=True)} for axis in axes},
-    }
+def _objects(found: object) -> list[Mapping[str, Any]]:
+    return [one if isinstance(one, dict) else {} for one in found] if isinstance(found, list) else []
 
 
-def _at(found: Any, place: Any) -> Mapping[str, Any]:
-    if isinstance(found, Sequence) and isinstance(place, int) and 0 <= place < len(found):
-        one = found[place]
-        return one if isinstance(one, dict) else {}
-    return {}
+def _numbers(found: object) -> dict[str, float]:
+    return {name: of for name, of in found.items() if isinstance(of, int | float)} if isinstance(found, Mapping) else {}
