@@ -118,7 +118,7 @@ class Chart {
   /** Draws the part of all lines between two places. */
   draw(low, high) {
     const pixels = this.plot.bbox.width / devicePixelRatio;
-    const grid = new Grid(low, high, this.lines.length > 8 ? pixels / 2 : pixels, axes.logx);
+    const grid = new Grid(low, high, this.lines.length > 8 ? pixels / 3 : pixels, axes.logx);
     const data = [grid.xs];
     for (const { run, name, weight } of this.lines) {
       const series = run.series.get(name);

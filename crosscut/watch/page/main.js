@@ -71,7 +71,10 @@ async function follow() {
         const before = runs.size;
         const answer = await (await fetch(question())).json();
         if (receive(answer) || runs.size !== before) drawAll();
-        else drawList(drawAll);
+        else {
+          drawList(drawAll);
+          drawFacts();
+        }
         isLost = false;
       } catch (error) {
         if (!(error instanceof TypeError || error instanceof SyntaxError)) throw error;
