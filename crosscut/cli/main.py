@@ -26,11 +26,11 @@ from crosscut.cli.generate import generate
 from crosscut.cli.lm_eval import lm_eval
 from crosscut.cli.plan.command import plan
 from crosscut.cli.prepare import prepare
+from crosscut.cli.runs.watch import watch
 from crosscut.cli.serve import serve
 from crosscut.cli.study import study
 from crosscut.cli.train import train
 from crosscut.cli.verify import verify
-from crosscut.cli.watch import watch
 from crosscut.config import ConfigError, CrosscutError, DamagedError, RankFailure, RunStopped
 from crosscut.config.checks import is_text, require_text
 from crosscut.config.system.terminal import echo, printable, show_cursor
