@@ -23,9 +23,9 @@ def told_ranks(plan: Mapping[str, Any], measurements: Sequence[Mapping[str, Any]
     ranks = []
     for i in range(max(len(planned), len(measured))):
         rank, found = planned[i] if i < len(planned) else {}, measured[i] if i < len(measured) else {}
-        stage = rank.get("stage")
-        is_known = isinstance(stage, int) and 0 <= stage < len(stages)
-        ranks.append(_told(i, rank, stages[stage] if is_known else {}, found))
+        place = rank.get("stage")
+        stage = stages[place] if isinstance(place, int) and 0 <= place < len(stages) else {}
+        ranks.append(_told(i, rank, stage, found))
     layout = str(plan.get("layout") or last.get("layout") or "")
     return {"layout": layout, "axes": _numbers(plan.get("axes")), "step": last.get("step"), "ranks": ranks}
 

@@ -22,7 +22,7 @@ _MOST_SAMPLES = 300
 
 _WORDS = {
     RunState.KILLED: "no sign of life",
-    RunState.STOPPED: "before its last step",
+    RunState.STOPPED: "before the end",
     RunState.GONE: "the last figures",
 }
 

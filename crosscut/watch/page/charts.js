@@ -118,7 +118,8 @@ class Chart {
   /** Draws the part of all lines between two places. */
   draw(low, high) {
     const pixels = this.plot.bbox.width / devicePixelRatio;
-    const grid = new Grid(low, high, this.lines.length > 8 ? pixels / 3 : pixels, axes.logx);
+    const coarse = this.lines.length > 30 ? 3 : this.lines.length > 15 ? 2 : 1;
+    const grid = new Grid(low, high, pixels / coarse, axes.logx);
     const data = [grid.xs];
     for (const { run, name, weight } of this.lines) {
       const series = run.series.get(name);

@@ -72,10 +72,10 @@ function factsOf(run) {
     ["State", STATES[state] ?? state, words],
     ["Step", whole.format(step), steps ? `of ${whole.format(steps)}${steps > step ? ` (${percent(step / steps)})` : ""}` : ""],
     ["Loss", digits(loss), axes.weight > 0 ? "smoothed" : "last step"],
-    last && ["Validation", digits(validation), last.value < validation ? `best ${digits(last.value)} (${whole.format(last.step)})` : "the best so far"],
+    last && ["Validation", digits(validation), digits(last.value) !== digits(validation) ? `best ${digits(last.value)} (${whole.format(last.step)})` : "the best so far"],
     ["Speed", Number.isFinite(recent(run, "tokens_per_second")) ? `${rate(recent(run, "tokens_per_second"))}` : NONE, "tokens/s"],
     Number.isFinite(recent(run, "utilisation")) && ["Share of peak", percent(recent(run, "utilisation")), "last 50 steps"],
-    state === "running" && steps > step ? ["Time left", duration(left), "without validations"] : ["Time of the steps", duration(elapsed), ""],
+    state === "running" && steps > step ? ["Time left", duration(left), "without validations"] : ["Time", duration(elapsed), "of all steps"],
     Number.isFinite(tokens) && ["Tokens", short(tokens), run.parts.ranks?.layout ?? run.parts.summary?.layout ?? ""],
   ].filter(Boolean);
 }

@@ -104,7 +104,11 @@ function showTip(x) {
 function tipOfRuns(chart, x) {
   if (chart.shown.length < 2) return [];
   const name = chart.kind.names[0];
-  const found = chart.shown.map((run) => ({ run, value: chart.valueAt(run, name, x) })).filter(({ value }) => Number.isFinite(value));
+  const isThere = (run) => {
+    const xs = run.along(chart.kind.names.find((one) => run.series.has(one)), axes.along);
+    return x >= xs[0] && x <= xs[xs.length - 1];
+  };
+  const found = chart.shown.filter(isThere).map((run) => ({ run, value: chart.valueAt(run, name, x) })).filter(({ value }) => Number.isFinite(value));
   found.sort((a, b) => b.value - a.value);
   const rows = found.slice(0, 12).map(({ run, value }) => make(run.id === focus ? "div.focus" : "div",
     make("i", { "--run": run.color }), make("span.name", run.name), make("span.number", chart.told(value))));
