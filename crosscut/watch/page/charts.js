@@ -119,7 +119,7 @@ class Chart {
   draw(low, high) {
     const pixels = this.plot.bbox.width / devicePixelRatio;
     const coarse = this.lines.length > 30 ? 3 : this.lines.length > 15 ? 2 : 1;
-    const grid = new Grid(low, high, pixels / coarse, axes.logx);
+    const grid = gridOf(low, high, pixels / coarse, axes.logx);
     const data = [grid.xs];
     for (const { run, name, weight } of this.lines) {
       const series = run.series.get(name);

@@ -52,6 +52,7 @@ function drawAll() {
   drawList(drawAll);
   drawCharts();
   drawFacts();
+  point(view.cursor);
   for (const section of sections) section.draw();
 }
 

@@ -10,13 +10,12 @@ class Grid {
     const scale = isLog ? LOG : LINEAR;
     const [from, to] = [scale.to(low), scale.to(high)];
     this.width = Math.max(1, Math.floor(width));
-    this.edges = Float64Array.from({ length: this.width + 1 }, (_, i) => scale.from(from + ((to - from) * i) / this.width));
+    this.edges = new Float64Array(this.width + 1);
+    for (let i = 1; i < this.width; i++) this.edges[i] = scale.from(from + ((to - from) * i) / this.width);
     [this.edges[0], this.edges[this.width]] = [low, high];
-    this.xs = Array.from({ length: 2 * this.width + 2 }, (_, i) => {
-      if (i === 0) return low;
-      if (i > 2 * this.width) return high;
-      return scale.from(from + ((to - from) * (i - 0.5)) / (2 * this.width));
-    });
+    this.xs = [low];
+    for (let i = 0; i < 2 * this.width; i++) this.xs.push(scale.from(from + ((to - from) * (i + 0.5)) / (2 * this.width)));
+    this.xs.push(high);
   }
 
   /** Figures of a line at the places of the grid: undefined where there is none, null where it is not finite. */
@@ -78,4 +77,16 @@ function spread(values) {
     gap = values.indexOf(null, gap);
   }
   return values;
+}
+
+let lastGrids = new Map();
+
+/** Grid of charts that have the same width and show the same part. */
+function gridOf(low, high, width, isLog) {
+  const key = [low, high, width, isLog].join(" ");
+  if (!lastGrids.has(key)) {
+    if (lastGrids.size > 3) lastGrids = new Map();
+    lastGrids.set(key, new Grid(low, high, width, isLog));
+  }
+  return lastGrids.get(key);
 }

@@ -61,7 +61,7 @@ function redraw() {
     const [low, high] = shownPart();
     for (const chart of charts) if (chart.isSeen && chart.isStale) chart.draw(low, high);
     document.querySelector("[data-zoom=reset]").disabled = view.part === null;
-    point(view.cursor);
+    if (view.cursor !== null) point(view.cursor);
   });
 }
 
@@ -80,7 +80,7 @@ function point(x) {
     if (!chart.plot) continue;
     const left = x === null ? -10 : chart.plot.valToPos(x, "x");
     chart.plot.setCursor({ left: left >= 0 && left <= chart.plot.over.clientWidth ? left : -10, top: x === null ? -10 : 0 }, false);
-    if (chart.isSeen) chart.read(x);
+    if (chart.isSeen || x === null) chart.read(x);
   }
   showTip(x);
 }
