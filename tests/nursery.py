@@ -19,7 +19,7 @@ _IMPORTED = (
     "crosscut.corpus",
     "crosscut.serving.server",
     "crosscut.training",
-    "crosscut.training.watching.board",
+    "crosscut.training.tracking.board",
     "crosscut.verification",
     "matplotlib.backends.backend_agg",
     "matplotlib.pyplot",

@@ -83,7 +83,7 @@ def run_crosscut(clock: Clock, words: list[str]) -> None:
     from crosscut.training import run_training, step
     from crosscut.training.batches import Batches
     from crosscut.training.optimization.optimizer import LocalAdamW
-    from crosscut.training.watching.metrics import Metrics
+    from crosscut.training.tracking.metrics import Metrics
 
     for part, owner, name in (
         ("batch", Batches, "micro_batches"), ("forward", GPT, "loss"), ("clip", step, "measure_gradients"),

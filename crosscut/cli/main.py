@@ -18,7 +18,6 @@ import click
 
 from crosscut import __version__
 from crosscut.cli.checkpoint import checkpoint
-from crosscut.cli.doctor.command import doctor
 from crosscut.cli.embed import embed
 from crosscut.cli.evaluate import evaluate
 from crosscut.cli.finetune import finetune
@@ -26,6 +25,8 @@ from crosscut.cli.generate import generate
 from crosscut.cli.lm_eval import lm_eval
 from crosscut.cli.plan.command import plan
 from crosscut.cli.prepare import prepare
+from crosscut.cli.runs.doctor import doctor
+from crosscut.cli.runs.metrics import metrics
 from crosscut.cli.runs.watch import watch
 from crosscut.cli.serve import serve
 from crosscut.cli.study import study
@@ -88,23 +89,10 @@ def commands() -> None:
         )
 
 
-for command in (
-    plan,
-    prepare,
-    train,
-    finetune,
-    verify,
-    evaluate,
-    lm_eval,
-    generate,
-    embed,
-    serve,
-    watch,
-    checkpoint,
-    study,
-):
+for command in (plan, prepare, train, finetune, verify, evaluate, lm_eval, generate, embed, serve, checkpoint, study):
     commands.add_command(command)
-commands.add_command(doctor)
+for command in (doctor, metrics, watch):
+    commands.add_command(command)
 
 
 def main() -> None:

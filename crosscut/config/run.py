@@ -75,12 +75,20 @@ class OutputConfig:
     folder: str = "runs/default"
     """Folder of the run, for the config, metrics, plots and checkpoints."""
 
+    trackers: tuple[str, ...] = ("tensorboard",)
+    """Programs that get the figures, in addition to the files in the folder: `tensorboard`, `trackio` or `wandb`. Their
+    packages must be installed."""
+
     sample_prompt: str = ""
     """Prompt of a second sample at the end of the run. The first sample is a new document. An empty prompt gives only
     the first sample."""
 
     sample_tokens: int = 120
     """Number of tokens of each sample at the end of the run. 0 samples no text."""
+
+    sample_every: int = 0
+    """Number of steps between samples during the run, which the file `samples.jsonl` in the run's folder collects. 0
+    samples no text before the end of the run."""
 
     sample_temperature: float = 0.8
     """Sampling temperature of the samples at the end of the run. A low temperature suits a small model, whose unlikely
@@ -89,7 +97,12 @@ class OutputConfig:
     def __post_init__(self) -> None:
         if not self.folder:
             raise ConfigError("`output.folder` must name a folder, but is empty.")
-        check_section(self, "output", sample_tokens=0, sample_temperature=0)
+        check_section(self, "output", sample_tokens=0, sample_every=0, sample_temperature=0)
+        if self.sample_every and not self.sample_tokens:
+            raise ConfigError(
+                f"`output.sample_tokens` must be at least 1 if `output.sample_every` is {self.sample_every}, but is 0. "
+                "Set `output.sample_tokens`, or remove `output.sample_every`."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +137,7 @@ class RunConfig(StepShape):
         _require_rates(model, self.optimizer)
         require_float8(model, layout, training)
         require_compilable(model, layout, training)
+        _require_samples(model, layout, self.output)
         if self.evaluation.has_tasks:
             self.evaluation.window_for(training.sequence_length)
 
@@ -234,6 +248,16 @@ def _require_task(model: ModelConfig, training: TrainingConfig) -> None:
     for name, plain in (("document_mask", False), ("z_loss", 0.0)):
         remedy = f"This setting is for models that predict tokens. Remove `training.{name}`."
         require_value(f"training.{name}", getattr(training, name), plain, when, remedy)
+
+
+def _require_samples(model: ModelConfig, layout: Layout, output: OutputConfig) -> None:
+    """Raise `ConfigError` for samples during a run that can write no text."""
+    if layout.num_stages > 1:
+        remedy = "The stages of a pipeline write no text. Remove `output.sample_every`, or set layout.pipeline=1."
+        require_value("output.sample_every", output.sample_every, 0, "in a pipeline", remedy)
+    if model.predicts_masked or model.solves_task:
+        remedy = "Such a model writes no text. Remove `output.sample_every`."
+        require_value("output.sample_every", output.sample_every, 0, f'for `model.head` = "{model.head}"', remedy)
 
 
 def _require_rotary(model: ModelConfig, training: TrainingConfig) -> None:

@@ -53,8 +53,8 @@ def _long_columns(text: str) -> Columns | None:
     trained = [line for line in lines if '"loss"' in line]
     found = _pattern(first).findall(text)
     try:
-        steps, *values = zip(*found, strict=True)
-        steps = list(map(int, steps))
+        numbers, *values = zip(*found, strict=True)
+        steps = list(map(int, numbers))
         columns = {name: _numbers(column) for name, column in zip(_watched(first), values, strict=True)}
     except ValueError:
         return None

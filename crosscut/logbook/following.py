@@ -95,7 +95,8 @@ class RunReader:
     @property
     def bytes_read(self) -> int:
         """Number of bytes read so far."""
-        return sum(one.bytes_read for one in (*self._tails.values(), *self._wholes.values()))
+        tails, wholes = self._tails.values(), self._wholes.values()
+        return sum(one.bytes_read for one in tails) + sum(one.bytes_read for one in wholes)
 
     @property
     def step(self) -> int:
@@ -141,7 +142,8 @@ class RunReader:
     def _is_complete(self) -> bool:
         training = self.config.get("training")
         steps = training.get("steps") if isinstance(training, dict) else None
-        return bool(self.summary) and steps in (None, self.summary.get("steps"))
+        is_done = not isinstance(steps, int) or not self._trained or self._trained >= steps
+        return bool(self.summary) and steps in (None, self.summary.get("steps")) and is_done
 
     def _spikes(self) -> Iterator[Mark]:
         for event in self._skips.events:
@@ -238,7 +240,7 @@ class RunReader:
                 series.undo(step)
             self._events = [event for event in self._events if event.step < step]
 
-    def _is_newer(self, name: str, rows: list[Row] | tuple[Row, ...]) -> bool:
+    def _is_newer(self, name: str, rows: Sequence[Row]) -> bool:
         """Whether a newer Crosscut wrote the file, which its first row says. If so, a note says so."""
         if rows and is_header(rows[0]):
             self._note_version(name, rows[0].get("version"))

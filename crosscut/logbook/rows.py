@@ -104,12 +104,12 @@ def is_header(row: Mapping[str, object]) -> bool:
 
 
 class RowFile:
-    """File of rows to which a run appends. Begin with `start`. All methods raise `OSError` if the file cannot be
-    written.
+    """File of rows to which a run appends. Begin with `start`, or with the first row: the file then continues from step
+    `begin`. All methods raise `OSError` if the file cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, begin: int = 0) -> None:
+        self.path, self._begin = path, begin
         self._file: IO[str] | None = None
 
     def start(self, step: int) -> list[Row]:
@@ -120,10 +120,15 @@ class RowFile:
 
     def rewind(self, step: int) -> list[Row]:
         """Remove the rows of the steps after `step`. Returns the rows that are left."""
+        if self._file is None:
+            self._begin = min(self._begin, step)
+            return []
         return self._keep(self._rows(until=step), step)
 
     def append(self, row: Mapping[str, object]) -> None:
         """Write a row. The row is in the file when the call returns."""
+        if self._file is None:
+            self.start(self._begin)
         assert self._file is not None
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()

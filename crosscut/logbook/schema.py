@@ -170,9 +170,9 @@ _METRICS = (
 _RANKS = (
     Key("ranks.memory_bytes", "Largest memory of a rank so far: on a GPU, the memory of all tensors; on a CPU, the "
         "growth of the process since the model was made", "bytes"),
-    Key("ranks.messages.*", "Messages that a rank started in the step, by axis. Those of compiled layers are not "
-        "counted", is_optional=True),
-    Key("ranks.elements.*", "Elements of these messages, by axis", is_optional=True),
+    Key("ranks.messages.*", "Messages of a rank in the step, by axis; in a pipeline, those that it sends",
+        is_optional=True),
+    Key("ranks.message_bytes.*", "Bytes of the tensors in these messages, by axis", "bytes", is_optional=True),
 )  # fmt: skip
 _PLANNED = (
     Key("layout", "Layout of this start"),
@@ -183,7 +183,7 @@ _PLANNED = (
     Key("stages.memory_bytes", "Peak memory of a rank", "bytes"),
     Key("stages.memory.*", "Parts of this memory", "bytes"),
     Key("stages.messages.*", "Messages of a rank in a step, by axis", is_optional=True),
-    Key("stages.elements.*", "Elements of these messages, by axis", is_optional=True),
+    Key("stages.message_bytes.*", "Bytes of the tensors in these messages, by axis", "bytes", is_optional=True),
 )
 _EVENT = (
     Key("spike_step", "Step of the spike, from 1"),

@@ -48,7 +48,7 @@ from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import print_banner
 from crosscut.training.watching.forecast import hardware_for
 from crosscut.training.watching.profiling import Profiler, require_steps
-from crosscut.training.watching.run_report import typed_command, write_report
+from crosscut.training.watching.run_report import draw_samples, typed_command, write_report
 
 
 def run_training(run: RunConfig, *, resume: Resume = False, profile: bool = False) -> None:
@@ -184,6 +184,7 @@ class _TextRun(PreparedRun):
             evaluations=Evaluations(run, tokens),
             profiler=Profiler(trainer, Path(run.output.folder)) if self.profile else None,
             begin=partial(self._print_banner, samples),
+            samples=partial(draw_samples, run, trainer.model, tokens),
             finish=partial(self._write_report, samples),
         )
 

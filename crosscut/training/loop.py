@@ -21,6 +21,7 @@ from crosscut.flight import RECORD, RunPhase
 from crosscut.launch import Stopped, StopRequest
 from crosscut.launch.hangs import LEAST_BOUND, Reaction, Watch
 from crosscut.launch.stopping import INTERRUPTIBLE
+from crosscut.logbook.schema import MEASUREMENTS_FILE, SAMPLES_FILE
 from crosscut.training.batches import BatchesAhead, BatchSource
 from crosscut.training.elastic import Restart
 from crosscut.training.evaluations import ModelScores
@@ -32,9 +33,10 @@ from crosscut.training.resuming import can_resume_after_hang
 from crosscut.training.saving import RunCheckpoints
 from crosscut.training.spikes.autopilot import Autopilot, SpikeFound
 from crosscut.training.step import Trainer
+from crosscut.training.tracking.measuring import RankMeter
+from crosscut.training.tracking.metrics import Metrics
 from crosscut.training.watching.diagnosis import explain_non_finite, require_equal_replicas
 from crosscut.training.watching.following import Follower
-from crosscut.training.watching.metrics import Metrics
 from crosscut.training.watching.profiling import Profiler
 from crosscut.training.watching.throughput import Throughput
 
@@ -107,12 +109,15 @@ class Loop:
         """
         self.run, self.trainer, self.batches, self.mesh = trainer.run.config, trainer, batches, trainer.mesh
         self.profiler, self.evaluations = profiler, evaluations
+        self.samples: Callable[[], Mapping[str, str]] | None = None
+        """Function that writes texts with the model, keyed by their prompts. Every rank calls it."""
         self.restart: Restart | None = None
         """Restart to record when the first step is done."""
         self.folder = Path(self.run.output.folder)
         self.throughput = Throughput.of(trainer.run, trainer.mesh)
         self.checkpoints = RunCheckpoints(trainer, batches, identity=identity or {}, lock=lock)
         self.idle_experts = IdleExperts(self.run.training.idle_expert_steps)
+        self.meter = RankMeter(trainer)
         self.autopilot = Autopilot(trainer, batches, self.checkpoints.load)
         self._last_stable = last_stable_step(self.run.optimizer, self.run.training.steps)
         best = evaluations.best_step if evaluations else None
@@ -183,8 +188,8 @@ class Loop:
         course.metrics.note(back.told)
 
     def _chores_due(self, course: _Course) -> Iterator[Callable[[_Course], None]]:
-        """Yield the chores that are due after the last launched step, in order: score the model, compare replicas,
-        save.
+        """Yield the chores that are due after the last launched step, in order: score the model, write samples,
+        compare replicas, save.
 
         The ranks may agree to stop before or while the model is scored. The model is then not scored again, and a
         checkpoint is due. The caller must therefore do each chore before it asks for the next one.
@@ -197,6 +202,8 @@ class Loop:
             yield self._validate
         if not course.stopped and self.evaluations and self.evaluations.is_due(done):
             yield self._evaluate
+        if not course.stopped and self.samples and _is_due(done, self.run.output.sample_every):
+            yield self._sample
         saving = course.stopped or last or done == self._last_stable or _is_due(done, self.run.checkpoint.every)
         is_kept = self.checkpoints.memory_saver is not None
         in_memory = not saving and is_kept and _is_due(done, self.run.checkpoint.in_memory)
@@ -220,6 +227,14 @@ class Loop:
             course.metrics.scores(course.done, figures)
             if self.evaluations.best_step is not None:
                 self.checkpoints.saver.spared = self.evaluations.best_step
+
+    def _sample(self, course: _Course) -> None:
+        assert self.samples is not None
+        RECORD.phase(RunPhase.EVALUATION)
+        with self.evaluated_weights():
+            texts = self.samples()
+        rows = [{"step": course.done, "prompt": prompt, "text": text} for prompt, text in texts.items()]
+        course.metrics.rows(SAMPLES_FILE, rows)
 
     def validate(self, step: int, metrics: Metrics, request: StopRequest | None = None) -> Score:
         """Score the model on the validation set after `step` steps, with the averaged weights if the run keeps an
@@ -262,9 +277,11 @@ class Loop:
         step = course.done
         profiled = self.profiler.around(step) if self.profiler else nullcontext()
         with self._failures_explained(), profiled:
-            course.follower.launch(lambda: self.trainer.step(step, course.batches.take(step)))
+            course.follower.launch(lambda: self.meter.step(step, course.batches.take(step)))
         course.done += 1
         RECORD.progress(is_step=True)
+        if self.meter.is_due:
+            course.metrics.rows(MEASUREMENTS_FILE, [{"step": course.done, **self.meter.row()}])
 
     def _catch_up(self, follower: Follower) -> None:
         """Report the step that was launched last. Raises `TrainingError` if that step failed."""
@@ -317,6 +334,7 @@ class Loop:
             start=first,
             active=self.mesh.is_first_rank,
             scored=SCORED if self.trainer.average else "",
+            trackers=self.run.output.trackers,
         )
 
 

@@ -4,6 +4,7 @@ import shlex
 from pathlib import Path
 
 from crosscut.config import ConfigError, ResolvedRun, RunConfig
+from crosscut.config.checks import shown
 from crosscut.config.conventions import CHAT_FOLDER, CHECKPOINTS_FOLDER
 from crosscut.config.system.markers import MARKER_FILE, marker_of
 from crosscut.launch.processes import choose_device
@@ -12,10 +13,12 @@ from crosscut.logbook.schema import RUN_FILES, Form
 from crosscut.parallel import require_symmetric_memory
 from crosscut.training.precision import require_imitable_precision, require_precision
 from crosscut.training.speed.compilation import require_compilation
+from crosscut.training.tracking.trackers import require_trackers
 
 
 def require_capabilities(run: ResolvedRun, *, only_to_verify: bool = False) -> None:
-    """Check that this machine supports the precision, the compilation and the symmetric memory that the run asks for.
+    """Check that this machine supports the precision, the compilation, the symmetric memory and the trackers that the
+    run asks for.
 
     With `only_to_verify`, a precision is also accepted if PyTorch emulates its 8-bit matrix products in software.
     Raises `ConfigError`, or `LayoutError` if symmetric memory is not supported.
@@ -24,6 +27,7 @@ def require_capabilities(run: ResolvedRun, *, only_to_verify: bool = False) -> N
     (require_imitable_precision if only_to_verify else require_precision)(run.precision, device)
     require_compilation(run, device)
     require_symmetric_memory(run.layout, device)
+    require_trackers(run.config.output.trackers)
 
 
 def require_no_conversations(folder: Path) -> None:
@@ -74,11 +78,18 @@ def _instead(name: str) -> str:
     return "Remove the link, or set `output.folder` to another folder."
 
 
-def require_no_spikes(run: RunConfig) -> None:
-    """Raise `ConfigError` if a fine-tuning run is asked to look for loss spikes or to leave out sequences."""
-    for name, value, expected in (("on_spike", run.training.on_spike, "off"), ("skips", run.training.skips, "")):
+def require_for_tuning(run: RunConfig) -> None:
+    """Raise `ConfigError` if a fine-tuning run is asked to look for loss spikes, to leave out sequences or to write
+    samples.
+    """
+    settings = (
+        ("training.on_spike", str(run.training.on_spike), "off"),
+        ("training.skips", run.training.skips, ""),
+        ("output.sample_every", run.output.sample_every, 0),
+    )
+    for name, value, expected in settings:
         if value != expected:
             raise ConfigError(
-                f"`training.{name}` must be {expected!r} in fine-tuning, but is {str(value)!r}. Only `crosscut train` "
-                f"looks for spikes and leaves out sequences. Remove `training.{name}`."
+                f"`{name}` must be {shown(expected)} in fine-tuning, but is {shown(value)}. Only `crosscut train` "
+                f"looks for spikes, leaves out sequences and writes samples during a run. Remove `{name}`."
             )

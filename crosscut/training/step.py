@@ -30,6 +30,7 @@ from crosscut.parallel.collectives import all_reduce
 from crosscut.planner.stages import schedule_of, separates_weights, stage_sizes
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.memory.host_moments import InHostMemory
+from crosscut.training.memory.peak import peak_bytes
 from crosscut.training.optimization.averaging import WeightAverage
 from crosscut.training.optimization.balance import Balance
 from crosscut.training.optimization.optimizer import make_optimizer, rules_of, set_learning_rate
@@ -71,6 +72,8 @@ class Trainer:
         default. `scales_loss` says whether the loss is scaled; None means that the run's precision decides.
         """
         self.run, self.mesh = run, mesh
+        self.bytes_before = peak_bytes(mesh.device)
+        """Largest memory of this rank before the model was made (`memory.peak.peak_bytes`)."""
         self.streams = RandomStreams(mesh, run.training.seed)
         self.compiler = make_compiler(run, mesh)
         self.deferral = Deferral() if separates_weights(mesh.layout) else None

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from click.testing import CliRunner
 from torch._C import _distributed_c10d as c10d
 
-from crosscut.cli.doctor.command import doctor
+from crosscut.cli.runs.doctor import doctor
 from crosscut.config import Layout
 from crosscut.flight import RECORD, RunPhase
 from crosscut.flight.reading import read_records

@@ -97,6 +97,7 @@ def test_figures_that_are_not_finite_are_gaps(run):
 @pytest.mark.parametrize("anew", ["start", "rewind"])
 def test_rows_that_a_rollback_or_a_resume_undoes_are_not_shown(run, anew):
     reader, file = RunReader(run), RowFile(run / METRICS_FILE)
+    file.start(3)
     reader.poll()
     for loss in (70.0, 80.0):  # the second new file may have the inode of the first one
         getattr(file, anew)(1)

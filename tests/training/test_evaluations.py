@@ -94,7 +94,7 @@ def shown_while_training(run) -> list:
         yield
         told.append("back")
 
-    where = ("crosscut.evaluation.progress.progress", "crosscut.training.watching.metrics._TrainingDisplay.aside")
+    where = ("crosscut.evaluation.progress.progress", "crosscut.training.tracking.metrics._TrainingDisplay.aside")
     with mock.patch(where[0], noted), mock.patch(where[1], aside):
         trained(run)
     return told[:-2]  # without what scored the model once more

@@ -294,7 +294,9 @@ def last_renewal(folder: Path) -> Renewal | None:
     """Return when the lock of a folder was last renewed. None if no run holds the lock."""
     try:
         holder = _read(folder / LOCK_FILE)
-        return holder and Renewal((folder / LOCK_FILE).stat().st_mtime, holder.runs)
+        if holder is None:
+            return None
+        return Renewal((folder / LOCK_FILE).stat().st_mtime, holder.runs)
     except (OSError, ConfigError):
         return None
 

@@ -49,7 +49,7 @@ from crosscut.training.in_memory import InMemory
 from crosscut.training.loads.picture import plot_loads
 from crosscut.training.loop import Loop, RunOutcome
 from crosscut.training.precision import resolve_on
-from crosscut.training.requirements import require_capabilities, require_no_spikes, require_own_names
+from crosscut.training.requirements import require_capabilities, require_for_tuning, require_own_names
 from crosscut.training.resuming import Resume, choose_checkpoint, identity_of_settings, require_resumable
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import COUNTS, device_name, model_rows
@@ -99,7 +99,7 @@ def finetune_chat(order: ChatOrder) -> None:
     run.layout.require_one_stage("finetune")
     resolved = resolve_on(run, choose_device(run.training.device))
     require_capabilities(resolved)
-    require_no_spikes(run)
+    require_for_tuning(run)
     again = f"{typed_command()} finetune chat --resume --output {shlex.quote(order.output)}"
     Driver(
         run=resolved.config,

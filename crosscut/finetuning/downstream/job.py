@@ -56,7 +56,7 @@ from crosscut.training.in_memory import InMemory
 from crosscut.training.loads.picture import plot_loads
 from crosscut.training.loop import Loop, RunOutcome
 from crosscut.training.precision import resolve_on
-from crosscut.training.requirements import require_capabilities, require_no_spikes, require_own_names
+from crosscut.training.requirements import require_capabilities, require_for_tuning, require_own_names
 from crosscut.training.resuming import Resume, choose_checkpoint, identity_of_settings, require_resumable
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import device_name, model_rows
@@ -74,7 +74,7 @@ def finetune_task(order: TaskOrder) -> None:
     asked.layout.require_one_stage("finetune")
     resolved = resolve_on(asked, choose_device(asked.training.device))
     require_capabilities(resolved)
-    require_no_spikes(asked)
+    require_for_tuning(asked)
     Driver(
         run=resolved.config,
         checkpoints=lambda: Path(order.output).rglob(CHECKPOINTS_FOLDER),  # of each seed

@@ -12,8 +12,8 @@ run makes the parts that depend on its kind (`RunParts`).
 
 import gc
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,11 +22,13 @@ import torch
 
 from crosscut.checkpoint import Folder, Saver
 from crosscut.checkpoint.storage import LocalFolder, folder_at
-from crosscut.config import CheckpointError, ResolvedRun, RunConfig, RunHung, RunStopped, TrainingError
+from crosscut.config import CheckpointError, ConfigError, ResolvedRun, RunConfig, RunHung, RunStopped, TrainingError
 from crosscut.config.system.folder_lock import FolderLock
 from crosscut.config.system.terminal import echo
 from crosscut.launch import Done, Ranks, in_ranks
 from crosscut.launch.stopping import INTERRUPTIBLE, ignore_requests
+from crosscut.logbook.objects import write_object
+from crosscut.logbook.schema import PLAN_FILE
 from crosscut.parallel import ParallelMesh, make_mesh
 from crosscut.parallel.collectives import share_from_first
 from crosscut.pretrained import load_weights, require_finite
@@ -37,6 +39,7 @@ from crosscut.training.in_memory import InMemory, forget, memory_saver
 from crosscut.training.loop import Loop, RunOutcome
 from crosscut.training.resuming import Resume, naming_newest_checkpoint, newest_checkpoint
 from crosscut.training.step import Trainer
+from crosscut.training.tracking.measuring import plan_of
 from crosscut.training.watching.profiling import Profiler
 
 
@@ -62,6 +65,9 @@ class RunParts:
     """Function that every rank calls before the first step."""
     evaluations: ModelScores | None = None
     profiler: Profiler | None = None
+    samples: Callable[[], Mapping[str, str]] | None = None
+    """Function that writes texts with the model, keyed by their prompts, for `output.sample_every`. Every rank calls
+    it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +236,10 @@ def _train(
         lock=lock,
     )
     loop.restart = prepared.restart if mesh.is_first_rank else None
+    loop.samples = parts.samples
+    if mesh.is_first_rank:
+        with suppress(OSError, ConfigError):  # the plan is for readers, and the run goes on without it
+            write_object(Path(run.output.folder) / PLAN_FILE, plan_of(run, mesh.device))
     if key:
         loop.checkpoints.memory_saver = memory_saver(run, key, trainer)
     if parts.begin is not None:

@@ -70,7 +70,7 @@ def write_report(run: RunConfig, model: GPT, samples: RunSamples, outcome: RunOu
     written.
     """
     folder = Path(run.output.folder)
-    texts = _samples(run, model, samples.tokens)
+    texts = {_title(prompt): text for prompt, text in draw_samples(run, model, samples.tokens).items()}
     if not model.mesh.is_first_rank:
         return ""
     summary = {
@@ -97,30 +97,32 @@ def write_report(run: RunConfig, model: GPT, samples: RunSamples, outcome: RunOu
     return failure
 
 
-def _samples(run: RunConfig, model: GPT, tokens: Tokens) -> dict[str, str]:
-    """Generate the samples, keyed by title: a new document and, if the run has a prompt, a continuation of the prompt.
+def _title(prompt: str) -> str:
+    return f'sample that continues "{prompt}"' if prompt else "sample"
+
+
+def draw_samples(run: RunConfig, model: GPT, tokens: Tokens) -> dict[str, str]:
+    """Generate the samples, keyed by prompt: a new document (an empty prompt) and, if the run has a prompt, its
+    continuation. Every rank must call this function.
     The samples are not selected: each sample is the first one that is drawn. Returns no samples if none are wanted, if
     the model cannot write, or if the layout has a pipeline.
     """
     output, writes = run.output, Ability.WRITE in describe(run.model).head.abilities
     if not output.sample_tokens or not writes or run.layout.num_stages > 1:
         return {}
-    prompts = {"sample": ""}
-    if output.sample_prompt:
-        prompts[f'sample that continues "{output.sample_prompt}"'] = output.sample_prompt
     sampling = Sampling(num_tokens=output.sample_tokens, temperature=output.sample_temperature, seed=run.training.seed)
     samples = {}
     with uncompiled(model):  # the text grows with each token, and each length would need its own compiled graph
-        for title, prompt in prompts.items():
+        for prompt in dict.fromkeys(("", output.sample_prompt)):
             try:
                 spoken = speech_of_run(run, tokens.path)
                 begin, stops = (spoken.begin_of_text, spoken.stops) if spoken else (None, ())
-                samples[title] = continue_text(model, tokens, prompt, sampling, begin_of_text=begin, stops=stops)
+                samples[prompt] = continue_text(model, tokens, prompt, sampling, begin_of_text=begin, stops=stops)
             except (
                 GenerationError,
                 DataError,
             ) as error:  # the run is complete, and its report says why it has no sample
-                samples[title] = f"No text. {error}"
+                samples[prompt] = f"No text. {error}"
     return samples
 
 
@@ -268,7 +270,8 @@ def _next_commands(run: RunConfig, steps: int) -> Iterator[str]:
         yield f"{command} embed {folder} --text 'It was a fine day.'"
         yield f"{command} finetune table --model {folder} --train TRAIN.tsv --dev DEV.tsv --text COLUMN --label COLUMN"
     yield f"{command} train {shlex.quote(f'{run.output.folder}/{CONFIG_FILE}')} --resume training.steps={2 * steps}"
-    yield f"{_tensorboard()} --logdir {folder}"
+    if "tensorboard" in run.output.trackers:
+        yield f"{_tensorboard()} --logdir {folder}"
 
 
 def _summary_rows(run: RunConfig, summary: RunSummary) -> Iterator[tuple[str, str | Text]]:

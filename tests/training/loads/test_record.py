@@ -16,7 +16,7 @@ from crosscut.logbook.schema import LOADS_FILE
 from crosscut.training.loads.record import LoadsRecord
 from crosscut.training.loads.step_loads import StepLoads
 from crosscut.training.loop import Loop
-from crosscut.training.watching.metrics import Metrics
+from crosscut.training.tracking.metrics import Metrics
 from crosscut.verification.routing import Forced, force
 from tests.ranks import RankPool
 from tests.training.jobs import loop, parts, rows_of, whole_run
@@ -93,7 +93,7 @@ def recorded(folder: Path, steps: range, num_steps: int = 1200, start: int = 0) 
     file = LoadsRecord(folder, num_steps=num_steps, start=start)
     for step in steps:
         file.step(step, loads_of(step))
-    file.close()
+    file.file.close()
     return [row["step"] for row in read_loads(folder)]
 
 
@@ -107,9 +107,9 @@ def test_a_resumed_or_rolled_back_run_drops_later_rows(tmp_path: Path) -> None:
     assert recorded(tmp_path, range(4, 6), 10, start=3) == [1, 2, 3, 4, 5]
     file = LoadsRecord(tmp_path, num_steps=10, start=5)
     file.step(6, loads_of(6))
-    file.rewind(2)
+    file.file.rewind(2)
     file.step(3, loads_of(3))
-    file.close()
+    file.file.close()
     assert [row["step"] for row in read_loads(tmp_path)] == [1, 2, 3]
 
 

@@ -7,7 +7,7 @@ import pytest
 from crosscut.checkpoint import folder_at, read_manifest
 from crosscut.config import ConfigError
 from crosscut.logbook.skips import SampleSkip, SkipRecord, own_record
-from crosscut.training.requirements import require_no_spikes
+from crosscut.training.requirements import require_for_tuning
 from tests.training.jobs import rows_of, whole_run
 from tests.training.test_resume import checkpoint_of
 
@@ -43,13 +43,14 @@ def test_a_killed_run_resumes_before_the_return_and_drops_the_later_checkpoints(
     assert samples_of(run) == [4, 8, 12, 16, 28, 32, 36, 40]
 
 
-@pytest.mark.parametrize("option", ["training.on_spike=stop", "training.skips=skips.json"])
-def test_fine_tuning_refuses_both_settings(run_with, option):
-    name, value = option.split("=")
+@pytest.mark.parametrize(
+    ("name", "value", "default"),
+    [("training.on_spike", "stop", "off"), ("training.skips", "skips.json", ""), ("output.sample_every", 2, 0)],
+)
+def test_fine_tuning_refuses_these_settings(run_with, name, value, default):
     with pytest.raises(ConfigError) as caught:
-        require_no_spikes(run_with(option))
-    default = "off" if name == "training.on_spike" else ""
+        require_for_tuning(run_with(f"{name}={value}"))
     assert str(caught.value) == (
-        f"`{name}` must be {default!r} in fine-tuning, but is {value!r}. Only `crosscut train` looks for spikes and "
-        f"leaves out sequences. Remove `{name}`."
+        f"`{name}` must be {default!r} in fine-tuning, but is {value!r}. Only `crosscut train` looks for spikes, "
+        f"leaves out sequences and writes samples during a run. Remove `{name}`."
     )

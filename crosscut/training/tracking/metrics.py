@@ -1,4 +1,4 @@
-"""Metrics of a training run: a progress bar, `metrics.jsonl`, `experts.jsonl` and TensorBoard.
+"""Metrics of a training run: a progress bar, `metrics.jsonl`, `experts.jsonl` and trackers such as TensorBoard.
 
 Only the first rank writes; on the other ranks, `Metrics` does nothing. A resumed run appends to the existing files,
 after removing the rows of steps later than its checkpoint. The validation row of the checkpoint's step is kept and not
@@ -7,7 +7,7 @@ written again.
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -16,18 +16,17 @@ from typing import Self
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
-from crosscut.config import TrainingError
+from crosscut.config import OutputConfig, TrainingError
 from crosscut.config.system.terminal import new_console
 from crosscut.evaluation import Score
 from crosscut.evaluation.score_table import in_a_line
 from crosscut.logbook.rows import Row, RowFile
-from crosscut.logbook.schema import LOADS_FILE, METRICS_FILE, TENSORBOARD_FOLDER
+from crosscut.logbook.schema import LOADS_FILE, MEASUREMENTS_FILE, METRICS_FILE, SAMPLES_FILE
 from crosscut.training.loads.record import LoadsRecord
 from crosscut.training.loads.step_loads import StepLoads
+from crosscut.training.tracking.trackers import Trackers
 
-_ROWS, _LOADS, _SCALARS = (
-    f"Some rows of `{METRICS_FILE}`", f"Some rows of `{LOADS_FILE}`", f"Some scalars in `{TENSORBOARD_FOLDER}`"
-)  # fmt: skip
+_ROWS, _LOADS = f"Some rows of `{METRICS_FILE}`", f"Some rows of `{LOADS_FILE}`"
 """Part of the message about a disk error: the things that are lost."""
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -42,25 +41,41 @@ class Metrics:
     is empty, the scores belong to the weights of the last step. Raises `TrainingError` if the files cannot be written.
     """
 
-    def __init__(self, folder: Path, *, num_steps: int, start: int, active: bool, scored: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        num_steps: int,
+        start: int,
+        active: bool,
+        scored: str = "",
+        trackers: Sequence[str] = OutputConfig.trackers,
+    ) -> None:
         self.active = active
         self._scored = f"  ({scored})" if scored else ""
         self.num_steps = num_steps
         if not active:
             return
-        from crosscut.training.watching.board import Board  # slow, so only on the rank that writes
-
+        early: list[str] = []
         try:
             self._rows = RowFile(folder / METRICS_FILE)
             self._validated = _validated_steps(self._rows.start(start))
-            self._board = Board(folder / TENSORBOARD_FOLDER, first_step=start + 1 if start else 0)
+            self._trackers = Trackers(trackers, folder, start=start, told=early.append)
         except OSError as error:
             raise TrainingError(
                 f"`{folder}` must be a writable folder, but is not: {error.strerror}. Free space or grant "
                 "access, and start again with --resume auto."
             ) from None
         self._loads = LoadsRecord(folder, num_steps=num_steps, start=start)
+        self._files = {_LOADS: self._loads.file}
+        for name in (SAMPLES_FILE, MEASUREMENTS_FILE):
+            self._files[f"Some rows of `{name}`"] = file = RowFile(folder / name, begin=start)
+            if file.path.exists():  # with rows of an earlier start
+                file.start(start)
         self._display = _TrainingDisplay(num_steps, start)
+        for line in early:
+            self._display.line(line)
+        self._trackers.told = self._display.line
         self._told = set[str]()
 
     def __enter__(self) -> Self:
@@ -71,10 +86,10 @@ class Metrics:
             self._display.close()
             with self._disk_errors_told(_ROWS):
                 self._rows.close()
-            with self._disk_errors_told(_LOADS):
-                self._loads.close()
-            with self._disk_errors_told(_SCALARS):
-                self._board.close()
+            for lost, file in self._files.items():
+                with self._disk_errors_told(lost):
+                    file.close()
+            self._trackers.close()
 
     def step(self, step: int, values: Mapping[str, Value]) -> None:
         """Record the values of a training step. `step` is the number of steps done so far."""
@@ -105,6 +120,14 @@ class Metrics:
             with self._disk_errors_told(_LOADS):
                 self._loads.step(step, loads)
 
+    def rows(self, name: str, rows: Iterable[Mapping[str, object]]) -> None:
+        """Record rows in the file `name`: `samples.jsonl` or `measurements.jsonl`."""
+        if self.active:
+            lost = f"Some rows of `{name}`"
+            with self._disk_errors_told(lost):
+                for row in rows:
+                    self._files[lost].append(row)
+
     def event(self, step: int, text: str, rows: Iterable[Mapping[str, Value]]) -> None:
         """Show a line about an event after `step` steps, and record its rows."""
         if self.active:
@@ -117,10 +140,10 @@ class Metrics:
         if self.active:
             with self._disk_errors_told(_ROWS):
                 self._validated = _validated_steps(self._rows.rewind(step))
-            with self._disk_errors_told(_LOADS):
-                self._loads.rewind(step)
-            with self._disk_errors_told(_SCALARS):
-                self._board.restart(step + 1)
+            for lost, file in self._files.items():
+                with self._disk_errors_told(lost):
+                    file.rewind(step)
+            self._trackers.restart(step + 1)
 
     def note(self, text: str) -> None:
         """Show a line above the progress bar."""
@@ -139,14 +162,12 @@ class Metrics:
     def _write(self, step: int, values: Mapping[str, Value]) -> None:
         with self._disk_errors_told(_ROWS):
             self._rows.append({"step": step, **{name: _as_json(v) for name, v in values.items()}})
-        with self._disk_errors_told(_SCALARS):
-            for name, value in values.items():
-                if isinstance(value, int | float):
-                    self._board.scalar(name, value, step)
+        known = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+        self._trackers.figures(step, known)
 
     @contextmanager
     def _disk_errors_told(self, lost: str) -> Iterator[None]:
-        """Print disk errors instead of raising them: the first one for each of `_ROWS`, `_LOADS` and `_SCALARS`. If
+        """Print disk errors instead of raising them: the first one for each file. If
         the disk is full, metrics are lost, but the run continues. Only a failed checkpoint may stop the run.
         """
         try:

@@ -13,7 +13,7 @@ from crosscut.evaluation.progress import Bar, progress
 from crosscut.logbook.contents import read_metrics
 from crosscut.logbook.rows import is_header
 from crosscut.logbook.schema import METRICS_FILE
-from crosscut.training.watching.metrics import Metrics
+from crosscut.training.tracking.metrics import Metrics
 from tests.disks import small_disk
 from tests.terminal import Terminal
 
@@ -65,7 +65,7 @@ def test_a_new_run_starts_an_empty_file(tmp_path):
 def test_the_time_left_does_not_count_the_first_step(tmp_path, monkeypatch, capsys):
     ends = {3: 600.0, 4: 620.0, 5: 640.0}
     now = [0.0]
-    monkeypatch.setattr("crosscut.training.watching.metrics.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("crosscut.training.tracking.metrics.time.monotonic", lambda: now[0])
     with Metrics(tmp_path, num_steps=10, start=2, active=True) as metrics:
         for step, now[0] in ends.items():
             metrics.step(step, VALUES)
@@ -99,7 +99,7 @@ def test_a_full_disk_for_tensorboard_is_told_of_tensorboard(tmp_path, capsys, mo
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("crosscut.training.watching.board.Board.scalar", full)
+    monkeypatch.setattr("crosscut.training.tracking.board.Board.scalar", full)
     with Metrics(tmp_path, num_steps=3, start=0, active=True) as metrics:
         metrics.step(1, VALUES)
         metrics.step(2, VALUES)
@@ -134,7 +134,7 @@ def test_only_the_first_rank_writes(tmp_path):
 
 
 def test_lines_tell_loss_norm_rate_and_speed(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("crosscut.training.watching.metrics._SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("crosscut.training.tracking.metrics._SECONDS_BETWEEN_LINES", 0.0)
     note(tmp_path, [1, 2])
     out = capsys.readouterr().out
     for expected in ("2/10", "loss 2.5000", "norm 1.50", "rate 1.0e-03", "100 tokens/s", "(50%)", "left"):
@@ -142,7 +142,7 @@ def test_lines_tell_loss_norm_rate_and_speed(tmp_path, capsys, monkeypatch):
 
 
 def test_a_line_gives_no_share_of_a_peak_that_was_exceeded(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("crosscut.training.watching.metrics._SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("crosscut.training.tracking.metrics._SECONDS_BETWEEN_LINES", 0.0)
     with Metrics(tmp_path, num_steps=2, start=0, active=True) as metrics:
         metrics.step(1, {**VALUES, "utilisation": None})
     line = capsys.readouterr().out.strip()
@@ -152,7 +152,7 @@ def test_a_line_gives_no_share_of_a_peak_that_was_exceeded(tmp_path, capsys, mon
 
 
 def test_lines_tell_the_loss_scale_where_there_is_one(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("crosscut.training.watching.metrics._SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("crosscut.training.tracking.metrics._SECONDS_BETWEEN_LINES", 0.0)
     note(tmp_path, [1])
     assert "scale" not in capsys.readouterr().out
     skipped = {**VALUES, "loss": float("inf"), "gradient_norm": float("nan"), "loss_scale": 65536.0, "skipped": 1}
@@ -241,7 +241,7 @@ def test_tensorboard_shows_each_step_once_although_the_clock_was_set_back(tmp_pa
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     note(tmp_path, range(1, 6))
-    monkeypatch.setattr("crosscut.training.watching.board.time.time", lambda: 1e9)  # years before the first start
+    monkeypatch.setattr("crosscut.training.tracking.board.time.time", lambda: 1e9)  # years before the first start
     note(tmp_path, range(4, 7), start=3)
     note(tmp_path, range(6, 8), start=5)
     read = EventAccumulator(str(tmp_path / "tensorboard"))

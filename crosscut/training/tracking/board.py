@@ -9,6 +9,7 @@ import io
 import os
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -33,9 +34,10 @@ class Board:
         self._write(step=first_step, file_version="brain.Event:2")
         self.restart(first_step)
 
-    def scalar(self, name: str, value: float, step: int) -> None:
-        """Write one scalar. The scalar is in the file when the call returns."""
-        self._write(step=step, summary=Summary(value=[Summary.Value(tag=name, simple_value=value)]))
+    def figures(self, step: int, values: Mapping[str, float]) -> None:
+        """Write scalars. They are in the file when the call returns."""
+        for name, value in values.items():
+            self._write(step=step, summary=Summary(value=[Summary.Value(tag=name, simple_value=value)]))
 
     def restart(self, first_step: int) -> None:
         """Make TensorBoard ignore the scalars that the file already holds for step `first_step` and for later steps."""

@@ -1,1 +1,0 @@
-"""`crosscut doctor`: report what the ranks of a run are doing now."""
