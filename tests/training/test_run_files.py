@@ -60,9 +60,10 @@ def test_files_of_a_run_have_the_keys_of_the_schema(
     assert (reader.state, reader.notes) == (RunState.FINISHED, {})
 
 
+@pytest.mark.slow  # the command's own pipeline runs in `tests/training/pipeline`
 def test_ranks_of_a_pipeline_are_planned_and_measured(ranks: RankPool, run_with: Callable[..., RunConfig]):
     run = run_with("layout.pipeline=2", "training.micro_batch_size=1", "training.steps=3")
-    ranks.run(2, whole_run, run)
+    ranks.run(2, whole_run, run, time_limit=240)
     reader = RunReader(Path(run.output.folder))
     reader.poll()
     plan, (measured,) = reader.plan, reader.measurements
