@@ -99,7 +99,7 @@ def test_a_full_disk_for_tensorboard_is_told_of_tensorboard(tmp_path, capsys, mo
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("crosscut.training.tracking.board.Board.scalar", full)
+    monkeypatch.setattr("crosscut.training.tracking.board.Board.figures", full)
     with Metrics(tmp_path, num_steps=3, start=0, active=True) as metrics:
         metrics.step(1, VALUES)
         metrics.step(2, VALUES)
