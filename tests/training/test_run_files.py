@@ -54,7 +54,7 @@ def test_files_of_a_run_have_the_keys_of_the_schema(
     assert measured["step"] == 3
     assert measured["learning_rates"].keys() == {"embedding", "matrix", "scalar"}
     for rank in measured["ranks"]:
-        assert rank["memory_bytes"] > 0
+        assert rank["memory_bytes"] >= 0  # no growth in a process that was larger before
         assert (rank["messages"], rank["message_bytes"]) == (stage["messages"], stage["message_bytes"])
     assert [row["loss"] for row in rows_of(run) if "loss" in row] == ranks.run(2, losses_of, plain, 5)[0]
     assert (reader.state, reader.notes) == (RunState.FINISHED, {})

@@ -84,16 +84,12 @@ def prove_module(
 
     `step(module)` clips the gradients, runs an optimizer's step and returns the gradient norm; without it,
     `torch.nn.utils.get_total_norm` measures the norm, and `torch.optim.AdamW` takes the step. The first rank also calls
-    `step` for the uncut module, alone: for a module without parts, the function must send nothing.
-
-    All functions must be at the top of a module, and run with your rights, at most for `seconds`.
+    `step` for the uncut module, alone: for a module without parts, the function must send nothing. All functions must
+    be at the top of a module, and run with your rights, at most for `seconds`.
 
     Raises `ConfigError` or `LayoutError` before a rank starts for functions that cannot be imported and for a layout
     with other ranks, `ConfigError` for a module that cannot be compared, `TrainingError` if the time ends or the uncut
     step is not finite, and `RankFailure` if a rank fails.
-
-        report = prove_module(build, cut, Layout(tensor=2))
-        assert report.same, report.first
     """
     foreign = ForeignCut(build, cut, gather, step)
     require_sharing_ranks(layout)
