@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from crosscut.cutting.images.messages import image_messages
 from crosscut.cutting.looking.states import copied, results_of, unchanged
@@ -101,7 +102,7 @@ def _look(module: nn.Module, inputs: Mapping[str, object], summed: AbstractSet[s
     return calls, [name for name, node in reads if node in nodes]
 
 
-def _spied(kind: Any, read: Callable[[nn.Module, str], Tensor | None], keys: Iterable[str]) -> Any:
+def _spied(kind: type[nn.Module], read: Callable[[nn.Module, str], Tensor | None], keys: Iterable[str]) -> object:
     """Return a subclass of a module's class that reports which of the module's parameters are read."""
 
     def spy(key: str) -> property:
@@ -110,11 +111,11 @@ def _spied(kind: Any, read: Callable[[nn.Module, str], Tensor | None], keys: Ite
     return type(kind.__name__, (kind,), {key: spy(key) for key in keys})
 
 
-def _nodes(tensors: Iterable[Tensor]) -> set[Any]:
+def _nodes(tensors: Iterable[Tensor]) -> set[Node]:
     """Return all nodes of the tensors' autograd graph."""
-    found, todo = set[Any](), [each.grad_fn for each in tensors]
+    found, todo = set[Node](), [each.grad_fn for each in tensors]
     while todo:
-        node: Any = todo.pop()
+        node = todo.pop()
         if node is not None and node not in found:
             found.add(node)
             todo += [before for before, _ in node.next_functions]

@@ -10,7 +10,7 @@ runs inside of it.
 Shapes: I in, O out, V vocabulary, H hidden, T tensor ranks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial, wraps
 from typing import Any
@@ -247,7 +247,13 @@ class ForeignPart(Tensor):
         return made
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls,
+        func: Callable[..., object],
+        _types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         """Call a function that returns no tensor. Raises `ConfigError` if it returns one."""
         with torch._C.DisableTorchFunctionSubclass():
             found = func(*args, **(kwargs or {}))
@@ -292,9 +298,9 @@ def become_cut(module: nn.Module, site: Site, forward: Forward | None) -> None:
 
 
 @cache
-def _subclass(kind: Any, forward: Forward | None, names: tuple[str, ...]) -> type[nn.Module]:
+def _subclass(kind: type[nn.Module], forward: Forward | None, names: tuple[str, ...]) -> type[nn.Module]:
     """Make the subclass of a module's class. Equal layers have one class, so that code is compiled once for all."""
-    attributes: dict[str, Any] = {name: property(partial(read_part, name)) for name in names}
+    attributes: dict[str, object] = {name: property(partial(read_part, name)) for name in names}
     attributes["in_uncut_order"] = in_order
     base = next((each for each in (nn.Linear, nn.Embedding) if issubclass(kind, each)), kind)
     if forward is None:
@@ -307,7 +313,7 @@ def _subclass(kind: Any, forward: Forward | None, names: tuple[str, ...]) -> typ
     return type(kind.__name__, (kind, inner), attributes)
 
 
-def _method(forward: Forward, kind: Any) -> Callable[..., Tensor]:
+def _method(forward: Forward, kind: type[nn.Module]) -> Callable[..., Tensor]:
     """Return a method with the signature of a class's own `forward`, whose only argument may be given by its name."""
 
     @wraps(kind.forward)

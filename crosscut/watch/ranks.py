@@ -6,13 +6,12 @@ Both files may come from elsewhere. Values of another type than the schema's are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 _SENT = {"planned": "messages", "measured": "messages", "planned_elements": "elements", "measured_elements": "elements"}
 """Keys of the files by the names of the page."""
 
 
-def told_ranks(plan: Mapping[str, Any], measurements: Sequence[Mapping[str, Any]]) -> dict[str, object] | None:
+def told_ranks(plan: Mapping[str, object], measurements: Sequence[Mapping[str, object]]) -> dict[str, object] | None:
     """Return the ranks as the page draws them. None if neither file says anything that fits."""
     last = measurements[-1] if measurements else {}
     if plan.get("layout") not in (None, last.get("layout")):
@@ -30,7 +29,9 @@ def told_ranks(plan: Mapping[str, Any], measurements: Sequence[Mapping[str, Any]
     return {"layout": layout, "axes": _numbers(plan.get("axes")), "step": last.get("step"), "ranks": ranks}
 
 
-def _told(i: int, rank: Mapping[str, Any], stage: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, object]:
+def _told(
+    i: int, rank: Mapping[str, object], stage: Mapping[str, object], found: Mapping[str, object]
+) -> dict[str, object]:
     of = {name: _numbers((stage if "planned" in name else found).get(key)) for name, key in _SENT.items()}
     return {
         "rank": i,
@@ -45,7 +46,7 @@ def _told(i: int, rank: Mapping[str, Any], stage: Mapping[str, Any], found: Mapp
     }
 
 
-def _objects(found: object) -> list[Mapping[str, Any]]:
+def _objects(found: object) -> list[Mapping[str, object]]:
     return [one if isinstance(one, dict) else {} for one in found] if isinstance(found, list) else []
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from crosscut.config.conventions import CONFIG_FILE
 from crosscut.logbook.following import RunReader, RunState
+from crosscut.logbook.rows import Row
 from crosscut.logbook.schema import METRICS_FILE
 from crosscut.watch.ranks import told_ranks
 
@@ -105,11 +104,11 @@ class Source:
             self.parts[name] = content
 
 
-def _sample(row: Mapping[str, Any]) -> dict[str, object]:
+def _sample(row: Row) -> dict[str, object]:
     return {name: row[name] for name in ("step", "prompt", "text")}
 
 
-def _loads(rows: list[dict[str, Any]]) -> dict[str, object] | None:
+def _loads(rows: list[Row]) -> dict[str, object] | None:
     """Loads of the experts as multiples of their mean, at some steps evenly spaced. None if the run has no experts."""
     if not rows:
         return None

@@ -67,22 +67,22 @@ def become_image_layer(module: nn.Module, site: Site, layer: ImageLayer) -> None
 
 
 @cache
-def _subclass(kind: Any, style: Style, names: tuple[str, ...]) -> type[nn.Module]:
+def _subclass(kind: type[nn.Module], style: Style, names: tuple[str, ...]) -> type[nn.Module]:
     """Make the subclass of a module's class."""
-    attributes: dict[str, Any] = {name: property(partial(used_part, name)) for name in names}
+    attributes: dict[str, object] = {name: property(partial(used_part, name)) for name in names}
     attributes |= {"in_uncut_order": in_order, "forward": _forward_of(kind, style)}
     return type(kind.__name__, (kind,), attributes)
 
 
-def _forward_of(kind: Any, style: Style) -> Callable[..., Any]:
+def _forward_of(kind: type[nn.Module], style: Style) -> Callable[..., object]:
     """Return the `forward` of a style. The first argument of the module's own `forward` is the image."""
 
-    def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-        layer: ImageLayer = module.image_layer
+    def forward(module: nn.Module, *args: object, **kwargs: object) -> object:
+        layer: ImageLayer = vars(module)["image_layer"]
         key = None if args else next(iter(kwargs))
         x = _entering(layer, args[0] if key is None else kwargs[key])
         if layer.spatial is not None:
-            y = _computed(module, layer.spatial, x)
+            y = _computed(module, layer.spatial, x, layer.grid)
         else:
             y = (
                 kind.forward(module, x, *args[1:], **kwargs)
@@ -94,7 +94,7 @@ def _forward_of(kind: Any, style: Style) -> Callable[..., Any]:
     return forward
 
 
-def _entering(layer: ImageLayer, x: Any) -> ImagePart:
+def _entering(layer: ImageLayer, x: object) -> ImagePart:
     """Return the part of images that enters a layer."""
     if layer.style is Style.SPATIAL_SPLIT_INPUT:
         if not isinstance(x, Tensor) or isinstance(x, ImagePart):
@@ -107,22 +107,22 @@ def _entering(layer: ImageLayer, x: Any) -> ImagePart:
     return x
 
 
-def _wrong(layer: ImageLayer, must_be: str, x: Any, remedy: str) -> LayoutError:
+def _wrong(layer: ImageLayer, must_be: str, x: object, remedy: str) -> LayoutError:
     what = "a part of images" if isinstance(x, ImagePart) else "a whole tensor" if isinstance(x, Tensor) else type(x)
     return LayoutError(f"`{layer.name}` with the style `{layer.style}` must get {must_be}, but gets {what}. {remedy}")
 
 
-def _computed(module: Any, spatial: Any, x: ImagePart) -> ImagePart:
+def _computed(module: nn.Module, spatial: nn.Module, x: ImagePart, grid: ImageGrid) -> ImagePart:
     """Run the spatial layer with the parameters, the buffers and the mode of the cut layer."""
     for name in module._parameters:
         vars(spatial)[name] = getattr(module, name)
     spatial._buffers = module._buffers
     spatial.training = module.training
-    y: CutImage = spatial(CutImage(x.plain(), x.spans, module.image_layer.grid))
+    y: CutImage = spatial(CutImage(x.plain(), x.spans, grid))
     return ImagePart.of(y.x, y.spans, x.sharing)
 
 
-def gathered(part: Any, name: str = "the argument") -> Tensor:
+def gathered(part: object, name: str = "the argument") -> Tensor:
     """Return the whole images [B, C, ...] of a part, on every rank of the grid.
 
     Forward: each rank sends its part to all others, along one direction after another. Backward: each rank keeps its

@@ -74,5 +74,5 @@ def _without_values(value: Any) -> Any:
     )
 
 
-def _recorder(net: Any, mesh: ParallelMesh) -> CollectiveRecorder:
-    return CollectiveRecorder(mesh, grid=net.cut_axes)
+def _recorder(net: nn.Module, mesh: ParallelMesh) -> CollectiveRecorder:
+    return CollectiveRecorder(mesh, grid=vars(net)["cut_axes"])

@@ -6,7 +6,8 @@ in the user's code.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from types import EllipsisType
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ _LEAVING = ("__array__", "numpy", "tolist")
 """Functions that pass values to code that nobody watches."""
 _TOLD = ("__format__", "__repr__", "__str__")
 
-Place = tuple[Any, ...]
+Place = tuple[EllipsisType | slice, ...]
 """Index of a part in the whole tensor."""
 
 
@@ -101,11 +102,11 @@ class ImagePart(Tensor):
     @classmethod
     def __torch_function__(
         cls,
-        func: Callable[..., Any],
+        func: Callable[..., object],
         _types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         """Call a function on this rank's positions."""
         if isinstance(func, OpOverload) and torch._C._current_graph_task_id() >= 0:
             with torch._C.DisableTorchFunctionSubclass():  # a dispatch mode of the backward pass calls the operator
@@ -123,7 +124,7 @@ class ImagePart(Tensor):
             return _pytree.tree_map(lambda each: _wrapped(each, kept, first), result)
 
 
-def _require_known(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _require_known(name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
     """Raise `LayoutError` for functions whose effect cannot be watched."""
     is_in_place = name.endswith("_") and not name.endswith("__")
     if name in _LEAVING or "out" in kwargs or (is_in_place and not isinstance(args[0], ImagePart)):
@@ -133,7 +134,7 @@ def _require_known(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         )
 
 
-def _prepared(name: str, value: Any, first: ImagePart) -> Any:
+def _prepared(name: str, value: object, first: ImagePart) -> object:
     """Return an argument as code on parts needs it."""
     if not isinstance(value, Tensor):
         return value
@@ -150,7 +151,7 @@ def _prepared(name: str, value: Any, first: ImagePart) -> Any:
     return ImagePart.of(first.sharing.moved(value.plain(), value.spans, first.spans), first.spans, first.sharing)
 
 
-def _wrapped(value: Any, kept: PositionsKept, first: ImagePart) -> Any:
+def _wrapped(value: object, kept: PositionsKept, first: ImagePart) -> object:
     """Return a result as a part if it has positions of the image."""
     if not isinstance(value, Tensor) or isinstance(value, ImagePart) or not kept.has(value):
         return value

@@ -6,7 +6,6 @@ else is refused, also what nobody has thought of.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,9 +71,9 @@ class PositionsKept(TorchDispatchMode):
         self,
         func: OpOverload,
         _types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         """Run an operator if it keeps positions."""
         tensors = [each for each in _pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         parts = [each for each in tensors if self.has(each)]
@@ -94,7 +93,9 @@ class PositionsKept(TorchDispatchMode):
         self._kept.append(tensor)
         self._memory.add(_memory_of(tensor))
 
-    def _require(self, func: OpOverload, args: Any, kwargs: Mapping[str, Any], *, parts: list[Tensor]) -> None:
+    def _require(
+        self, func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], *, parts: list[Tensor]
+    ) -> None:
         for part in parts:
             self._require_positions(part)
         name = func.overloadpacket.__name__
@@ -105,13 +106,13 @@ class PositionsKept(TorchDispatchMode):
         if name not in _ALONG or not self._is_beside(func, args, kwargs, parts[0].dim()):
             raise _refused(self._name, f"compute each position on its own, but `{name}` mixes positions or moves them")
 
-    def _is_beside(self, func: OpOverload, args: Any, kwargs: Mapping[str, Any], num_dims: int) -> bool:
+    def _is_beside(self, func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], num_dims: int) -> bool:
         """Whether an operator works along none of the directions of the image."""
         given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | dict(kwargs)
         defaults = {each.name: each.default_value for each in func._schema.arguments}
         asked = [given.get(name, defaults[name]) for name in _DIMS if name in defaults]
         dims = [dim for each in asked for dim in (each if isinstance(each, list | tuple) else [each])]
-        return bool(dims) and all(dim is not None and dim % num_dims < num_dims - self._num for dim in dims)
+        return bool(dims) and all(isinstance(dim, int) and dim % num_dims < num_dims - self._num for dim in dims)
 
     def _require_positions(self, tensor: Tensor) -> None:
         if tensor.shape[-self._num :] != self._sizes or tensor.dim() < self._num:

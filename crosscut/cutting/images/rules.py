@@ -1,7 +1,6 @@
 """Layers over images that a plan can list, and the checks of such a plan before a module changes."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from torch import nn
 
@@ -61,10 +60,10 @@ def kind_of(module: nn.Module) -> type[nn.Module] | None:
 
 def spatial_layer(module: nn.Module, mesh: ParallelMesh) -> nn.Module | None:
     """Return the spatial layer with the settings of a layer. None for modules that have no spatial counterpart."""
-    kind: Any = kind_of(module)
-    if kind in _OF_PARAMETERS:
-        return _OF_PARAMETERS[kind](module, mesh=mesh)
-    return None if kind is None else _OTHERS[kind](module)
+    kind = kind_of(module)
+    if kind is None:
+        return None
+    return _OTHERS[kind](module) if kind in _OTHERS else _OF_PARAMETERS[kind](module, mesh=mesh)
 
 
 def require_listable(name: str, module: nn.Module, rule: Rule, num_directions: int) -> None:

@@ -1,7 +1,6 @@
 """Attributes of modules that a plan changes: `num_heads`, or `config.num_heads` of an object that a module holds."""
 
 import copy
-from typing import Any
 
 from torch import nn
 
@@ -16,7 +15,7 @@ def value_of(module: nn.Module, attribute: str) -> object:
     return value
 
 
-def set_value(holder: Any, attribute: str, value: Any) -> None:
+def set_value(holder: object, attribute: str, value: object) -> None:
     """Give an attribute another value. Of an object, the module gets its own copy, since other modules may hold it."""
     name, _, rest = attribute.partition(".")
     if rest:

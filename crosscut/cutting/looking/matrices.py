@@ -70,7 +70,7 @@ def may_be_matrix(module: nn.Module) -> bool:
 
 
 def recognise(
-    name: str, module: nn.Module, forward: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[str, object]
+    name: str, module: nn.Module, forward: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> Matrix | None:
     """Return the matrix that a module is, by a call of its `forward`. None if it computes something else."""
     if isinstance(module, nn.Embedding):
@@ -148,7 +148,13 @@ class _LookUps(TorchFunctionMode):
 
     count = 0
 
-    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         self.count += func is F.embedding
         return func(*args, **(kwargs or {}))
 

@@ -89,10 +89,10 @@ def unchanged_random_states() -> Iterator[None]:
         state.restore()
 
 
-def copied(inputs: Mapping[str, object]) -> dict[str, Any]:
+def copied(inputs: Mapping[str, object]) -> dict[str, object]:
     """Return copies of a module's keyword inputs, into which the module may write."""
     tensors = [each for each in tree_leaves(dict(inputs)) if isinstance(each, Tensor)]
-    copies: dict[int, Any] = {id(each): each.detach().clone().requires_grad_(each.requires_grad) for each in tensors}
+    copies: dict[int, object] = {id(each): each.detach().clone().requires_grad_(each.requires_grad) for each in tensors}
     return copy.deepcopy(dict(inputs), copies)
 
 
@@ -130,14 +130,14 @@ def _undo_of_tensor(tensor: Tensor) -> _Undo:
     return undo
 
 
-def _refill_mapping(held: Any, keys: tuple[Any, ...], values: tuple[Any, ...]) -> None:
+def _refill_mapping(held: Any, keys: tuple[object, ...], values: tuple[object, ...]) -> None:
     """Give a mapping its items again, if it has others."""
     if len(held) != len(keys) or not all(map(is_, held, keys)) or not all(map(is_, held.values(), values)):
         held.clear()
         held.update(zip(keys, values, strict=True))
 
 
-def _refill(held: Any, items: tuple[Any, ...]) -> None:
+def _refill(held: Any, items: tuple[object, ...]) -> None:
     """Give a sequence or a set its items again, if it has others."""
     if len(held) == len(items) and all(map(is_, held, items)):
         return
@@ -148,6 +148,6 @@ def _refill(held: Any, items: tuple[Any, ...]) -> None:
         held |= {*items}
 
 
-def _give_class(held: Any, kind: type) -> None:
+def _give_class(held: object, kind: type) -> None:
     if type(held) is not kind:
         object.__setattr__(held, "__class__", kind)
