@@ -21,9 +21,10 @@ PAGE = ROOT / "docs" / "tables" / "mutations.md"
 
 HEAD = """# Planted faults, and what `verify` says
 
-Written by `python docs/mutations.py`; the tests check every line. They plant faults that happened in respected codebases,
-one at a time, in a two-layer GPT-2 or, if GPT-2 has no such code, in a model made of Crosscut's layers. *Named* is the
-first module that differs in float64, and the micro-batch if it is not the first; *says* has the words of the report.
+Written by `python docs/mutations.py`; the tests check every line. They plant faults that happened in respected
+codebases, one at a time, in a two-layer GPT-2 or, if GPT-2 has no such code, in a model made of Crosscut's layers.
+*Named* is the first module that differs in float64, and the micro-batch if it is not the first; *says* has the words of
+the report.
 
 """
 

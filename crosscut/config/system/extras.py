@@ -17,12 +17,16 @@ def install_command(extra: str) -> str:
     From a checkout, the command installs the checkout again, with the extra. Otherwise, the command names the packages,
     because Crosscut is not published in an index of packages.
     """
-    pip = [_from_here(Path(sys.executable)), "-m", "pip", "install"]
     if (_SOURCE / "pyproject.toml").is_file():
-        return shlex.join([*pip, "-e", f"{_from_here(_SOURCE)}[{extra}]"])
+        return install_packages("-e", f"{_from_here(_SOURCE)}[{extra}]")
     lines = [line.partition(";") for line in metadata.requires("crosscut") or ()]
     packages = [name.strip() for name, _, when in lines if re.search(rf"extra\s*==\s*['\"]{extra}['\"]", when)]
-    return shlex.join([*pip, *packages])
+    return install_packages(*packages)
+
+
+def install_packages(*words: str) -> str:
+    """Command that installs packages into the environment of this program, given the words after `install`."""
+    return shlex.join([_from_here(Path(sys.executable)), "-m", "pip", "install", *words])
 
 
 def _from_here(path: Path) -> str:

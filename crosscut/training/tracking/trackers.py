@@ -4,7 +4,6 @@ A tracker is a class with the methods of `Tracker`. Code of your own adds one to
 that fails during a run is named in one line, and training continues.
 """
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Protocol
 
 from crosscut.config import ConfigError
 from crosscut.config.conventions import CONFIG_FILE
+from crosscut.config.system.extras import install_packages
 from crosscut.config.system.files import parse_toml, read_small
 from crosscut.logbook.schema import TENSORBOARD_FOLDER
 
@@ -107,7 +107,7 @@ def require_trackers(names: Sequence[str]) -> None:
         if find_spec(package) is None:
             raise ConfigError(
                 f"`output.trackers` must name installed packages, but `{package}` is not installed. Install it with "
-                f"`{sys.executable} -m pip install {package}`, or remove `{name}`."
+                f"`{install_packages(package)}`, or remove `{name}`."
             )
 
 

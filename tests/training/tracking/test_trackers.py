@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from crosscut.config import ConfigError
+from crosscut.config.system.extras import install_packages
 from crosscut.training.tracking.metrics import Metrics
 from crosscut.training.tracking.trackers import TRACKERS, TrackerKind, require_trackers
 
@@ -89,5 +90,5 @@ def test_a_tracker_that_is_unknown_or_not_installed_is_refused(monkeypatch):
         require_trackers(["wandb"])
     assert str(missing.value) == (
         "`output.trackers` must name installed packages, but `no_such_package` is not installed. Install it with "
-        f"`{sys.executable} -m pip install no_such_package`, or remove `wandb`."
+        f"`{install_packages('no_such_package')}`, or remove `wandb`."
     )
