@@ -1,12 +1,15 @@
 """Generate one text with a model that is already in memory, such as a model during training."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 
 from crosscut.config.generation.sampling import Sampling
 from crosscut.data import Tokens
-from crosscut.generation.decoder import Decoder
+from crosscut.generation.decoder import Decoder, Piece
 from crosscut.model import GPT
 from crosscut.parallel import reshard
+
+Around = Callable[[Iterable[Piece]], Iterable[Piece]]
+"""Function that passes on the pieces of a text, and may note progress or raise an exception before each of them."""
 
 
 def continue_text(
@@ -17,6 +20,7 @@ def continue_text(
     *,
     begin_of_text: int | None = None,
     stops: Collection[int] = (),
+    around: Around = iter,
 ) -> str:
     """Return the prompt and its continuation. Every rank must call this function.
 
@@ -29,7 +33,7 @@ def continue_text(
     try:
         decoder = Decoder(model, tokenizer, num_rows=1, stops=stops, slide=True)
         decoder.add(tokenizer.encode_prompt(prompt, begin=begin_of_text) or [tokens.end_of_text], sampling)
-        new = "".join(piece.text for piece in decoder.run())
+        new = "".join(piece.text for piece in around(decoder.run()))
     finally:
         reshard(model)
         model.train(was_training)

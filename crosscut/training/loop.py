@@ -18,6 +18,7 @@ from crosscut.config.system.folder_lock import FolderLock
 from crosscut.config.training import OnHang
 from crosscut.evaluation import Score, evaluate_loss
 from crosscut.flight import RECORD, RunPhase
+from crosscut.generation.text import Around
 from crosscut.launch import Stopped, StopRequest
 from crosscut.launch.hangs import LEAST_BOUND, Reaction, Watch
 from crosscut.launch.stopping import INTERRUPTIBLE
@@ -109,7 +110,7 @@ class Loop:
         """
         self.run, self.trainer, self.batches, self.mesh = trainer.run.config, trainer, batches, trainer.mesh
         self.profiler, self.evaluations = profiler, evaluations
-        self.samples: Callable[[], Mapping[str, str]] | None = None
+        self.samples: Callable[[Around], Mapping[str, str]] | None = None
         """Function that writes texts with the model, keyed by their prompts. Every rank calls it."""
         self.restart: Restart | None = None
         """Restart to record when the first step is done."""
@@ -231,10 +232,11 @@ class Loop:
     def _sample(self, course: _Course) -> None:
         assert self.samples is not None
         RECORD.phase(RunPhase.EVALUATION)
-        with self.evaluated_weights():
-            texts = self.samples()
-        rows = [{"step": course.done, "prompt": prompt, "text": text} for prompt, text in texts.items()]
-        course.metrics.rows(SAMPLES_FILE, rows)
+        with course.until_stopped():
+            with self.evaluated_weights():
+                texts = self.samples(course.request.checked)
+            rows = [{"step": course.done, "prompt": prompt, "text": text} for prompt, text in texts.items()]
+            course.metrics.rows(SAMPLES_FILE, rows)
 
     def validate(self, step: int, metrics: Metrics, request: StopRequest | None = None) -> Score:
         """Score the model on the validation set after `step` steps, with the averaged weights if the run keeps an

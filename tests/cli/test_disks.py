@@ -78,7 +78,7 @@ def test_full_disk_stops_the_run_without_a_traceback(crosscut_here, book, tmp_pa
     """The disk has room for the first rows of the metrics and for the first scalars, but for no checkpoint."""
     tokens = f"data.tokens={tmp_path / 'tokens'}"
     settings = (*TINY, f"data.text={book}", tokens, "training.steps=24", "checkpoint.every=12", "layout.tensor=1")
-    with disk_of(tmp_path / "disk", 28) as disk:
+    with disk_of(tmp_path / "disk", 32) as disk:
         result = crosscut_here(
             "train", *settings, f"output.folder={disk / 'run'}", "checkpoint.on_failure=stop", status=2
         )

@@ -38,8 +38,9 @@ LOWER_BOUNDS = {
         "optimizer.learning_rate optimizer.min_learning_rate optimizer.embedding_learning_rate "
         "optimizer.head_learning_rate optimizer.matrix_learning_rate optimizer.scalar_learning_rate "
         "optimizer.warmup_steps optimizer.decay_steps optimizer.weight_decay checkpoint.every checkpoint.keep_every "
-        "output.sample_tokens output.sample_temperature training.idle_expert_steps",
-        1: "model.num_layers model.hidden_size model.num_heads model.rotary_factor model.rotary_original_length "
+        "output.sample_tokens output.sample_temperature output.sample_every training.idle_expert_steps",
+        1: "model.vocab_multiple "
+        "model.num_layers model.hidden_size model.num_heads model.rotary_factor model.rotary_original_length "
         "model.max_sequence_length layout.tensor layout.data layout.context layout.pipeline layout.stages_per_rank "
         "layout.expert data.mask_words data.num_shards data.train_to_validation training.steps training.batch_size "
         "training.sequence_length training.recompute_every checkpoint.keep",

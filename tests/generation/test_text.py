@@ -1,3 +1,4 @@
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -79,3 +80,28 @@ def test_a_model_in_training_writes_without_dropout_and_stays_in_training(ranks,
     assert ("so it" + whole).startswith(text)
     assert training
     assert same
+
+
+def stopped_while_training(path: Path, layout: Layout) -> tuple[int, bool]:
+    """Number of pieces that `continue_text` passes on before it is stopped, and whether the model is in training mode
+    afterwards.
+    """
+    tokenizer = Tokenizer.load(path)
+    tokens = SimpleNamespace(tokenizer=lambda: tokenizer, end_of_text=tokenizer.end_of_text)
+    model, seen = make(layout, vocab_size=tokenizer.vocab_size).train(), []
+
+    def first_three(pieces: Iterable[Piece]) -> Iterator[Piece]:
+        for piece in pieces:
+            if len(seen) == 3:
+                raise KeyboardInterrupt
+            seen.append(piece)
+            yield piece
+
+    sampling = Sampling(num_tokens=20, temperature=1.0)
+    with pytest.raises(KeyboardInterrupt):
+        continue_text(model, tokens, "so it", sampling, around=first_three)
+    return len(seen), model.training
+
+
+def test_a_text_of_a_run_can_be_stopped_at_each_piece(ranks, tokenizer):
+    assert ranks.run(2, stopped_while_training, tokenizer, Layout(tensor=2)) == [(3, True)] * 2

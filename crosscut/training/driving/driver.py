@@ -22,9 +22,10 @@ import torch
 
 from crosscut.checkpoint import Folder, Saver
 from crosscut.checkpoint.storage import LocalFolder, folder_at
-from crosscut.config import CheckpointError, ConfigError, ResolvedRun, RunConfig, RunHung, RunStopped, TrainingError
+from crosscut.config import CheckpointError, ResolvedRun, RunConfig, RunHung, RunStopped, TrainingError
 from crosscut.config.system.folder_lock import FolderLock
 from crosscut.config.system.terminal import echo
+from crosscut.generation.text import Around
 from crosscut.launch import Done, Ranks, in_ranks
 from crosscut.launch.stopping import INTERRUPTIBLE, ignore_requests
 from crosscut.logbook.objects import write_object
@@ -65,7 +66,7 @@ class RunParts:
     """Function that every rank calls before the first step."""
     evaluations: ModelScores | None = None
     profiler: Profiler | None = None
-    samples: Callable[[], Mapping[str, str]] | None = None
+    samples: Callable[[Around], Mapping[str, str]] | None = None
     """Function that writes texts with the model, keyed by their prompts, for `output.sample_every`. Every rank calls
     it."""
 
@@ -238,7 +239,7 @@ def _train(
     loop.restart = prepared.restart if mesh.is_first_rank else None
     loop.samples = parts.samples
     if mesh.is_first_rank:
-        with suppress(OSError, ConfigError):  # the plan is for readers, and the run goes on without it
+        with suppress(Exception):  # the plan is for readers, and the run goes on without it
             write_object(Path(run.output.folder) / PLAN_FILE, plan_of(run, mesh.device))
     if key:
         loop.checkpoints.memory_saver = memory_saver(run, key, trainer)

@@ -80,8 +80,8 @@ def _summed(messages: Iterable[tuple[str, int, int]]) -> dict[str, dict[str, int
 def plan_of(run: RunConfig, device: torch.device) -> dict[str, object]:
     """Return the content of `plan.json`: the planner's forecast for each rank of the run's layout."""
     layout = run.layout
-    sizes = {name: size for name, size in layout.ranks.sizes.items() if size > 1}
     places = [layout.ranks.place_of(rank) for rank in range(layout.world_size)]
+    sizes = {name: layout.ranks.sizes[name] for name in places[0] if layout.ranks.sizes[name] > 1}
     return {
         "layout": str(layout),
         "axes": sizes,

@@ -60,18 +60,18 @@ class Metrics:
         try:
             self._rows = RowFile(folder / METRICS_FILE)
             self._validated = _validated_steps(self._rows.start(start))
+            self._loads = LoadsRecord(folder, num_steps=num_steps, start=start)
+            self._files = {_LOADS: self._loads.file}
+            for name in (SAMPLES_FILE, MEASUREMENTS_FILE):
+                self._files[f"Some rows of `{name}`"] = file = RowFile(folder / name, begin=start)
+                if file.path.exists():  # with rows of an earlier start
+                    file.start(start)
             self._trackers = Trackers(trackers, folder, start=start, told=early.append)
         except OSError as error:
             raise TrainingError(
                 f"`{folder}` must be a writable folder, but is not: {error.strerror}. Free space or grant "
                 "access, and start again with --resume auto."
             ) from None
-        self._loads = LoadsRecord(folder, num_steps=num_steps, start=start)
-        self._files = {_LOADS: self._loads.file}
-        for name in (SAMPLES_FILE, MEASUREMENTS_FILE):
-            self._files[f"Some rows of `{name}`"] = file = RowFile(folder / name, begin=start)
-            if file.path.exists():  # with rows of an earlier start
-                file.start(start)
         self._display = _TrainingDisplay(num_steps, start)
         for line in early:
             self._display.line(line)

@@ -43,6 +43,8 @@ class TrackerKind:
     """Function that makes a tracker for the run in a folder, which sends figures from a step on."""
     lost: str
     """Beginning of the message about a failure."""
+    is_in_folder: bool = False
+    """Whether the tracker writes to the run's folder, so that no run starts without it."""
 
 
 def _tensorboard(folder: Path, first_step: int) -> Tracker:
@@ -91,7 +93,7 @@ _LOGGED = ("trackio", "wandb")
 
 TRACKERS: dict[str, TrackerKind] = {
     "tensorboard": TrackerKind(
-        "tensorboard", _tensorboard, f"Some scalars in `{TENSORBOARD_FOLDER}` cannot be written"
+        "tensorboard", _tensorboard, f"Some scalars in `{TENSORBOARD_FOLDER}` cannot be written", is_in_folder=True
     ),
     **{name: TrackerKind(name, partial(LoggedRun, name), f"Some figures do not reach `{name}`") for name in _LOGGED},
 }
@@ -124,9 +126,9 @@ class Trackers:
             first_step = start + 1 if start else 0
             try:
                 self._trackers[name] = TRACKERS[name].make(folder, first_step)
-            except OSError:
-                raise
             except Exception as error:
+                if TRACKERS[name].is_in_folder and isinstance(error, OSError):
+                    raise
                 self._tell(name, error)
 
     def figures(self, step: int, values: Mapping[str, float]) -> None:

@@ -25,6 +25,7 @@ from crosscut.config.system.wording import short
 from crosscut.data import Tokens
 from crosscut.evaluation.score_table import in_a_line
 from crosscut.generation import Sampling, continue_text
+from crosscut.generation.text import Around
 from crosscut.logbook.contents import read_metrics
 from crosscut.logbook.objects import write_object
 from crosscut.logbook.rows import Row
@@ -101,7 +102,7 @@ def _title(prompt: str) -> str:
     return f'sample that continues "{prompt}"' if prompt else "sample"
 
 
-def draw_samples(run: RunConfig, model: GPT, tokens: Tokens) -> dict[str, str]:
+def draw_samples(run: RunConfig, model: GPT, tokens: Tokens, around: Around = iter) -> dict[str, str]:
     """Generate the samples, keyed by prompt: a new document (an empty prompt) and, if the run has a prompt, its
     continuation. Every rank must call this function.
     The samples are not selected: each sample is the first one that is drawn. Returns no samples if none are wanted, if
@@ -117,7 +118,9 @@ def draw_samples(run: RunConfig, model: GPT, tokens: Tokens) -> dict[str, str]:
             try:
                 spoken = speech_of_run(run, tokens.path)
                 begin, stops = (spoken.begin_of_text, spoken.stops) if spoken else (None, ())
-                samples[prompt] = continue_text(model, tokens, prompt, sampling, begin_of_text=begin, stops=stops)
+                samples[prompt] = continue_text(
+                    model, tokens, prompt, sampling, begin_of_text=begin, stops=stops, around=around
+                )
             except (
                 GenerationError,
                 DataError,
