@@ -4,7 +4,8 @@ from collections.abc import Callable, Collection, Iterable
 
 from crosscut.config.generation.sampling import Sampling
 from crosscut.data import Tokens
-from crosscut.generation.decoder import Decoder, Piece
+from crosscut.generation.decoder import Decoder
+from crosscut.generation.running import Piece
 from crosscut.model import GPT
 from crosscut.parallel import reshard
 
