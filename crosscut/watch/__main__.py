@@ -4,6 +4,7 @@ import sys
 import threading
 
 from crosscut.config import ConfigError
+from crosscut.config.system.terminal import echo
 from crosscut.watch.found import Runs
 from crosscut.watch.server import PORT, WatchServer, addresses
 
@@ -13,6 +14,6 @@ if __name__ == "__main__":
         server = WatchServer(runs, PORT)
     except ConfigError:  # another page has the usual port
         server = WatchServer(runs, 0)
-    print(*addresses(server.server_port), sep="\n", flush=True)  # noqa: T201 (`beside` reads the lines)
+    echo("\n".join(addresses(server.server_port)))  # `beside` reads the lines
     threading.Thread(target=server.serve_forever, daemon=True).start()
     sys.stdin.read()
