@@ -1,8 +1,8 @@
 """Columns of figures from the lines of `metrics.jsonl`.
 
 A long file would take seconds as JSON, row by row. Most of its lines are rows of training steps with equal keys, so of
-a long text, one regular expression takes out the figures in `WATCHED` of every row. The other figures are slow curves,
-or follow from these. They are read in one of `_EVERY` rows: that of the slowest step, in which the rates are lowest.
+a long text, one regular expression takes out the figures in `WATCHED` of every row. The other figures are read in one
+of `_EVERY` rows: that of the slowest step.
 """
 
 import re
@@ -14,8 +14,11 @@ from math import nan
 from crosscut.logbook.rows import RULES, Row
 from crosscut.logbook.schema import METRICS_FILE
 
-WATCHED = ("loss", "gradient_norm", "seconds")
-"""Figures of a training step of which every single value matters."""
+WATCHED = (
+    "loss", "gradient_norm", "learning_rate", "largest_load", "seconds", "tokens_per_second", "model_flops_per_second",
+    "utilisation", "samples",
+)  # fmt: skip
+"""Figures of a training step of which a long text gives every value, as a short one does."""
 _EVERY = 64
 _LONG = 1 << 19
 """Number of characters from which a text is not read row by row."""
@@ -48,7 +51,7 @@ def _long_columns(text: str) -> Columns | None:
     """Return the columns of a long text, or None if its rows have to be read one by one."""
     lines = text.split("\n")
     first = next((row for line in lines[:100] if (row := _RULE.parse(f"{line}\n")) and "loss" in row), None)
-    if first is None or next(iter(first)) != "step" or not all(name in first for name in WATCHED):
+    if first is None or next(iter(first)) != "step" or not {"loss", "seconds"} <= first.keys():
         return None
     trained = [line for line in lines if '"loss"' in line]
     found = _pattern(first).findall(text)
@@ -78,7 +81,7 @@ def _pattern(row: Row) -> re.Pattern[str]:
     parts = (
         f'"{name}": {"([^,}]*)" if name == "step" or name in WATCHED else "[^,}]*"}' for name in [*row][: last + 1]
     )
-    return re.compile(f"{{{', '.join(parts)}")
+    return re.compile(f"^{{{', '.join(parts)}", re.MULTILINE)
 
 
 def _watched(row: Row) -> list[str]:

@@ -152,9 +152,10 @@ class RowFile:
 
 def append_row(path: Path, row: Mapping[str, object]) -> None:
     """Append a row to a file that need not exist and that this process does not keep open. Raises `OSError`."""
+    is_cut = path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n")  # a killed run has left half a line
     with open_own(path, "a") as file:
         rows = (row,) if file.tell() else (header(0), row)
-        file.write("".join(json.dumps(each) + "\n" for each in rows))
+        file.write("\n" * is_cut + "".join(json.dumps(each) + "\n" for each in rows))
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-_SENT = {"planned": "messages", "measured": "messages", "planned_elements": "elements", "measured_elements": "elements"}
+_SENT = {
+    "planned": "messages",
+    "measured": "messages",
+    "planned_bytes": "message_bytes",
+    "measured_bytes": "message_bytes",
+}
 """Keys of the files by the names of the page."""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import sys
 import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -67,7 +68,9 @@ class WatchServer(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore a browser that has left. Other errors have been answered with status 500."""
+        """Ignore a browser that has left, and print any other error, which has been answered with status 500."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
     def poll(self, query: str) -> dict[str, object]:
         """Answer a page: the list of runs, and what is new in the runs that the page asks for."""
@@ -109,7 +112,11 @@ class _Handler(BaseHTTPRequestHandler):
         if address.path == "/":
             self._send(200, self.server.page, "text/html; charset=utf-8")
         elif address.path == "/poll":
-            content = json.dumps(self.server.poll(address.query), separators=(",", ":"))
+            try:
+                content = json.dumps(self.server.poll(address.query), separators=(",", ":"), allow_nan=False)
+            except Exception:
+                self._send(500, b"The runs cannot be shown.\n", "text/plain")
+                raise
             self._send(200, content.encode(), "application/json")
         else:
             self._send(404, b"This server has only `/` and `/poll`.\n", "text/plain")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,17 +72,19 @@ class Source:
         if changed:
             for name in dict.fromkeys((*self.series, *self._reader.series)):
                 self._take(name)
-        self._set("marks", [mark._asdict() for mark in self._reader.marks()])
-        self._set("config", self._reader.config)
-        self._set("samples", [_sample(row) for row in self._reader.samples[-_MOST_SAMPLES:]])
-        self._set("ranks", told_ranks(self._reader.plan, self._reader.measurements))
-        self._set("loads", _loads(self._reader.loads))
-        self._set("summary", self._reader.summary)
-        self._set("notes", list(self._reader.notes.values()))
+            self._set("config", self._reader.config)
+            self._set("samples", [_sample(row) for row in self._reader.samples[-_MOST_SAMPLES:]])
+            self._set("ranks", told_ranks(self._reader.plan, self._reader.measurements))
+            self._set("loads", _loads(self._reader.loads))
+            self._set("summary", self._reader.summary)
+            self._set("notes", list(self._reader.notes.values()))
+        self._set("marks", [mark._asdict() for mark in self._reader.marks()])  # a checkpoint changes no file of rows
 
     def listed(self) -> dict[str, object]:
         """Entry of the list of runs, without its name."""
-        training = self.parts.get("config", {}).get("training", {})  # type: ignore[attr-defined]
+        config = self.parts.get("config")
+        training = config.get("training") if isinstance(config, dict) else None
+        training = training if isinstance(training, dict) else {}
         return {
             "folder": str(self.folder),
             "state": self.state.value,
@@ -100,8 +103,20 @@ class Source:
             points.become(found.steps, found.values)
 
     def _set(self, name: str, content: object) -> None:
+        content = _plain(content)
         if self.parts.get(name) != content:
             self.parts[name] = content
+
+
+def _plain(value: object) -> object:
+    """Return a value of JSON: numbers that are not finite become null, and other types texts."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def _sample(row: Row) -> dict[str, object]:

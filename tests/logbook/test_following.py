@@ -15,7 +15,7 @@ from crosscut.config.system.folder_lock import LOCK_FILE, STALE, FolderLock
 from crosscut.logbook import columns
 from crosscut.logbook.following import ELAPSED, Mark, RunReader, RunState
 from crosscut.logbook.objects import write_object
-from crosscut.logbook.rows import RowFile, append_row
+from crosscut.logbook.rows import RowFile, append_row, read_rows
 from crosscut.logbook.schema import MEASUREMENTS_FILE, METRICS_FILE, RESTARTS_FILE, SAMPLES_FILE, SUMMARY_FILE
 from crosscut.logbook.series import MOST_POINTS, Series
 from crosscut.logbook.skips import Event, SampleSkip, SkipRecord
@@ -257,6 +257,15 @@ def test_a_long_series_keeps_its_spikes_and_gaps():
     assert series.steps[-1] < 77_777
 
 
+def test_a_row_after_half_a_line_is_read(tmp_path):
+    path = tmp_path / METRICS_FILE
+    append_row(path, row(1))
+    with path.open("a") as file:
+        file.write('{"step": 2, "lo')
+    append_row(path, row(3))
+    assert [one["step"] for one in read_rows(path)] == [1, 3]
+
+
 def test_columns_of_a_long_text_are_those_of_its_rows(tmp_path, monkeypatch):
     file = RowFile(tmp_path / METRICS_FILE)
     file.start(0)
@@ -270,11 +279,9 @@ def test_columns_of_a_long_text_are_those_of_its_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(columns, "_LONG", 1000)
     monkeypatch.setattr("crosscut.logbook.tail._AT_ONCE", 30_000)
     fast.poll()
-    for name in ("loss", "gradient_norm", "seconds", "validation_loss"):
+    for name in (*(name for name in columns.WATCHED if name in row(1)), "validation_loss"):
         assert fast.series[name].pairs() == slow.series[name].pairs(), name
     assert list(fast.series[ELAPSED].values) == pytest.approx(list(accumulate(step / 7 for step in range(1, 600))))
-    assert set(fast.series["samples"].pairs()) < set(slow.series["samples"].pairs())
-    assert len(fast.series["samples"].steps) >= 600 // 64
 
 
 @pytest.mark.slow  # writes 300 MB

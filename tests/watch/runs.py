@@ -40,7 +40,7 @@ def append(folder: Path, *rows: dict[str, Any], name: str = "metrics.jsonl") -> 
 def write_rich_run(folder: Path) -> Path:
     """Write a run with everything that the page shows: two ranks, experts, samples, events."""
     write_run(folder, 60, total=100)
-    rank = {"memory_bytes": 3_000_000, "messages": {"tensor": 12}, "elements": {"tensor": 98304}}
+    rank = {"memory_bytes": 3_000_000, "messages": {"tensor": 12}, "message_bytes": {"tensor": 98304}}
     measured = {"step": 3, "layout": "tensor 2 x data 1", "learning_rates": {"matrices": 0.01}, "ranks": [rank, rank]}
     append(folder, measured, name="measurements.jsonl")
     stage = {"memory_bytes": 2_900_000, "memory": {"weights": 2_000_000, "activations": 900_000}}
@@ -49,7 +49,7 @@ def write_rich_run(folder: Path) -> Path:
         "layout": "tensor 2 x data 1",
         "axes": {"tensor": 2},
         "ranks": [{"rank": n, "places": {"tensor": n}, "stage": 0} for n in range(2)],
-        "stages": [{**stage, "messages": {"tensor": 12}, "elements": {"tensor": 98304}}],
+        "stages": [{**stage, "messages": {"tensor": 12}, "message_bytes": {"tensor": 98304}}],
     }
     (folder / "plan.json").write_text(json.dumps(plan))
     loads = [[90 + step, 110 - step, 100, 100] for step in range(20)]

@@ -100,8 +100,8 @@ def test_parts_travel_when_they_change(tmp_path):
     assert rank["messages"]["tensor"] == {
         "planned": 12,
         "measured": 12,
-        "planned_elements": 98304,
-        "measured_elements": 98304,
+        "planned_bytes": 98304,
+        "measured_bytes": 98304,
     }
     assert page.parts["loads"]["layers"]["0.mlp"][0] == [0.9, 1.1, 1.0, 1.0]
     append(tmp_path, {"step": 61, "prompt": "a", "text": "ab"}, name="samples.jsonl")
@@ -128,3 +128,15 @@ def test_a_folder_that_disappears_keeps_its_last_figures(tmp_path):
     folder.rename(tmp_path / "away")
     page.ask()
     assert page.run.listed()["state"] == "gone" and page.losses() == expected(5)
+
+
+@pytest.mark.parametrize("config", ["d = 2020-01-01", "training = 3", "[training]\nx = inf\nsteps = nan"])
+def test_an_odd_config_does_not_end_the_page(tmp_path, config):
+    folder = write_run(tmp_path / "run", 5)
+    (folder / "config.toml").write_text(config)
+    (folder / "summary.json").write_text('{"version": 1, "perplexity": NaN, "speed": 1e999}')
+    page = Page(folder)
+    page.ask()
+    listed = page.run.listed()
+    json.dumps([listed, page.parts], allow_nan=False)
+    assert page.parts["summary"]["speed"] is None or page.parts["notes"]

@@ -83,7 +83,8 @@ async function follow() {
       }
       say(at("link"), isLost ? "crosscut watch has ended; these are the last figures" : "");
     }
-    if (![...runs.values()].some((run) => chosen.has(run.id) && !run.cursor && run.listed.state !== "gone") || isLost) {
+    const isWanted = (run) => chosen.has(run.id) && !run.cursor && run.listed.state !== "gone";
+    if (document.hidden || isLost || ![...runs.values()].some(isWanted)) {
       await new Promise((resolve) => setTimeout(resolve, 1000));
     }
   }

@@ -57,10 +57,10 @@ function messagesOf({ ranks }) {
     }
   }
   const count = (value) => (has(value) ? whole.format(value) : NONE);
-  const size = (value) => (has(value) ? short(value) : NONE);
+  const size = (value) => (has(value) ? bytes(value) : NONE);
   return make("div.messages", make("h3", "Messages of a rank in a step"), table("Messages of a rank in a step",
-    ["Axis", "Ranks", "#Planned", "#Measured", "#Elements planned", "#Elements measured"],
-    [...groups.values()].map(({ axis, of, ranks: found }) => [axis, spans(found), count(of.planned), count(of.measured), size(of.planned_elements), size(of.measured_elements)])));
+    ["Axis", "Ranks", "#Planned", "#Measured", "#Bytes planned", "#Bytes measured"],
+    [...groups.values()].map(({ axis, of, ranks: found }) => [axis, spans(found), count(of.planned), count(of.measured), size(of.planned_bytes), size(of.measured_bytes)])));
 }
 
 /** Ranks as words: "0 to 3, 6". */
