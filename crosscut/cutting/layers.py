@@ -201,10 +201,11 @@ def split_last(x: Tensor, axis: Axis) -> Tensor:
     )
 
 
-def used_part(name: str, module: Any) -> Tensor | None:
+def used_part(name: str, module: Any, *, enters: bool = True) -> Tensor | None:
     """Return the part of a parameter that this rank uses, as an ordinary tensor. If ranks have only terms of its
-    gradient, the backward pass sums them with an all-reduce. A parameter of which data ranks store shards
-    (`fully_shard`) is returned itself. Raises `ConfigError` if other code has put an ordinary parameter in its place.
+    gradient, the backward pass sums them with an all-reduce, unless `enters` is false. A parameter of which data ranks
+    store shards (`fully_shard`) is returned itself. Raises `ConfigError` if other code has put an ordinary parameter in
+    its place.
     """
     parameter: Any = module._parameters.get(name)
     site: Site = module.cut_site
@@ -217,7 +218,7 @@ def used_part(name: str, module: Any) -> Tensor | None:
         return parameter  # type: ignore[no-any-return]
     share = site.shares.get(name, WHOLE)
     part = local(parameter, parameter.dtype)
-    if share.is_summed:
+    if share.is_summed and enters:
         part = copy_to_tensor_parallel(part, site.axis)
     return taken(part, share, site.axis.rank) if share.is_whole and share.spans else part
 
@@ -254,16 +255,32 @@ class ForeignPart(Tensor):
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """Call a function that returns no tensor. Raises `ConfigError` if it returns one."""
-        with torch._C.DisableTorchFunctionSubclass():
-            found = func(*args, **(kwargs or {}))
-        if not any(isinstance(each, Tensor) for each in tree_leaves(found)):
-            return found
-        name = next(each.name_in_module for each in tree_leaves((args, kwargs)) if isinstance(each, cls))
+        """Call a function that looks, or that gives another tensor the type or the device of the part. Raises
+        `ConfigError` before a function that writes or reads values, and if one returns a tensor.
+        """
+        name = getattr(func, "__name__", str(func))
+        if not _writes(name) and name not in _READING and (kwargs or {}).get("out") is None:
+            with torch._C.DisableTorchFunctionSubclass():
+                found = func(*args, **(kwargs or {}))
+            is_other = name in _OF_OTHERS and not isinstance(args[0], cls)
+            if is_other or not any(isinstance(each, Tensor) for each in tree_leaves(found)):
+                return found
+        part = next(each.name_in_module for each in tree_leaves((args, kwargs)) if isinstance(each, cls))
         raise ConfigError(
-            f"`{name}` must be used only by the layer whose rule cuts it, because each rank holds a part, but other "
-            f"code calls `{getattr(func, '__name__', func)}` with it. Call the layer, or give it the style `replicate`."
+            f"`{part}` must be used only by the layer whose rule cuts it, because each rank holds a part, but other "
+            f"code calls `{name}` with it. Call the layer, or give it the style `replicate`."
         )
+
+
+_OF_OTHERS = ("to", "type_as")
+"""Methods of another tensor that ask a part only for its type and device."""
+_READING = ("__array__", "__dlpack__", "allclose", "equal", "item", "numpy", "tolist", "untyped_storage")
+
+
+def _writes(name: str) -> bool:
+    """Whether a function changes a tensor in place."""
+    is_method = name.startswith("__i") and name not in ("__index__", "__int__", "__invert__")
+    return is_method or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
 def taken(whole: Tensor, share: Share, rank: int) -> Tensor:

@@ -5,6 +5,7 @@ Each rank uses all weights on its own positions, so the gradients of the weights
 in the backward pass. Then all gradients are complete, as in any cut module.
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -68,27 +69,29 @@ def become_image_layer(module: nn.Module, site: Site, layer: ImageLayer) -> None
 
 @cache
 def _subclass(kind: type[nn.Module], style: Style, names: tuple[str, ...]) -> type[nn.Module]:
-    """Make the subclass of a module's class."""
-    attributes: dict[str, object] = {name: property(partial(used_part, name)) for name in names}
+    """Make the subclass of a module's class. Code reads a weight without f, which follows where it meets a part: the
+    gradient of a regulariser is whole on every rank.
+    """
+    attributes: dict[str, object] = {name: property(partial(used_part, name, enters=False)) for name in names}
     attributes |= {"in_uncut_order": in_order, "forward": _forward_of(kind, style)}
     return type(kind.__name__, (kind,), attributes)
 
 
 def _forward_of(kind: type[nn.Module], style: Style) -> Callable[..., object]:
     """Return the `forward` of a style. The first argument of the module's own `forward` is the image."""
+    first = [*inspect.signature(kind.forward).parameters][1]
 
     def forward(module: nn.Module, *args: object, **kwargs: object) -> object:
         layer: ImageLayer = vars(module)["image_layer"]
-        key = None if args else next(iter(kwargs))
-        x = _entering(layer, args[0] if key is None else kwargs[key])
+        if not args and first not in kwargs:
+            raise _wrong(layer, f"an image as its first argument, `{first}`", "none", "Pass one.")
+        x = _entering(layer, args[0] if args else kwargs[first])
         if layer.spatial is not None:
-            y = _computed(module, layer.spatial, x, layer.grid)
+            y: object = _computed(module, layer.spatial, x, layer.grid)
+        elif args:
+            y = kind.forward(module, x, *args[1:], **kwargs)
         else:
-            y = (
-                kind.forward(module, x, *args[1:], **kwargs)
-                if key is None
-                else kind.forward(module, **kwargs | {key: x})
-            )
+            y = kind.forward(module, **kwargs | {first: x})
         return gathered(y, layer.name) if style is Style.SPATIAL_GATHER_OUTPUT else y
 
     return forward
@@ -98,27 +101,36 @@ def _entering(layer: ImageLayer, x: object) -> ImagePart:
     """Return the part of images that enters a layer."""
     if layer.style is Style.SPATIAL_SPLIT_INPUT:
         if not isinstance(x, Tensor) or isinstance(x, ImagePart):
-            raise _wrong(layer, "whole images, of which it takes a part", x, "Change its style to `spatial`.")
+            remedy = "Change its style to `spatial`."
+            raise _wrong(layer, "whole images, of which it takes a part", _told(x), remedy)
         image = scatter_image(copy_to_tensor_parallel(x, layer.grid.ranks), layer.grid)
         return ImagePart.of(image.x, image.spans, OnGrid(layer.grid))
     if not isinstance(x, ImagePart):
         remedy = "Change its style to `spatial_split_input` if images enter here, or to `replicate`."
-        raise _wrong(layer, "a part of images", x, remedy)
+        raise _wrong(layer, "a part of images", _told(x), remedy)
     return x
 
 
-def _wrong(layer: ImageLayer, must_be: str, x: object, remedy: str) -> LayoutError:
-    what = "a part of images" if isinstance(x, ImagePart) else "a whole tensor" if isinstance(x, Tensor) else type(x)
+def _wrong(layer: ImageLayer, must_be: str, what: str, remedy: str) -> LayoutError:
     return LayoutError(f"`{layer.name}` with the style `{layer.style}` must get {must_be}, but gets {what}. {remedy}")
+
+
+def _told(x: object) -> str:
+    return (
+        "a part of images" if isinstance(x, ImagePart) else "a whole tensor" if isinstance(x, Tensor) else f"{type(x)}"
+    )
 
 
 def _computed(module: nn.Module, spatial: nn.Module, x: ImagePart, grid: ImageGrid) -> ImagePart:
     """Run the spatial layer with the parameters, the buffers and the mode of the cut layer."""
-    for name in module._parameters:
-        vars(spatial)[name] = getattr(module, name)
-    spatial._buffers = module._buffers
-    spatial.training = module.training
-    y: CutImage = spatial(CutImage(x.plain(), x.spans, grid))
+    spatial._buffers, spatial.training = module._buffers, module.training
+    weights = {name: used_part(name, module) for name in module._parameters}
+    try:
+        vars(spatial).update(weights)
+        y: CutImage = spatial(CutImage(x.plain(), x.spans, grid))
+    finally:  # a module with values of a forward pass cannot be copied
+        for name in weights:
+            vars(spatial).pop(name, None)
     return ImagePart.of(y.x, y.spans, x.sharing)
 
 

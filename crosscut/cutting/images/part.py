@@ -20,7 +20,10 @@ from crosscut.cutting.images.positions import PositionsKept
 from crosscut.parallel import copy_to_tensor_parallel
 from crosscut.parallel.spatial import CutImage, ImageGrid, Span, move_image
 
-_LEAVING = ("__array__", "numpy", "tolist")
+_LEAVING = {
+    *("__array__", "__dlpack__", "allclose", "equal", "is_nonzero", "numpy", "storage", "to_dlpack", "tolist"),
+    *("typed_storage", "untyped_storage"),
+}
 """Functions that pass values to code that nobody watches."""
 _TOLD = ("__format__", "__repr__", "__str__")
 
@@ -117,30 +120,39 @@ class ImagePart(Tensor):
             return f"ImagePart({tuple(first.shape)} of {[span.size for span in first.spans]})"
         _require_known(name, args, kwargs or {})
         with torch._C.DisableTorchFunctionSubclass():
-            given, options = _pytree.tree_map(lambda each: _prepared(name, each, first), (args, kwargs or {}))
+            given, options = _pytree.tree_map(lambda each: _aligned(name, each, first), (args, kwargs or {}))
             parts = [each for each in _pytree.tree_leaves((given, options)) if isinstance(each, ImagePart)]
+            entered, chosen = _pytree.tree_map(lambda each: _entered(each, first), (given, options))
             with PositionsKept(name, parts, len(first.spans)) as kept:
-                result = func(*given, **options)
+                result = func(*entered, **chosen)
+            tensors = [each for each in _pytree.tree_leaves(result) if isinstance(each, Tensor)]
+            if tensors and not any(kept.has(each) for each in tensors):
+                return func(*given, **options)  # as in `scale.to(part)`: f follows where the result meets a part
             return _pytree.tree_map(lambda each: _wrapped(each, kept, first), result)
 
 
 def _require_known(name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
     """Raise `LayoutError` for functions whose effect cannot be watched."""
     is_in_place = name.endswith("_") and not name.endswith("__")
-    if name in _LEAVING or "out" in kwargs or (is_in_place and not isinstance(args[0], ImagePart)):
+    changed = args[0] if args else kwargs.get("input")
+    gets_out = kwargs.get("out") is not None
+    if name in _LEAVING or gets_out or (is_in_place and not isinstance(changed, ImagePart)):
         raise LayoutError(
             f"`{name}` must not pass parts of an image to values that are no parts, but does, {told_place()}. Use a "
             "function that returns a new tensor, or gather the image before (`spatial_gather_output`)."
         )
 
 
-def _prepared(name: str, value: object, first: ImagePart) -> object:
-    """Return an argument as code on parts needs it."""
-    if not isinstance(value, Tensor):
+def _entered(value: object, first: ImagePart) -> object:
+    """Apply the paper's f to a whole tensor that needs a gradient."""
+    if not isinstance(value, Tensor) or isinstance(value, ImagePart) or not value.requires_grad:
         return value
-    if not isinstance(value, ImagePart):
-        return first.sharing.entered(value) if value.requires_grad else value
-    if value.spans == first.spans:
+    return first.sharing.entered(value)
+
+
+def _aligned(name: str, value: object, first: ImagePart) -> object:
+    """Return a part with the positions of the first part, and other arguments as they are."""
+    if not isinstance(value, ImagePart) or value.spans == first.spans:
         return value
     sizes, wanted = ([span.size for span in each.spans] for each in (value, first))
     if sizes != wanted:

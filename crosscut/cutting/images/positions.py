@@ -17,27 +17,16 @@ from crosscut.config import LayoutError
 from crosscut.cutting.images.places import told_place
 
 _ELEMENTWISE = {
-    *("_prelu_kernel", "_to_copy", "alias", "copy_", "detach", "empty_like", "full_like", "hardsigmoid"),
+    *("_prelu_kernel", "_to_copy", "alias", "copy_", "detach", "empty_like", "fill_", "full_like", "hardsigmoid"),
     *("hardsigmoid_", "hardswish", "hardswish_", "log_sigmoid_forward", "ones_like", "zeros_like"),
 }
 """Operators that PyTorch does not mark, but that work element by element or copy."""
 
 _ALONG = {
-    *(
-        "_log_softmax",
-        "_softmax",
-        "amax",
-        "amin",
-        "cat",
-        "flip",
-        "glu",
-        "logsumexp",
-        "mean",
-        "select",
-        "slice",
-        "split",
-    ),
-    *("split_with_sizes", "std", "sum", "transpose", "var"),
+    *("_log_softmax", "_softmax", "amax", "amin", "argmax", "argmin", "cat", "cumprod", "cumsum", "flip", "glu"),
+    *("index_select", "linalg_vector_norm", "logcumsumexp", "logsumexp", "max", "mean", "min", "roll", "select"),
+    *("slice", "sort", "split", "split_with_sizes", "squeeze", "std", "sum", "topk", "transpose", "unbind"),
+    *("unsqueeze", "var"),
 }
 """Operators that work along the dimensions that they are given."""
 
@@ -80,7 +69,8 @@ class PositionsKept(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if parts and name not in _MAKES:
             self._require(func, args, kwargs or {}, parts=parts)
-            self._require_few_positions(each for each in tensors if not self.has(each))
+            if name != "index_select":  # whose index has no positions
+                self._require_few_positions(each for each in tensors if not self.has(each))
         result = func(*args, **(kwargs or {}))
         if parts and name not in _MAKES:
             for each in _pytree.tree_leaves(result):
@@ -103,7 +93,9 @@ class PositionsKept(TorchDispatchMode):
             raise _refused(self._name, "draw no random numbers, which ranks would draw for other positions, but draws")
         if torch.Tag.pointwise in func.tags or name in _ELEMENTWISE | _OF_CHANNELS | _VIEWS:
             return
-        if name not in _ALONG or not self._is_beside(func, args, kwargs, parts[0].dim()):
+        if name not in _ALONG:
+            raise _refused(self._name, f"compute each position on its own, but `{name}` is not known to do so")
+        if not self._is_beside(func, args, kwargs, parts[0].dim() + (name == "unsqueeze")):
             raise _refused(self._name, f"compute each position on its own, but `{name}` mixes positions or moves them")
 
     def _is_beside(self, func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], num_dims: int) -> bool:

@@ -64,7 +64,7 @@ FUNCTIONS = [
     Fault(nets.Mean, "`mean` of an image.*mixes positions.*nets.py:[0-9]+, in the module `Mean`"),
     Fault(nets.Flat, "`flatten` of an image.*keep the positions of a part, 9 x 5"),
     Fault(nets.Transposed, "`transpose` of an image.*mixes positions or moves them"),
-    Fault(nets.Interpolated, "`interpolate` of an image.*`upsample_nearest2d` mixes"),
+    Fault(nets.Interpolated, "`interpolate` of an image.*`upsample_nearest2d` is not known to"),
     Fault(nets.Positions, "`add` of an image.*combines one with whole values of the shape 5"),
     Fault(nets.Numbers, "`numpy` must not pass"),
     Fault(nets.OfSize, "input agrees, but its output does not"),

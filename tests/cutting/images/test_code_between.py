@@ -1,0 +1,93 @@
+"""Code between the layers of a network whose images are cut: gradients of what it combines, and functions that it may
+call.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from crosscut.config import Layout, LayoutError
+from crosscut.cutting import Plan, costs_of, cut
+from crosscut.parallel import make_mesh
+from crosscut.parallel.state.parameters import whole
+from tests.cutting.images.nets import GATHER, SPATIAL, SPLIT
+from tests.ranks import RankPool
+from tests.verification.runs import CPU
+
+PLAN = Plan(grid=(1, 2), rules={"conv": SPLIT, "norm": SPATIAL, "masked": SPATIAL, "pool": GATHER})
+
+
+class Between(nn.Module):
+    """Network that reads weights of its layers outside of them, and calls a function between two layers."""
+
+    def __init__(self, function: Callable[[Any], Any] = lambda x: x) -> None:
+        super().__init__()
+        self.conv, self.norm, self.masked = nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 1)
+        self.pool, self.head, self.function = nn.AdaptiveAvgPool2d(1), nn.Linear(4, 2), function
+        self.scale = nn.Parameter(torch.rand(4, 1, 1) + 0.5)
+        nn.init.uniform_(self.norm.weight)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y: Tensor = self.norm(self.conv(x)).sigmoid()
+        y = y * self.scale.to(y) + y * self.scale.type_as(y) * self.scale
+        y = y * self.norm.weight.view(1, -1, 1, 1) * self.norm.weight.to(y)[:, None, None]
+        z = self.pool(self.masked(input=self.function(y)))
+        return self.head(z.flatten(1)), self.conv.weight.square().sum()
+
+
+def _loss(net: Any, x: Tensor) -> Tensor:
+    scores, regulariser = net(x)
+    total: Tensor = scores.square().mean() + regulariser + net.norm.weight.square().sum() + net.scale.square().sum()
+    return total
+
+
+def _compared(plan: Plan) -> None:
+    torch.manual_seed(0)
+    net: nn.Module = Between().double()
+    x, uncut = torch.randn(2, 3, 6, 7).double(), copy.deepcopy(net)
+    net = cut(net, make_mesh(Layout(context=2), CPU), plan)
+    for each in (net, uncut):
+        _loss(each, x).backward()
+    copy.deepcopy(net)
+    grads = {name: whole(each.grad) for name, each in net.named_parameters() if each.grad is not None}
+    torch.testing.assert_close(grads, {name: each.grad for name, each in uncut.named_parameters()})
+
+
+def test_gradients_of_weights_that_other_code_reads_are_those_of_the_uncut_net(ranks: RankPool) -> None:
+    ranks.run(2, _compared, PLAN)
+
+
+KNOWN: list[Callable[[Any], Any]] = [
+    lambda x: F.normalize(x, dim=1),
+    lambda x: torch.clamp_(input=x * 1, min=0.5),
+    lambda x: x * x.max(1, keepdim=True).values + x.argmax(1, keepdim=True),
+    lambda x: x.cumsum(1).unbind(1)[2].unsqueeze(1) + x,
+    lambda x: x.index_select(1, torch.arange(3, -1, -1, device=x.device)),
+]
+
+
+@pytest.mark.parametrize("function", KNOWN)
+def test_functions_of_single_positions_are_known(function: Callable[[Any], Any]) -> None:
+    assert costs_of(Between(function), {"x": torch.randn(2, 3, 6, 8)}, PLAN)
+
+
+REFUSED: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda x: x.cumsum(-1), "`cumsum` of an image .* mixes positions"),
+    (lambda x: x.unsqueeze(-1).squeeze(-1), "`unsqueeze` of an image .* mixes positions"),
+    (lambda x: x - x.max(), "`max` of an image .* mixes positions"),
+    (lambda x: x[:, [1, 0, 2, 3]], "`__getitem__` of an image .* but `index` is not known to do so"),
+    (lambda x: x * torch.equal(x, x), "`equal` must not pass parts"),
+    (lambda x: x * x.untyped_storage()[0], "`untyped_storage` must not pass parts"),
+    (lambda x: torch.clamp(x, 0, 1, out=x), "`clamp` must not pass parts"),
+]
+
+
+@pytest.mark.parametrize(("function", "says"), REFUSED)
+def test_other_functions_are_refused(function: Callable[[Any], Any], says: str) -> None:
+    with pytest.raises(LayoutError, match=says):
+        costs_of(Between(function), {"x": torch.randn(2, 3, 6, 8)}, PLAN)
