@@ -7,6 +7,7 @@ the file sees by this row that rows were removed, even if the new file has the i
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -152,10 +153,19 @@ class RowFile:
 
 def append_row(path: Path, row: Mapping[str, object]) -> None:
     """Append a row to a file that need not exist and that this process does not keep open. Raises `OSError`."""
-    is_cut = path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n")  # a killed run has left half a line
+    is_cut = _ends_in_half_a_line(path)
     with open_own(path, "a") as file:
         rows = (row,) if file.tell() else (header(0), row)
         file.write("\n" * is_cut + "".join(json.dumps(each) + "\n" for each in rows))
+
+
+def _ends_in_half_a_line(path: Path) -> bool:
+    """Whether a killed run, or a full disk, has left the beginning of a line."""
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -7,6 +7,7 @@ import pytest
 from crosscut.config import Layout
 from crosscut.data import Tokenizer
 from crosscut.generation import Decoder, Piece, Sampling, continue_text
+from crosscut.generation.text import SpecialIds
 from tests.generation.models import make
 
 
@@ -49,7 +50,9 @@ def while_training(
     tokens = SimpleNamespace(tokenizer=lambda: tokenizer, end_of_text=tokenizer.end_of_text)
     model = make(layout, vocab_size=tokenizer.vocab_size).train()
     names = {name: parameter.shape for name, parameter in model.named_parameters()}
-    text = continue_text(model, tokens, prompt, Sampling(num_tokens=20, temperature=1.0), stops=stops)
+    text = continue_text(
+        model, tokens, prompt, Sampling(num_tokens=20, temperature=1.0), special=SpecialIds(stops=stops)
+    )
     return text, model.training, names == {name: parameter.shape for name, parameter in model.named_parameters()}
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from crosscut.cli.arguments import file_option
 from crosscut.watch.pages import write_page
 from crosscut.watch.server import PORT
 from crosscut.watch.server import watch as watch_runs
@@ -18,9 +19,8 @@ from crosscut.watch.server import watch as watch_runs
     show_default=True,
     help="Port of the page on this machine; 0 chooses a free port.",
 )
-@click.option(
+@file_option(
     "--html",
-    type=click.Path(path_type=Path, dir_okay=False),
     help="Write the page to this file instead, with all figures. It opens in a browser without a network.",
 )
 def watch(places: tuple[str, ...], port: int, html: Path | None) -> None:

@@ -25,7 +25,7 @@ from crosscut.config.system.wording import short
 from crosscut.data import Tokens
 from crosscut.evaluation.score_table import in_a_line
 from crosscut.generation import Sampling, continue_text
-from crosscut.generation.text import Around
+from crosscut.generation.text import Around, SpecialIds
 from crosscut.logbook.contents import read_metrics
 from crosscut.logbook.objects import write_object
 from crosscut.logbook.rows import Row
@@ -117,10 +117,8 @@ def draw_samples(run: RunConfig, model: GPT, tokens: Tokens, around: Around = it
         for prompt in dict.fromkeys(("", output.sample_prompt)):
             try:
                 spoken = speech_of_run(run, tokens.path)
-                begin, stops = (spoken.begin_of_text, spoken.stops) if spoken else (None, ())
-                samples[prompt] = continue_text(
-                    model, tokens, prompt, sampling, begin_of_text=begin, stops=stops, around=around
-                )
+                special = SpecialIds(spoken.begin_of_text, spoken.stops) if spoken else None
+                samples[prompt] = continue_text(model, tokens, prompt, sampling, special=special, around=around)
             except (
                 GenerationError,
                 DataError,
