@@ -50,7 +50,7 @@ class GridCost:
     kept: int
     """Bytes of activations that the rank keeps for the backward pass, including halos and the result."""
     halos: int
-    """Bytes that the rank receives from other ranks in the forward pass."""
+    """Bytes of positions, and of terms of averages, that the rank receives in the forward pass."""
     flops: int
     """FLOPs of convolutions and other products."""
 

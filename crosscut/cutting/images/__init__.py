@@ -3,5 +3,5 @@ other code of a module must compute each position on its own.
 
 - `part`, `positions`, `places`: parts of images as tensors, and the functions that may be applied to them
 - `rules`, `layers`: styles of a plan for layers over images, and the `forward` of each style
-- `listing`, `messages`: plans that list all layers of a module, and forecasts of their messages
+- `messages`: forecasts of the messages of a plan
 """

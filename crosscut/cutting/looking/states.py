@@ -31,7 +31,8 @@ class State:
     """Present state of the random generators and, unless it is None, of a module: classes, attributes, the contents of
     objects and containers that attributes hold, hooks, tensors, and their `.data`, `.grad` and `requires_grad`.
 
-    Values of parameters are not copied, because they are large: code that writes into them does change them.
+    Values of parameters are not copied, because they are large: code that writes into them does change them. Nor are
+    objects with slots, arrays of NumPy, and generators of Python and NumPy that an attribute holds.
     """
 
     def __init__(self, module: nn.Module | None) -> None:
