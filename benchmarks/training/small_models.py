@@ -21,7 +21,7 @@ they have 8 experts of half its width, of which a token uses 2. A loss balances 
 of the other. With the usual coefficient of 0.01, the largest load of the first layer, whose router sees only the token,
 stays at 1.45, so the coefficient is 0.03. The table also has the largest load of an expert over the last tenth of the
 steps, as a multiple of the mean load: in the tokens of each step (the mean over these steps), and in all tokens of
-these steps together. The figure has the first.
+these steps together. The figure has the first, as means of 20 steps.
 
 With `--keep FOLDER`, the runs stay in the folder. The same command with the same folder takes the figures of finished
 runs from there, and continues the others from their last checkpoints. `OMP_NUM_THREADS=1` and `--at-once 2` train two
@@ -57,6 +57,9 @@ from crosscut.planner.muon import muon_flops
 DEMO = files("crosscut.config") / DEMO_RUN
 RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 """Learning rates of which a contender gets the best."""
+
+STRETCH = 20
+"""Steps whose largest loads are one point of the figure."""
 
 MOST_UNEQUAL = 1.02
 """Limit of the ratio of the FLOPs per token of contenders that are trained for the same tokens."""
@@ -197,7 +200,7 @@ def train_all(runs: Sequence[Run], folder: Path, progress: Progress, *, at_once:
             rate = (made - first) / (time.time() - begin)
             progress.update(task, completed=made, told=f"{rate:.2f} steps/s, {len(done)} of {len(runs)} runs")
         progress.update(task, completed=sum(run.steps for run in runs))
-        return [one.result() for one in ends]
+        return [with_short_loads(one.result()) for one in ends]
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -252,10 +255,14 @@ def train_study(study: Study, chosen: argparse.Namespace, folder: Path, progress
     return {"rates": rates, **{name: ended[i :: len(study.contenders)] for i, name in enumerate(study.contenders)}}
 
 
-def load_of_a_step(run: Mapping[str, Any]) -> float | None:
-    """Mean of the largest loads of a mixture over the last tenth of its steps. None for a model without experts."""
-    loads = [load for step, load in run["largest_loads"] if step > 0.9 * run["steps"]]
-    return statistics.mean(loads) if loads else None
+def with_short_loads(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy the figures of a run, with the largest loads as means of `STRETCH` steps, and with `load_of_a_step`: their
+    mean over the last tenth of the steps, or None for a model without experts.
+    """
+    loads, last = run["largest_loads"], [load for step, load in run["largest_loads"] if step > 0.9 * run["steps"]]
+    pieces = (list(zip(*loads[i : i + STRETCH], strict=True)) for i in range(0, len(loads), STRETCH))
+    short = [[statistics.mean(steps), round(statistics.mean(of), 3)] for steps, of in pieces]
+    return {**run, "largest_loads": short, "load_of_a_step": statistics.mean(last) if last else None}
 
 
 def load_of_all_steps(folder: Path, steps: int) -> float | None:
@@ -278,7 +285,7 @@ def table_of(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         keys = ("training_seconds", "command_seconds")
         seconds = (f"{statistics.mean(one[key] for one in group):.0f}" for key in keys)
         figures = (f"{statistics.mean(bits):.3f}", f"{min(bits):.3f} to {max(bits):.3f}")
-        loads = (map(load_of_a_step, group), (one.get("load_of_all_steps") for one in group))
+        loads = ([one.get(key) for one in group] for key in ("load_of_a_step", "load_of_all_steps"))
         told = (spread_of([load for load in of if load is not None]) for of in loads)
         table.append([name, f"{group[0]['steps']:,}", tflop, *seconds, *figures, *told])
     return aligned(table)
@@ -306,10 +313,10 @@ def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
             curves.plot(*zip(*points, strict=True), color=color, marker="o", markersize=3, linewidth=1.2, label=told)
             for (loads,) in below if one["largest_loads"] else ():
                 points = [(step * tflop, load) for step, load in one["largest_loads"]]
-                loads.plot(*zip(*points, strict=True), color=color, linewidth=0.6, label=name if i == 0 else None)
+                loads.plot(*zip(*points, strict=True), color=color, linewidth=1.2, label=name if i == 0 else None)
     curves.set_ylabel("bits per byte of held-out documents")
     for (loads,) in below:
-        loads.set_ylabel("largest load / mean load")
+        loads.set_ylabel(f"largest load / mean load\n(mean of {STRETCH} steps)")
     for (axes,) in panels:
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
