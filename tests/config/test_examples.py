@@ -2,13 +2,14 @@
 
 import re
 import shlex
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from crosscut.cli.arguments import run_from
+from crosscut.cli.main import commands as group
 from crosscut.config import is_corpus, load_corpus, load_run, padded_vocab_size, write_toml
 from crosscut.config.corpora import CleaningConfig
 from crosscut.planner.paper.runs import PAPER_EPOCHS, PAPER_SCALING, paper_run
@@ -87,25 +88,38 @@ def train_commands(text: str) -> list[Command]:
 
 
 def command_of(line: list[str]) -> Command:
-    arguments = [word for word in line[line.index("train") + 1 :] if not word.startswith("--")]
+    words = line[line.index("train") + 1 :]
+    arguments = [word for word in words if not word.startswith("--") and word != "auto"]  # `auto` belongs to --resume
     num_ranks = None
     if line[0].endswith("torchrun"):
         num_ranks = int(line[line.index("--nnodes") + 1]) * int(line[line.index("--nproc-per-node") + 1])
     return Command(tuple(arguments), num_ranks)
 
 
-def test_readme_commands_are_runs(tmp_path, monkeypatch):
-    commands = train_commands((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert any(command.num_ranks is not None for command in commands)
-    assert any(command.num_ranks is None for command in commands)
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    monkeypatch.chdir(tmp_path)
+def check_commands(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Command]:
+    """Check in this folder that each command of a page that trains is a run, with as many ranks as torchrun starts."""
+    monkeypatch.chdir(folder)
+    commands = train_commands(page.read_text(encoding="utf-8"))
     for command in commands:
         run = run_from(command.arguments)
         assert command.num_ranks in (None, run.layout.world_size), command
         written = Path(run.output.folder) / "config.toml"  # what a later command goes on from
         written.parent.mkdir(parents=True, exist_ok=True)
         write_toml(run, written)
+    return commands
+
+
+def test_readme_commands_are_runs(tmp_path, monkeypatch):
+    assert check_commands(ROOT / "README.md", tmp_path, monkeypatch)
+
+
+def test_the_job_on_a_cluster_is_planned_and_fits_its_nodes(tmp_path, monkeypatch):
+    page = ROOT / "docs" / "cluster.md"
+    (planned,) = re.findall(r"^crosscut (plan .*--write run.toml)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(group, shlex.split(planned)).exit_code == 0
+    commands = check_commands(page, tmp_path, monkeypatch)
+    assert [command.num_ranks for command in commands] == [None, 32]
 
 
 def test_commands_are_found_with_their_arguments_and_ranks():

@@ -15,9 +15,12 @@ from crosscut.parallel import make_mesh
 from crosscut.verification import LayoutReport
 from crosscut.verification.foreign.cuts import ForeignCut, prove_on_mesh
 from crosscut.verification.report import StepPhase
+from examples import wrong_cut
 from tests.ranks import RankPool
 from tests.verification.foreign import net
 from tests.verification.runs import CPU
+
+ROOT = Path(__file__).parents[3]
 
 BY_TORCH = ForeignCut(net.build_plain, net.by_torch)
 BY_HAND = ForeignCut(net.build, net.by_hand, partial(net.places, net.INNER), net.step_by_hand)
@@ -117,6 +120,14 @@ def test_inputs_that_need_gradients_are_compared_by_name(ranks: RankPool) -> Non
     assert "all-reduce" in wrong.first.cause
 
 
+def test_the_mistake_that_the_readme_shows_is_found(ranks: RankPool) -> None:
+    (report,) = prove(ranks, [ForeignCut(wrong_cut.build, wrong_cut.cut)])
+    assert report.first is not None
+    assert (report.first.module, report.first.direction) == ("norm", StepPhase.BACKWARD)
+    page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"The first difference is in the backward pass of norm. {report.first.cause.partition('. ')[0]}. ..." in page
+
+
 @pytest.mark.slow  # the quick test proves such cuts on two ranks
 def test_right_cuts_pass_on_more_ranks(ranks: RankPool) -> None:
     distributed = partial(net.by_torch, **{"mlp.up": ColwiseParallel(use_local_output=False)})
@@ -151,7 +162,7 @@ def test_faults_are_found_and_their_modules_named(ranks: RankPool, faults: list[
 
 
 def test_the_page_lists_every_fault() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "tables" / "foreign-faults.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "tables" / "foreign-faults.md").read_text(encoding="utf-8")
     assert f"The tests plant {len(FAULTS)} faults" in page
     for fault in FAULTS:
         assert f"| {fault.fault} | `{fault.module}` |" in page
