@@ -105,8 +105,23 @@ class _PlanCommand(RunCommand):
                     formatter.write(f"  {line}\n")
 
 
+def _show_lists(context: click.Context, option: click.Parameter, is_asked: bool) -> None:
+    """Print the presets and the devices if the option is given."""
+    from crosscut.cli.plan.listing import show_lists
+
+    show_lists(context, option, is_asked)
+
+
 @click.command(cls=_PlanCommand)
 @run_arguments()
+@click.option(
+    "--list",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_lists,
+    help="Print all presets and devices with their sizes, and nothing else.",
+)
 @_model
 @click.option("--gpus", type=int, help="Number of devices.  [default: the number of ranks in the run's layout]")
 @_gpu

@@ -115,6 +115,16 @@ PRESETS: dict[str, Settings] = {
     ),
     "llama2-7b": _llama(32, 4096, 32, mlp_size=11_008, **_LLAMA2),
     "llama2-13b": _llama(40, 5120, 40, mlp_size=13_824, **_LLAMA2),
+    # Code Llama (arXiv 2308.12950): the only released Llama of this size.
+    "codellama-34b": _llama(
+        48,
+        8192,
+        64,
+        num_kv_heads=8,
+        mlp_size=22_016,
+        rotary_base=1_000_000.0,
+        **_LLAMA2 | {"max_sequence_length": 16_384},
+    ),
     "llama3-8b": _llama(32, 4096, 32, mlp_size=14_336, **_LLAMA3),
     "llama3-70b": _llama(80, 8192, 64, mlp_size=28_672, **_LLAMA3),
     # Nemotron-H (arXiv 2504.03624): state-space layers, four layers of attention, and MLPs, with one part per layer.

@@ -40,34 +40,46 @@ function choice() {
   };
 }
 
-// Draws horizontal stacked bars, with a label before each bar and words after it. A line across all bars marks the limit.
+// A drawing is as wide as its place on the page, so that its words have the size of other words.
+function widthOf(svg) {
+  const { paddingLeft, paddingRight } = getComputedStyle(svg.parentElement);
+  return Math.max(240, Math.floor(svg.parentElement.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight)));
+}
+
+// Draws horizontal stacked bars, with a label before each bar and words after it; on a narrow page, both stand above the
+// bar. A line across all bars marks the limit.
 function bars(svg, rows, limit = 0) {
-  const [width, left, right, height] = [720, 92, 200, 34];
+  const width = widthOf(svg);
+  const narrow = width < 520;
+  const [left, right, height, above] = narrow ? [0, 4, 44, 18] : [92, 200, 34, 0];
   const most = Math.max(limit, ...rows.map((entry) => sum(entry.parts))) || 1;
   const x = (value) => left + (value / most) * (width - left - right);
   svg.setAttribute("viewBox", `0 0 ${width} ${rows.length * height + (limit ? 22 : 4)}`);
+  svg.setAttribute("aria-label", rows.map((entry) => `${entry.label}: ${entry.words}`).join("; "));
   const words = [];  // over the bars and the limit's line
   const drawn = rows.flatMap((entry, index) => {
-    const y = index * height + 6;
+    const y = index * height + 6 + above;
     let before = 0;
     const parts = entry.parts.map((part, kind) => {
       const bar = element("rect", {
-        x: x(before), y, width: Math.max(0, x(before + part) - x(before)), height: height - 12, fill: color(kind),
+        x: x(before), y, width: Math.max(0, x(before + part) - x(before)), height: height - 12 - above, fill: color(kind),
       });
       before += part;
       return bar;
     });
-    words.push(element("text", { x: 0, y: y + 15, class: entry.chosen ? "value" : "" }, entry.label));
-    words.push(element("text", { x: x(before) + 8, y: y + 15, class: entry.over ? "over" : "value" }, entry.words));
+    const base = narrow ? y - 5 : y + 15;
+    const place = narrow ? { x: width, "text-anchor": "end" } : { x: x(before) + 8 };
+    words.push(element("text", { x: 0, y: base, class: entry.chosen ? "value" : "" }, entry.label));
+    words.push(element("text", { ...place, y: base, class: entry.over ? "over" : "value" }, entry.words));
     return parts;
   });
   if (limit) {
     drawn.push(element("line", { x1: x(limit), x2: x(limit), y1: 0, y2: rows.length * height, class: "limit" }));
-    const attributes = { x: x(limit), y: rows.length * height + 15, "text-anchor": "middle" };
+    const attributes = { x: Math.min(x(limit), width - 26), y: rows.length * height + 15, "text-anchor": "middle" };
     words.push(element("text", attributes, `${gigabytes(limit)} GB`));
   }
   svg.replaceChildren(...drawn, ...words);
-  for (const text of limit ? words.slice(0, -1) : []) {
+  for (const text of limit && !narrow ? words.slice(0, -1) : []) {
     const { x: start, width: length } = text.getBBox();  // words that the limit's line would cross stand behind it
     if (start > left && start < x(limit) && start + length > x(limit) - 4) text.setAttribute("x", x(limit) + 8);
   }
@@ -86,6 +98,25 @@ function fewest(model) {
   return tensors.sort((a, b) => a - b)[0];
 }
 
+// The choice that the reader keeps to compare others with it, as an entry of the bars.
+let keeping;
+
+function kept(entry) {
+  return keeping ? [{ label: "kept", chosen: true, ...entry(row(keeping)) }] : [];
+}
+
+function keep() {
+  keeping = keeping || !row(choice()) ? undefined : choice();
+  at("keep").textContent = keeping ? "Forget the kept choice" : "Keep this choice to compare";
+  at("kept-words").textContent = keeping
+    ? `Kept: ${data.models[keeping.model].name}, tensor ${data.tensors[keeping.tensor]}, micro-batch ` +
+      `${data.micros[keeping.micro]}, recompute ${wordsOf("recompute")}, ${wordsOf("sharding")}. ${row(keeping).budget}`
+    : "";
+  draw();
+}
+
+const wordsOf = (id) => at(id).selectedOptions[0].textContent;
+
 function drawWall(chosen, layouts) {
   const fits = ({ found }) => sum(found.memory) <= data.limit;
   const rows = layouts.map((layout) => ({
@@ -95,7 +126,9 @@ function drawWall(chosen, layouts) {
     over: !fits(layout),
     words: `${gigabytes(sum(layout.found.memory))} GB${fits(layout) ? "" : ", does not fit"}`,
   }));
-  bars(at("wall"), rows, data.limit);
+  bars(at("wall"), [...rows, ...kept((found) => ({
+    parts: found.memory, over: sum(found.memory) > data.limit, words: `${gigabytes(sum(found.memory))} GB`,
+  }))], data.limit);
   const least = layouts[0];
   const most = layouts.find(fits);
   const any = fewest(chosen.model);
@@ -113,7 +146,9 @@ function drawTime(chosen, layouts) {
     chosen: index === chosen.tensor,
     words: `${seconds(sum(found.time))}, ${found.utilisation.toFixed(1)}%`,
   }));
-  bars(at("time"), rows);
+  bars(at("time"), [...rows, ...kept((found) => ({
+    parts: found.time, words: `${seconds(sum(found.time))}, ${found.utilisation.toFixed(1)}%`,
+  }))]);
   const found = row(chosen);
   const waits = found.time[data.times.indexOf("exposed")];
   at("time-words").textContent =
@@ -130,7 +165,7 @@ function drawNothing(chosen) {
 }
 
 function drawPlan() {
-  const [width, height, left, bottom] = [720, 300, 48, 34];
+  const [height, left, bottom] = [300, 48, 34];
   const { points, limit } = data;
   at("plan-section").hidden = !points.length;
   if (!points.length) return;
@@ -140,6 +175,7 @@ function drawPlan() {
   const y = (megabytes) => 8 + (1 - megabytes / limit) * (height - bottom - 8);
   const tensors = [...new Set(points.map((point) => point.tensor))].sort((a, b) => a - b);
   const svg = at("plan");
+  const width = widthOf(svg);
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   const tell = (point) => { at("plan-words").textContent = `${point.label}: ${point.words}.`; };
   const frame = [
@@ -153,7 +189,8 @@ function drawPlan() {
   const circles = points.map((point, index) => {
     const circle = element("circle", {
       cx: x(point.seconds), cy: y(point.megabytes), r: 5, fill: color(tensors.indexOf(point.tensor)),
-      class: index ? "" : "chosen", tabindex: index < 20 ? 0 : -1,
+      class: index ? "" : "chosen", tabindex: index < 20 ? 0 : -1, role: "img",
+      "aria-label": `${point.label}: ${point.words}`,
     });
     circle.append(element("title", {}, `${point.label}: ${point.words}`));
     for (const event of ["pointerenter", "focus"]) circle.addEventListener(event, () => tell(point));
@@ -196,5 +233,7 @@ for (const id of ["recompute", "sharding"]) {
 }
 legend("wall-legend", data.memories.map((name) => name.replaceAll("_", " ")));
 legend("time-legend", data.times.map((name) => ({ exposed: "waiting for messages", passes: "reading and writing" })[name] ?? name));
-draw();
-drawPlan();
+at("keep").addEventListener("click", keep);
+const drawAll = () => { draw(); drawPlan(); };
+addEventListener("resize", drawAll);
+drawAll();

@@ -363,6 +363,14 @@ def test_the_page_is_written_also_where_nothing_fits(tmp_path: Path) -> None:
     assert '"points":[]' in path.read_text()
 
 
+def test_all_presets_and_devices_are_listed_with_their_sizes() -> None:
+    lines = {words[0]: words[1:] for words in map(str.split, run("plan", "--list").splitlines()) if words}
+    assert {*PRESETS, *KNOWN_HARDWARE} < lines.keys()
+    assert lines["codellama-34b"] == ["48", "8,192", "64", "16,384", "33.7B"]
+    assert lines["qwen3-30b-a3b"][-2:] == ["30.5B", "3.35B"]
+    assert lines["h100-sxm"] == ["80", "3.35", "989", "bfloat16"]
+
+
 def test_a_preset_is_found_by_the_end_of_its_name() -> None:
     for name, parameters in (("1.2b", 1.2), ("megatron-2.5b", 2.5), ("xl", 1.6), ("llama3-8b", 8.0)):
         facts = json.loads(run("plan", "--model", name, "--gpu", "b200-sxm", "--json", "--top", "1"))
