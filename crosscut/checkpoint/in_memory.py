@@ -48,8 +48,12 @@ def memory_folder(run_folder: Path, key: str = "") -> Path:
     if key and not KEY.fullmatch(key):
         raise ValueError(f"a key must have 16 hexadecimal digits, but is {key!r:.60}")
     place = hashlib.sha256(str(run_folder.resolve()).encode()).hexdigest()[:16]
-    root = Path(os.environ.get(FOLDER_VARIABLE) or "/dev/shm")  # noqa: S108 - the owner of the user's folder is checked
-    return root / f"crosscut-{os.getuid()}" / place / key
+    return memory_root() / f"crosscut-{os.getuid()}" / place / key
+
+
+def memory_root() -> Path:
+    """Return this machine's folder in memory, which other programs use, too."""
+    return Path(os.environ.get(FOLDER_VARIABLE) or "/dev/shm")  # noqa: S108 - the owner of the user's folder is checked
 
 
 def why_not_own(root: Path) -> str:

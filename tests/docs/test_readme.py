@@ -6,6 +6,7 @@ from pathlib import Path
 
 from benchmarks.size import handwritten_words
 from crosscut.cli.main import commands
+from crosscut.config.system.extras import EXTRAS
 
 ROOT = Path(__file__).parents[2]
 README, INSTALL, INDEX = (
@@ -16,7 +17,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 def test_the_extras_are_those_of_the_package() -> None:
     table = INSTALL.partition("| extra | for |")[2].partition("\n\n")[0]
-    named = re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE)
+    named = dict(re.findall(r"^\| `([\w-]+)` \| (.*) \|$", table, re.MULTILINE))
+    assert named == EXTRAS
     assert sorted(named) == sorted(name for name in PROJECT["optional-dependencies"] if "benchmarks" not in name)
 
 

@@ -17,19 +17,30 @@ seconds."""
 @click.option(
     "--attach",
     "run",
-    required=True,
     type=click.Path(path_type=Path),
     metavar="RUN",
     help="Folder of a run that is training, or that was killed.",
 )
-def doctor(run: Path) -> None:
-    """Explain what every rank of a run is doing now.
+def doctor(run: Path | None) -> None:
+    """Explain what every rank of a run is doing now or, without a run, what this machine can do.
 
-    The command reads the records that the ranks keep of their messages and of their position in the program. If ranks
-    wait in a collective, the report names the collective, the ranks that have not reached it, and the ranks that are
-    waiting for them (docs/hangs.md). The command does not disturb the run, and also works while a rank is stopped. The
-    state of ranks on other machines may be up to five seconds old.
+    Without --attach, the command says what this machine has, what a run would use, and how to get what is missing.
+
+    With --attach, the command reads the records that the ranks keep of their messages and of their position in the
+    program. If ranks wait in a collective, the report names the collective, the ranks that have not reached it, and the
+    ranks that are waiting for them (docs/hangs.md). The command does not disturb the run, and also works while a rank
+    is stopped. The state of ranks on other machines may be up to five seconds old.
     """
+    if run is None:
+        from crosscut.cli.runs.machine import show_machine
+
+        show_machine()
+    else:
+        _explain(run)
+
+
+def _explain(run: Path) -> None:
+    """Print what every rank of the run in this folder is doing."""
     from crosscut.flight.reading import (
         RankStatus,
         is_here,

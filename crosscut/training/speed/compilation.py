@@ -108,8 +108,6 @@ def _reason_against(run: ResolvedRun, device: torch.device) -> str:
         return reason
     if run.layout.context > 1 and run.config.context_attention.way is ContextAttention.RING and not _RING_IS_RIGHT:
         return f"PyTorch {torch.__version__} compiles ring attention to wrong results (2.13 does not)"
-    if torch._dynamo.config.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1":  # not read by PyTorch yet
-        return "TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE in the environment turns compilation off"
     repeats_scores = run.config.repeats_scores
     if device.type == "cpu" and repeats_scores and run.model.dropout:
         return 'attention with dropout keeps its scores on the CPU, but training.recompute="selective" keeps none'
@@ -117,6 +115,13 @@ def _reason_against(run: ResolvedRun, device: torch.device) -> str:
         compute = run.training.numbers.compute
         if keeps_scores(compute, capability=torch.cuda.get_device_capability(device)):
             return f'attention in {compute} keeps its scores on this GPU, but training.recompute="selective" keeps none'
+    return reason_against_compiler(device)
+
+
+def reason_against_compiler(device: torch.device) -> str:
+    """Reason why this machine can compile no layers, as a clause to follow a colon. Empty if it can."""
+    if torch._dynamo.config.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1":  # not read by PyTorch yet
+        return "TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE in the environment turns compilation off"
     if device.type == "cuda":
         return "" if importlib.util.find_spec("triton") else "Triton, which generates the GPU kernels, is not installed"
     return "" if _has_cpp_compiler() else "no C++ compiler was found for the CPU kernels (g++, or the value of CXX)"
