@@ -1,4 +1,4 @@
-"""What `crosscut doctor` says about this machine: what it has, what a run would use, and what is missing."""
+"""Report of `crosscut doctor` about this machine: what it has, what a run would use, and what is missing."""
 
 import platform
 import shutil

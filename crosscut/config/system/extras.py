@@ -25,7 +25,7 @@ EXTRAS: Mapping[str, str] = MappingProxyType(
         "dev": "everything that the tests need",
     }
 )
-"""What each extra is for."""
+"""Purpose of each extra."""
 
 _SOURCE = Path(__file__).resolve().parents[3]
 """Folder that contains the package: the checkout, or the environment's folder of installed packages."""
