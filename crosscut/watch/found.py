@@ -17,7 +17,7 @@ _DEPTH = 3
 """Number of folders between a place and a run in it."""
 
 _MOST = 500
-"""Maximum number of runs."""
+"""Maximum number of runs that are shown."""
 
 _SECONDS_BETWEEN = 2.0
 """Time between two searches for new runs."""
@@ -28,6 +28,8 @@ class Runs:
 
     def __init__(self, places: Sequence[str]) -> None:
         self._places = places
+        self.num_left_out = 0
+        """Number of runs that are not shown because there are too many."""
         self._runs: dict[Path, ToldRun] = {}
         self._searched = -_SECONDS_BETWEEN
 
@@ -47,12 +49,18 @@ class Runs:
             self._searched = time.monotonic()
         return list(self._runs.values())
 
+    def listed(self) -> dict[str, object]:
+        """Return the list of the runs, as the page shows it."""
+        return {"runs": [run.listed() for run in self._runs.values()], "left_out": self.num_left_out}
+
     def _search(self) -> None:
         found = [run for place in self._places for folder in _folders_at(place) for run in _runs_in(folder, _DEPTH)]
         new = [folder for folder in dict.fromkeys(found) if folder not in self._runs]
-        if not new:
+        taken = new[: _MOST - len(self._runs)]
+        self.num_left_out = len(new) - len(taken)
+        if not taken:
             return
-        for folder in new[: _MOST - len(self._runs)]:
+        for folder in taken:
             self._runs[folder] = ToldRun(_id(folder), folder.name, Source(folder))
         self._runs = dict(sorted(self._runs.items(), key=lambda entry: _natural(entry[0])))
         for folder, name in zip(self._runs, _names(list(self._runs)), strict=True):

@@ -26,7 +26,7 @@ def frozen_page(runs: Runs) -> str:
         run.source.refresh()
     told = {run.id: run.tell("") for run in found}
     words = f"as of {time.strftime('%Y-%m-%d %H:%M')}"
-    frozen = {"runs": [run.listed() for run in found], "told": told, "words": words}
+    frozen = {**runs.listed(), "told": told, "words": words}
     return inline_page(PAGE / "watch.html", {"frozen": frozen})
 
 

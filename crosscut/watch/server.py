@@ -81,7 +81,7 @@ class WatchServer(ThreadingHTTPServer):
             for run in runs:
                 run.source.refresh()
             told = {run.id: run.tell(cursors[run.id]) for run in runs if run.id in cursors}
-            return {"runs": [run.listed() for run in runs], "told": told}
+            return {**self.runs.listed(), "told": told}
 
 
 class _Handler(BaseHTTPRequestHandler):

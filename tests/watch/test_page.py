@@ -75,6 +75,15 @@ def told_of(page: Any) -> list[Any]:
       ([name, of]) => [name, [...of.steps.view()], [...of.values.view()].map(String)])])""")
 
 
+def until(page: Any, condition: str) -> None:
+    """Wait until a condition holds. The page's policy forbids `wait_for_function`."""
+    for _ in range(400):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(25)
+    pytest.fail(f"`{condition}` does not hold after 10 s")
+
+
 def test_figures_arrive_while_a_run_trains(opened, tmp_path):
     page = opened(write_run(tmp_path / "run", 40, total=100))
     assert facts(page)["Step"] == "40"
@@ -103,6 +112,16 @@ def test_new_runs_appear_and_are_laid_over_each_other(opened, tmp_path):
     page.get_by_label("Show a").uncheck()
     assert labels(page)[0].count("at step") == 1
     assert page.locator("#runs .name").all_inner_texts() == ["a", "b"]
+
+
+def test_hundreds_of_runs_are_asked_for_in_portions(opened, tmp_path):
+    for number in range(320):
+        write_run(tmp_path / f"run-{number}", 2)
+    page = opened(tmp_path)
+    page.get_by_role("button", name="All").click()
+    until(page, "visible().length === 320 && visible().every((run) => run.series.size)")
+    assert page.evaluate("questions().length") == 4
+    assert not page.locator("#more").is_visible()
 
 
 def test_the_offline_file_shows_the_figures_of_the_live_page(opened, tmp_path):

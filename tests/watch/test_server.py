@@ -109,6 +109,17 @@ def test_new_runs_appear(tmp_path, monkeypatch):
     assert [run.id for run in runs.refresh()] == [run.id for run in Runs([f"{tmp_path}/b-*", str(tmp_path)]).refresh()]
 
 
+def test_runs_that_are_too_many_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr("crosscut.watch.found._SECONDS_BETWEEN", 0)
+    monkeypatch.setattr("crosscut.watch.found._MOST", 2)
+    for number in range(4):
+        write_run(tmp_path / f"run-{number}", 1)
+    runs = Runs([str(tmp_path)])
+    for _ in range(2):
+        assert [run.name for run in runs.refresh()] == ["run-0", "run-1"]
+        assert runs.listed()["left_out"] == 2
+
+
 def test_a_place_without_a_folder_is_told(tmp_path):
     with pytest.raises(ConfigError, match=r"must be the folder of a run, a folder that holds runs, or a pattern"):
         Runs([str(tmp_path), str(tmp_path / "x*")]).require_any()

@@ -20,6 +20,8 @@ function drawList(onChange) {
     row.dataset.state = run.listed.state;
   }
   at("choose").hidden = runs.size < 2;
+  at("more").hidden = !leftOut;
+  say(at("more"), `${whole.format(leftOut)} more runs are not shown. Name fewer folders to see them.`);
   document.body.classList.toggle("alone", runs.size < 2);
 }
 

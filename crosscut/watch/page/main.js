@@ -63,15 +63,21 @@ function renew() {
   drawAll();
 }
 
+/** Asks for what is new in the chosen runs. Returns whether something has changed that is drawn. */
+async function ask() {
+  const before = runs.size;
+  let isNew = false;
+  for (const question of questions()) isNew = receive(await (await fetch(question)).json()) || isNew;
+  return isNew || runs.size !== before;
+}
+
 /** Asks for what is new, every second while the page can be seen. */
 async function follow() {
   let isLost = false;
   for (;;) {
     if (!document.hidden) {
       try {
-        const before = runs.size;
-        const answer = await (await fetch(question())).json();
-        if (receive(answer) || runs.size !== before) drawAll();
+        if (await ask()) drawAll();
         else {
           drawList(drawAll);
           drawFacts();

@@ -75,6 +75,7 @@ class Run {
 }
 
 const runs = new Map();
+let leftOut = 0;
 const chosen = new Set();
 let focus = null;
 
@@ -98,8 +99,25 @@ function list(entries) {
 /** Takes in an answer. Returns whether something has changed that is drawn. */
 function receive(answer) {
   list(answer.runs);
+  leftOut = answer.left_out;
   return Object.entries(answer.told).map(([id, told]) => runs.get(id)?.receive(told)).some(Boolean);
 }
 
-/** Address that asks for what is new in the chosen runs. */
-const question = () => `poll?${visible().map((run) => `run=${run.id}&at=${encodeURIComponent(run.cursor)}`).join("&")}`;
+/** Most runs and most characters of a question. Servers refuse addresses of more than 65,536 characters. */
+const [MOST_RUNS, MOST_CHARACTERS] = [100, 30_000];
+
+/** Addresses that ask together for what is new in the chosen runs. */
+function questions() {
+  const found = [[]];
+  let length = 0;
+  for (const run of visible()) {
+    const asked = `run=${run.id}&at=${encodeURIComponent(run.cursor)}`;
+    length += asked.length;
+    if (found.at(-1).length === MOST_RUNS || length > MOST_CHARACTERS) {
+      found.push([]);
+      length = asked.length;
+    }
+    found.at(-1).push(asked);
+  }
+  return found.map((asked) => `poll?${asked.join("&")}`);
+}
