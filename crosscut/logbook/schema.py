@@ -249,6 +249,7 @@ _SAMPLE = Kind("sample", (
 _MEASURED = Kind("measurement", (
     _STEP,
     Key("layout", "Layout of this start"),
+    Key("device", "Kind of the device of the ranks: `cpu` or `cuda`", is_optional=True),
     Key("learning_rates.*", "Learning rate of each group of parameters"),
     *_RANKS,
 ))  # fmt: skip

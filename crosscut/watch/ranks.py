@@ -31,7 +31,13 @@ def told_ranks(plan: Mapping[str, object], measurements: Sequence[Mapping[str, o
         stage = stages[place] if isinstance(place, int) and 0 <= place < len(stages) else {}
         ranks.append(_told(i, rank, stage, found))
     layout = str(plan.get("layout") or last.get("layout") or "")
-    return {"layout": layout, "axes": _numbers(plan.get("axes")), "step": last.get("step"), "ranks": ranks}
+    return {
+        "layout": layout,
+        "axes": _numbers(plan.get("axes")),
+        "step": last.get("step"),
+        "device": last.get("device"),
+        "ranks": ranks,
+    }
 
 
 def _told(

@@ -51,7 +51,7 @@ def test_files_of_a_run_have_the_keys_of_the_schema(
         (2, ""), (2, "The people"), (4, ""), (4, "The people"),
     ]  # fmt: skip
     (measured,), (stage,) = reader.measurements, reader.plan["stages"]
-    assert measured["step"] == 3
+    assert (measured["step"], measured["device"]) == (3, "cpu")
     assert measured["learning_rates"].keys() == {"embedding", "matrix", "scalar"}
     for rank in measured["ranks"]:
         assert rank["memory_bytes"] >= 0  # no growth in a process that was larger before

@@ -37,11 +37,13 @@ def append(folder: Path, *rows: dict[str, Any], name: str = "metrics.jsonl") -> 
         file.write("".join(json.dumps(one) + "\n" for one in rows))
 
 
-def write_rich_run(folder: Path) -> Path:
+def write_rich_run(folder: Path, *, device: str = "cuda") -> Path:
     """Write a run with everything that the page shows: two ranks, experts, samples, events."""
     write_run(folder, 60, total=100)
     rank = {"memory_bytes": 3_000_000, "messages": {"tensor": 12}, "message_bytes": {"tensor": 98304}}
-    measured = {"step": 3, "layout": "tensor 2 x data 1", "learning_rates": {"matrices": 0.01}, "ranks": [rank, rank]}
+    rates = {"embedding": 0.002, "matrix": 0.01, "scalar": 0.001}
+    start = {"step": 3, "layout": "tensor 2 x data 1", "device": device}
+    measured = {**start, "learning_rates": rates, "ranks": [rank, rank]}
     append(folder, measured, name="measurements.jsonl")
     stage = {"memory_bytes": 2_900_000, "memory": {"weights": 2_000_000, "activations": 900_000}}
     plan = {

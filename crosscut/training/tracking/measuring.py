@@ -58,6 +58,7 @@ class RankMeter:
         own = {"memory_bytes": peak_bytes(mesh.device) - self.trainer.bytes_before, **self._sent}
         return {
             "layout": str(run.layout),
+            "device": mesh.device.type,
             "learning_rates": _rates(run, self.trainer.optimizer.param_groups[0]["lr"]),
             "ranks": from_all_ranks(own, mesh),
         }

@@ -3,9 +3,10 @@
 
 const has = (value) => value !== null && value !== undefined;
 
-function ranksNote({ layout, step }) {
+function ranksNote({ layout, step, device }) {
   const measured = has(step) ? `Measured until step ${whole.format(step)}` : "Not measured yet";
-  return `${layout}. ${measured}. A bar is the memory of a rank; the line is the planner's forecast.`;
+  const compared = !has(step) || device === "cuda" ? "" : " The forecast counts tensors, but the measured memory of a CPU is the growth of the whole process, so the two can differ much.";
+  return `${layout}. ${measured}. A bar is the measured memory of a rank; the line is the planner's forecast.${compared}`;
 }
 
 /** One card per rank, in a row per place on all axes but the innermost one that has several ranks. */
@@ -22,14 +23,15 @@ function drawRanks(told) {
   const isSmall = told.ranks.length > 32;
   const cards = [...rows].map(([key, ranks]) => [
     key && make("h3.row", key),
-    make(isSmall ? "ul.ranks.small" : "ul.ranks", ranks.map((rank) => card(rank, inner, most, isSmall))),
+    make(isSmall ? "ul.ranks.small" : "ul.ranks", ranks.map((rank) => card(rank, inner, most, { isSmall, isLike: told.device === "cuda" }))),
   ]);
   return [cards, messagesOf(told)];
 }
 
-function card(rank, inner, most, isSmall) {
+/** Card of a rank. `isLike`: whether planned and measured memory are of the same kind, so that their difference says something. */
+function card(rank, inner, most, { isSmall, isLike }) {
   const { planned, measured } = rank;
-  const differs = has(planned) && has(measured) ? (measured - planned) / planned : null;
+  const differs = isLike && has(planned) && has(measured) ? (measured - planned) / planned : null;
   const words = [has(planned) && `planned ${bytes(planned)}`, has(measured) && `measured ${bytes(measured)}`,
     has(differs) && `${differs < 0 ? "−" : "+"}${(100 * Math.abs(differs)).toFixed(1)}${THIN}%`].filter(Boolean);
   const title = `Rank ${rank.rank}${inner ? `, ${inner} ${rank.places[inner]}` : ""}`;
