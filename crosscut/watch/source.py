@@ -63,7 +63,16 @@ class Source:
         self._reader = RunReader(folder)
 
     def refresh(self) -> None:
-        """Read what is new. After the folder has disappeared, the last content stays."""
+        """Read what is new. After the folder has disappeared, the last content stays. An error becomes a note on the
+        run, because the other runs of the page can be shown.
+        """
+        try:
+            self._read()
+        except Exception as error:  # the files may hold anything
+            told = f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode()
+            self._set("notes", [f"The files in this folder cannot be read ({told}). The figures are the last ones."])
+
+    def _read(self) -> None:
         if self._reader.state is RunState.GONE:
             self.state = RunState.GONE
             return

@@ -163,6 +163,21 @@ def test_everything_of_a_run_is_shown(opened, tmp_path):
     assert page.locator("blockquote").all_inner_texts() == ["Once there was"]
 
 
+def test_a_file_that_cannot_be_read_is_named(opened, tmp_path):
+    write_run(tmp_path / "run", 3)
+    (tmp_path / "run" / "plan.json").write_text("{")
+    page = opened(tmp_path / "run")
+    assert page.locator("[aria-label='Files that are not shown'] li").inner_text().startswith("`plan.json` cannot be")
+
+
+def test_memory_of_a_cpu_is_not_held_against_the_forecast_of_tensors(opened, tmp_path):
+    page = opened(write_rich_run(tmp_path / "run", device="cpu"))
+    rank = page.locator(".ranks li").first
+    assert "measured 3\u202fMB" in rank.inner_text() and "%" not in rank.inner_text()
+    assert page.locator(".memory[data-over]").count() == 0
+    assert "growth of the whole process" in page.locator("[aria-label=Ranks] .note").inner_text()
+
+
 def test_keys_move_zoom_and_read(opened, tmp_path):
     page = opened(write_run(tmp_path / "run", 100))
     page.locator(".plot").first.focus()

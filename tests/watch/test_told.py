@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from crosscut.logbook.schema import RUN_FILES, Form
 from crosscut.watch.source import Source
 from crosscut.watch.told import ToldRun
 from tests.watch.runs import append, row, validation, write_rich_run, write_run
@@ -109,6 +110,16 @@ def test_parts_travel_when_they_change(tmp_path):
     assert page.parts["samples"][-1] == {"step": 61, "prompt": "a", "text": "ab"}
 
 
+def test_run_of_these_tests_has_the_keys_of_the_schema(tmp_path):
+    write_rich_run(tmp_path)
+    written = [file for file in RUN_FILES if file.kinds and (tmp_path / file.name).exists()]
+    assert len(written) == 5
+    for file in written:
+        text = (tmp_path / file.name).read_text()
+        for one in text.splitlines() if file.form is Form.ROWS else [text]:
+            file.require_known(json.loads(one))
+
+
 def test_figures_of_ranks_that_are_missing_are_left_out(tmp_path):
     write_rich_run(tmp_path)
     (tmp_path / "plan.json").write_text('{"version": 1, "ranks": 7, "stages": {"a": 1}, "axes": []}')
@@ -128,6 +139,19 @@ def test_a_folder_that_disappears_keeps_its_last_figures(tmp_path):
     folder.rename(tmp_path / "away")
     page.ask()
     assert page.run.listed()["state"] == "gone" and page.losses() == expected(5)
+
+
+def test_an_error_in_one_run_is_a_note_on_it(tmp_path, monkeypatch):
+    page = Page(write_run(tmp_path, 5))
+    page.ask()
+    append(tmp_path, row(6))
+    monkeypatch.setattr(page.run.source._reader, "poll", lambda: [][0])
+    page.ask()
+    (note,) = page.parts["notes"]
+    assert "cannot be read (IndexError: list index out of range)" in note and page.losses() == expected(5)
+    monkeypatch.undo()
+    page.ask()
+    assert page.parts["notes"] == [] and page.losses() == expected(6)
 
 
 @pytest.mark.parametrize("config", ["d = 2020-01-01", "training = 3", "[training]\nx = inf\nsteps = nan"])

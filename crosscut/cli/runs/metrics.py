@@ -28,7 +28,13 @@ def metrics(run: Path, csv: Path | None) -> None:
     RUN is the folder of a run, which may be training. A cell is empty if the step has no such figure. The columns are
     the keys of metrics.jsonl (docs/tables/run-files.md).
     """
-    rows = read_metrics(run)
+    try:
+        rows = read_metrics(run)
+    except OSError as error:
+        raise ConfigError(
+            f"`{run / METRICS_FILE}` must be a file that can be read, but is not: {error.strerror}. Name the folder of "
+            "a run, or grant access."
+        ) from None
     if not rows:
         raise ConfigError(
             f"`RUN` must be the folder of a run that has trained, but `{run}` has no rows in `{METRICS_FILE}`. "

@@ -89,7 +89,12 @@ function drawSettings(config) {
   return make("details", make("summary", `${rows.length} settings`), table("Settings of the run", ["Setting", "Value"], rows));
 }
 
+function drawNotes(notes) {
+  return make("ul.notes", notes.map((note) => make("li", note)));
+}
+
 const sections = [
+  new Section("Files that are not shown", "", () => (focused()?.parts.notes?.length ? focused().parts.notes : null), drawNotes),
   new Section("Events", "Spikes, rollbacks, hangs, restarts and changes of layout of this run.", marksContent, drawEvents),
   new Section("Ranks", (told) => ranksNote(told), () => focused()?.parts.ranks ?? null, (told) => drawRanks(told)),
   new Section("Experts", (told) => loadsNote(told), () => loadsContent(), (told) => drawLoads(told)),

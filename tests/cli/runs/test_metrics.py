@@ -33,6 +33,16 @@ def test_figures_are_a_table_with_a_row_for_each_step(run):
         assert [row["loss"] for row in csv.DictReader(file)] == ["", "2.5", "2.25"]
 
 
+def test_a_folder_in_place_of_the_figures_is_told(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(ConfigError) as error:
+        CliRunner().invoke(commands, ["metrics", str(tmp_path)], catch_exceptions=False)
+    assert str(error.value) == (
+        f"`{tmp_path / 'metrics.jsonl'}` must be a file that can be read, but is not: Is a directory. Name the folder "
+        "of a run, or grant access."
+    )
+
+
 def test_a_folder_without_figures_is_refused(tmp_path):
     with pytest.raises(ConfigError) as error:
         CliRunner().invoke(commands, ["metrics", str(tmp_path)], catch_exceptions=False)
