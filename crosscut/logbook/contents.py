@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from crosscut.config import ConfigError
+from crosscut.config.system.deletion import remove_file
 from crosscut.logbook.objects import read_object
 from crosscut.logbook.rows import Row, read_rows, require_readable_rows, without_undone
-from crosscut.logbook.schema import BY_NAME, LOADS_FILE, METRICS_FILE, RESTARTS_FILE, SUMMARY_FILE, Form
+from crosscut.logbook.schema import BY_NAME, LOADS_FILE, METRICS_FILE, RESTARTS_FILE, RUN_FILES, SUMMARY_FILE, Form
 
 
 def read_metrics(folder: Path) -> list[Row]:
@@ -49,6 +51,21 @@ def free_hang_report(folder: Path, step: int) -> Path:
         number += 1
         path = folder / f"hang-{step}-{number}.txt"
     return path
+
+
+def begin_anew(folder: Path) -> None:
+    """Remove the files that a new run must not take over from an earlier run in its folder. Links stay. Raises
+    `ConfigError` if the system refuses the removal.
+    """
+    for file in RUN_FILES:
+        try:
+            if file.is_per_run:
+                remove_file(folder / file.name)
+        except OSError as error:
+            raise ConfigError(
+                f"`{folder / file.name}` of an earlier run must be removable, but is not: {error.strerror}. Grant "
+                "access, or set `output.folder` to another folder."
+            ) from None
 
 
 def require_known_versions(folder: Path) -> None:

@@ -76,6 +76,8 @@ class RunFile:
     """Whether the report of a run lists the file."""
     is_own: bool = True
     """Whether no run starts while something else, such as a link, has this name."""
+    is_per_run: bool = False
+    """Whether a new run removes the file of an earlier run."""
 
     def require_known(self, table: Mapping[str, object]) -> str:
         """Return the name of the kind to which a row or an object belongs. Raises `ValueError` if no kind has exactly
@@ -271,20 +273,23 @@ _SKIPS = Kind("record", (
 ))  # fmt: skip
 
 RUN_FILES = (
-    RunFile(name=PLOT_FILE, form=Form.FILE, meaning="losses over the steps"),
-    RunFile(name=LOADS_PLOT_FILE, form=Form.FILE, meaning="loads of the experts over the steps"),
-    RunFile(name=SAMPLE_FILE, form=Form.FILE, meaning="texts of the trained model"),
-    RunFile(name=METRICS_FILE, form=Form.ROWS, kinds=_METRICS,
+    RunFile(name=PLOT_FILE, form=Form.FILE, is_per_run=True, meaning="losses over the steps"),
+    RunFile(name=LOADS_PLOT_FILE, form=Form.FILE, is_per_run=True, meaning="loads of the experts over the steps"),
+    RunFile(name=SAMPLE_FILE, form=Form.FILE, is_per_run=True, meaning="texts of the trained model"),
+    RunFile(name=METRICS_FILE, form=Form.ROWS, is_per_run=True, kinds=_METRICS,
             meaning="figures of every step, of validations and evaluations, and events"),
-    RunFile(name=LOADS_FILE, form=Form.ROWS, kinds=(_ANY, _LOADS), meaning="loads of the experts, in about 500 steps"),
-    RunFile(name=SAMPLES_FILE, form=Form.ROWS, kinds=(_ANY, _SAMPLE), meaning="texts of `output.sample_every`"),
-    RunFile(name=SUMMARY_FILE, form=Form.OBJECT, kinds=_SUMMARY, meaning="result; marks a complete run"),
+    RunFile(name=LOADS_FILE, form=Form.ROWS, is_per_run=True, kinds=(_ANY, _LOADS),
+            meaning="loads of the experts, in about 500 steps"),
+    RunFile(name=SAMPLES_FILE, form=Form.ROWS, is_per_run=True, kinds=(_ANY, _SAMPLE),
+            meaning="texts of `output.sample_every`"),
+    RunFile(name=SUMMARY_FILE, form=Form.OBJECT, is_per_run=True, kinds=_SUMMARY,
+            meaning="result; marks a complete run"),
     RunFile(name=CONFIG_FILE, form=Form.FILE, meaning="all settings ([configuration](../configuration.md))"),
-    RunFile(name=PLAN_FILE, form=Form.OBJECT, kinds=(Kind("plan", _PLANNED),), is_listed=False,
+    RunFile(name=PLAN_FILE, form=Form.OBJECT, is_per_run=True, kinds=(Kind("plan", _PLANNED),), is_listed=False,
             meaning="the planner's forecast for each rank of this start's layout"),
-    RunFile(name=MEASUREMENTS_FILE, form=Form.ROWS, kinds=(_ANY, _MEASURED), is_listed=False,
+    RunFile(name=MEASUREMENTS_FILE, form=Form.ROWS, is_per_run=True, kinds=(_ANY, _MEASURED), is_listed=False,
             meaning="figures of each rank in the third step of every start"),
-    RunFile(name=RESTARTS_FILE, form=Form.ROWS, kinds=(_ANY, _RESTART), is_listed=False,
+    RunFile(name=RESTARTS_FILE, form=Form.ROWS, is_per_run=True, kinds=(_ANY, _RESTART), is_listed=False,
             meaning="starts that continued an [elastic](../elastic.md) run"),
     RunFile(name=TENSORBOARD_FOLDER, form=Form.FOLDER, meaning="the figures for TensorBoard"),
     RunFile(name=PROFILE_FOLDER, form=Form.FOLDER, meaning="result of `--profile` ([profiling](../profiling.md))"),

@@ -3,10 +3,20 @@ from pathlib import Path
 
 import pytest
 
-from crosscut.logbook.contents import read_metrics, read_summary, require_known_versions
+from crosscut.config.system.deletion import claim
+from crosscut.logbook.contents import begin_anew, read_metrics, read_summary, require_known_versions
 from crosscut.logbook.objects import write_object
 from crosscut.logbook.rows import RULES, RowFile, append_row
-from crosscut.logbook.schema import BY_NAME, METRICS_FILE, RUN_FILES, SUMMARY_FILE, VERSION, Form, NewerFileError
+from crosscut.logbook.schema import (
+    BY_NAME,
+    METRICS_FILE,
+    RESTARTS_FILE,
+    RUN_FILES,
+    SUMMARY_FILE,
+    VERSION,
+    Form,
+    NewerFileError,
+)
 from crosscut.logbook.skips import Event, SampleSkip, SkipRecord
 
 HANG = {"step": 3, "hang_seconds": 31.0, "hang_rank": None}
@@ -20,6 +30,28 @@ def test_rows_of_every_kind_are_known_and_other_keys_are_not():
     for row in ({**HANG, "more": 1}, {"step": 3, "hang_seconds": 31.0}, {**HANG, **validation}):
         with pytest.raises(ValueError, match=r"no kind of `metrics\.jsonl` has the keys "):
             file.require_known(row)
+
+
+def test_a_new_run_removes_the_files_of_an_earlier_run_and_nothing_else(tmp_path):
+    claim(tmp_path)
+    names = [file.name for file in RUN_FILES if file.form is not Form.FOLDER and "/" not in file.name]
+    for name in (*names, "notes.txt"):
+        (tmp_path / name).write_text("")
+    (tmp_path / RESTARTS_FILE).unlink()
+    (tmp_path / RESTARTS_FILE).symlink_to(tmp_path / "notes.txt")
+    before = {path.name for path in tmp_path.iterdir()}
+    begin_anew(tmp_path)
+    assert before - {path.name for path in tmp_path.iterdir()} == {
+        "metrics.jsonl", "experts.jsonl", "samples.jsonl", "measurements.jsonl", "summary.json", "plan.json",
+        "loss.png", "experts.png", "sample.txt",
+    }  # fmt: skip
+
+
+def test_files_without_a_marker_of_crosscut_stay(tmp_path):
+    (tmp_path / METRICS_FILE).write_text("")
+    begin_anew(tmp_path)
+    begin_anew(tmp_path / "missing")
+    assert (tmp_path / METRICS_FILE).exists()
 
 
 def test_keys_of_inner_objects_are_known(tmp_path):

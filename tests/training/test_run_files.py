@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from crosscut.config import ConfigError, RunConfig
+from crosscut.config.system.deletion import claim
 from crosscut.logbook.following import RunReader, RunState
-from crosscut.logbook.schema import BY_NAME, RUN_FILES, Form
+from crosscut.logbook.rows import append_row
+from crosscut.logbook.schema import BY_NAME, RESTARTS_FILE, RUN_FILES, Form
 from tests.ranks import RankPool
 from tests.training.jobs import losses_of, rows_of, whole_run
 
@@ -36,6 +38,9 @@ def test_files_of_a_run_have_the_keys_of_the_schema(
     sampled = ("output.sample_every=2", "output.sample_prompt=The people", f"output.folder={tmp_path / 'sampled'}")
     run = run_with(*shared, *sampled)
     folder, plain = Path(run.output.folder), run_with(*shared)
+    folder.mkdir()
+    claim(folder)
+    append_row(folder / RESTARTS_FILE, {"step": 2, "after": "tensor 1 x data 1"})  # of an earlier run
     ranks.run(2, whole_run, run)
     assert kinds_in(folder) == {
         "metrics.jsonl": {"first row", "step", "validation", "evaluation"},
