@@ -1,4 +1,5 @@
-"""Ranks of a run's layout: memory and messages, planned (`plan.json`) and measured (`measurements.jsonl`).
+"""Ranks of a run's layout: memory and messages, planned (`plan.json`) and measured (`measurements.jsonl`). The latter
+file also has the learning rates of the groups of parameters.
 
 Both files may come from elsewhere. Values of another type than the schema's are left out.
 """
@@ -38,6 +39,13 @@ def told_ranks(plan: Mapping[str, object], measurements: Sequence[Mapping[str, o
         "device": last.get("device"),
         "ranks": ranks,
     }
+
+
+def told_rates(measurements: Sequence[Mapping[str, object]]) -> dict[str, object] | None:
+    """Return the learning rates of the groups of parameters at the last measured step. None if they are equal."""
+    last = measurements[-1] if measurements else {}
+    rates = _numbers(last.get("learning_rates"))
+    return {"step": last.get("step"), "rates": rates} if len(set(rates.values())) > 1 else None
 
 
 def _told(

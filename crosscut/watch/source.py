@@ -12,7 +12,7 @@ from crosscut.config.conventions import CONFIG_FILE
 from crosscut.logbook.following import RunReader, RunState
 from crosscut.logbook.rows import Row
 from crosscut.logbook.schema import METRICS_FILE
-from crosscut.watch.ranks import told_ranks
+from crosscut.watch.ranks import told_ranks, told_rates
 
 _MOST_COLUMNS = 240
 """Maximum number of steps at which the loads of the experts are shown."""
@@ -56,8 +56,8 @@ class Source:
         self.series: dict[str, Points] = {}
         """Points of all figures that the run has ever had, by name."""
         self.parts: dict[str, object] = {}
-        """Other contents: `config`, `marks`, `samples`, `ranks`, `loads`, `summary` and `notes`. A part that has not
-        changed stays the same object.
+        """Other contents: `config`, `marks`, `samples`, `ranks`, `rates`, `loads`, `summary` and `notes`. A part that
+        has not changed stays the same object.
         """
         self.state = RunState.STOPPED
         self._reader = RunReader(folder)
@@ -84,6 +84,7 @@ class Source:
             self._set("config", self._reader.config)
             self._set("samples", [_sample(row) for row in self._reader.samples[-_MOST_SAMPLES:]])
             self._set("ranks", told_ranks(self._reader.plan, self._reader.measurements))
+            self._set("rates", told_rates(self._reader.measurements))
             self._set("loads", _loads(self._reader.loads))
             self._set("summary", self._reader.summary)
             self._set("notes", list(self._reader.notes.values()))

@@ -104,6 +104,7 @@ def test_parts_travel_when_they_change(tmp_path):
         "planned_bytes": 98304,
         "measured_bytes": 98304,
     }
+    assert page.parts["rates"] == {"step": 3, "rates": {"embedding": 0.002, "matrix": 0.01, "scalar": 0.001}}
     assert page.parts["loads"]["layers"]["0.mlp"][0] == [0.9, 1.1, 1.0, 1.0]
     append(tmp_path, {"step": 61, "prompt": "a", "text": "ab"}, name="samples.jsonl")
     assert page.ask()["parts"].keys() == {"samples"}
@@ -126,6 +127,11 @@ def test_figures_of_ranks_that_are_missing_are_left_out(tmp_path):
     page = Page(tmp_path)
     page.ask()
     assert [(one["planned"], one["measured"]) for one in page.parts["ranks"]["ranks"]] == [(None, 3_000_000)] * 2
+    append(
+        tmp_path, {"step": 9, "layout": "", "learning_rates": {"a": 1, "b": 1}, "ranks": []}, name="measurements.jsonl"
+    )
+    page.ask()
+    assert page.parts["rates"] is None  # all groups have one rate
     (tmp_path / "measurements.jsonl").unlink()
     page.ask()
     assert page.parts["ranks"] is None

@@ -44,6 +44,15 @@ function card(rank, inner, most, { isSmall, isLike }) {
     make(isSmall ? "span.unseen" : "span.words", isSmall ? `${title}: ` : "", words.map((word, i) => make(i === 2 ? "span.soft" : "span", word))));
 }
 
+/** Learning rates of the groups of parameters, beside the rate of the chart. */
+function drawRates({ step, rates }) {
+  const curve = focused().series.get("learning_rate");
+  const rate = curve ? interpolated(curve.steps.view(), curve.values.view(), step) : NaN;
+  const times = (value) => (rate > 0 ? `${digits(value / rate, 3)}${THIN}×` : NONE);
+  return table("Learning rates by group", ["Group", `#Rate at step ${whole.format(step)}`, "#Times the rate of the chart"],
+    Object.entries(rates).map(([group, value]) => [group, digits(value), times(value)]));
+}
+
 /** Messages of a step by axis: ranks that send the same are one row. */
 function messagesOf({ ranks }) {
   const names = [...new Set(ranks.flatMap((rank) => Object.keys(rank.messages ?? {})))];
