@@ -99,6 +99,22 @@ def test_figures_arrive_while_a_run_trains(opened, tmp_path):
     assert facts(page)["Step"] == "20"
 
 
+def test_a_page_in_a_hidden_tab_asks_nothing_until_it_is_seen(opened, tmp_path):
+    page = opened(write_run(tmp_path / "run", 40))
+    page.evaluate(
+        "Object.defineProperty(document, 'hidden', { get: () => isHidden, configurable: true }); isHidden = true"
+    )
+    page.wait_for_timeout(1500)  # a question that is under way
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    append(tmp_path / "run", row(41))
+    page.evaluate("for (const run of runs.values()) run.cursor = ''")  # as if nothing of it had arrived yet
+    page.wait_for_timeout(2500)
+    assert asked == [] and facts(page)["Step"] == "40"
+    page.evaluate("isHidden = false")
+    page.locator("#facts", has_text="41").wait_for(timeout=2000)
+
+
 def test_new_runs_appear_and_are_laid_over_each_other(opened, tmp_path):
     write_run(tmp_path / "a", 30)
     page = opened(tmp_path)
@@ -155,6 +171,9 @@ def test_everything_of_a_run_is_shown(opened, tmp_path):
     assert "12" in page.locator("[aria-label='Messages of a rank in a step'] tbody").inner_text()
     assert "planned 2.9\u202fMB" in page.locator(".ranks li").first.inner_text()
     assert "+3.4" in page.locator(".ranks li").first.inner_text()
+    rates = page.locator("[aria-label='Learning rates by group'] tbody tr").all_inner_texts()
+    words = [["embedding", "0.002000", "2.00"], ["matrix", "0.01000", "10.0"], ["scalar", "0.001000", "1.00"]]
+    assert [line.split()[:3] for line in rates] == words
     assert "the ranks wait for rank 1" in page.locator("[aria-label='Events of the run']").inner_text()
     assert "loads at step 20" in page.locator(".load canvas").get_attribute("aria-label")
     slider = page.get_by_label("Step of the samples")
