@@ -347,4 +347,4 @@ def test_twenty_runs_of_ten_thousand_steps(opened, tmp_path):
     assert page.evaluate("charts[0].shown.length") == 20
     page.locator("#charts .u-over").first.hover()
     assert page.locator(".tip div").count() == 13
-    assert min(busiest_frame(page) for _ in range(3)) < 100
+    assert min(busiest_frame(page) for _ in range(3)) < 50
