@@ -242,6 +242,21 @@ def test_the_mouse_zooms_moves_and_shows_all(opened, tmp_path):
     assert page.evaluate("view.part") is None
 
 
+def test_the_line_of_validations_ends_only_after_the_one_before_the_first_step(opened, tmp_path):
+    page = opened(write_run(tmp_path / "run", 1000))
+
+    def gaps(low: float, high: float) -> list[float]:
+        """Places without a value between the validations of a part."""
+        drawn = f"showPart({low}, {high}); return new Promise(requestAnimationFrame)"
+        page.evaluate(f"() => {{ {drawn}.then(() => new Promise(requestAnimationFrame)) }}")
+        return page.evaluate("charts[0].plot.data[0].filter((x, i) => charts[0].plot.data.at(-1)[i] === null)")
+
+    assert gaps(350, 950) == []
+    for low in (0, 50):
+        found = gaps(low, 600)
+        assert found and max(found) <= 101
+
+
 def test_two_fingers_zoom_and_one_moves(opened, tmp_path):
     page = opened(write_run(tmp_path / "run", 1000), viewport=PHONE, has_touch=True, is_mobile=True)
     touch = page.context.new_cdp_session(page)

@@ -219,9 +219,10 @@ class Chart {
 
 /** Ends the line after the validation before the first step: between it and the next one, nothing is known. */
 function cutAfterFirst(values, grid, xs) {
-  const first = xs[0] >= grid.xs[0] ? values.findIndex(Number.isFinite) : 0;
-  if (xs[0] < grid.xs[0] && xs[1] >= grid.xs[0]) values[0] = null;
-  if (values[first + 1] === undefined) values[first + 1] = null;
+  if (xs[0] >= grid.xs[0]) {
+    const after = values.findIndex(Number.isFinite) + 1;
+    if (values[after] === undefined) values[after] = null;
+  } else if (xs[1] >= grid.xs[0]) values[0] = null;
   if (xs[1] > grid.xs.at(-1)) values[values.length - 1] = null;
   spread(values);
 }
