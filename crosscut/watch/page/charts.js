@@ -20,7 +20,7 @@ let colors = {};
 function readColors() {
   const names = ["--ink", "--soft", "--line", "--sheet", "--bad", "--accent", "--tint"];
   colors = Object.fromEntries(names.map((name) => [name, colorOf(`var(${name})`)]));
-  for (const run of runs.values()) [run.stroke, run.faint] = [colorOf(run.color), colorOf(run.color, 0.3)];
+  for (const run of runs.values()) [run.stroke, run.faint] = [colorOf(run.color), colorOf(run.color, 0.45)];
 }
 
 class Chart {

@@ -97,7 +97,7 @@ const sections = [
   new Section("Files that are not shown", "", () => (focused()?.parts.notes?.length ? focused().parts.notes : null), drawNotes),
   new Section("Events", "Spikes, rollbacks, hangs, restarts and changes of layout of this run.", marksContent, drawEvents),
   new Section("Ranks", (told) => ranksNote(told), () => focused()?.parts.ranks ?? null, (told) => drawRanks(told)),
-  new Section("Learning rates by group", "The chart shows the rate of the groups that have no rate of their own. All rates follow the same schedule.", () => focused()?.parts.rates ?? null, (told) => drawRates(told)),
+  new Section("Learning rates by group", "The chart shows the rate of the groups that have no rate of their own. All rates follow the same schedule; the factor is a group's multiple of the chart.", () => focused()?.parts.rates ?? null, (told) => drawRates(told)),
   new Section("Experts", (told) => loadsNote(told), () => loadsContent(), (told) => drawLoads(told)),
   new Section("Samples", "Texts that the model wrote. The prompt is grey.", () => (focused()?.parts.samples?.length ? focused().parts.samples : null), drawSamples),
   new Section("Settings that differ", "Settings of the chosen runs, without those that all of them share.", differences, drawDifferences),

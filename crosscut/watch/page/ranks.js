@@ -49,7 +49,7 @@ function drawRates({ step, rates }) {
   const curve = focused().series.get("learning_rate");
   const rate = curve ? interpolated(curve.steps.view(), curve.values.view(), step) : NaN;
   const times = (value) => (rate > 0 ? `${digits(value / rate, 3)}${THIN}×` : NONE);
-  return table("Learning rates by group", ["Group", `#Rate at step ${whole.format(step)}`, "#Times the rate of the chart"],
+  return table("Learning rates by group", ["Group", `#Rate at step ${whole.format(step)}`, "#Factor"],
     Object.entries(rates).map(([group, value]) => [group, digits(value), times(value)]));
 }
 
