@@ -13,7 +13,7 @@ from crosscut.config.conventions import CONFIG_FILE
 from crosscut.config.system.terminal import echo, new_console
 from crosscut.data import open_tokens
 from crosscut.launch.processes import choose_device
-from crosscut.logbook.contents import begin_anew, read_summary
+from crosscut.logbook.contents import read_summary
 from crosscut.logbook.skips import SampleSkip
 from crosscut.training.batches import RunSamples, batches_of, samples_of
 from crosscut.training.driving.driver import Driver, PreparedRun, RunParts, Stop, load_initial_weights
@@ -136,8 +136,6 @@ def _prepare(resolved: ResolvedRun, profile: bool, resume: Resume, memory: InMem
     if run.training.initialize_from and is_new:
         _note(*require_initial_weights(run, tokens))
     skips = (resumed_record(run, progress) if progress else new_record(run)).skips
-    if is_new and not is_elastic(run):  # an elastic run without a checkpoint repeats its steps
-        begin_anew(folder)
     fill_folder(run, good)
     restart = Restart.of(run, progress, "memory" if is_in_memory else "disk")
     _note(*describe_settings(run, resolved.device, is_new=is_new), str(restart or ""))
