@@ -4,6 +4,7 @@
 - `spans`, `reaches`: positions that ranks hold, and positions that the outputs of an operator read
 - `plan`: messages that follow from them, forward and backward (`parallel.exchange` sends them)
 - `image`: grids of ranks, and images of which each rank has a part
+- `overlap`: convolutions that compute while halos travel
 - `windows`, `saving`: copies of the inputs of each rank's outputs, and halos that are saved for the backward pass
 - `convolution`, `pooling`, `resizing`, `norm`: the layers
 """

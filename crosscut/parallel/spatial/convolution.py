@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from crosscut.parallel.mesh import ParallelMesh
 from crosscut.parallel.spatial.image import CutImage
+from crosscut.parallel.spatial.overlap import own_windows
 from crosscut.parallel.spatial.parameters import copied_parameter, require_directions_of, require_kind
 from crosscut.parallel.spatial.reaches import Spread, Window
 from crosscut.parallel.spatial.spans import require_room
@@ -89,12 +90,19 @@ class _Direct(_Convolution):
         require_directions_of(self._kind, len(image.spans))
         for size, (before, after) in zip(image.sizes, settings.padding, strict=True):
             require_room(size, before, after, settings.mode)
+        weight, bias = self._own(image.x.dtype)
+        convolve = _CONVOLUTIONS[len(settings.kernel) - 1]
+        options = (settings.dilation, settings.groups)
+        own = own_windows(image, settings.windows, weight) if settings.mode == "zeros" else None
+        if own is not None:
+            with own.windows.saving:
+                y = convolve(own.windows.x, weight, bias, settings.stride, own.padding, *options)
+            y = own.with_halos(y, lambda x, padding: convolve(x, weight, None, settings.stride, padding, *options))
+            return own.windows.result(y)
         windows = copy_windows(image, settings.windows, mode=settings.mode)
         x = windows.at_least([window.extent for window in settings.windows])
-        convolve = _CONVOLUTIONS[len(settings.kernel) - 1]
-        weights = self._own(x.dtype)
         with windows.saving:
-            y = convolve(x, *weights, settings.stride, 0, settings.dilation, settings.groups)
+            y = convolve(x, weight, bias, settings.stride, 0, *options)
         return windows.result(y)
 
 
@@ -128,7 +136,8 @@ class SpatialConv2d(_Direct):
 
     Parameters: `weight` [F, C / groups, K] and, if the layer has one, `bias` [F] as Replicate. Forward: for each
     direction, one message to each rank that needs positions of this rank. Backward: as many messages with the gradients
-    of these positions. For the backward pass, the rank's part and its halos are saved.
+    of these positions. For the backward pass, the rank's part and its halos are saved. Large parts are convolved
+    while the halos of the last direction travel (`overlap`).
 
     Raises `LayoutError` if `layer` is not an `nn.Conv2d`. Source: Dryden et al. 2019, section 3.1.
     """

@@ -87,6 +87,21 @@ def _is_any(positions: Range) -> bool:
     return positions.size > 0
 
 
+@lru_cache(maxsize=4096)
+def plan_halos(step: Step) -> ExchangePlan:
+    """Plan the messages of a step for ranks that copy only halos: first those before their part, then those after. They
+    are the messages of the step.
+    """
+    return plan_exchange(step.held, [halos_of(step, rank) for rank in range(step.held.num_ranks)])
+
+
+def halos_of(step: Step, rank: int) -> tuple[Range, Range]:
+    """Return the positions of other ranks that a rank reads before its own part, and those after it."""
+    held, inside = step.held.part(rank), step.wants[rank].inside
+    before, after = min(inside.stop, held.start), max(inside.start, held.stop)
+    return Range(inside.start, max(before, inside.start)), Range(min(after, inside.stop), inside.stop)
+
+
 def plan_move(held: Span, to: Span) -> ExchangePlan:
     """Plan the messages that divide an image anew."""
     return plan_exchange(held, [[to.part(rank)] for rank in range(to.num_ranks)])

@@ -52,6 +52,12 @@ class Window(NamedTuple):
         start, last = (o * self.stride - self.before for o in (outputs.start, outputs.stop - 1))
         return Range(start, last + self.extent)
 
+    def readers(self, inputs: Range, outputs: Range) -> Range:
+        """Return those of a range of outputs whose windows overlap a range of inputs."""
+        first = -((self.extent - 1 - inputs.start - self.before) // self.stride)
+        last = (inputs.stop - 1 + self.before) // self.stride
+        return Range(first, last + 1).overlap(outputs)
+
 
 class Spread(NamedTuple):
     """Reach of a transposed convolution: input i adds to the outputs i stride - padding + j dilation."""

@@ -46,7 +46,7 @@ class _Halos(NamedTuple):
             )
         x = self.own
         for dim, (before, after) in reversed(list(enumerate(self.around, 2))):
-            x = torch.cat((before, x, after), dim)
+            x = torch.cat((before, x, after), dim) if before.shape[dim] + after.shape[dim] else x
         return self.padding.around(x)
 
 

@@ -10,7 +10,7 @@ arrive in two messages instead of one from a diagonal neighbour. Source: Dryden 
 4.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -80,15 +80,21 @@ def copy_windows(image: CutImage, reaches: Sequence[Reach], *, mode: str = "zero
     `mode` names the padding as in `torch.nn.Conv2d`; with "zeros", the padding is `fill`. Forward and backward: one
     message to each rank that needs positions of this rank, for each direction.
     """
-    x, steps, amounts = image.x, [], []
-    for dim, axis, span, reach in zip(image.directions, image.grid.axes, image.spans, reaches, strict=True):
-        step = plan_step(span, reach, mode)
-        copied = fetched(x, axis, dim, step.exchange)
-        want = step.wants[axis.rank]
-        x = _padded(copied, dim, want, mode, fill)
-        steps.append(step)
-        amounts.append((want.num_before, want.num_after) if mode == "zeros" else (0, 0))
-    return Windows(image, x, tuple(steps), Padding(amounts, fill))
+    steps = tuple(plan_step(span, reach, mode) for span, reach in zip(image.spans, reaches, strict=True))
+    x = copy_directions(image, image.x, steps, range(len(steps)), mode, fill)
+    wants = [step.wants[rank] for step, rank in zip(steps, image.grid.place, strict=True)]
+    amounts = [(want.num_before, want.num_after) if mode == "zeros" else (0, 0) for want in wants]
+    return Windows(image, x, steps, Padding(amounts, fill))
+
+
+def copy_directions(
+    image: CutImage, x: Tensor, steps: Sequence[Step], directions: Iterable[int], mode: str = "zeros", fill: float = 0.0
+) -> Tensor:
+    """Copy the inputs along some directions, one after another."""
+    for i in directions:
+        axis, dim = image.grid.axes[i], image.directions[i]
+        x = _padded(fetched(x, axis, dim, steps[i].exchange), dim, steps[i].wants[axis.rank], mode, fill)
+    return x
 
 
 def per_direction(value: Any, num: int) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from crosscut.kernels.recurrent.convolution import convolve
 from crosscut.parallel import CollectiveRecorder, Sent, make_mesh
 from crosscut.parallel.context import join_zigzag, preceded_pieces, split_zigzag
 from crosscut.parallel.context.preceding import plan_preceding
-from crosscut.parallel.exchange import operators
+from tests.parallel.spatial.faults import halo_gradients_dropped, no_halos
 from tests.parallel.twins import CLOSE, CPU
 from tests.ranks import RankPool
 
@@ -56,29 +56,13 @@ def _convolved(num_taps: int, fault: str = "") -> tuple[Tensor, ...]:
     return (torch.cat(pieces, 1).detach(), own.grad, *(each.grad for each in operands))
 
 
-def _plant(patch: Any, fault: str) -> None:
-    exchange, swapped = operators._Exchange, operators._Exchange._swapped
-
-    def lost(self: Any, outgoing: Any, sizes: Any, like: Tensor) -> Any:
-        arrived = swapped(self, outgoing, sizes, like)
-        return [each if i == self.axis.rank else [torch.zeros_like(x) for x in each] for i, each in enumerate(arrived)]
-
+def _plant(patch: pytest.MonkeyPatch, fault: str) -> None:
     if fault == "tokens lost":
-        patch.setattr(exchange, "_swapped", lost)
+        no_halos(patch)
     elif fault == "gradients lost":
-        patch.setattr(exchange, "give_back", lambda self, grad: _own_only(self, grad))
+        halo_gradients_dropped(patch)
     elif fault == "pieces of neighbours":
         patch.setattr("crosscut.parallel.context.preceding.plan_preceding", _contiguous)
-
-
-def _own_only(exchange: Any, grad: Tensor) -> Tensor:
-    own = exchange.axis.rank
-    parts = grad.split([piece.size for piece in exchange.plan.pieces[own]], exchange.dim)
-    total = grad.new_zeros(grad.shape[0], sum(each.size for each in exchange.plan.held[own]), *grad.shape[2:])
-    for piece, part in zip(exchange.plan.pieces[own], parts, strict=True):
-        if piece.giver == own:
-            total.narrow(1, piece.first, piece.size).add_(part)
-    return total
 
 
 def _contiguous(length: int, num_ranks: int, before: int) -> Any:

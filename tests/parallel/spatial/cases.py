@@ -3,8 +3,10 @@
 import random
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -28,6 +30,7 @@ from crosscut.parallel.spatial import (
     SpatialMaxPool,
     SpatialUpsample,
     make_grid,
+    overlap,
     scatter_image,
 )
 from tests.parallel.twins import CPU
@@ -197,14 +200,25 @@ def _difference(found: Tensor, expected: Tensor) -> float:
     return float(difference.nan_to_num(nan=float("inf")))
 
 
-def compare(sizes: tuple[int, ...], seeds: list[int]) -> list[tuple[str, float]]:
-    """Job of a rank: the largest difference of each seed's case, and its description."""
+@contextmanager
+def overlapped(always: bool = True) -> Iterator[None]:
+    """Let convolutions of all sizes overlap with their messages, or none."""
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(overlap, "overlap_pays", lambda *_: always)
+        yield
+
+
+def compare(sizes: tuple[int, ...], seeds: list[int], overlaps: bool) -> list[tuple[str, float]]:
+    """Job of a rank: the largest difference of each seed's case, and its description. Convolutions overlap with their
+    messages, or not.
+    """
     warnings.filterwarnings("ignore", "Using padding='same'")  # PyTorch copies its input for even kernels
     mesh = make_mesh(Layout(context=torch.Size(sizes).numel()), CPU)
     grid = make_grid(mesh, *sizes)
     results = []
     for seed in seeds:
         case = drawn(seed, sizes)
-        name, worst = max(differences(case, mesh, grid), key=lambda each: each[1])
+        with overlapped(overlaps):
+            name, worst = max(differences(case, mesh, grid), key=lambda each: each[1])
         results.append((f"{case.layer} on {tuple(case.x.shape)} {case.spans}, seed {seed}: {name}", worst))
     return results

@@ -18,13 +18,14 @@ from crosscut.parallel.spatial import (
     convolution,
     make_grid,
     norm,
+    overlap,
     plan,
     pooling,
     reaches,
     resizing,
     windows,
 )
-from tests.parallel.spatial.cases import CHANNELS, Case, differences
+from tests.parallel.spatial.cases import CHANNELS, Case, differences, overlapped
 from tests.parallel.twins import CPU
 
 Patch = pytest.MonkeyPatch
@@ -51,16 +52,39 @@ def case(name: str) -> Case:
     return Case(LAYERS[name]().double(), x, (Span.of_parts(5, 4), Span.of_parts(2, 6)))
 
 
-def _no_halos(patch: Patch) -> None:
-    fetch = exchange._Exchange._swapped
+def no_halos(patch: Patch) -> None:
+    """Zeros in place of all that other ranks send."""
+    _scaled_from_others(patch, 0.0)
 
-    def swapped(self: Any, outgoing: Any, sizes: Any, like: Tensor) -> Any:
-        return [
-            arrived if rank == self.axis.rank else [torch.zeros_like(piece) for piece in arrived]
-            for rank, arrived in enumerate(fetch(self, outgoing, sizes, like))
-        ]
 
-    patch.setattr(exchange._Exchange, "_swapped", swapped)
+def _scaled_from_others(patch: Patch, factor: float) -> None:
+    arrived = exchange._Exchange._arrived
+
+    def scaled(self: Any, outgoing: Any) -> Any:
+        of_ranks = enumerate(arrived(self, outgoing))
+        return [each if rank == self.axis.rank else [factor * piece for piece in each] for rank, each in of_ranks]
+
+    patch.setattr(exchange._Exchange, "_arrived", scaled)
+
+
+def halo_gradients_dropped(patch: Patch) -> None:
+    """Gradients of fetched positions that their ranks do not add."""
+    _on_the_way_back(patch, 0.0)
+
+
+def _halo_gradients_twice(patch: Patch) -> None:
+    _on_the_way_back(patch, 2.0)
+
+
+def _on_the_way_back(patch: Patch, factor: float) -> None:
+    add = exchange._Exchange.add_given
+
+    def added(self: Any, outgoing: Any, total: Tensor) -> Tensor:
+        with pytest.MonkeyPatch.context() as inner:
+            _scaled_from_others(inner, factor)
+            return add(self, outgoing, total)
+
+    patch.setattr(exchange._Exchange, "add_given", added)
 
 
 def _wrong_side(patch: Patch) -> None:
@@ -88,35 +112,25 @@ def _lost_corners(patch: Patch) -> None:
     patch.setattr(convolution, "copy_windows", copied)
 
 
-def _halo_gradients_dropped(patch: Patch) -> None:
-    def give_back(self: Any, grad: Tensor) -> Tensor:
-        with pytest.MonkeyPatch.context() as inner:
-            _no_halos(inner)
-            return give(self, grad)
-
-    give = exchange._Exchange.give_back
-    patch.setattr(exchange._Exchange, "give_back", give_back)
+def _halo_terms_dropped(patch: Patch) -> None:
+    patch.setattr(overlap.OwnWindows, "with_halos", lambda self, y, _: y)
 
 
-def _halo_gradients_twice(patch: Patch) -> None:
-    swapped = exchange._Exchange._swapped
+def _halo_terms_beside_their_outputs(patch: Patch) -> None:
+    readers = reaches.Window.readers
 
-    def doubled(self: Any, grad: Tensor) -> Tensor:
-        patch.setattr(
-            exchange._Exchange,
-            "_swapped",
-            lambda self, outgoing, sizes, like: [
-                arrived if rank == self.axis.rank else [2 * piece for piece in arrived]
-                for rank, arrived in enumerate(swapped(self, outgoing, sizes, like))
-            ],
-        )
-        try:
-            return give_back(self, grad)
-        finally:
-            patch.setattr(exchange._Exchange, "_swapped", swapped)
+    def shifted(self: Any, inputs: Range, outputs: Range) -> Range:
+        found = readers(self, inputs, outputs)
+        return Range(found.start - 1, found.stop - 1) if found.start > outputs.start else found
 
-    give_back = exchange._Exchange.give_back
-    patch.setattr(exchange._Exchange, "give_back", doubled)
+    patch.setattr(reaches.Window, "readers", shifted)
+
+
+def _halo_terms_without_gradient(patch: Patch) -> None:
+    def without(ctx: Any, grad: Tensor) -> Any:
+        return grad, 0.0 * grad.narrow(*ctx.place), None, None
+
+    patch.setattr(overlap._Added, "backward", staticmethod(without))
 
 
 def _maxima_padded_with_zeros(patch: Patch) -> None:
@@ -211,22 +225,22 @@ def _gradient_of_own_terms(patch: Patch) -> None:
 
     def own_only(self: Any, grad: Tensor) -> Tensor:
         with pytest.MonkeyPatch.context() as inner:
-            _no_halos(inner)
+            no_halos(inner)
             return fetch(self, grad)
 
     patch.setattr(exchange._Exchange, "fetch", own_only)
 
 
 FAULTS: dict[str, tuple[Callable[[Patch], None], str]] = {
-    "no halos": (_no_halos, "convolution"),
+    "no halos": (no_halos, "convolution"),
     "halo of the wrong side": (_wrong_side, "strided convolution"),
     "corners lost": (_lost_corners, "convolution"),
-    "gradients of halos dropped": (_halo_gradients_dropped, "convolution"),
+    "gradients of halos dropped": (halo_gradients_dropped, "convolution"),
     "gradients of halos counted twice": (_halo_gradients_twice, "convolution"),
     "maxima padded with zeros": (_maxima_padded_with_zeros, "maxima"),
     "averages that count the positions of a part": (_counts_of_a_part, "averages"),
     "bins rounded down": (_bins_rounded_down, "adaptive maxima"),
-    "average of a part": (_no_halos, "average of the image"),
+    "average of a part": (no_halos, "average of the image"),
     "average whose gradient is of a part": (_gradient_of_own_terms, "average of the image"),
     "norm of a part": (_norm_of_a_part, "batch norm"),
     "group norm of a part": (_norm_of_a_part, "group norm"),
@@ -238,6 +252,15 @@ FAULTS: dict[str, tuple[Callable[[Patch], None], str]] = {
     "outputs of neighbours kept": (_outputs_not_cropped, "transposed convolution"),
     "interpolation that begins at the part": (_interpolation_of_a_part, "interpolation"),
 }
+OF_OVERLAP: dict[str, tuple[Callable[[Patch], None], str]] = {
+    "no late halos": (no_halos, "convolution"),
+    "gradients of late halos dropped": (halo_gradients_dropped, "convolution"),
+    "gradients of late halos counted twice": (_halo_gradients_twice, "strided convolution"),
+    "late halos that no output reads": (_halo_terms_dropped, "convolution"),
+    "terms of halos added to other outputs": (_halo_terms_beside_their_outputs, "convolution"),
+    "terms of halos without a gradient": (_halo_terms_without_gradient, "convolution"),
+}
+"""Faults of convolutions that overlap with their messages."""
 
 
 @contextmanager
@@ -256,7 +279,7 @@ def find() -> tuple[dict[str, float], dict[str, float]]:
     grid = make_grid(mesh, *SIZES)
     sound = {name: max(value for _, value in differences(case(name), mesh, grid)) for name in LAYERS}
     found = {}
-    for fault, (plant, name) in FAULTS.items():
-        with planted(plant):
+    for fault, (plant, name) in {**FAULTS, **OF_OVERLAP}.items():
+        with planted(plant), overlapped(fault in OF_OVERLAP):
             found[fault] = max(value for _, value in differences(case(name), mesh, grid))
     return sound, found

@@ -161,6 +161,20 @@ def test_images_are_divided_anew_and_gathered_with_the_gradients_of_all_ranks(ra
     assert ranks.run(4, _moved) == [[True] * 3] * 4
 
 
+def _copies(size: int) -> int:
+    """Number of copies of its inputs that a convolution makes."""
+    mesh, copies = make_mesh(Layout(context=2), CPU), []
+    image = scatter_image(torch.randn(1, 2, size, size), make_grid(mesh, 1, 2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(convolution, "copy_windows", lambda *a, **o: copies.append(a) or windows.copy_windows(*a, **o))
+        SpatialConv2d(nn.Conv2d(2, 2, 3, padding=1), mesh=mesh)(image)
+    return len(copies)
+
+
+def test_large_parts_are_not_copied(ranks: RankPool) -> None:
+    assert [ranks.run(2, _copies, size) for size in (16, 18)] == [[1, 1], [0, 0]]
+
+
 def _kept(is_changed: bool) -> list[bool]:
     """Whether each layer's copy of its inputs is in memory until the backward pass, which then runs."""
     mesh = make_mesh(Layout(context=2), CPU)

@@ -19,7 +19,7 @@ from crosscut.parallel.spatial import (
     scatter_image,
 )
 from crosscut.parallel.spatial.reaches import Listed, Spread, Window, bins
-from tests.parallel.spatial.cases import CHANNELS, spatial
+from tests.parallel.spatial.cases import CHANNELS, overlapped, spatial
 from tests.parallel.twins import CPU
 from tests.ranks import RankPool
 
@@ -44,7 +44,7 @@ def _planned(span: Span, reach: Any) -> Any:
     return plan_linear_step(span, reach) if isinstance(reach, Listed) else plan_step(span, reach)
 
 
-def _messages() -> list[tuple[str, list[Sent], list[Message]]]:
+def _messages(overlaps: bool) -> list[tuple[str, list[Sent], list[Message]]]:
     mesh = make_mesh(Layout(context=4), CPU)
     grid = make_grid(mesh, 2, 2)
     found = []
@@ -52,7 +52,7 @@ def _messages() -> list[tuple[str, list[Sent], list[Message]]]:
         for kind, spans in SPANS.items():
             image = scatter_image(torch.randn(2, CHANNELS, 12, 10), grid, spans)
             image = CutImage(image.x.requires_grad_(), spans, grid)
-            with CollectiveRecorder(mesh, grid=grid.axes) as recorder:
+            with overlapped(overlaps), CollectiveRecorder(mesh, grid=grid.axes) as recorder:
                 spatial(layer, mesh)(image).x.sum().backward()
             steps = [_planned(span, reach) for span, reach in zip(spans, reaches, strict=True)]
             forward, backward = halo_messages(steps, grid.place, 2 * CHANNELS)
@@ -60,8 +60,9 @@ def _messages() -> list[tuple[str, list[Sent], list[Message]]]:
     return found
 
 
-def test_a_rank_sends_the_messages_of_the_plan_and_no_other(ranks: RankPool) -> None:
-    of_ranks = ranks.run(4, _messages)
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_rank_sends_the_messages_of_the_plan_and_no_other(ranks: RankPool, overlaps: bool) -> None:
+    of_ranks = ranks.run(4, _messages, overlaps)
     for results in of_ranks:
         for name, sent, planned in results:
             assert sent == [Sent("send", message.axis, message.elements) for message in planned], name
