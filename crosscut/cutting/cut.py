@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from crosscut.config import ConfigError
+from crosscut.cutting.images.escapes import Watch
 from crosscut.cutting.images.layers import ImageLayer, become_image_layer, make_image_layers
 from crosscut.cutting.layers import FORWARDS, Entrance, Forward, Site, become_cut, in_order
 from crosscut.cutting.looking.attributes import set_value
@@ -158,6 +159,11 @@ def _become_cut(
         if layer is not None and layer.rule.style is Style.REPLICATE and dropout_rates(each):
             each.register_forward_pre_hook(partial(_hook, streams.outside))
             each.register_forward_hook(partial(_hook, streams.inside), always_call=True)
+    if images and mesh.context.size > 1:
+        watch = Watch()
+        module.register_forward_pre_hook(watch.begin)
+        module.register_forward_hook(watch.note)
+        module.register_forward_hook(watch.end, always_call=True)
     for begin, end in ((entrance.begin, entrance.end), (streams.begin, streams.end)):
         module.register_forward_pre_hook(partial(_hook, begin), prepend=True)
         module.register_forward_hook(partial(_hook, end), always_call=True)

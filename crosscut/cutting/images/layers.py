@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from crosscut.config import LayoutError
@@ -85,9 +86,11 @@ def _forward_of(kind: type[nn.Module], style: Style) -> Callable[..., object]:
         layer: ImageLayer = vars(module)["image_layer"]
         if not args and first not in kwargs:
             raise _wrong(layer, f"an image as its first argument, `{first}`", "none", "Pass one.")
-        x = _entering(layer, args[0] if args else kwargs[first])
+        with torch._C.DisableTorchFunctionSubclass():
+            x = _entering(layer, args[0] if args else kwargs[first])
         if layer.spatial is not None:
-            y: object = _computed(module, layer.spatial, x, layer.grid)
+            with torch._C.DisableTorchFunctionSubclass():
+                y: object = _computed(module, layer.spatial, x, layer.grid)
         elif args:
             y = kind.forward(module, x, *args[1:], **kwargs)
         else:
@@ -146,9 +149,10 @@ def gathered(part: object, name: str = "the argument") -> Tensor:
             "the style `spatial_gather_output` to the last module that returns one image in parts."
         )
     grid, spans = cast(OnGrid, part.sharing).grid, part.spans
-    return exchanged(
-        part.plain(),
-        grid.ranks,
-        forward=lambda x, _: gather_image(CutImage(x, spans, grid)),
-        backward=lambda grad, _: grad[place_of(spans, grid.place)].contiguous(),
-    )
+    with torch._C.DisableTorchFunctionSubclass():
+        return exchanged(
+            part.plain(),
+            grid.ranks,
+            forward=lambda x, _: gather_image(CutImage(x, spans, grid)),
+            backward=lambda grad, _: grad[place_of(spans, grid.place)].contiguous(),
+        )

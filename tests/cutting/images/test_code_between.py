@@ -84,6 +84,11 @@ REFUSED: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: x * torch.equal(x, x), "`equal` must not pass parts"),
     (lambda x: x * x.untyped_storage()[0], "`untyped_storage` must not pass parts"),
     (lambda x: torch.clamp(x, 0, 1, out=x), "`clamp` must not pass parts"),
+    (lambda x: x * torch.vmap(torch.sigmoid)(x), "`sigmoid` must be called by Python code .* is called by a scripted"),
+    (
+        lambda x: x * torch.tensor(x.detach()),
+        "`tensor` must be called by Python code .*`Between`",
+    ),
 ]
 
 
@@ -91,3 +96,47 @@ REFUSED: list[tuple[Callable[[Any], Any], str]] = [
 def test_other_functions_are_refused(function: Callable[[Any], Any], says: str) -> None:
     with pytest.raises(LayoutError, match=says):
         costs_of(Between(function), {"x": torch.randn(2, 3, 6, 8)}, PLAN)
+
+
+def _gate(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(x)
+
+
+class _Ends(nn.Module):
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.conv, self.functions = nn.Conv2d(3, 4, 3), lambda: function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.functions()(self.conv(x))
+
+
+class _Softmax(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(x, -1)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_scripted_code_is_watched() -> None:
+    inputs = {"x": torch.randn(2, 3, 6, 8)}
+    function, module = torch.jit.script(_gate), torch.jit.script(_Softmax())
+    with pytest.raises(LayoutError, match=r"`sigmoid` must be called by Python code .* by a scripted function"):
+        costs_of(Between(lambda x: x * function(x)), inputs, PLAN)
+    with pytest.raises(RuntimeError, match="TorchScript interpreter"):
+        costs_of(Between(lambda x: module(x)), inputs, PLAN)
+    with pytest.raises(LayoutError, match="must be called by Python code"):  # at the end of the forward pass
+        costs_of(_Ends(function), inputs, Plan(grid=(1, 2), rules={"conv": SPLIT}))
+
+
+def _twice() -> list[str]:
+    """Errors of a net whose function escapes, in two forward passes."""
+    net, errors = cut(Between(lambda x: x * torch.vmap(torch.sigmoid)(x)), make_mesh(Layout(context=2), CPU), PLAN), []
+    for _ in range(2):
+        with pytest.raises(LayoutError) as error:
+            net(torch.randn(2, 3, 6, 8))
+        errors.append(str(error.value).partition(" must")[0])
+    return [*errors, str(len(torch.utils._python_dispatch._get_current_dispatch_mode_stack()))]
+
+
+def test_a_refused_pass_does_not_end_the_watch(ranks: RankPool) -> None:
+    assert ranks.run(2, _twice) == [["`sigmoid`", "`sigmoid`", "0"]] * 2
