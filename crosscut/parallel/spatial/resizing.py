@@ -11,6 +11,7 @@ Shapes: B batch, C channels, L positions of a direction before, M after.
 """
 
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple, final
 
@@ -69,7 +70,7 @@ class _Resizing(nn.Module, ABC):
         """Return the change of the size of each of `num` directions."""
 
     def forward(self, image: CutImage) -> CutImage:
-        """Return this rank's outputs [B, C, ...]."""
+        """Return this rank's outputs [B, C, ...]. Products and sums are at least in float32, also under autocast."""
         wide = torch.promote_types(image.x.dtype, torch.float32)
         resizes = zip(self.resizes(len(image.spans)), image.sizes, strict=True)
         found = [_matrix(resize, size, wide) for resize, size in resizes]
@@ -78,13 +79,17 @@ class _Resizing(nn.Module, ABC):
         y = image.x
         for dim, axis, step in of_directions:
             y = fetched(y, axis, dim, step.exchange)
-        for (dim, axis, step), (matrix, _) in zip(of_directions, found, strict=True):
-            result, read = step.results(axis.rank), step.reads[axis.rank]
-            own = matrix[result.start : result.stop, read.start : read.stop].to(y)
-            y = (y.movedim(dim, -1) @ own.T).movedim(-1, dim)
+        y = y.to(wide)
+        kind = y.device.type
+        with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
+            for (dim, axis, step), (matrix, _) in zip(of_directions, found, strict=True):
+                result, read = step.results(axis.rank), step.reads[axis.rank]
+                own = matrix[result.start : result.stop, read.start : read.stop].to(y)
+                y = (y.movedim(dim, -1) @ own.T).movedim(-1, dim)
         for dim, axis, step in of_directions:
             y = y if step.sums is None else summed(y, axis, dim, step.sums)
-        return CutImage(y.contiguous(), tuple(step.outputs for step in steps), image.grid)
+        y = y.to(image.x.dtype).contiguous()
+        return CutImage(y, tuple(step.outputs for step in steps), image.grid)
 
 
 @final

@@ -161,6 +161,23 @@ def test_images_are_divided_anew_and_gathered_with_the_gradients_of_all_ranks(ra
     assert ranks.run(4, _moved) == [[True] * 3] * 4
 
 
+def _resized_narrowly() -> list[float]:
+    """Differences of changes of size from PyTorch's, in an image of float32 under autocast to bfloat16."""
+    grid = make_grid(make_mesh(Layout(context=2), CPU), 1, 2)
+    x = torch.randn(2, 3, 8, 8)
+    differences = []
+    for layer in (nn.AdaptiveAvgPool2d(1), nn.AdaptiveAvgPool2d((3, 5)), nn.Upsample(scale_factor=2, mode="bilinear")):
+        spatial_layer = {nn.Upsample: SpatialUpsample}.get(type(layer), SpatialAdaptiveAvgPool)(layer)
+        with torch.autocast("cpu", torch.bfloat16):
+            y = spatial_layer(scatter_image(x, grid))
+        differences.append(float((gather_image(y) - layer(x)).abs().max()))
+    return differences
+
+
+def test_changes_of_size_are_not_rounded_under_autocast(ranks: RankPool) -> None:
+    assert max(map(max, ranks.run(2, _resized_narrowly))) < 1e-6
+
+
 def _copies(size: int) -> int:
     """Number of copies of its inputs that a convolution makes."""
     mesh, copies = make_mesh(Layout(context=2), CPU), []
