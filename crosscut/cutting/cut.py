@@ -21,7 +21,7 @@ from crosscut.cutting.sources import Load, Source
 from crosscut.cutting.streams import Streams, dropout_rates
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import all_gather, own_rank
-from crosscut.parallel.state.parameters import is_distributed, own_parameter, whole
+from crosscut.parallel.state.parameters import is_distributed, note_whole_gradient, own_parameter, whole
 
 
 def cut(
@@ -110,6 +110,8 @@ def _put_tensors(module: nn.Module, resolved: Resolved, source: Source, mesh: Pa
             part = source.part(names[id(tensor)], tensor, share, mesh.tensor.rank).to(mesh.device)
             is_parameter, dim = isinstance(tensor, nn.Parameter), None if share.is_whole else share.dim
             made[id(tensor)] = own_parameter(part, tensor, dim, mesh.tensor) if is_parameter else part
+            if is_parameter and mesh.context.size > 1:
+                note_whole_gradient(made[id(tensor)])
         (owner._parameters if key in owner._parameters else owner._buffers)[key] = made[id(tensor)]  # type: ignore[assignment]
 
 

@@ -135,6 +135,16 @@ def own_parameter(part: Tensor, like: Tensor, dim: int | None, axis: Axis) -> nn
     return nn.Parameter(made, requires_grad=like.requires_grad)
 
 
+def note_whole_gradient(parameter: nn.Parameter) -> None:
+    """Note that the backward pass sums the gradient over the context ranks: no reducer may sum it again."""
+    parameter.has_whole_gradient = True  # type: ignore[attr-defined]
+
+
+def has_whole_gradient(parameter: Tensor) -> bool:
+    """Whether the backward pass sums the gradient of a parameter over the context ranks."""
+    return getattr(parameter, "has_whole_gradient", False)
+
+
 def initial_value_of(parameter: Tensor) -> float:
     """Return the value with which a parameter was created: the argument `value` of `replicated_parameter`, or 0 for a
     sharded parameter.

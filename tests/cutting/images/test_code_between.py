@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from crosscut.config import Layout, LayoutError
 from crosscut.cutting import Plan, costs_of, cut
-from crosscut.parallel import make_mesh
+from crosscut.parallel import make_mesh, make_reducer
 from crosscut.parallel.state.parameters import whole
 from tests.cutting.images.nets import GATHER, SPATIAL, SPLIT
 from tests.ranks import RankPool
+from tests.refusals import refusal
 from tests.verification.runs import CPU
 
 PLAN = Plan(grid=(1, 2), rules={"conv": SPLIT, "norm": SPATIAL, "masked": SPATIAL, "pool": GATHER})
@@ -126,6 +127,15 @@ def test_scripted_code_is_watched() -> None:
         costs_of(Between(lambda x: module(x)), inputs, PLAN)
     with pytest.raises(LayoutError, match="must be called by Python code"):  # at the end of the forward pass
         costs_of(_Ends(function), inputs, Plan(grid=(1, 2), rules={"conv": SPLIT}))
+
+
+def _reduced() -> str:
+    mesh = make_mesh(Layout(context=2), CPU)
+    return refusal(LayoutError, make_reducer, cut(Between(), mesh, PLAN), mesh)
+
+
+def test_no_reducer_sums_whole_gradients_again(ranks: RankPool) -> None:
+    assert all("has summed the gradient of a parameter" in told for told in ranks.run(2, _reduced))
 
 
 def _twice() -> list[str]:
