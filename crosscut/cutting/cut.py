@@ -1,11 +1,13 @@
 """Cut of a plain module in place, by a plan."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from crosscut.config import ConfigError
@@ -20,7 +22,7 @@ from crosscut.cutting.shares import WHOLE
 from crosscut.cutting.sources import Load, Source
 from crosscut.cutting.streams import Streams, dropout_rates
 from crosscut.parallel import ParallelMesh
-from crosscut.parallel.collectives import all_gather, own_rank
+from crosscut.parallel.collectives import all_gather, all_reduce, own_rank
 from crosscut.parallel.state.parameters import is_distributed, note_whole_gradient, own_parameter, whole
 
 
@@ -43,22 +45,42 @@ def cut(
     leaves the output of the only layer with the style `colwise_gather_output` cut: [..., V/T].
 
     Raises `ConfigError` or `LayoutError` if the plan does not fit the module or the number of ranks, and
-    `CheckpointError` if a folder lacks a tensor. After any error, the module is as it was before.
+    `CheckpointError` if a folder lacks a tensor. After any error, on any rank, the module is as it was before.
     """
     plan.require_context(mesh.context.size)
     resolved = resolve(module, plan, mesh.tensor.size)
     forwards = _forwards(resolved, gather_logits=gather_logits)
     _require_plain(module)
     images = make_image_layers(resolved, plan, mesh)
-    source = Source(load)
-    with unchanged(module, by_errors=True):
-        _put_tensors(module, resolved, source, mesh)
+    with unchanged(module, by_errors=True), _alike_on_all_ranks(mesh):
+        _put_tensors(module, resolved, Source(load), mesh)
         _become_cut(module, resolved, forwards, mesh, images)
         for name, values in resolved.integers.items():
             for key, value in values.items():
                 set_value(module.get_submodule(name), key, value)
         vars(module)["cut_axes"] = next((layer.grid.axes for layer in images.values()), ())
     return module
+
+
+@contextmanager
+def _alike_on_all_ranks(mesh: ParallelMesh) -> Iterator[None]:
+    """Context that ends with an error on all ranks if it ends with one on any rank. Files may fail on one rank."""
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:  # of any kind, since `load` may raise it
+        failure = error
+    if mesh.device.type != "meta":  # where other ranks are pretended
+        has_failed = torch.tensor(float(failure is not None), device=mesh.device)
+        for axis in mesh.axes:
+            has_failed = all_reduce(has_failed, axis, "max")
+        if failure is None and has_failed.item():
+            failure = ConfigError(
+                "A module must be cut on all ranks, but another rank has failed, and the module is uncut on this rank, "
+                "too. See the error of the other rank."
+            )
+    if failure is not None:
+        raise failure
 
 
 def _forwards(resolved: Resolved, *, gather_logits: bool) -> dict[str, Forward | None]:

@@ -9,11 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from crosscut.config import ConfigError
+from crosscut.config import ConfigError, Layout
 from crosscut.cutting import Plan, Rule, Style, costs_of, cut, plan_cuts
 from crosscut.launch import process_group
-from crosscut.parallel import ParallelMesh, make_lone_mesh
+from crosscut.parallel import ParallelMesh, make_lone_mesh, make_mesh
+from crosscut.parallel.collectives import own_rank
+from crosscut.parallel.state.parameters import is_distributed
 from tests.cutting import modules, plain
+from tests.ranks import RankPool
+from tests.refusals import refusal
 from tests.verification.runs import CPU
 
 
@@ -68,6 +72,24 @@ def test_looking_at_a_module_changes_nothing() -> None:
 def mesh() -> Iterator[ParallelMesh]:
     with process_group(CPU):
         yield make_lone_mesh(CPU)
+
+
+def _loaded() -> tuple[str, bool]:
+    """Error of this rank if `load` fails on rank 1, and whether the module is uncut."""
+    with torch.device("meta"):
+        module = modules.Mlp()
+
+    def load(name: str) -> Tensor:
+        if own_rank() == 1:
+            raise OSError("disk")
+        return torch.zeros(module.get_parameter(name).shape)
+
+    told = refusal(Exception, cut, module, make_mesh(Layout(tensor=2), CPU), PLAN, load=load)
+    return told.partition(",")[0], type(module) is modules.Mlp and not is_distributed(module.up.weight)
+
+
+def test_an_error_on_one_rank_leaves_the_module_uncut_on_all(ranks: RankPool) -> None:
+    assert ranks.run(2, _loaded) == [("A module must be cut on all ranks", True), ("disk", True)]
 
 
 class Frozen(nn.Linear):
