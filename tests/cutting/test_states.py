@@ -21,6 +21,13 @@ from tests.refusals import refusal
 from tests.verification.runs import CPU
 
 
+class Slots:
+    __slots__ = ("calls", "last")
+
+    def __init__(self) -> None:
+        self.calls = [0]
+
+
 class Remembers(modules.Mlp):
     """Counts its calls, keeps results, keeps statistics, draws, and writes into its input."""
 
@@ -28,12 +35,16 @@ class Remembers(modules.Mlp):
         super().__init__(nn.Sequential(nn.BatchNorm1d(modules.INNER), nn.Dropout(0.5)))
         self.calls, self.seen, self.cache, self.last = 0, [0], {"lengths": {3}}, torch.zeros(2)
         self.register_buffer("total", torch.zeros(1))
+        self.slots, self.array, self.random = Slots(), np.zeros(2), random.Random(0)
+        self.generators = (np.random.default_rng(0), np.random.RandomState(0))
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         self.seen.append(self.calls)
         self.cache["lengths"].add(len(x))
         self.last += 1
+        self.array += self.random.random() + sum(each.normal() for each in self.generators)
+        self.slots.calls, self.slots.last = [*self.slots.calls, self.calls], x
         self.total = self.total + 1
         np.random.rand(random.randint(1, 3))
         x.add_(1)
@@ -44,7 +55,9 @@ def state_of(module: Any, x: Tensor) -> list[Any]:
     tensors = [each.clone() for each in (x, module.last, *module.parameters(), *module.buffers())]
     classes = [(type(each), each.training, [*vars(each)], [*each._forward_hooks]) for each in module.modules()]
     other = (module.calls, [*module.seen], {*module.cache["lengths"]}, [each.dtype for each in tensors], classes)
-    return [*tensors, torch.get_rng_state(), other, random.getstate(), np.random.get_state()[2]]
+    held = (module.slots.calls, hasattr(module.slots, "last"), module.array.tolist(), module.random.getstate())
+    drawn = (module.generators[0].bit_generator.state, module.generators[1].get_state()[2])
+    return [*tensors, torch.get_rng_state(), other, random.getstate(), np.random.get_state()[2], held, drawn]
 
 
 def assert_equal(one: list[Any], other: list[Any]) -> None:

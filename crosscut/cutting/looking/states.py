@@ -31,8 +31,7 @@ class State:
     """Present state of the random generators and, unless it is None, of a module: classes, attributes, the contents of
     objects and containers that attributes hold, hooks, tensors, and their `.data`, `.grad` and `requires_grad`.
 
-    Values of parameters are not copied, because they are large: code that writes into them does change them. Nor are
-    objects with slots, arrays of NumPy, and generators of Python and NumPy that an attribute holds.
+    Values of parameters are not copied, because they are large: code that writes into them does change them.
     """
 
     def __init__(self, module: nn.Module | None) -> None:
@@ -53,11 +52,15 @@ class State:
                 todo += items
             elif issubclass(kind, Tensor) and held.layout is torch.strided and not held.is_inference():
                 self._undo.append(_undo_of_tensor(held))
-            elif kind is torch.Generator:
-                self._undo.append(partial(held.set_state, held.get_state()))
-            elif hasattr(held, "__dict__"):
-                self._undo.append(partial(_give_class, held, kind))
-                todo.append(vars(held))
+            elif undo := _undo_of_values(held):
+                self._undo.append(undo)
+            else:
+                slots = _filled_slots(held)
+                self._undo += (partial(_fill_slot, slot, held, value) for slot, value in slots)
+                todo += (value for _, value in slots)
+                if hasattr(held, "__dict__"):
+                    self._undo.append(partial(_give_class, held, kind))
+                    todo.append(vars(held))
 
     def restore(self) -> None:
         """Bring the state back."""
@@ -129,6 +132,47 @@ def _undo_of_tensor(tensor: Tensor) -> _Undo:
             tensor.grad = grad
 
     return undo
+
+
+def _undo_of_values(held: Any) -> _Undo | None:
+    """Undo of changes of a generator of random numbers, or of an array of NumPy. None for other objects."""
+    if isinstance(held, torch.Generator | np.random.RandomState):
+        return partial(held.set_state, held.get_state())
+    if isinstance(held, random.Random) and not isinstance(held, random.SystemRandom):
+        return partial(held.setstate, held.getstate())
+    if isinstance(held, np.random.Generator):
+        return partial(setattr, held.bit_generator, "state", held.bit_generator.state)
+    if isinstance(held, np.ndarray) and held.flags.writeable:
+        return partial(np.copyto, held, held.copy())
+    return None
+
+
+_EMPTY = object()
+"""Value of a slot that has none."""
+
+
+def _filled_slots(held: object) -> list[tuple[types.MemberDescriptorType, object]]:
+    """Slots of an object whose class has `__slots__`, with their values."""
+    members = (each for kind in type(held).__mro__ if "__slots__" in vars(kind) for each in vars(kind).values())
+    slots = [each for each in members if isinstance(each, types.MemberDescriptorType)]
+    return [(slot, _value_in(slot, held)) for slot in slots]
+
+
+def _value_in(slot: types.MemberDescriptorType, held: object) -> object:
+    try:
+        return slot.__get__(held)
+    except AttributeError:
+        return _EMPTY
+
+
+def _fill_slot(slot: types.MemberDescriptorType, held: object, value: object) -> None:
+    """Give a slot its value again, if it has another one."""
+    if _value_in(slot, held) is value:
+        return
+    if value is _EMPTY:
+        slot.__delete__(held)
+    else:
+        slot.__set__(held, value)
 
 
 def _refill_mapping(held: Any, keys: tuple[object, ...], values: tuple[object, ...]) -> None:
