@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-_Undo = Callable[[], None]
+_Undo = Callable[[], object]
 
 _SHARED = (type, types.ModuleType, types.FunctionType, enum.Enum)
 """Kinds of objects that are no part of a module's state, because others share them."""
@@ -136,7 +136,9 @@ def _undo_of_tensor(tensor: Tensor) -> _Undo:
 
 def _undo_of_values(held: Any) -> _Undo | None:
     """Undo of changes of a generator of random numbers, or of an array of NumPy. None for other objects."""
-    if isinstance(held, torch.Generator | np.random.RandomState):
+    if isinstance(held, torch.Generator):
+        return partial(held.set_state, held.get_state())
+    if isinstance(held, np.random.RandomState):
         return partial(held.set_state, held.get_state())
     if isinstance(held, random.Random) and not isinstance(held, random.SystemRandom):
         return partial(held.setstate, held.getstate())

@@ -135,7 +135,7 @@ def own_parameter(part: Tensor, like: Tensor, dim: int | None, axis: Axis) -> nn
     return nn.Parameter(made, requires_grad=like.requires_grad)
 
 
-def note_whole_gradient(parameter: nn.Parameter) -> None:
+def note_whole_gradient(parameter: Tensor) -> None:
     """Note that the backward pass sums the gradient over the context ranks: no reducer may sum it again."""
     parameter.has_whole_gradient = True  # type: ignore[attr-defined]
 
