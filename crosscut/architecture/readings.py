@@ -6,9 +6,10 @@ Each function computes one quantity for any kind of layer. The planner adds up t
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 
 from crosscut.architecture.decoder import Decoder
-from crosscut.architecture.lowering import flat, lower, run_again
+from crosscut.architecture.lowering import Lowered, flat, lower, run_again
 from crosscut.architecture.parameters import LocalParameter, Role
 from crosscut.architecture.parts import Layer
 from crosscut.architecture.steps import Multiply, Passes, Product, Rows, Step, Value, weight_gradients
@@ -105,23 +106,36 @@ def kept(layer: Layer, target: Target, mode: str) -> tuple[Kept, ...]:
     `mode` is a value of `training.recompute`. With "full", only the layer's input is saved. A value that several steps
     save counts once.
     """
-    lowered = lower(layer, target)
-    if mode == Recompute.FULL:
-        return Kept(inputs=lowered[0][0].reads[0].bytes(target)), *(Kept() for _ in lowered[1:])
+    return tuple(_by_purpose(chain.from_iterable(part), target) for part in saved(lower(layer, target), target, mode))
+
+
+def saved(lowered: Lowered, target: Target, mode: str) -> tuple[tuple[tuple[Value, ...], ...], ...]:
+    """Values that each step of each part saves for the backward pass of one micro-batch.
+
+    `mode` is a value of `training.recompute`. With "full", only the input of the first step is saved. A value that
+    several steps save is listed at the first of them. A compiled layer saves the same values with `mode` "selective" as
+    with "none".
+    """
+    forgets_core = mode == Recompute.SELECTIVE and not target.compiled
     seen: set[str] = set()
-    return tuple(_kept(steps, target, mode, seen=seen) for steps in lowered)
 
-
-def _kept(steps: Iterable[Step], target: Target, mode: str, *, seen: set[str]) -> Kept:
-    """Bytes that one part saves. A compiled layer saves the same values with `mode` "selective" as with "none"."""
-    counted: dict[str, int] = {}
-    for step in steps:
-        forgets_core = mode == Recompute.SELECTIVE and not target.compiled
+    def of(step: Step) -> Iterator[Value]:
         for value in step.reads if step.is_core and forgets_core else step.keeps:
             if value.name not in seen and not (mode == Recompute.OPERATORS and value.is_cheap):
                 seen.add(value.name)
-                purpose = _purpose(value)
-                counted[purpose] = counted.get(purpose, 0) + value.bytes(target)
+                yield value
+
+    if mode == Recompute.FULL:
+        first = lowered[0][0]
+        return tuple(tuple(first.reads[:1] if step is first else () for step in steps) for steps in lowered)
+    return tuple(tuple(tuple(of(step)) for step in steps) for steps in lowered)
+
+
+def _by_purpose(values: Iterable[Value], target: Target) -> Kept:
+    counted: dict[str, int] = {}
+    for value in values:
+        purpose = _purpose(value)
+        counted[purpose] = counted.get(purpose, 0) + value.bytes(target)
     return Kept(**counted)
 
 

@@ -280,9 +280,9 @@ class Exchange(Step):
             return self
         sent = tuple(_exchanged(value.elements(target), value.kind) for value in self._larger(target))
         if not self.counts:
-            return replace(self, forward=sent, backward=sent)
+            return replace(self, forward=sent, backward=sent[::-1])
         places = tuple(_index(f"{self.name}, {of}", self.gives[1]) for of in ("order", "places"))
-        return replace(self, forward=(_exchanged(self.counts, Kind.POSITION), *sent), backward=sent, keeps=places)
+        return replace(self, forward=(_exchanged(self.counts, Kind.POSITION), *sent), backward=sent[::-1], keeps=places)
 
     def passes(self, target: Target) -> Passes:
         """Bytes that the step reads and writes: each row once on both sides, to sort the rows."""

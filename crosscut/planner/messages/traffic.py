@@ -11,6 +11,7 @@ sends twice as much.
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 from crosscut.architecture import (
@@ -70,8 +71,7 @@ def step_traffic(
     part, size = part_of(run), run.training.numbers.accumulation_bytes
     target = target or target_of(run, device="cpu")
     if loss_chunk_tokens is None:
-        rows = describe(run.model).loss.local_vocabulary(target)
-        loss_chunk_tokens = default_loss_chunk(max(rows, 1), run.predicted_tokens, device=run.training.device)
+        loss_chunk_tokens = _default_chunk(run, target)
     require_at_least("loss_chunk_tokens", loss_chunk_tokens, 1)
     if compiled is None:
         compiled = is_compiled(run, run.training.device)
@@ -79,7 +79,7 @@ def step_traffic(
     all_reduce = partial(Collective, operation=Operation.ALL_REDUCE, phase=Phase.STEP, count=1, element_bytes=size)
     collectives = [
         *_of_layers(part, target, run.num_micro_batches, repeats),
-        *(_loss(run, loss_chunk_tokens) if part.is_last else []),
+        *(_loss(run, loss_chunk_tokens, run.num_micro_batches) if part.is_last else []),
         *stage_messages(run, target),
         *_gradients(run, all_reduce),
         *tied_gradients(run, all_reduce),
@@ -180,7 +180,7 @@ def _of_layers(decoder: Decoder, target: Target, M: int, repeats: Repeats) -> tu
 
     def add(messages: Iterable[Sent], count: int = 1, layer: Layer | None = None) -> None:
         products = products_at(layer, target) if layer else {}
-        found.extend(_collective(target, sent, M * count, products) for sent in messages)
+        found.extend(collective_of(target, sent, M * count, products) for sent in messages)
 
     add(forward_messages(embedding))
     for layer, count in decoder.kinds.items():
@@ -195,7 +195,9 @@ def _of_layers(decoder: Decoder, target: Target, M: int, repeats: Repeats) -> tu
     return tuple(found)
 
 
-def _collective(target: Target, sent: Sent, count: int, products: Mapping[str, tuple[Product, ...]]) -> Collective:
+def collective_of(
+    target: Target, sent: Sent, count: int = 1, products: Mapping[str, tuple[Product, ...]] = MappingProxyType({})
+) -> Collective:
     """Collective for `count` equal messages of a step.
 
     `products` maps the name of a message to the products of the parallel region that the message can overlap with.
@@ -216,7 +218,17 @@ def _collective(target: Target, sent: Sent, count: int, products: Mapping[str, t
     )
 
 
-def _loss(run: Planned, chunk_tokens: int) -> list[Collective]:
+def loss_messages(run: Planned, target: Target) -> list[Collective]:
+    """Collectives of the loss of one micro-batch, in chunks of as many tokens as training uses."""
+    return _loss(run, _default_chunk(run, target), 1)
+
+
+def _default_chunk(run: Planned, target: Target) -> int:
+    rows = describe(run.model).loss.local_vocabulary(target)
+    return default_loss_chunk(max(rows, 1), run.predicted_tokens, device=run.training.device)
+
+
+def _loss(run: Planned, chunk_tokens: int, M: int) -> list[Collective]:
     """Collectives of the loss: three scalars per token, never the logits (paper, section 3).
 
     For each chunk of tokens, the ranks reduce the largest logit, then the sum of exponentials together with the
@@ -229,9 +241,8 @@ def _loss(run: Planned, chunk_tokens: int) -> list[Collective]:
     collectives = []
     for chunks, tokens in ((whole_chunks, chunk_tokens), (1, rest)):
         if chunks and tokens:
-            count = chunks * run.num_micro_batches
             collectives += [
-                all_reduce(purpose=name, count=count, elements=width * tokens)
+                all_reduce(purpose=name, count=chunks * M, elements=width * tokens)
                 for name, width in describe(run.model).loss.statistics()
             ]
     return collectives
