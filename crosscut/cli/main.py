@@ -29,6 +29,7 @@ from crosscut.cli.runs.doctor import doctor
 from crosscut.cli.runs.metrics import metrics
 from crosscut.cli.runs.watch import watch
 from crosscut.cli.serve import serve
+from crosscut.cli.show import show
 from crosscut.cli.study import study
 from crosscut.cli.train import train
 from crosscut.cli.verify import verify
@@ -89,7 +90,21 @@ def commands() -> None:
         )
 
 
-for command in (plan, prepare, train, finetune, verify, evaluate, lm_eval, generate, embed, serve, checkpoint, study):
+for command in (
+    plan,
+    show,
+    prepare,
+    train,
+    finetune,
+    verify,
+    evaluate,
+    lm_eval,
+    generate,
+    embed,
+    serve,
+    checkpoint,
+    study,
+):
     commands.add_command(command)
 for command in (doctor, metrics, watch):
     commands.add_command(command)
