@@ -17,6 +17,7 @@ import sys
 import typing
 from pathlib import Path
 
+from crosscut.cli.arguments import run_from
 from crosscut.config import PRESETS, CorpusConfig, DataConfig, Layout, ModelConfig, RunConfig, load_run
 from crosscut.config.axes import AXES
 from crosscut.config.corpora import SourceConfig
@@ -41,6 +42,7 @@ from crosscut.logbook.schema import BY_NAME, METRICS_FILE, RUN_FILES, VERSION, K
 from crosscut.planner import count_parameters
 from crosscut.planner.paper.sections import to_markdown
 from crosscut.planner.paper.study import scaling_report
+from crosscut.planner.showing import picture, shown
 from crosscut.scaling.measured_report import measured_report
 from crosscut.scaling.results import Results
 
@@ -292,7 +294,14 @@ def _run_keys(kind: Kind) -> list[str]:
     return markdown_table(("key", "unit", "meaning"), rows)
 
 
+def cut_picture() -> str:
+    """The whole of `docs/cut.svg`: the demo's MLP on its two tensor ranks."""
+    run = run_from(("layout.tensor=2",)).with_vocabulary()
+    return picture(shown(run, device="cpu", layer=0).region("mlp"), "An MLP on two tensor ranks")
+
+
 PAGES = {
+    "cut.svg": cut_picture,
     "configuration.md": configuration_page,
     "corpus-configuration.md": corpus_page,
     "scaling.md": scaling_page,

@@ -24,12 +24,12 @@ from crosscut.cli.finetune import finetune
 from crosscut.cli.generate import generate
 from crosscut.cli.lm_eval import lm_eval
 from crosscut.cli.plan.command import plan
+from crosscut.cli.plan.show import show
 from crosscut.cli.prepare import prepare
 from crosscut.cli.runs.doctor import doctor
 from crosscut.cli.runs.metrics import metrics
 from crosscut.cli.runs.watch import watch
 from crosscut.cli.serve import serve
-from crosscut.cli.show import show
 from crosscut.cli.study import study
 from crosscut.cli.train import train
 from crosscut.cli.verify import verify

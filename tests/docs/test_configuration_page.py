@@ -73,7 +73,7 @@ def test_a_stale_page_fails_the_check_until_it_is_written(tmp_path: Path, capsys
     assert "configuration.md is stale: run `python docs/generate.py`.\n" in capsys.readouterr().err
     assert generator.main([], tmp_path) == 0
     assert generator.main(["--check"], tmp_path) == 0
-    written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.md")}
+    written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")}
     assert written == set(generator.PAGES)
 
 

@@ -6,7 +6,7 @@
 
 from crosscut.planner.showing.picture import picture
 from crosscut.planner.showing.reading import shown
-from crosscut.planner.showing.shown import Block, Shown, ShownStep, Tensor
+from crosscut.planner.showing.shown import Shown, ShownBlock, ShownStep, Tensor
 from crosscut.planner.showing.text import lines
 
-__all__ = ["Block", "Shown", "ShownStep", "Tensor", "lines", "picture", "shown"]
+__all__ = ["Shown", "ShownBlock", "ShownStep", "Tensor", "lines", "picture", "shown"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from textwrap import wrap
 from xml.sax.saxutils import escape
 
-from crosscut.planner.showing.shown import Block, Shown, ShownStep, Tensor, steps_inside
+from crosscut.planner.showing.shown import Shown, ShownBlock, ShownStep, Tensor, steps_inside
 from crosscut.planner.showing.words import in_units, of_message, shape_in_words, weights_in_words
 
 _WIDTH, _LINE, _GAP = 520, 21, 16
@@ -32,7 +32,7 @@ text { font: 16px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", san
 .paper { fill: var(--paper); } .part { fill: var(--part); } .other { fill: var(--other); }
 .edge { fill: none; stroke: var(--line); } .lane { stroke: var(--line); stroke-width: 2; }
 .first { stroke: var(--part); stroke-width: 3; } .dot { fill: var(--line); }
-.arrow { stroke: var(--sent); stroke-width: 3; fill: none; } .none { stroke: var(--line); stroke-dasharray: 3 3; }
+.arrow { stroke: var(--sent); stroke-width: 3; fill: none; }
 """
 
 
@@ -52,7 +52,7 @@ def _setting(shown: Shown) -> str:
     sequences, length = shown.micro_batch
     return (
         f"{shown.layout}; {sequences:,} x {length:,} tokens in {shown.compute}. The part of the first rank is "
-        "coloured. Shapes are those of one rank. ↓ sent forward, ↑ sent backward."
+        "coloured. Shapes are those of one rank; weights are [outputs, inputs]. ↓ sent forward, ↑ sent backward."
     )
 
 
@@ -66,8 +66,8 @@ def _description(shown: Shown) -> str:
     return f"{_setting(shown)} {' '.join(told)}"
 
 
-def _draw(drawing: "_Drawing", block: Block) -> None:
-    lanes = drawing.num_lanes if drawing.shown.splits_sequence and block.layers else 1
+def _draw(drawing: "_Drawing", block: ShownBlock) -> None:
+    lanes = drawing.num_lanes if drawing.shown.splits_sequence and block.numbers else 1
     for step, inside in steps_inside(block):
         after = drawing.num_lanes if inside or drawing.shown.splits_sequence else 1
         drawing.step(step, lanes, after)
@@ -130,16 +130,15 @@ class _Drawing:
             self.add("line", x1=x, y1=top, x2=x, y2=bottom, kind="lane first" if index == 0 else "lane")
 
     def _letter(self, step: ShownStep, middle: int) -> None:
-        """Draw f or g: a bar over all lanes, with an arrow for each direction. The arrow of a message is solid."""
+        """Draw f or g: a bar over all lanes, with an arrow for each direction in which it sends."""
         self.add("rect", x=_LEFT - 6, y=middle - 4, width=_RIGHT - _LEFT + 12, height=8, rx=4, kind="part")
         self.add("circle", cx=(_LEFT + _RIGHT) // 2, cy=middle, r=14, kind="part")
         self.add("text", step.action, x=(_LEFT + _RIGHT) // 2, y=middle + 5, kind="letter")
         for x, tip, messages in ((_LEFT - 16, 1, step.forward), (_RIGHT + 16, -1, step.backward)):
-            kind = "arrow" if messages else "arrow none"
             start, end = middle - 18 * tip, middle + 18 * tip
-            self.add(
-                "path", d=f"M{x} {start}V{end}M{x - 6} {end - 7 * tip}L{x} {end}L{x + 6} {end - 7 * tip}", kind=kind
-            )
+            path = f"M{x} {start}V{end}M{x - 6} {end - 7 * tip}L{x} {end}L{x + 6} {end - 7 * tip}"
+            if messages:
+                self.add("path", d=path, kind="arrow")
 
     def _box(self, weight: Tensor, top: int) -> None:
         """Draw a weight: columns are outputs. A vocabulary is drawn as rows, and experts as sheets."""
@@ -189,5 +188,7 @@ def _lines(step: ShownStep) -> Iterator[tuple[str, str]]:
         yield f"→ {value.name}: {shape_in_words(value)}", ""
     for arrow, messages in (("↓", step.forward), ("↑", step.backward), ("↻", step.again)):
         yield from ((f"{arrow} {of_message(message)}", "sent") for message in messages)
+        if not messages and step.action in ("f", "g") and arrow != "↻":
+            yield f"{arrow} nothing is sent", "soft"
     if step.saves:
         yield f"saves {in_units(sum(tensor.bytes for tensor in step.saves))}", "soft"

@@ -14,14 +14,16 @@ from crosscut.architecture.parameters import Cut
 from crosscut.architecture.parts import Layer
 from crosscut.architecture.readings import saved
 from crosscut.architecture.steps import Enter, Leave, Message
+from crosscut.architecture.words import model_in_words
 from crosscut.config import ConfigError, RunConfig
 from crosscut.config.precision import precision_on
+from crosscut.config.system.wording import short
 from crosscut.config.training import Recompute
 from crosscut.planner.candidate import Candidate, recomputation_step, target_of
 from crosscut.planner.messages.collective import Collective
 from crosscut.planner.messages.traffic import collective_of, loss_messages, step_traffic
-from crosscut.planner.parameters import known_vocab_size
-from crosscut.planner.showing.shown import Block, Shown, ShownStep, Tensor, elements
+from crosscut.planner.parameters import count_parameters, known_vocab_size
+from crosscut.planner.showing.shown import Shown, ShownBlock, ShownStep, Tensor, elements
 
 _ALONE = Target(tensor=1, split=False, context=1, expert=1)
 
@@ -41,7 +43,7 @@ def shown(run: RunConfig, *, device: Device = "cuda", layer: int | None = None) 
     named = {message.purpose for block in blocks for message in (*block.forward, *block.backward)}
     traffic = step_traffic(planned, compiled=target.compiled, target=target)
     return Shown(
-        model=f"{run.model.family}, {run.model.size}",
+        model=model_in_words(run.model, short(count_parameters(run.model))),
         layout=str(run.layout),
         tensor=target.tensor,
         splits_sequence=target.split,
@@ -53,17 +55,17 @@ def shown(run: RunConfig, *, device: Device = "cuda", layer: int | None = None) 
     )
 
 
-def _with_layer(blocks: Sequence[Block], number: int) -> Block:
-    found = [block for block in blocks if number in block.layers]
+def _with_layer(blocks: Sequence[ShownBlock], number: int) -> ShownBlock:
+    found = [block for block in blocks if number in block.numbers]
     if not found:
-        last = max(index for block in blocks for index in block.layers)
+        last = max(index for block in blocks for index in block.numbers)
         raise ConfigError(
             f"`--layer` must be the number of a layer, from 0 to {last}, but is {number}. Try `--layer 0`."
         )
     return found[0]
 
 
-def _blocks(run: Candidate, target: Target) -> tuple[Block, ...]:
+def _blocks(run: Candidate, target: Target) -> tuple[ShownBlock, ...]:
     """The embedding, each distinct layer and the head. Two layers are alike if they have the same steps and recompute
     the same of them.
     """
@@ -77,20 +79,20 @@ def _blocks(run: Candidate, target: Target) -> tuple[Block, ...]:
         loss = replace(loss, weights=(_weight(decoder.head.vocabulary, target), *loss.weights))
     loss = replace(loss, forward=(*loss.forward, *_sent(loss_messages(run, target))))
     return (
-        Block(title="embedding", layers=(), steps=_steps((embedding,), ("embedding",), target)),
+        ShownBlock(title="embedding", numbers=(), steps=_steps((embedding,), ("embedding",), target)),
         *(
             _of_layer(layer, numbers, run, target, Recompute(run.training.recompute if again else Recompute.NONE))
             for (layer, again), numbers in alike.items()
         ),
-        Block(title="head", layers=(), steps=(*before, loss)),
+        ShownBlock(title="head", numbers=(), steps=(*before, loss)),
     )
 
 
-def _of_layer(layer: Layer, numbers: list[int], run: Candidate, target: Target, mode: Recompute) -> Block:
+def _of_layer(layer: Layer, numbers: list[int], run: Candidate, target: Target, mode: Recompute) -> ShownBlock:
     again = f", recomputed ({mode})" if mode is not Recompute.NONE else ""
-    return Block(
+    return ShownBlock(
         title=f"{_in_words(numbers)}: {run.model.layer(numbers[0])}{again}",
-        layers=tuple(numbers),
+        numbers=tuple(numbers),
         steps=_steps(
             lower(layer, target), [part.name for part in layer.parts], target, mode, _repeated(layer, target, mode)
         ),

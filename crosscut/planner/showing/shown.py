@@ -50,13 +50,13 @@ class ShownStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class ShownBlock:
     """Embedding, layer or head."""
 
     title: str
     """Title, such as `layers 0 to 23: attention gelu`."""
-    layers: tuple[int, ...]
-    """Layers that are alike, by number. Empty for the embedding and the head."""
+    numbers: tuple[int, ...]
+    """Numbers of the layers, which are alike. Empty for the embedding and the head."""
     steps: tuple[ShownStep, ...]
     repeats_first: bool = False
     """Whether recomputation repeats its steps before the backward pass of the layer. If it is false, each step is
@@ -103,7 +103,7 @@ class Shown:
     compute: str
     """Element type of products and activations."""
     recompute: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[ShownBlock, ...]
     others: tuple[Collective, ...]
     """Messages of one step that belong to no step of a layer, such as sums of gradients over data ranks."""
 
@@ -128,7 +128,7 @@ class Shown:
         }
 
 
-def steps_inside(block: Block) -> Iterator[tuple[ShownStep, bool]]:
+def steps_inside(block: ShownBlock) -> Iterator[tuple[ShownStep, bool]]:
     """Steps of a block, each with whether its results are inside a parallel region."""
     inside = next((step.action for step in block.steps if step.action in ("f", "g")), "") == "g"
     for step in block.steps:
@@ -149,10 +149,10 @@ def message_bytes(message: Collective) -> int:
     return message.elements * message.element_bytes
 
 
-def _block(block: Block) -> dict[str, Any]:
+def _block(block: ShownBlock) -> dict[str, Any]:
     return {
         "title": block.title,
-        "layers": list(block.layers),
+        "layers": list(block.numbers),
         "steps": [_step(step) for step in block.steps],
         "forward": _messages(block.forward),
         "backward": _messages(block.backward),

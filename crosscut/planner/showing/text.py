@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from textwrap import wrap
 
 from crosscut.planner.messages.collective import Collective
-from crosscut.planner.showing.shown import Block, Shown, ShownStep, Tensor, message_bytes, steps_inside
+from crosscut.planner.showing.shown import Shown, ShownBlock, ShownStep, Tensor, message_bytes, steps_inside
 from crosscut.planner.showing.words import in_units, of_message, shape_in_words, weights_in_words
 
 _WIDTH = 100
@@ -18,7 +18,7 @@ def lines(shown: Shown) -> Iterator[str]:
     yield from wrap(shown.model, _WIDTH)
     yield from wrap(
         f"{shown.layout}; micro-batch of {sequences:,} x {length:,} tokens in {shown.compute}. Shapes are those of one "
-        "rank, [rows, width]; the rows are mostly tokens.",
+        "rank: weights are [outputs, inputs], and activations [rows, width] with mostly tokens as rows.",
         _WIDTH,
     )
     yield from wrap(
@@ -33,7 +33,7 @@ def lines(shown: Shown) -> Iterator[str]:
         yield from ("", "── once per step, beside the layers ".ljust(_WIDTH, "─"), *_table(shown.others))
 
 
-def _block(block: Block) -> Iterator[str]:
+def _block(block: ShownBlock) -> Iterator[str]:
     part = ""
     for step, inside in steps_inside(block):
         if step.part != part:
@@ -47,7 +47,7 @@ def _block(block: Block) -> Iterator[str]:
     yield from wrap(_kept(block), _WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
-def _kept(block: Block) -> str:
+def _kept(block: ShownBlock) -> str:
     again = sum(step.runs_again for step in block.steps)
     repeated = f"Recomputation runs {again} of {len(block.steps)} steps again (↻)." if again else "No step runs again."
     weights = f"{block.weight_elements:,} elements of weights on this rank."

@@ -24,9 +24,8 @@ def shape_in_words(tensor: Tensor) -> str:
 
 
 def weights_in_words(step: ShownStep) -> str:
-    """Names of the weights that a step uses, without `.weight` and `.bias`, such as `mlp.expand`."""
-    names = (weight.name.removesuffix(".weight").removesuffix(".bias") for weight in step.weights)
-    return ", ".join(dict.fromkeys(names))
+    """Names of the modules whose weights a step uses, such as `mlp.expand`."""
+    return ", ".join(dict.fromkeys(weight.name.rpartition(".")[0] for weight in step.weights))
 
 
 def of_message(message: Collective) -> str:

@@ -53,6 +53,16 @@ def test_an_mlp_is_shown_with_its_shapes_and_messages() -> None:
     ]
 
 
+def test_the_page_shows_what_the_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "show.md").read_text(encoding="utf-8")
+    (commands_shown,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    (sample,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    first, second = (run(*line.split()[2:]) for line in commands_shown.splitlines())
+    assert sample in first
+    assert "layers.svg" in second
+
+
 def test_every_case_is_readable_at_a_hundred_columns_and_drawn() -> None:
     for case in SMALL:
         found = shown(case.run, device=case.device)
@@ -65,11 +75,11 @@ def test_what_is_shown_adds_up_to_what_the_planner_counts() -> None:
         found = shown(case.run, device=case.device)
         decoder, target = describe(case.run.model), Target.of(case.run.layout)
         for block in found.blocks[1:-1]:
-            layer = decoder.layers[block.layers[0]]
+            layer = decoder.layers[block.numbers[0]]
             assert block.weight_elements == sum(p.size for p in layer_parameters(layer, target)), case.name
     run_ = load_run({"model": {"preset": "gpt2-small"}}, ["training.recompute=full", "training.recompute_every=2"])
     again, plain = shown(run_, device="cuda").blocks[1:-1]
-    assert (again.layers[:2], plain.layers[:2]) == ((0, 2), (1, 3))
+    assert (again.numbers[:2], plain.numbers[:2]) == ((0, 2), (1, 3))
     assert again.saved_bytes == 1024 * 768 * 2 * run_.micro_batch_size
     assert [any(step.runs_again for step in block.steps) for block in (again, plain)] == [True, False]
 
