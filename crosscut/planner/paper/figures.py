@@ -24,6 +24,7 @@ from crosscut.planner.memory import forecast_memory
 from crosscut.planner.parameters import count_active_parameters, count_parameters
 from crosscut.planner.products import Speed
 from crosscut.planner.search import Plan, Plans, kept_offload, memory_of_rank, plan_of, reason_against_tensor
+from crosscut.planner.showing import section
 
 _OTHERS = (
     *("gpt2-small", "gpt2-medium", "gpt2-large", "megatron-1.2b", "megatron-2.5b", "megatron-4.2b", "megatron-8.3b"),
@@ -67,8 +68,10 @@ def page(plans: Plans, *, tokens: float | None = None, price: Price | None = Non
     """
     folder = files("crosscut.planner") / "page"
     text, script = ((folder / f"plan.{kind}").read_text(encoding="utf-8") for kind in ("html", "js"))
-    content = json.dumps(_Page(plans, tokens, price).data(), separators=(",", ":")).replace("</", "<\\/")
-    for mark, part in (("/*style*/", page_style()), ("/*data*/", content), ("/*script*/", script)):
+    page = _Page(plans, tokens, price)
+    content = json.dumps(page.data(), separators=(",", ":")).replace("</", "<\\/")
+    marks = {"/*style*/": page_style(), "/*data*/": content, "/*script*/": script, "<!--layers-->": page.layers()}
+    for mark, part in marks.items():
         text = text.replace(mark, part)
     return text
 
@@ -139,6 +142,10 @@ class _Page:
             "grid": self._grid(),
             "points": [self._point(plan) for plan in self.plans.fitting],
         }
+
+    def layers(self) -> str:
+        """Section with the layers of the fastest layout; empty if none fits."""
+        return section(self.fastest.candidate, self.hardware.device) if self.fastest else ""
 
     @property
     def _times(self) -> tuple[str, ...]:

@@ -6,7 +6,8 @@
 
 from crosscut.planner.showing.picture import picture
 from crosscut.planner.showing.reading import shown
+from crosscut.planner.showing.section import section
 from crosscut.planner.showing.shown import Shown, ShownBlock, ShownStep, Tensor
 from crosscut.planner.showing.text import lines
 
-__all__ = ["Shown", "ShownBlock", "ShownStep", "Tensor", "lines", "picture", "shown"]
+__all__ = ["Shown", "ShownBlock", "ShownStep", "Tensor", "lines", "picture", "section", "shown"]

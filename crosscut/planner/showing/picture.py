@@ -45,7 +45,7 @@ def picture(shown: Shown, title: str = "") -> str:
         drawing.y += _GAP
         drawing.heading(block.title)
         _draw(drawing, block)
-    return drawing.svg(title or shown.model, _description(shown))
+    return drawing.svg(title or shown.model, described(shown))
 
 
 def _setting(shown: Shown) -> str:
@@ -56,8 +56,8 @@ def _setting(shown: Shown) -> str:
     )
 
 
-def _description(shown: Shown) -> str:
-    """Text for readers who do not see the picture."""
+def described(shown: Shown) -> str:
+    """Return the messages in words, for readers who do not see the picture."""
     told = []
     for block in shown.blocks:
         for way, messages in (("Forward", [*block.forward]), ("Backward", [*block.backward])):

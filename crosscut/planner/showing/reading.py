@@ -15,11 +15,11 @@ from crosscut.architecture.parts import Layer
 from crosscut.architecture.readings import saved
 from crosscut.architecture.steps import Enter, Leave, Message
 from crosscut.architecture.words import model_in_words
-from crosscut.config import ConfigError, RunConfig
+from crosscut.config import ConfigError
 from crosscut.config.precision import precision_on
 from crosscut.config.system.wording import short
 from crosscut.config.training import Recompute
-from crosscut.planner.candidate import Candidate, recomputation_step, target_of
+from crosscut.planner.candidate import Candidate, Planned, recomputation_step, target_of
 from crosscut.planner.messages.collective import Collective
 from crosscut.planner.messages.traffic import collective_of, loss_messages, step_traffic
 from crosscut.planner.parameters import count_parameters, known_vocab_size
@@ -30,7 +30,7 @@ _ALONE = Target(tensor=1, split=False, context=1, expert=1)
 _CUTS = {Cut.COLUMNS: "columns", Cut.ROWS: "rows", Cut.HEADS: "heads", Cut.VOCABULARY: "vocabulary"}
 
 
-def shown(run: RunConfig, *, device: Device = "cuda", layer: int | None = None) -> Shown:
+def shown(run: Planned, *, device: Device = "cuda", layer: int | None = None) -> Shown:
     """Read the embedding, each distinct layer and the head of a run on one rank, or only the layer with the number
     `layer`.
 

@@ -2,10 +2,12 @@
 
 import json
 import re
+from base64 import b64decode
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -70,7 +72,20 @@ def stored_in(text: str) -> dict[str, Any]:
 
 def test_the_page_loads_nothing(text: str) -> None:
     assert "/*" not in re.sub(r"<style>.*?</style>", "", text, flags=re.DOTALL)
-    assert not re.search(r"(src|href)\s*=|https?://(?!www\.w3\.org/2000/svg)|@import|url\(", text)
+    assert not re.search(r'(src|href)\s*=(?!"data:image/svg)|https?://(?!www\.w3\.org/2000/svg)|@import|url\(', text)
+
+
+def test_each_distinct_layer_of_the_fastest_layout_can_be_opened(llama: Plans) -> None:
+    text = page_beside(llama, ("gpt2-small",))
+    layers = re.findall(r'<details><summary>(.*?)</summary><img src="data:[^,]*,(.*?)" alt="(.*?)">', text)
+    best = llama.fitting[0].candidate
+    assert [title.partition(":")[0] for title, *_ in layers] == ["embedding", "layers 0 to 31", "head"]
+    for title, drawn, told in layers:
+        svg = b64decode(drawn).decode()
+        assert ElementTree.fromstring(svg).tag.endswith("svg")
+        assert not re.search(r"(src|href)\s*=|https?://(?!www\.w3\.org/2000/svg)|@import|url\(", svg)
+        assert f"Forward, {title} sends " in told
+        assert str(best.layout) in told
 
 
 def test_every_model_to_compare_with_is_on_the_page() -> None:
