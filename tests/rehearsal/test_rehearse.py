@@ -26,6 +26,7 @@ from crosscut.training.step import Trainer
 from crosscut.training.watching.memory_account import account_of
 from tests.refusals import refusal
 from tests.rehearsal.cases import LARGE, SMALL, Case, check_formulas
+from tests.rehearsal.showing import check_shown
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -45,6 +46,7 @@ def rehearsed(case: Case) -> Rehearsal:
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name, marks=marks(case)) for case in SMALL])
 def test_formulas_and_dry_run_agree(case):
     check_formulas(rehearsed(case))
+    check_shown(rehearsed(case))
 
 
 @pytest.mark.one_in(3)

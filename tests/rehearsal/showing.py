@@ -1,0 +1,51 @@
+"""Messages that `crosscut show` lists, beside those of a dry run."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from crosscut.planner.messages.collective import Collective
+from crosscut.planner.showing import Shown, shown
+from crosscut.rehearsal import Rehearsal
+from tests.rehearsal.cases import Messages, sent_messages
+
+Order = list[tuple[str, str, int]]
+"""Operation, axis and elements of messages, in order."""
+
+
+def check_shown(rehearsal: Rehearsal) -> None:
+    """Require that all messages are those of a dry run, and those of a micro-batch also in their order."""
+    run = rehearsal.run
+    found = shown(run, device=rehearsal.device)
+    assert sorted(number for block in found.blocks for number in block.numbers) == list(range(run.model.num_layers))
+    assert all_messages(found, run.num_micro_batches) == sent_messages(rehearsal)
+    if run.model.sentence_order:
+        return  # the loss of the order of segments comes after that of the tokens, and both are one step
+    expected = micro_batch(found) * run.num_micro_batches
+    sizes = set(expected)  # so that sums of gradients between them do not count
+    sent = [message for message in ((m.operation, m.axis, m.elements) for m in rehearsal.sent) if message in sizes]
+    assert any(sent[i : i + len(expected)] == expected for i in range(len(sent) - len(expected) + 1))
+
+
+def all_messages(found: Shown, num_micro_batches: int) -> Messages:
+    """Messages of a step."""
+    counted: Messages = Counter()
+    for block in found.blocks:
+        for m in (*block.forward, *block.backward):
+            times = num_micro_batches * max(len(block.numbers), 1)
+            counted[(m.operation, m.axis, m.elements, m.element_bytes)] += m.count * times
+    for m in found.others:
+        counted[(m.operation, m.axis, m.elements, m.element_bytes)] += m.count
+    return counted
+
+
+def micro_batch(found: Shown) -> Order:
+    """Messages of the forward and the backward pass of one micro-batch through all layers."""
+    embedding, *kinds, head = found.blocks
+    layers = {number: block for block in kinds for number in block.numbers}
+    blocks = [embedding, *(layers[number] for number in sorted(layers)), head]
+    passes = [*(block.forward for block in blocks), *(block.backward for block in reversed(blocks))]
+    return [message for messages in passes for message in one_by_one(messages)]
+
+
+def one_by_one(messages: Iterable[Collective]) -> Order:
+    return [(m.operation, m.axis, m.elements) for m in messages for _ in range(m.count)]
