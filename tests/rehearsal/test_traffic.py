@@ -5,6 +5,7 @@ import pytest
 from crosscut.config.training import Recompute
 from crosscut.rehearsal import rehearse
 from tests.rehearsal.cases import planned_messages, sent_messages
+from tests.rehearsal.showing import check_shown
 from tests.verification.test_combinations import ALLOWED, PLAIN, Values, run_of
 
 PRECISIONS = ("float32", "bfloat16", "float8")
@@ -29,4 +30,7 @@ RUNS = [run_of(values) for values in [*filter(is_rehearsed, ALLOWED)][::EVERY] +
 def test_recorded_messages_are_the_planned_ones(recompute):
     for run in RUNS:
         if run.training.recompute == recompute:
-            assert sent_messages(rehearse(run, device="cpu")) == planned_messages(run), run.layout
+            rehearsal = rehearse(run, device="cpu")
+            assert sent_messages(rehearsal) == planned_messages(run), run.layout
+            if run.layout.num_stages == 1:
+                check_shown(rehearsal)
