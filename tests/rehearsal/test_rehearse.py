@@ -49,6 +49,15 @@ def test_formulas_and_dry_run_agree(case):
     check_shown(rehearsed(case))
 
 
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize(
+    "case", [case for case in SMALL if "on context ranks" in case.name], ids=lambda case: case.name
+)
+def test_messages_of_repeated_attention_are_shown_in_their_place(case):
+    again = replace(case.run, training=replace(case.run.training, recompute="selective"))
+    check_shown(rehearse(again, device=case.device))
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", [case for case in SMALL if case.name.startswith("averaged")], ids=lambda c: c.name)
 def test_the_average_of_the_weights_is_counted_to_the_byte(case):

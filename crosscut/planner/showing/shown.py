@@ -73,8 +73,9 @@ class ShownBlock:
         if self.repeats_first:
             yield from chain.from_iterable(step.again for step in self.steps)
         for step in reversed(self.steps):
-            yield from () if self.repeats_first else step.again
-            yield from step.backward
+            again = () if self.repeats_first else step.again
+            first = len(step.forward) - len(again) if again else 0  # what follows the repeated messages goes back first
+            yield from (*step.backward[:first], *again, *step.backward[first:])
 
     @property
     def saved_bytes(self) -> int:
