@@ -16,11 +16,11 @@ def show_lists(context: click.Context, _option: click.Parameter, is_asked: bool)
     """Print the presets and the devices, and end the command."""
     if not is_asked or context.resilient_parsing:
         return
-    presets = figures_table("preset (--model)", "layers", "hidden", "heads", "window", "parameters", "for a token")
+    presets = figures_table("preset (--model)", "layers", "hidden", "window", "parameters", "for a token")
     for name, fields in PRESETS.items():
         model = ModelConfig(**fields)
         model = model if model.vocab_size else dataclasses.replace(model, vocab_size=DataConfig().vocab_size)
-        sizes = (model.num_layers, model.hidden_size, model.num_heads, model.max_sequence_length)
+        sizes = (model.num_layers, model.hidden_size, model.max_sequence_length)
         parameters, active = (_counted(count(model)) for count in (count_parameters, count_active_parameters))
         presets.add_row(name, *(f"{size:,}" for size in sizes), parameters, "" if active == parameters else active)
     devices = figures_table("device (--gpu)", "GB", "TB/s", "TFLOP/s", "in")
