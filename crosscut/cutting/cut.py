@@ -23,7 +23,7 @@ from crosscut.cutting.sources import Load, Source
 from crosscut.cutting.streams import Streams, dropout_rates
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import all_gather, all_reduce, own_rank
-from crosscut.parallel.state.parameters import is_distributed, note_whole_gradient, own_parameter, whole
+from crosscut.parallel.state.parameters import is_distributed, note_whole_gradients, own_parameter, whole
 
 
 def cut(
@@ -58,6 +58,8 @@ def cut(
         for name, values in resolved.integers.items():
             for key, value in values.items():
                 set_value(module.get_submodule(name), key, value)
+        if mesh.context.size > 1:
+            note_whole_gradients(module)
         vars(module)["cut_axes"] = next((layer.grid.axes for layer in images.values()), ())
     return module
 
@@ -132,8 +134,6 @@ def _put_tensors(module: nn.Module, resolved: Resolved, source: Source, mesh: Pa
             part = source.part(names[id(tensor)], tensor, share, mesh.tensor.rank).to(mesh.device)
             is_parameter, dim = isinstance(tensor, nn.Parameter), None if share.is_whole else share.dim
             made[id(tensor)] = own_parameter(part, tensor, dim, mesh.tensor) if is_parameter else part
-            if is_parameter and mesh.context.size > 1:
-                note_whole_gradient(made[id(tensor)])
         (owner._parameters if key in owner._parameters else owner._buffers)[key] = made[id(tensor)]  # type: ignore[assignment]
 
 

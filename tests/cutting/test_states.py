@@ -28,6 +28,14 @@ class Slots:
         self.calls = [0]
 
 
+class Drawing(random.Random):
+    """A generator with an attribute."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.calls = [0]
+
+
 class Remembers(modules.Mlp):
     """Counts its calls, keeps results, keeps statistics, draws, and writes into its input."""
 
@@ -35,7 +43,8 @@ class Remembers(modules.Mlp):
         super().__init__(nn.Sequential(nn.BatchNorm1d(modules.INNER), nn.Dropout(0.5)))
         self.calls, self.seen, self.cache, self.last = 0, [0], {"lengths": {3}}, torch.zeros(2)
         self.register_buffer("total", torch.zeros(1))
-        self.slots, self.array, self.random = Slots(), np.zeros(2), random.Random(0)
+        self.slots, self.array, self.random = Slots(), np.zeros(4), Drawing(0)
+        self.resized, self.locked = np.zeros(2), np.zeros(2)
         self.generators = (np.random.default_rng(0), np.random.RandomState(0))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -44,6 +53,11 @@ class Remembers(modules.Mlp):
         self.cache["lengths"].add(len(x))
         self.last += 1
         self.array += self.random.random() + sum(each.normal() for each in self.generators)
+        self.array.shape = (2, 2)
+        self.resized.resize(3, refcheck=False)
+        self.locked += 1
+        self.locked.setflags(write=False)
+        self.random.calls.append(self.calls)
         self.slots.calls, self.slots.last = [*self.slots.calls, self.calls], x
         self.total = self.total + 1
         np.random.rand(random.randint(1, 3))
@@ -56,6 +70,7 @@ def state_of(module: Any, x: Tensor) -> list[Any]:
     classes = [(type(each), each.training, [*vars(each)], [*each._forward_hooks]) for each in module.modules()]
     other = (module.calls, [*module.seen], {*module.cache["lengths"]}, [each.dtype for each in tensors], classes)
     held = (module.slots.calls, hasattr(module.slots, "last"), module.array.tolist(), module.random.getstate())
+    held += (module.resized.tolist(), module.locked.tolist(), module.locked.flags.writeable, [*module.random.calls])
     drawn = (module.generators[0].bit_generator.state, module.generators[1].get_state()[2])
     return [*tensors, torch.get_rng_state(), other, random.getstate(), np.random.get_state()[2], held, drawn]
 

@@ -3,6 +3,7 @@
 import platform
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from rich.text import Text
@@ -28,7 +29,8 @@ def _machine() -> Iterator[tuple[str, str]]:
     yield "python", platform.python_version()
     yield "processor", f"{processor_name()}, {available_cores()} cores"
     yield "memory", f"{available_memory() / 1e9:.0f} GB"
-    yield "disk", f"{shutil.disk_usage(Path.cwd()).free / 1e9:,.0f} GB free in this folder"
+    with suppress(OSError):  # the folder is gone
+        yield "disk", f"{shutil.disk_usage(Path.cwd()).free / 1e9:,.0f} GB free in this folder"
 
 
 def _device() -> Iterator[tuple[str, str]]:

@@ -26,11 +26,16 @@ class Watch:
     def __init__(self) -> None:
         self._seen: set[bool] = set()
         """Modes, training or not, in which a forward pass has ended without an error."""
+        self._depth = 0
+        """Number of forward passes that run: a module may call itself."""
         self._watching: ExitStack | None = None
         self._escaped: LayoutError | None = None
 
     def begin(self, module: nn.Module, *_: object) -> None:
         """Watch the forward pass that begins, if it is the first one in its mode."""
+        self._depth += 1
+        if self._depth > 1:
+            return
         self._escaped = None
         if module.training not in self._seen:
             self._watching = ExitStack()
@@ -53,11 +58,13 @@ class Watch:
     def note(self, module: nn.Module, *_: object) -> None:
         """Note that a forward pass has ended without an error."""
         self.require_none()
-        self._seen.add(module.training)
+        if self._depth == 1:
+            self._seen.add(module.training)
 
     def end(self, *_: object) -> None:
         """End the watch, also after an error."""
-        if self._watching is not None:
+        self._depth -= 1
+        if self._depth == 0 and self._watching is not None:
             self._watching.close()
             self._watching = None
 

@@ -31,7 +31,8 @@ class State:
     """Present state of the random generators and, unless it is None, of a module: classes, attributes, the contents of
     objects and containers that attributes hold, hooks, tensors, and their `.data`, `.grad` and `requires_grad`.
 
-    Values of parameters are not copied, because they are large: code that writes into them does change them.
+    Values of parameters, and of arrays in files, are not copied, because they are large: code that writes into them
+    does change them.
     """
 
     def __init__(self, module: nn.Module | None) -> None:
@@ -52,9 +53,9 @@ class State:
                 todo += items
             elif issubclass(kind, Tensor) and held.layout is torch.strided and not held.is_inference():
                 self._undo.append(_undo_of_tensor(held))
-            elif undo := _undo_of_values(held):
-                self._undo.append(undo)
             else:
+                if undo := _undo_of_values(held):
+                    self._undo.append(undo)
                 slots = _filled_slots(held)
                 self._undo += (partial(_fill_slot, slot, held, value) for slot, value in slots)
                 todo += (value for _, value in slots)
@@ -139,14 +140,23 @@ def _undo_of_values(held: Any) -> _Undo | None:
     if isinstance(held, torch.Generator):
         return partial(held.set_state, held.get_state())
     if isinstance(held, np.random.RandomState):
-        return partial(held.set_state, held.get_state())
+        return partial(held.set_state, held.get_state(legacy=False))
     if isinstance(held, random.Random) and not isinstance(held, random.SystemRandom):
         return partial(held.setstate, held.getstate())
     if isinstance(held, np.random.Generator):
         return partial(setattr, held.bit_generator, "state", held.bit_generator.state)
-    if isinstance(held, np.ndarray) and held.flags.writeable:
-        return partial(np.copyto, held, held.copy())
+    if isinstance(held, np.ndarray) and held.flags.writeable and not isinstance(held, np.memmap):
+        return partial(_refill_array, held, held.copy())
     return None
+
+
+def _refill_array(held: np.ndarray, values: np.ndarray) -> None:
+    """Give an array its shape and its values again."""
+    held.flags.writeable = True
+    if held.size != values.size:
+        held.resize(values.shape, refcheck=False)
+    held.shape = values.shape
+    np.copyto(held, values)
 
 
 _EMPTY = object()

@@ -38,7 +38,6 @@ from crosscut.finetuning.chat.conversations import read_conversations
 from crosscut.finetuning.chat.masking import EncodedConversation, Masker
 from crosscut.finetuning.chat.packing import PackedChats, pack
 from crosscut.launch.processes import choose_device, is_first_started
-from crosscut.logbook.contents import begin_anew
 from crosscut.logbook.objects import write_object
 from crosscut.logbook.schema import SUMMARY_FILE
 from crosscut.pretrained import export_adapter, find_model, keep_companions, notices_of, require_weights
@@ -192,7 +191,6 @@ def _prepare(order: ChatOrder, resolved: ResolvedRun, resume: Resume, memory: In
     identity = {**identity_of_settings(run), "data.chat": [part.fingerprint for part in packed]}
     done = 0
     if good is None:
-        begin_anew(folder)
         _fill_folder(run, folder, packed, end)
     else:
         done = require_resumable(run, good.folder, identity, may_be_all=resume == "auto").step

@@ -24,7 +24,7 @@ from crosscut.config import LayoutError
 from crosscut.config.conventions import BUCKET_BYTES
 from crosscut.parallel.collectives import all_reduce, start_all_reduce_owned, wait
 from crosscut.parallel.mesh import Axis, ParallelMesh
-from crosscut.parallel.state.parameters import cut_dim, has_whole_gradient, is_partial, plan_of
+from crosscut.parallel.state.parameters import cut_dim, is_partial, plan_of
 
 _Placements = tuple[Placement, ...] | None
 
@@ -202,19 +202,13 @@ def _pieces(parameters: list[nn.Parameter], flat: Tensor) -> Iterator[tuple[nn.P
 
 
 def require_distributed(parameters: Iterable[Tensor]) -> None:
-    """Raise `LayoutError` if a parameter is not a `DTensor`, or if its gradient needs no reducer."""
+    """Raise `LayoutError` if a parameter is not a `DTensor`."""
     for parameter in parameters:
         if not isinstance(parameter, DTensor):
             raise LayoutError(
                 "Every parameter must be a DTensor on the tensor axis, but a parameter of shape "
                 f"{tuple(parameter.shape)} is an ordinary tensor. Create the parameter with `replicated_parameter` or "
                 "`sharded_parameter`."
-            )
-        if has_whole_gradient(parameter):
-            raise LayoutError(
-                "Every parameter must have a gradient that ranks must still sum, but the backward pass of a module "
-                "whose images are cut has summed the gradient of a parameter of shape "
-                f"{tuple(parameter.shape)}. Train the module without a reducer."
             )
 
 

@@ -135,14 +135,24 @@ def own_parameter(part: Tensor, like: Tensor, dim: int | None, axis: Axis) -> nn
     return nn.Parameter(made, requires_grad=like.requires_grad)
 
 
-def note_whole_gradient(parameter: Tensor) -> None:
-    """Note that the backward pass sums the gradient over the context ranks: no reducer may sum it again."""
-    parameter.has_whole_gradient = True  # type: ignore[attr-defined]
+def note_whole_gradients(module: nn.Module) -> None:
+    """Note that the backward pass of a module sums its gradients over the context ranks: no reducer may sum them again.
+    The note is on the module, because a parameter loses it when it is converted.
+    """
+    module.has_whole_gradients = True  # type: ignore[assignment]
 
 
-def has_whole_gradient(parameter: Tensor) -> bool:
-    """Whether the backward pass sums the gradient of a parameter over the context ranks."""
-    return getattr(parameter, "has_whole_gradient", False)
+def require_gradients_to_sum(model: nn.Module) -> None:
+    """Raise `LayoutError` if the backward pass of the model or of one of its modules sums gradients itself, which a
+    reducer would sum again.
+    """
+    for name, module in model.named_modules():
+        if getattr(module, "has_whole_gradients", False):
+            raise LayoutError(
+                "A reducer must get a model whose gradients ranks must still sum, but the backward pass of "
+                f"`{name or type(module).__name__}`, whose images are cut, has summed them. Train the module without a "
+                "reducer, on one data rank."
+            )
 
 
 def initial_value_of(parameter: Tensor) -> float:

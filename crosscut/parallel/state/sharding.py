@@ -30,7 +30,14 @@ from crosscut.flight import ModelPart
 from crosscut.flight.places import place_of
 from crosscut.parallel.mesh import ParallelMesh, Sharding
 from crosscut.parallel.state.gradients import GradientReducer, require_distributed
-from crosscut.parallel.state.parameters import initial_value_of, is_expert, is_wide, local_part, plan_of
+from crosscut.parallel.state.parameters import (
+    initial_value_of,
+    is_expert,
+    is_wide,
+    local_part,
+    plan_of,
+    require_gradients_to_sum,
+)
 from crosscut.parallel.state.sharded_messages import record_messages
 
 if TYPE_CHECKING:  # internal modules of PyTorch, which another version may lack
@@ -65,9 +72,11 @@ def shard_model(
     optimizer only after this call. While a unit does not run, `named_parameters` returns the shards of the unit. For
     the root, `named_parameters` returns shards only after a backward pass or `reshard`.
 
-    Every rank must call this function. Raises `LayoutError` if a parameter is not a `DTensor`, if a parameter is a
-    scalar, if a buffer is on `meta`, or, with PyTorch before 2.12, if `always_used` is false.
+    Every rank must call this function. Raises `LayoutError` if a parameter is not a `DTensor`, if the backward pass of
+    the model sums gradients itself, if a parameter is a scalar, if a buffer is on `meta`, or, with PyTorch before 2.12,
+    if `always_used` is false.
     """
+    require_gradients_to_sum(model)
     if mesh.sharding is None:
         return
     parameters = dict(model.named_parameters())
@@ -318,8 +327,9 @@ def make_reducer(model: nn.Module, mesh: ParallelMesh) -> Reducer:
     """Return a new reducer that sums the gradients of `model` on this mesh.
 
     Raises `LayoutError` if a parameter is not a `DTensor`, or if the mesh shards the model but `shard_model` was not
-    called.
+    called, or if the backward pass of the model sums gradients itself.
     """
+    require_gradients_to_sum(model)
     if mesh.sharding is None:
         return GradientReducer(model.parameters(), mesh)
     return ShardedStageReducer(model, mesh) if mesh.is_staged else ShardedReducer(model, mesh)

@@ -234,6 +234,7 @@ for (const id of ["recompute", "sharding"]) {
 legend("wall-legend", data.memories.map((name) => name.replaceAll("_", " ")));
 legend("time-legend", data.times.map((name) => ({ exposed: "waiting for messages", passes: "reading and writing" })[name] ?? name));
 at("keep").addEventListener("click", keep);
-const drawAll = () => { draw(); drawPlan(); };
-addEventListener("resize", drawAll);
+const drawAll = () => { drawnWidth = innerWidth; draw(); drawPlan(); };
+let drawnWidth;
+addEventListener("resize", () => { if (innerWidth !== drawnWidth) drawAll(); });
 drawAll();

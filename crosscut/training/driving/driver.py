@@ -28,6 +28,7 @@ from crosscut.config.system.terminal import echo
 from crosscut.generation.text import Around
 from crosscut.launch import Done, Ranks, in_ranks
 from crosscut.launch.stopping import INTERRUPTIBLE, ignore_requests
+from crosscut.logbook.contents import begin_anew
 from crosscut.logbook.objects import write_object
 from crosscut.logbook.schema import PLAN_FILE
 from crosscut.parallel import ParallelMesh, make_mesh
@@ -239,6 +240,8 @@ def _train(
     loop.restart = prepared.restart if mesh.is_first_rank else None
     loop.samples = parts.samples
     if mesh.is_first_rank:
+        if checkpoint is None and prepared.restart is None:  # an elastic run without a checkpoint repeats its steps
+            begin_anew(Path(run.output.folder))
         with suppress(Exception):  # the plan is for readers, and the run goes on without it
             write_object(Path(run.output.folder) / PLAN_FILE, plan_of(run, mesh.device))
     if key:

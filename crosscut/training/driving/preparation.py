@@ -10,17 +10,15 @@ from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published, reason_against_export
 from crosscut.config.system.deletion import claim
 from crosscut.data import Tokenizer, Tokens, open_tokens, prepare
-from crosscut.logbook.contents import begin_anew
 from crosscut.logbook.schema import WATCH_FOLDER
 from crosscut.planner.messages.traffic import reason_against_halves
 from crosscut.planner.time import bubble_share
 from crosscut.pretrained import keep_companions, model_in, notices_of, require_weights
-from crosscut.training.elastic import is_elastic
 
 
 def fill_folder(run: RunConfig, good: GoodCheckpoint | None) -> None:
-    """Create the run's folder. For a new run, also remove the files of an earlier run, and write the config. For a
-    resumed run, mark the damaged checkpoints that the run skips.
+    """Create the run's folder. For a new run, also write its config. For a resumed run, mark the damaged checkpoints
+    that the run skips.
     """
     folder = Path(run.output.folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -28,8 +26,6 @@ def fill_folder(run: RunConfig, good: GoodCheckpoint | None) -> None:
     if good is not None:  # the old config stays until this run has written its first checkpoint
         mark_passed_over(good)
         return
-    if not is_elastic(run):  # an elastic run without a checkpoint repeats its steps
-        begin_anew(folder)
     if run.training.initialize_from:
         keep_companions(Path(run.training.initialize_from), folder / INITIAL_FOLDER)
     write_toml(run, folder / CONFIG_FILE)

@@ -63,12 +63,14 @@ function renew() {
   drawAll();
 }
 
-/** Asks for what is new in the chosen runs. Returns whether something has changed that is drawn. */
+/** Whether something has come that is not drawn yet. */
+let isNew = false;
+
+/** Asks for what is new in the chosen runs, in several questions, of which any may fail. */
 async function ask() {
   const before = runs.size;
-  let isNew = false;
   for (const question of questions()) isNew = receive(await (await fetch(question)).json()) || isNew;
-  return isNew || runs.size !== before;
+  isNew ||= runs.size !== before;
 }
 
 /** Asks for what is new, every second while the page can be seen. */
@@ -77,8 +79,11 @@ async function follow() {
   for (;;) {
     if (!document.hidden) {
       try {
-        if (await ask()) drawAll();
-        else {
+        await ask();
+        if (isNew) {
+          isNew = false;
+          drawAll();
+        } else {
           drawList(drawAll);
           drawFacts();
         }

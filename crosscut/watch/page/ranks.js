@@ -5,7 +5,7 @@ const has = (value) => value !== null && value !== undefined;
 
 function ranksNote({ layout, step, device }) {
   const measured = has(step) ? `Measured until step ${whole.format(step)}` : "Not measured yet";
-  const compared = !has(step) || device === "cuda" ? "" : " The forecast counts tensors, but the measured memory of a CPU is the growth of the whole process, so the two can differ much.";
+  const compared = !has(step) || device !== "cpu" ? "" : " The forecast counts tensors, but the measured memory of a CPU is the growth of the whole process, so the two can differ much.";
   return `${layout}. ${measured}. A bar is the measured memory of a rank; the line is the planner's forecast.${compared}`;
 }
 
@@ -23,7 +23,7 @@ function drawRanks(told) {
   const isSmall = told.ranks.length > 32;
   const cards = [...rows].map(([key, ranks]) => [
     key && make("h3.row", key),
-    make(isSmall ? "ul.ranks.small" : "ul.ranks", ranks.map((rank) => card(rank, inner, most, { isSmall, isLike: told.device === "cuda" }))),
+    make(isSmall ? "ul.ranks.small" : "ul.ranks", ranks.map((rank) => card(rank, inner, most, { isSmall, isLike: told.device !== "cpu" }))),
   ]);
   return [cards, messagesOf(told)];
 }

@@ -131,11 +131,11 @@ def test_scripted_code_is_watched() -> None:
 
 def _reduced() -> str:
     mesh = make_mesh(Layout(context=2), CPU)
-    return refusal(LayoutError, make_reducer, cut(Between(), mesh, PLAN), mesh)
+    return refusal(LayoutError, make_reducer, cut(Between(), mesh, PLAN).double(), mesh)  # after a conversion, too
 
 
 def test_no_reducer_sums_whole_gradients_again(ranks: RankPool) -> None:
-    assert all("has summed the gradient of a parameter" in told for told in ranks.run(2, _reduced))
+    assert all("`Between`, whose images are cut, has summed them" in told for told in ranks.run(2, _reduced))
 
 
 def _twice() -> list[str]:
@@ -146,6 +146,23 @@ def _twice() -> list[str]:
             net(torch.randn(2, 3, 6, 8))
         errors.append(str(error.value).partition(" must")[0])
     return [*errors, str(len(torch.utils._python_dispatch._get_current_dispatch_mode_stack()))]
+
+
+class _CallsItself(Between):
+    def forward(self, x: Tensor, *, is_twice: bool = False) -> Tensor:
+        y: Tensor = self(x) + self(x.flip(-1)) if is_twice else super().forward(x)
+        return y
+
+
+def _nested() -> int:
+    """Modes that are left after the first pass of a net that calls itself."""
+    net = cut(_CallsItself(torch.sigmoid), make_mesh(Layout(context=2), CPU), PLAN)
+    net(torch.randn(2, 3, 6, 8), is_twice=True)
+    return len(torch.utils._python_dispatch._get_current_dispatch_mode_stack())
+
+
+def test_a_net_may_call_itself_in_its_first_pass(ranks: RankPool) -> None:
+    assert ranks.run(2, _nested) == [0, 0]
 
 
 def test_a_refused_pass_does_not_end_the_watch(ranks: RankPool) -> None:
