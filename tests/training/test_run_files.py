@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ from crosscut.config import ConfigError, RunConfig
 from crosscut.config.system.deletion import claim
 from crosscut.logbook.following import RunReader, RunState
 from crosscut.logbook.rows import append_row
-from crosscut.logbook.schema import BY_NAME, RESTARTS_FILE, RUN_FILES, Form
+from crosscut.logbook.schema import BY_NAME, METRICS_FILE, RESTARTS_FILE, RUN_FILES, Form
+from crosscut.training.driving.preparation import fill_folder
 from tests.ranks import RankPool
 from tests.training.jobs import losses_of, rows_of, whole_run
 
@@ -63,6 +65,18 @@ def test_files_of_a_run_have_the_keys_of_the_schema(
         assert (rank["messages"], rank["message_bytes"]) == (stage["messages"], stage["message_bytes"])
     assert [row["loss"] for row in rows_of(run) if "loss" in row] == ranks.run(2, losses_of, plain, 5)[0]
     assert (reader.state, reader.notes) == (RunState.FINISHED, {})
+
+
+def test_a_run_that_is_refused_keeps_the_files_of_an_earlier_run(run_with, tmp_path):
+    folder, model = tmp_path / "run", tmp_path / "model"
+    for path in (folder / "initial" / "mine.txt", folder / METRICS_FILE, model / "tokenizer.json"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    claim(folder)
+    run = run_with(f"output.folder={folder}")
+    with pytest.raises(ConfigError, match="initial"):
+        fill_folder(replace(run, training=replace(run.training, initialize_from=str(model))), None)
+    assert (folder / METRICS_FILE).exists()
 
 
 @pytest.mark.slow  # the command's own pipeline runs in `tests/training/pipeline`
