@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
 
 from crosscut.planner.messages.collective import Collective
 
@@ -116,7 +115,7 @@ class Shown:
         )
         return replace(self, blocks=(replace(block, title=part, steps=steps),), others=())
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the fields as JSON holds them."""
         facts = {name: getattr(self, name) for name in ("model", "layout", "tensor", "splits_sequence")}
         return {
@@ -150,7 +149,7 @@ def message_bytes(message: Collective) -> int:
     return message.elements * message.element_bytes
 
 
-def _block(block: ShownBlock) -> dict[str, Any]:
+def _block(block: ShownBlock) -> dict[str, object]:
     return {
         "title": block.title,
         "layers": list(block.numbers),
@@ -162,14 +161,14 @@ def _block(block: ShownBlock) -> dict[str, Any]:
     }
 
 
-def _step(step: ShownStep) -> dict[str, Any]:
+def _step(step: ShownStep) -> dict[str, object]:
     tensors = {name: [_tensor(each) for each in getattr(step, name)] for name in ("weights", "reads", "gives", "saves")}
     sent = {name: _messages(getattr(step, name)) for name in ("forward", "backward", "again")}
     facts = {"part": step.part, "action": step.action, "name": step.name}
     return {**facts, **tensors, **sent, "runs_again": step.runs_again}
 
 
-def _tensor(tensor: Tensor) -> dict[str, Any]:
+def _tensor(tensor: Tensor) -> dict[str, object]:
     return {
         "name": tensor.name,
         "shape": list(tensor.shape),
@@ -180,7 +179,7 @@ def _tensor(tensor: Tensor) -> dict[str, Any]:
     }
 
 
-def _messages(messages: Iterable[Collective]) -> list[dict[str, Any]]:
+def _messages(messages: Iterable[Collective]) -> list[dict[str, object]]:
     return [
         {
             "purpose": each.purpose,
