@@ -84,7 +84,7 @@ def test_each_kind_of_failure_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr(findings, "MEMORY_BYTES", 64 << 20)
     jobs = [sandbox.Job(tmp_path, (name,)) for name in behaviours]
     found = [
-        [failure for failure, *_ in findings.judge(outcome, (2,), "dumb")] for outcome in sandbox.run(jobs, longest=1)
+        [failure for failure, *_ in findings.judge(outcome, (2,), "dumb")] for outcome in sandbox.run(jobs, longest=3)
     ]
     assert found == [["traceback"], ["memory"], ["raw"], ["status"], [], ["hang"]]
 
