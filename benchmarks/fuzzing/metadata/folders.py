@@ -65,6 +65,8 @@ _OWN: Mapping[str, dict[str, Any]] = {
         "linear_value_head_dim": 6,
         "linear_key_head_dim": 8,
     },
+    "mamba2": {**_SMALL, "num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 16, "chunk_size": 4},
+    "bamba": {**_SMALL, "num_key_value_heads": 2, **_MIXER},
     "bert": _SMALL,
     "roberta": {**_SMALL, "type_vocab_size": 1, "pad_token_id": 1},
 }

@@ -139,7 +139,7 @@ def note_whole_gradients(module: nn.Module) -> None:
     """Note that the backward pass of a module sums its gradients over the context ranks: no reducer may sum them again.
     The note is on the module, because a parameter loses it when it is converted.
     """
-    module.has_whole_gradients = True  # type: ignore[assignment]
+    vars(module)["has_whole_gradients"] = True
 
 
 def require_gradients_to_sum(model: nn.Module) -> None:
