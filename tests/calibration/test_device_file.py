@@ -1,5 +1,4 @@
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from crosscut.config import ConfigError
 from crosscut.launch import process_group
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware, MeasuredMessage, read_hardware
 from crosscut.planner.products import Speed
+from tests.timing import in_a_quiet_moment
 
 SMALL = Sizes(tokens=(64,), widths=((64, 64), (64, 128)), elements=1 << 16, attention=(1, 2, 64, 16), turns=1)
 CPU = torch.device("cpu")
@@ -30,6 +30,7 @@ def test_each_shape_is_measured_as_it_is_used_forward_and_for_its_weight() -> No
     assert shapes(SMALL) == [(64, 64, 64), (64, 64, 64), (64, 64, 128), (64, 64, 128)]
 
 
+@in_a_quiet_moment
 def test_rates_are_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crosscut.calibration.device._ELSEWHERE", 1 << 18)
     rates = rates_here(SMALL)
@@ -79,16 +80,9 @@ def test_a_slow_turn_does_not_count_and_a_slow_repeat_does() -> None:
     assert typical([[1.0, 3.0], [2.0, 2.0], [50.0, 50.0]]) == 2.0
 
 
+@in_a_quiet_moment
 def test_short_work_is_repeated_and_long_work_is_not() -> None:
     """A busy machine may hold up the first call of short work, which then counts as long."""
-    for _ in range(10):
-        with suppress(AssertionError):
-            require_repeats()
-            return
-    require_repeats()
-
-
-def require_repeats() -> None:
     calls = {0.0: 0, 0.01: 0}
 
     def work(seconds: float) -> None:
