@@ -5,8 +5,8 @@
     python benchmarks/training/small_models.py hybrid --text BOOKS.jsonl.zst --figure hybrid.png
     python benchmarks/training/small_models.py mixture --text BOOKS.jsonl.zst --figure mixture.png
 
-Every run is a `crosscut train`. All runs of a command have the same text, by default the State of the Union addresses
-that come with Crosscut, and hold out the same whole documents. The FLOPs are those of the model and, with Muon, of its
+Every run is a `crosscut train`. All runs of a command have the same text, in a study by default the State of the Union
+addresses that come with Crosscut, and hold out the same whole documents. The FLOPs are those of the model and, with Muon, of its
 products, which are counted once and not on every rank.
 
 `recipes` trains a model of 4 layers of width 128 for the same FLOPs: with the paper's recipe (`recipe=small`: GPT-2,
@@ -329,7 +329,7 @@ def main() -> None:
     """Run the command that the user named and print its table."""
     parser = command_line(__doc__, figures="write")
     parser.add_argument("what", choices=("demo", *STUDIES))
-    parser.add_argument("--text", help="text of a study; by default, the demo's")
+    parser.add_argument("--text", default="builtin:state-of-the-union", help="text of a study")
     parser.add_argument("--seeds", type=int, help="number of seeds; by default 5 of the demo and 3 of a study")
     parser.add_argument("--tflop", type=float, default=3.0, help="10^12 FLOPs of each run of `recipes`")
     parser.add_argument("--tokens", type=float, default=4e6, help="tokens of each run of `hybrid`")
@@ -342,7 +342,7 @@ def main() -> None:
     print_machine("torch")
     with work_folder(chosen.keep) as folder, progress_bar() as progress:
         demo_run = run_from(())
-        text = replace(demo_run.data, text=(chosen.text,)) if chosen.text else demo_run.data
+        text = demo_run.data if chosen.what == "demo" else replace(demo_run.data, text=(chosen.text,))
         prepare(text, folder / "tokens", seed=demo_run.training.seed)
         if chosen.what == "demo":
             runs = demo(chosen.seeds, folder, progress, at_once=chosen.at_once)

@@ -45,8 +45,7 @@ class DataConfig:
     text: tuple[str, ...] = ()
     """Raw text to train on: .txt, .jsonl, .parquet and .tsv files, folders of the first three, or globs. Files in .txt,
     .jsonl and .tsv may be compressed (.gz or .zst). On the command line, several names need only commas between them:
-    `data.text=a.txt,b.txt`. `builtin:state-of-the-union` is the corpus that comes with Crosscut. Leave `text`
-    empty if `tokens` already holds shards."""
+    `data.text=a.txt,b.txt`. `builtin:tales` and `builtin:state-of-the-union` come with Crosscut. Leave `text` empty if `tokens` already holds shards."""
 
     tokens: str = ""
     """Folder of token shards. If the folder does not exist, it is created from `text`. Empty means `tokens` in the

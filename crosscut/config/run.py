@@ -94,10 +94,15 @@ class OutputConfig:
     """Sampling temperature of the samples at the end of the run. A low temperature suits a small model, whose unlikely
     tokens are noise. 0 always takes the likeliest token."""
 
+    sample_repetition_penalty: float = 1.0
+    """Repetition penalty of the samples. A small model at a low temperature repeats itself; a value above 1 makes tokens
+    less likely that are already in the text."""
+
     def __post_init__(self) -> None:
         if not self.folder:
             raise ConfigError("`output.folder` must name a folder, but is empty.")
-        check_section(self, "output", sample_tokens=0, sample_every=0, sample_temperature=0)
+        least = {"sample_tokens": 0, "sample_every": 0, "sample_temperature": 0, "sample_repetition_penalty": 1}
+        check_section(self, "output", **least)
         if self.sample_every and not self.sample_tokens:
             raise ConfigError(
                 f"`output.sample_tokens` must be at least 1 if `output.sample_every` is {self.sample_every}, but is 0. "

@@ -43,7 +43,7 @@ LOWER_BOUNDS = {
         "model.num_layers model.hidden_size model.num_heads model.rotary_factor model.rotary_original_length "
         "model.max_sequence_length layout.tensor layout.data layout.context layout.pipeline layout.stages_per_rank "
         "layout.expert data.mask_words data.num_shards data.train_to_validation training.steps training.batch_size "
-        "training.sequence_length training.recompute_every checkpoint.keep",
+        "training.sequence_length training.recompute_every checkpoint.keep output.sample_repetition_penalty",
         257: "data.vocab_size",
     }.items()
     for name in names.split()

@@ -18,7 +18,10 @@ from crosscut.config.checks import listed
 from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.config.system.files import NotRegularError, require_regular
 
-BUILTIN_CORPORA = {"builtin:state-of-the-union": Path(__file__).parents[1] / "corpora" / "state_of_the_union.jsonl.zst"}
+BUILTIN_CORPORA = {
+    f"builtin:{name}": Path(__file__).parents[1] / "corpora" / f"{name.replace('-', '_')}.jsonl.zst"
+    for name in ("tales", "state-of-the-union")
+}
 
 FORMATS = {".txt": "text", ".jsonl": "jsonl", ".parquet": "parquet", ".tsv": "tsv"}
 COMPRESSIONS = (".gz", ".zst")

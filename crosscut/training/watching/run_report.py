@@ -111,7 +111,12 @@ def draw_samples(run: RunConfig, model: GPT, tokens: Tokens, around: Around = it
     output, writes = run.output, Ability.WRITE in describe(run.model).head.abilities
     if not output.sample_tokens or not writes or run.layout.num_stages > 1:
         return {}
-    sampling = Sampling(num_tokens=output.sample_tokens, temperature=output.sample_temperature, seed=run.training.seed)
+    sampling = Sampling(
+        num_tokens=output.sample_tokens,
+        temperature=output.sample_temperature,
+        repetition_penalty=output.sample_repetition_penalty,
+        seed=run.training.seed,
+    )
     samples = {}
     with uncompiled(model):  # the text grows with each token, and each length would need its own compiled graph
         for prompt in dict.fromkeys(("", output.sample_prompt)):
@@ -262,8 +267,9 @@ def _next_commands(run: RunConfig, steps: int) -> Iterator[str]:
     abilities = describe(run.model).head.abilities
     if Ability.WRITE in abilities:
         options = f" --prompt {shlex.quote(run.output.sample_prompt)}" if run.output.sample_prompt else ""
-        if run.output.sample_temperature != Sampling.temperature:
-            options += f" --temperature {run.output.sample_temperature:g}"
+        for name in ("temperature", "repetition_penalty"):
+            if (value := getattr(run.output, f"sample_{name}")) != getattr(Sampling, name):
+                options += f" --{name.replace('_', '-')} {value:g}"
         yield f"{command} generate {folder}{options}"
     if Ability.FILL in abilities:
         yield f"{command} generate {folder} --prompt 'It was a [MASK] day.'"

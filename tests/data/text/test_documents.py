@@ -179,12 +179,13 @@ def test_positions_run_over_all_files(tmp_path: Path) -> None:
     assert [document.source.index for document in documents] == [0, 1, 2]
 
 
-def test_builtin_corpus_is_clean() -> None:
-    documents = list(read_documents(["builtin:state-of-the-union"]))
-    assert len(documents) == 233
+@pytest.mark.parametrize(("name", "count", "size"), [("state-of-the-union", 233, 10_000_000), ("tales", 175, 1_000_000)])
+def test_builtin_corpus_is_clean(name: str, count: int, size: int) -> None:
+    documents = list(read_documents([f"builtin:{name}"]))
+    assert len(documents) == count
     text = "".join(document.text for document in documents)
-    assert len(text.encode()) > 10_000_000
-    assert not any(mark in text for mark in ("&quot;", "&amp;", "\x02", "\ufffd", "  "))
+    assert len(text.encode()) > size
+    assert not any(mark in text for mark in ("&quot;", "&amp;", "\x02", "\ufffd", "  ", "Gutenberg"))
 
 
 def test_corpus_without_text_is_an_error(tmp_path: Path) -> None:

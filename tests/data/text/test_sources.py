@@ -144,8 +144,8 @@ def test_unsupported_suffix_is_an_error(tmp_path: Path, name: str) -> None:
 def test_unknown_builtin_corpus_is_an_error() -> None:
     check_message(
         ["builtin:books"],
-        "A built-in corpus must be `builtin:state-of-the-union`, but `data.text` names `builtin:books`. "
-        "Correct the name.",
+        "A built-in corpus must be `builtin:tales` or `builtin:state-of-the-union`, but `data.text` names "
+        "`builtin:books`. Correct the name.",
     )
 
 

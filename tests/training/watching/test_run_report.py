@@ -55,9 +55,12 @@ def printed(tmp_path, text: str, *overrides: str, folders: Collection[str] = (),
     return console.file.getvalue()
 
 
+SAMPLED = ("output.sample_prompt=It's", "output.sample_temperature=0.5", "output.sample_repetition_penalty=1.2")
+
+
 def test_summary_says_what_came_out_and_what_comes_next(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["crosscut"])
-    out = printed(tmp_path, "And so it was.", "output.sample_prompt=It's", "output.sample_temperature=0.5")
+    out = printed(tmp_path, "And so it was.", *SAMPLED)
     for expected in (
         "GPT-2, ", "2 processes", "4,321.0 before, 98.8 after 300 steps (614k tokens)",
         "a processor; torch 2.13.0", "bits per byte", "3.210 before, 1.765 after; over 61.2 kB of text",
@@ -66,7 +69,7 @@ def test_summary_says_what_came_out_and_what_comes_next(tmp_path, monkeypatch):
         "tensorboard --logdir", "sample.txt", "lambada accuracy 45.18%, wikitext103 perplexity 19.31",
     ):  # fmt: skip
         assert expected in out, expected
-    assert f"generate '{tmp_path}/a run' --prompt 'It'\"'\"'s' --temperature 0.5" in out
+    assert f"generate '{tmp_path}/a run' --prompt 'It'\"'\"'s' --temperature 0.5 --repetition-penalty 1.2" in out
 
 
 def test_a_bert_is_followed_by_commands_for_a_bert(tmp_path, monkeypatch):
