@@ -3,11 +3,23 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from crosscut.config import ConfigError
+from crosscut.config import ConfigError, CrosscutError, RunConfig, load_run
+from crosscut.config.conventions import CONFIG_FILE
 from crosscut.config.system.deletion import remove_file
+from crosscut.config.system.files import parse_toml, read_small
 from crosscut.logbook.objects import read_object
 from crosscut.logbook.rows import Row, read_rows, require_readable_rows, without_undone
-from crosscut.logbook.schema import BY_NAME, LOADS_FILE, METRICS_FILE, RESTARTS_FILE, RUN_FILES, SUMMARY_FILE, Form
+from crosscut.logbook.schema import (
+    BY_NAME,
+    HANG_REPORTS,
+    LOADS_FILE,
+    METRICS_FILE,
+    RESTARTS_FILE,
+    RUN_FILES,
+    SUMMARY_FILE,
+    Form,
+    Lifetime,
+)
 
 
 def read_metrics(folder: Path) -> list[Row]:
@@ -37,11 +49,31 @@ def read_summary(folder: Path) -> Mapping[str, object] | None:
     return read_object(folder / SUMMARY_FILE)
 
 
+def read_settings(folder: Path) -> Mapping[str, object]:
+    """Read a run's `config.toml` as a table. Empty if the run has none that can be read."""
+    try:
+        return parse_toml(read_small(folder / CONFIG_FILE))
+    except (OSError, ValueError):
+        return {}
+
+
+def former_run(settings: Mapping[str, object]) -> RunConfig | None:
+    """Return the run that began with these settings, without its folder of initial weights, which may be gone. Returns
+    None if the settings are not those of a run that can be loaded.
+    """
+    training = settings.get("training")
+    if not isinstance(training, dict):
+        return None
+    try:
+        return load_run({**settings, "training": {**training, "initialize_from": ""}})
+    except CrosscutError:
+        return None
+
+
 def hang_steps(folder: Path) -> Iterator[int]:
     """Yield the step of each report about a hang."""
-    for path in folder.glob("hang-*.txt"):
-        if (step := path.stem.split("-")[1]).isdigit():
-            yield int(step)
+    for path in BY_NAME[HANG_REPORTS].paths(folder):
+        yield int(path.stem.split("-")[1])
 
 
 def free_hang_report(folder: Path, step: int) -> Path:
@@ -53,18 +85,19 @@ def free_hang_report(folder: Path, step: int) -> Path:
     return path
 
 
-def begin_anew(folder: Path) -> None:
-    """Remove the files that a new run must not take over from an earlier run in its folder. Links stay. Raises
-    `ConfigError` if the system refuses the removal.
+def begin_anew(folder: Path, *, is_same_run: bool) -> None:
+    """Remove the files that a run which begins with its first step must not take over: those of the steps that an
+    earlier start has done and, unless `is_same_run`, those of an earlier run. Links stay. Raises `ConfigError` if the
+    system refuses the removal.
     """
-    for file in RUN_FILES:
+    removed = [Lifetime.STEPS] if is_same_run else [Lifetime.STEPS, Lifetime.RUN]
+    for path in (path for file in RUN_FILES if file.lifetime in removed for path in file.paths(folder)):
         try:
-            if file.is_per_run:
-                remove_file(folder / file.name)
+            remove_file(path)
         except OSError as error:
             raise ConfigError(
-                f"`{folder / file.name}` of an earlier run must be removable, but is not: {error.strerror}. Grant "
-                "access, or set `output.folder` to another folder."
+                f"`{path}` of an earlier run must be removable, but is not: {error.strerror}. Grant access, or set "
+                "`output.folder` to another folder."
             ) from None
 
 

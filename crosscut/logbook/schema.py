@@ -5,10 +5,12 @@ first row (`rows.RowFile`), and a file with an object under the key `version`. A
 `docs/tables/run-files.md` is made from `RUN_FILES`, and tests hold the files of real runs against it.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from crosscut.config import ConfigError
 from crosscut.config.conventions import (
@@ -28,6 +30,15 @@ PLAN_FILE, SUMMARY_FILE, SKIPS_FILE = "plan.json", "summary.json", "skips.json"
 PLOT_FILE, LOADS_PLOT_FILE, SAMPLE_FILE = "loss.png", "experts.png", "sample.txt"
 SPIKES_FOLDER, TENSORBOARD_FOLDER, PROFILE_FOLDER, WATCH_FOLDER = "spikes", "tensorboard", "profile", "watch"
 KEY_FILE = ".in-memory"
+HANG_REPORTS = "hang-*.txt"
+
+
+class Lifetime(Enum):
+    """Time until which a file stays in the folder of a run."""
+
+    STEPS = "until the run, or another run, begins with its first step"
+    RUN = "until another run begins in the folder"
+    FOLDER = "no run removes the file"
 
 
 class Form(Enum):
@@ -69,6 +80,7 @@ class RunFile:
     """File or folder in the folder of a run."""
 
     name: str
+    """Name. `*` stands for a step, and for a number that tells files of one step apart."""
     form: Form
     meaning: str
     kinds: tuple[Kind, ...] = ()
@@ -76,8 +88,14 @@ class RunFile:
     """Whether the report of a run lists the file."""
     is_own: bool = True
     """Whether no run starts while something else, such as a link, has this name."""
-    is_per_run: bool = False
-    """Whether a new run removes the file of an earlier run."""
+    lifetime: Lifetime = Lifetime.FOLDER
+
+    def paths(self, folder: Path) -> list[Path]:
+        """Return the sorted paths of this name in the folder of a run. Without `*`, nothing need exist there."""
+        if "*" not in self.name:
+            return [folder / self.name]
+        name = re.compile(re.escape(self.name).replace(r"\*", r"\d+(-\d+)?"))
+        return sorted(path for path in folder.glob(self.name) if name.fullmatch(path.name))
 
     def require_known(self, table: Mapping[str, object]) -> str:
         """Return the name of the kind to which a row or an object belongs. Raises `ValueError` if no kind has exactly
@@ -273,23 +291,24 @@ _SKIPS = Kind("record", (
 ))  # fmt: skip
 
 RUN_FILES = (
-    RunFile(name=PLOT_FILE, form=Form.FILE, is_per_run=True, meaning="losses over the steps"),
-    RunFile(name=LOADS_PLOT_FILE, form=Form.FILE, is_per_run=True, meaning="loads of the experts over the steps"),
-    RunFile(name=SAMPLE_FILE, form=Form.FILE, is_per_run=True, meaning="texts of the trained model"),
-    RunFile(name=METRICS_FILE, form=Form.ROWS, is_per_run=True, kinds=_METRICS,
+    RunFile(name=PLOT_FILE, form=Form.FILE, lifetime=Lifetime.STEPS, meaning="losses over the steps"),
+    RunFile(name=LOADS_PLOT_FILE, form=Form.FILE, lifetime=Lifetime.STEPS,
+            meaning="loads of the experts over the steps"),
+    RunFile(name=SAMPLE_FILE, form=Form.FILE, lifetime=Lifetime.STEPS, meaning="texts of the trained model"),
+    RunFile(name=METRICS_FILE, form=Form.ROWS, lifetime=Lifetime.STEPS, kinds=_METRICS,
             meaning="figures of every step, of validations and evaluations, and events"),
-    RunFile(name=LOADS_FILE, form=Form.ROWS, is_per_run=True, kinds=(_ANY, _LOADS),
+    RunFile(name=LOADS_FILE, form=Form.ROWS, lifetime=Lifetime.STEPS, kinds=(_ANY, _LOADS),
             meaning="loads of the experts, in about 500 steps"),
-    RunFile(name=SAMPLES_FILE, form=Form.ROWS, is_per_run=True, kinds=(_ANY, _SAMPLE),
+    RunFile(name=SAMPLES_FILE, form=Form.ROWS, lifetime=Lifetime.STEPS, kinds=(_ANY, _SAMPLE),
             meaning="texts of `output.sample_every`"),
-    RunFile(name=SUMMARY_FILE, form=Form.OBJECT, is_per_run=True, kinds=_SUMMARY,
+    RunFile(name=SUMMARY_FILE, form=Form.OBJECT, lifetime=Lifetime.STEPS, kinds=_SUMMARY,
             meaning="result; marks a complete run"),
     RunFile(name=CONFIG_FILE, form=Form.FILE, meaning="all settings ([configuration](../configuration.md))"),
-    RunFile(name=PLAN_FILE, form=Form.OBJECT, is_per_run=True, kinds=(Kind("plan", _PLANNED),), is_listed=False,
+    RunFile(name=PLAN_FILE, form=Form.OBJECT, lifetime=Lifetime.STEPS, kinds=(Kind("plan", _PLANNED),), is_listed=False,
             meaning="the planner's forecast for each rank of this start's layout"),
-    RunFile(name=MEASUREMENTS_FILE, form=Form.ROWS, is_per_run=True, kinds=(_ANY, _MEASURED), is_listed=False,
+    RunFile(name=MEASUREMENTS_FILE, form=Form.ROWS, lifetime=Lifetime.STEPS, kinds=(_ANY, _MEASURED), is_listed=False,
             meaning="figures of each rank in the third step of every start"),
-    RunFile(name=RESTARTS_FILE, form=Form.ROWS, is_per_run=True, kinds=(_ANY, _RESTART), is_listed=False,
+    RunFile(name=RESTARTS_FILE, form=Form.ROWS, lifetime=Lifetime.RUN, kinds=(_ANY, _RESTART), is_listed=False,
             meaning="starts that continued an [elastic](../elastic.md) run"),
     RunFile(name=TENSORBOARD_FOLDER, form=Form.FOLDER, meaning="the figures for TensorBoard"),
     RunFile(name=PROFILE_FOLDER, form=Form.FOLDER, meaning="result of `--profile` ([profiling](../profiling.md))"),
@@ -301,7 +320,7 @@ RUN_FILES = (
     RunFile(name=CHECKPOINTS_FOLDER, form=Form.FOLDER, is_listed=False,
             meaning="a folder `step-N` per checkpoint ([checkpoints](../checkpoints.md))"),
     RunFile(name=WATCH_FOLDER, form=Form.FOLDER, is_listed=False, meaning="records of the ranks while the run trains"),
-    RunFile(name="hang-*.txt", form=Form.FILE, is_listed=False, is_own=False,
+    RunFile(name=HANG_REPORTS, form=Form.FILE, lifetime=Lifetime.RUN, is_listed=False, is_own=False,
             meaning="reports about [hangs](../hangs.md), by step"),
     RunFile(name=LABELS_FILE, form=Form.FILE, is_listed=False, meaning="names of the classes of a task"),
     RunFile(name=SPECIAL_FILE, form=Form.FILE, is_listed=False, meaning="token ids around the texts of a task"),

@@ -20,11 +20,12 @@ from crosscut.config.layout import Elastic
 from crosscut.config.training import Device
 from crosscut.launch.processes import choose_device, started_world_size, was_started
 from crosscut.launch.restarts import keeps_store
-from crosscut.logbook.contents import read_metrics
+from crosscut.logbook.contents import former_run, read_metrics, read_settings, read_summary
 from crosscut.logbook.rows import append_row
 from crosscut.logbook.schema import METRICS_FILE, RESTARTS_FILE
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware, find_hardware
 from crosscut.planner.search import run_on
+from crosscut.training.resuming import identity_of_settings
 
 
 def is_elastic(run: RunConfig) -> bool:
@@ -55,6 +56,14 @@ def _hardware(device: Device) -> Hardware | None:
     return KNOWN_HARDWARE["laptop"]
 
 
+def _has_begun(run: RunConfig, folder: Path) -> bool:
+    """Whether an earlier start of this run has left its metrics in the folder, and the run is not complete."""
+    if not (folder / METRICS_FILE).exists() or read_summary(folder) is not None:
+        return False
+    former = former_run(read_settings(folder))
+    return former is not None and identity_of_settings(former) == identity_of_settings(run)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Restart:
     """A start that continues an earlier start of the run."""
@@ -81,11 +90,11 @@ class Restart:
     @classmethod
     def of(cls, run: RunConfig, progress: Progress | None, restored_from: str = "disk") -> "Restart | None":
         """Describe this start of the run as a restart. `progress` is the progress in the checkpoint from which the run
-        continues, or None without a checkpoint. Call this method before the rows of later steps are removed from the
-        metrics. Returns None if the run is not elastic, or if this is the run's first start.
+        continues, or None without a checkpoint. Call this method before the start writes or removes a file in the run's
+        folder. Returns None if the run is not elastic, or if this is the run's first start.
         """
         step, folder = progress.step if progress else 0, Path(run.output.folder)
-        if not is_elastic(run) or not (progress or (folder / METRICS_FILE).exists()):
+        if not is_elastic(run) or not (progress or _has_begun(run, folder)):
             return None
         rows = [row for row in read_metrics(folder) if row["step"] > step and "tokens_per_second" in row]
         tokens = {row["step"]: run.training.batch_size_at(row["step"] - 1) for row in rows}

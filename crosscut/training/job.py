@@ -136,8 +136,8 @@ def _prepare(resolved: ResolvedRun, profile: bool, resume: Resume, memory: InMem
     if run.training.initialize_from and is_new:
         _note(*require_initial_weights(run, tokens))
     skips = (resumed_record(run, progress) if progress else new_record(run)).skips
-    fill_folder(run, good)
     restart = Restart.of(run, progress, "memory" if is_in_memory else "disk")
+    fill_folder(run, good)
     _note(*describe_settings(run, resolved.device, is_new=is_new), str(restart or ""))
     prepared = _TextRun(
         run=resolved.with_config(run),

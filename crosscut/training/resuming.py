@@ -5,6 +5,7 @@ average of the weights.
 
 import dataclasses
 import hashlib
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,11 +22,12 @@ from crosscut.checkpoint import (
     require_identity,
 )
 from crosscut.checkpoint.storage import LocalFolder
-from crosscut.config import ConfigError, CrosscutError, RankFailure, RunConfig, load_run
+from crosscut.config import CheckpointError, ConfigError, RankFailure, RunConfig
+from crosscut.config.conventions import CHECKPOINTS_FOLDER
 from crosscut.config.data import Objective
 from crosscut.config.system.terminal import echo
 from crosscut.data import Tokens, folders_of
-from crosscut.logbook.contents import hang_steps
+from crosscut.logbook.contents import former_run, hang_steps, read_settings
 from crosscut.training.in_memory import InMemory
 from crosscut.training.optimization.schedule import describe_jump
 from crosscut.training.spikes.record import drop_abandoned, is_abandoned
@@ -82,7 +84,8 @@ def choose_checkpoint(
     folder in messages.
 
     Raises `CheckpointError` if all checkpoints are damaged, even with `resume="auto"`, because a new run would replace
-    them. Raises `ConfigError` if a new run's checkpoint folder already holds checkpoints.
+    them. Raises `ConfigError` if a new run's checkpoint folder already holds checkpoints, or if its folder holds the
+    record of a run whose checkpoints are in another folder.
     """
     if resume and (good := memory.good) and not is_abandoned(run, good.manifest.progress):
         return good
@@ -94,6 +97,8 @@ def choose_checkpoint(
             f"`{name}` must name a new folder, but `{place}` already holds checkpoints of a run. Pass --resume to "
             "continue that run, or choose another folder."
         )
+    if not found:
+        _require_record_elsewhere(run, option)
     if resume is not True and not found:
         return None
     for name in drop_abandoned(run):
@@ -102,6 +107,26 @@ def choose_checkpoint(
             err=True,
         )
     return latest_good_checkpoint(run.checkpoints_folder)
+
+
+def _require_record_elsewhere(run: RunConfig, option: str) -> None:
+    """Raise `ConfigError` if the run's folder holds the record of a run whose checkpoints are not in the checkpoint
+    folder of this run: a new run would replace the record. `option` names the setting of the run's folder.
+    """
+    folder = Path(run.output.folder)
+    section = read_settings(folder).get("checkpoint")
+    named = str(section.get("folder") or "") if isinstance(section, dict) else ""
+    place = named or str(folder / CHECKPOINTS_FOLDER)
+    try:
+        if not list_checkpoints(place):
+            return
+    except CheckpointError:  # an object store that cannot be reached may hold checkpoints
+        pass
+    remedy = f"set checkpoint.folder={shlex.quote(named)}" if named else "remove `checkpoint.folder`"
+    raise ConfigError(
+        f"`{option}` must name a new folder, but `{folder}` holds the record of a run whose checkpoints are in "
+        f"`{place}`. To continue that run, {remedy} and pass --resume. For a new run, choose another folder."
+    )
 
 
 def require_resumable(
@@ -161,12 +186,8 @@ def describe_new_settings(run: RunConfig, progress: Progress) -> list[str]:
     change. `progress` holds the settings in the checkpoint. The list is empty if nothing changes at the next step, or
     if the checkpoint has no readable config.
     """
-    training = progress.config.get("training")
-    if not isinstance(training, dict) or progress.step == run.training.steps:
-        return []
-    try:  # a folder of initial weights may be gone, and a resumed run does not read the folder
-        saved = load_run({**progress.config, "training": {**training, "initialize_from": ""}})
-    except CrosscutError:
+    saved = former_run(progress.config)
+    if saved is None or progress.step == run.training.steps:
         return []
     told = [describe_jump(progress.step, saved=saved, run=run)]
     if (now := run.training.z_loss) != (before := saved.training.z_loss):

@@ -10,7 +10,6 @@ from crosscut.logbook.rows import RULES, RowFile, append_row
 from crosscut.logbook.schema import (
     BY_NAME,
     METRICS_FILE,
-    RESTARTS_FILE,
     RUN_FILES,
     SUMMARY_FILE,
     VERSION,
@@ -32,25 +31,30 @@ def test_rows_of_every_kind_are_known_and_other_keys_are_not():
             file.require_known(row)
 
 
-def test_a_new_run_removes_the_files_of_an_earlier_run_and_nothing_else(tmp_path):
+STEPS = {
+    "metrics.jsonl", "experts.jsonl", "samples.jsonl", "measurements.jsonl", "summary.json", "plan.json", "loss.png",
+    "experts.png", "sample.txt",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("is_same_run", "removed"), [(True, STEPS), (False, STEPS | {"restarts.jsonl", "hang-3.txt", "hang-3-2.txt"})]
+)
+def test_a_run_that_begins_removes_the_files_of_earlier_steps_and_nothing_else(tmp_path, is_same_run, removed):
     claim(tmp_path)
     names = [file.name for file in RUN_FILES if file.form is not Form.FOLDER and "/" not in file.name]
-    for name in (*names, "notes.txt"):
+    for name in (*names, "hang-3.txt", "hang-3-2.txt", "hang-3-mine.txt", "notes.txt"):
         (tmp_path / name).write_text("")
-    (tmp_path / RESTARTS_FILE).unlink()
-    (tmp_path / RESTARTS_FILE).symlink_to(tmp_path / "notes.txt")
+    (tmp_path / "hang-4.txt").symlink_to(tmp_path / "notes.txt")
     before = {path.name for path in tmp_path.iterdir()}
-    begin_anew(tmp_path)
-    assert before - {path.name for path in tmp_path.iterdir()} == {
-        "metrics.jsonl", "experts.jsonl", "samples.jsonl", "measurements.jsonl", "summary.json", "plan.json",
-        "loss.png", "experts.png", "sample.txt",
-    }  # fmt: skip
+    begin_anew(tmp_path, is_same_run=is_same_run)
+    assert before - {path.name for path in tmp_path.iterdir()} == removed
 
 
 def test_files_without_a_marker_of_crosscut_stay(tmp_path):
     (tmp_path / METRICS_FILE).write_text("")
-    begin_anew(tmp_path)
-    begin_anew(tmp_path / "missing")
+    for folder in (tmp_path, tmp_path / "missing"):
+        begin_anew(folder, is_same_run=False)
     assert (tmp_path / METRICS_FILE).exists()
 
 

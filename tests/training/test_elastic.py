@@ -9,9 +9,13 @@ import pytest
 
 from crosscut.checkpoint import list_checkpoints
 from crosscut.checkpoint.folders import remove_checkpoint
-from crosscut.config import LayoutError
+from crosscut.config import LayoutError, RunConfig, write_toml
+from crosscut.config.conventions import CONFIG_FILE
+from crosscut.config.system.deletion import claim
 from crosscut.logbook.contents import read_metrics, read_restarts
-from crosscut.logbook.schema import METRICS_FILE, RESTARTS_FILE
+from crosscut.logbook.objects import write_object
+from crosscut.logbook.rows import append_row
+from crosscut.logbook.schema import METRICS_FILE, RESTARTS_FILE, SUMMARY_FILE
 from crosscut.training.elastic import Restart, for_started_ranks, is_elastic
 from tests.refusals import refusal
 from tests.training.jobs import losses_of, whole_run
@@ -65,6 +69,7 @@ def test_a_start_without_a_checkpoint_repeats_all_steps(run_with, started):
     run = run_with("layout.data=2", "layout.elastic=data")
     folder = Path(run.output.folder)
     folder.mkdir()
+    write_toml(run_with("layout.data=4"), folder / CONFIG_FILE)  # of a start on other ranks
     rows = [{"step": 1, "loss": 1.0, "tokens_per_second": 64.0}, {"step": 2, "loss": 1.0, "tokens_per_second": 32.0}]
     (folder / METRICS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
     ago = time.time() - 10
@@ -81,6 +86,46 @@ def test_a_start_without_a_checkpoint_repeats_all_steps(run_with, started):
         "step": 0, "before": "", "after": "tensor 1 x data 2", "restored_from": "", "ranks": 3, "idle_ranks": 1,
         "steps_lost": 2, "seconds_of_steps_lost": pytest.approx(6),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("earlier", ["another run", "no settings", "a complete run"])
+def test_a_new_run_in_the_folder_of_an_earlier_one_is_no_restart(run_with, started, earlier):
+    started(2)
+    run = run_with("layout.data=2", "layout.elastic=data")
+    leave_start(run, run_with("training.seed=7") if earlier == "another run" else run)
+    folder = Path(run.output.folder)
+    if earlier == "no settings":
+        (folder / CONFIG_FILE).unlink()
+    elif earlier == "a complete run":
+        write_object(folder / SUMMARY_FILE, {"steps": 1})
+    assert Restart.of(run, None) is None
+
+
+@pytest.mark.parametrize("is_same_run", [True, False])
+def test_a_start_without_a_checkpoint_keeps_the_record_of_its_own_run_only(ranks, run_with, is_same_run):
+    run = run_with("layout.data=2", "layout.elastic=data", "training.steps=3", "training.validate_every=0")
+    folder = Path(run.output.folder)
+    leave_start(run, run if is_same_run else run_with("training.seed=7"))
+    append_row(folder / RESTARTS_FILE, {"step": 0, "after": "tensor 1 x data 9"})
+    for name in ("hang-5.txt", "loss.png", "samples.jsonl"):
+        (folder / name).write_text("")
+    ranks.run(2, whole_run, run)
+    layouts = [row["after"] for row in read_restarts(folder)]
+    assert layouts == (["tensor 1 x data 9", "tensor 1 x data 2"] if is_same_run else [])
+    assert (folder / "hang-5.txt").exists() == is_same_run
+    assert not (folder / "samples.jsonl").exists()
+    assert (folder / "loss.png").stat().st_size > 0
+    assert [row["step"] for row in read_metrics(folder) if "loss" in row] == [1, 2, 3]
+
+
+def leave_start(run: RunConfig, earlier: RunConfig) -> None:
+    """Leave what a killed start of the run `earlier` leaves in the folder of `run`, two steps without a checkpoint."""
+    folder = Path(run.output.folder)
+    folder.mkdir()
+    claim(folder)
+    write_toml(earlier, folder / CONFIG_FILE)
+    for step in (1, 2):
+        append_row(folder / METRICS_FILE, {"step": step, "loss": 1.0, "tokens_per_second": 64.0})
 
 
 def test_a_run_that_loses_ranks_and_gets_them_back_has_the_losses_of_an_undisturbed_run(ranks, run_with, tmp_path):

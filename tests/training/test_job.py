@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from crosscut.checkpoint import find_damage, folder_at
-from crosscut.config import CheckpointError, ConfigError, LayoutError, RunStopped, TrainingError, load_run
+from crosscut.config import CheckpointError, ConfigError, LayoutError, RunStopped, TrainingError, load_run, write_toml
 from crosscut.config.conventions import num_pieces
 from crosscut.data import TokenFolder, prepare
 from crosscut.launch.stopping import REQUESTS
@@ -145,6 +145,27 @@ def test_something_else_with_the_name_of_a_runs_file_is_refused(run_with, tmp_pa
 def test_run_folder_with_checkpoints_is_refused_without_resume(trained):
     with pytest.raises(ConfigError, match=r"already holds checkpoints of a run. Pass --resume to continue"):
         prepare_run(trained, resume=False)
+
+
+@pytest.mark.parametrize("resume", [False, "auto", True])
+def test_a_folder_whose_checkpoints_lie_elsewhere_is_refused(trained, run_with, tmp_path, resume):
+    """A new run would replace the record of the earlier one, by whichever folder the two differ."""
+    folder, elsewhere = Path(trained.output.folder), tmp_path / "elsewhere"
+    other = f"checkpoint.folder={tmp_path / 'other'}"
+    for held, remedy in (
+        (folder / "checkpoints", "remove `checkpoint.folder`"),
+        (elsewhere, f"set checkpoint.folder={elsewhere}"),
+    ):
+        if held == elsewhere:
+            (folder / "checkpoints").rename(elsewhere)
+            write_toml(run_with(f"checkpoint.folder={elsewhere}"), folder / "config.toml")
+        assert refusal(ConfigError, prepare_run, run_with(other), resume=resume) == (
+            f"`output.folder` must name a new folder, but `{folder}` holds the record of a run whose checkpoints are "
+            f"in `{held}`. To continue that run, {remedy} and pass --resume. For a new run, choose another folder."
+        )
+    assert prepare_run(run_with(f"checkpoint.folder={elsewhere}", "training.steps=9"), resume=True).done == 6
+    shutil.rmtree(elsewhere)
+    assert prepare_run(run_with(other), resume="auto").done == 0
 
 
 def test_resuming_takes_the_newest_checkpoint_and_leaves_the_config(trained, run_with):

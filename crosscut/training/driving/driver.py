@@ -240,8 +240,8 @@ def _train(
     loop.restart = prepared.restart if mesh.is_first_rank else None
     loop.samples = parts.samples
     if mesh.is_first_rank:
-        if checkpoint is None and prepared.restart is None:  # an elastic run without a checkpoint repeats its steps
-            begin_anew(Path(run.output.folder))
+        if checkpoint is None:
+            begin_anew(Path(run.output.folder), is_same_run=prepared.restart is not None)
         with suppress(Exception):  # the plan is for readers, and the run goes on without it
             write_object(Path(run.output.folder) / PLAN_FILE, plan_of(run, mesh.device))
     if key:
