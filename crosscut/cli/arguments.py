@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 import click
 
 from crosscut.config import ConfigError, CrosscutError, Layout, RunConfig, load_run
+from crosscut.config.checks import require_local_path
 from crosscut.config.loading import meant_settings, with_line
 from crosscut.config.precision import OF_MODELS
 from crosscut.config.system.files import require_writable_file
@@ -158,12 +159,23 @@ def require_folder(option: str, path: Path) -> None:
         ) from None
 
 
+class LocalPath(click.Path):
+    """Path on this machine. A URL is refused, because `Path` would take it for a folder with a name such as `s3:`."""
+
+    def convert(self, value: OptionValue, param: click.Parameter | None, ctx: click.Context | None) -> OptionValue:
+        """Return the path. Raises `ConfigError` for a URL."""
+        if param is not None and isinstance(value, str):
+            is_option = isinstance(param, click.Option)
+            require_local_path(param.opts[0] if is_option else param.human_readable_name, value)
+        return super().convert(value, param, ctx)
+
+
 def file_option(name: str, **attributes: OptionValue) -> Callable[[_Command], _Command]:
     """Add an option that names a file to write. A command fails before its work starts if the file cannot be written.
 
     `attributes` are passed to `click.option`.
     """
-    return click.option(name, type=click.Path(path_type=Path), callback=_writable, **attributes)
+    return click.option(name, type=LocalPath(path_type=Path), callback=_writable, **attributes)
 
 
 def _writable(_context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
@@ -196,6 +208,7 @@ last_weights_option = click.option(
 )
 adapter_option = click.option(
     "--adapter",
+    type=LocalPath(),
     metavar="FOLDER",
     default="",
     help="Folder of an adapter (LoRA) in PEFT's format. The adapter is merged into the model's weights.",

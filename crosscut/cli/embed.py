@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from crosscut.cli.arguments import (
+    LocalPath,
     OptionValue,
     device_option,
     last_weights_option,
@@ -19,7 +20,7 @@ from crosscut.config.system.terminal import echo
 
 @click.command()
 @click.argument("place")
-@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.argument("file", type=LocalPath(path_type=Path), required=False)
 @click.option("--text", "texts", multiple=True, help="Text to embed instead of the lines of a file; repeatable.")
 @click.option("--batch-size", default=32, show_default=True, help="Texts per forward pass.")
 @click.option(

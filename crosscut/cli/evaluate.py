@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from crosscut.cli.arguments import (
+    LocalPath,
     OptionValue,
     adapter_option,
     device_option,
@@ -48,7 +49,9 @@ _FOR_HARNESS = ("folder", "limit", "shots", "batch_size")
 @click.option(
     "--task", "tasks", multiple=True, metavar="NAME=FILE", help="Test set to score: wikitext103=FILE or lambada=FILE."
 )
-@click.option("--text", multiple=True, metavar="FILE", help="Your own text: a file, folder or glob; repeatable.")
+@click.option(
+    "--text", type=LocalPath(), multiple=True, metavar="FILE", help="Your own text: a file, folder or glob; repeatable."
+)
 @click.option("--text-key", default="text", show_default=True, help="Key or column of the text (jsonl, parquet, tsv).")
 @click.option("--window", default=0, help="Tokens per window.  [default: 1024, or the model's maximum if that is less]")
 @click.option(
@@ -86,7 +89,7 @@ _FOR_HARNESS = ("folder", "limit", "shots", "batch_size")
 @precision_option
 @last_weights_option
 @adapter_option
-@click.option("--output", type=click.Path(path_type=Path), help="Write scores and settings to this JSON file.")
+@click.option("--output", type=LocalPath(path_type=Path), help="Write scores and settings to this JSON file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @naming_options(_NAMES)
 def evaluate(

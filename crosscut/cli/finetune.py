@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from crosscut.cli.arguments import (
+    LocalPath,
     OptionValue,
     RunCommand,
     all_of,
@@ -46,10 +47,19 @@ def finetune() -> None:
 
 @finetune.command()
 @click.argument("arguments", nargs=-1, metavar="[FILE.jsonl ...] [section.key=value ...]")
-@click.option("--model", default="", metavar="FOLDER", help="Hugging Face folder of the model, with a chat template.")
-@click.option("--output", default="runs/chat", show_default=True, metavar="FOLDER", help="Folder of the run.")
+@click.option(
+    "--model",
+    type=LocalPath(),
+    default="",
+    metavar="FOLDER",
+    help="Hugging Face folder of the model, with a chat template.",
+)
+@click.option(
+    "--output", type=LocalPath(), default="runs/chat", show_default=True, metavar="FOLDER", help="Folder of the run."
+)
 @click.option(
     "--validation",
+    type=LocalPath(),
     default="",
     metavar="FILE",
     help="File with conversations for validation.  [default: every 20th conversation is held out]",
@@ -133,7 +143,7 @@ def _check_resumed(options: Mapping[str, OptionValue]) -> None:
 
 @finetune.command()
 @click.argument("run", metavar="RUN")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=LocalPath(path_type=Path))
 @click.option("--batch-size", default=32, show_default=True, help="Examples per forward pass.")
 @tensor_option
 @device_option
@@ -159,11 +169,25 @@ def predict(run: str, file: Path, batch_size: int, **options: OptionValue) -> No
 
 _COMMON = (
     click.option("--model", default="", metavar="PLACE", help="Hugging Face folder, run or checkpoint to start from."),
-    click.option("--output", default="", metavar="FOLDER", help="Folder of the run.  [default: runs/TASK]"),
-    click.option("--data", default="", metavar="FOLDER", help="Folder with the published files of the task."),
-    click.option("--train", default="", metavar="FILE", help="Examples to train on, instead of those in --data."),
-    click.option("--dev", default="", metavar="FILE", help="Examples that decide which checkpoint is the best."),
-    click.option("--test", default="", metavar="FILE", help="Examples on which the best checkpoint is scored."),
+    click.option(
+        "--output", type=LocalPath(), default="", metavar="FOLDER", help="Folder of the run.  [default: runs/TASK]"
+    ),
+    click.option(
+        "--data", type=LocalPath(), default="", metavar="FOLDER", help="Folder with the published files of the task."
+    ),
+    click.option(
+        "--train",
+        type=LocalPath(),
+        default="",
+        metavar="FILE",
+        help="Examples to train on, instead of those in --data.",
+    ),
+    click.option(
+        "--dev", type=LocalPath(), default="", metavar="FILE", help="Examples that decide which checkpoint is the best."
+    ),
+    click.option(
+        "--test", type=LocalPath(), default="", metavar="FILE", help="Examples on which the best checkpoint is scored."
+    ),
     click.option("--seeds", default=1, show_default=True, help="Number of runs, each with a different seed."),
     click.option("--ensemble", is_flag=True, help="Also score the mean of the runs' probabilities."),
     click.option("--epochs", type=float, help="Number of times that all examples are read.  [default: 3]"),

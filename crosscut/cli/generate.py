@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from crosscut.cli.arguments import OptionValue, model_options, naming_options
+from crosscut.cli.arguments import LocalPath, OptionValue, model_options, naming_options
 
 _CHOICES = (
     "temperature", "top_k", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop",
@@ -20,7 +20,7 @@ _USUAL_TOP_K = 50
 @click.option(
     "--prompts",
     "file",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     help="File with one prompt per line, or a .jsonl file with the key `prompt` in each line.",
 )
 @click.option("--samples", default=1, show_default=True, help="Number of texts per prompt.")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from crosscut.cli.arguments import RunCommand, require_folder, run_arguments
+from crosscut.cli.arguments import LocalPath, RunCommand, require_folder, run_arguments
 from crosscut.config import ConfigError, write_whole
 from crosscut.config.system.terminal import echo, new_console
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _output = click.option(
     "--output",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=LocalPath(path_type=Path, file_okay=False),
     default=Path("scaling"),
     show_default=True,
     help="Folder for the report.",

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from crosscut.cli.arguments import OptionValue, RunCommand, echo_json, on_devices_there, run_arguments, run_from
+from crosscut.cli.arguments import (
+    LocalPath,
+    OptionValue,
+    RunCommand,
+    echo_json,
+    on_devices_there,
+    run_arguments,
+    run_from,
+)
 from crosscut.config import ConfigError, Layout, RunConfig, load_layout
 from crosscut.config.precision import PRECISIONS
 from crosscut.config.system.terminal import echo
@@ -63,7 +71,7 @@ class _OfModule(NamedTuple):
 )
 @click.option(
     "--plan",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     metavar="plan.toml",
     help="Plan by which Crosscut cuts the module of `--module`, instead of `--cut`.",
 )

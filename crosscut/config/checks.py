@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from functools import cache
 from math import isqrt
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, get_args
 
 from crosscut.config.errors import ConfigError
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 Settings: TypeAlias = dict[str, Any]
 """Settings of one section, keyed by field. The section's dataclass checks them when it is made of them."""
+
+LocalPath: TypeAlias = Annotated[str, "path on this machine"]
+"""Type of a setting that names a file or folder on this machine (`require_local_paths`)."""
 
 MOST = (1 << 31) - 1
 """Maximum of every size and count, except for fields with a maximum of their own. The limit keeps computations with
@@ -67,6 +70,27 @@ def require_text(name: str, text: str) -> None:
         raise ConfigError(f"{name} must be UTF-8 text, but is {shown(text)}.")
     if "\0" in text:
         raise ConfigError(f"{name} must not contain a NUL character, but is {shown(text)}. Remove the character.")
+
+
+def require_local_path(name: str, path: str) -> None:
+    """Raise `ConfigError` if `path` is a URL, which would otherwise become a folder with a name such as `s3:`. The
+    message names the setting or option `name`.
+    """
+    if "://" in path:
+        raise ConfigError(
+            f"`{name}` must be a path on this machine, but is {shown(path)}. Only `checkpoint.folder` and the `files` "
+            "of a corpus can be URLs. Name a path, such as that of a mounted store."
+        )
+
+
+def require_local_paths(config: "DataclassInstance", section: str) -> None:
+    """Check the fields of a section that are a `LocalPath`, or a tuple of them. `section` is the prefix of field names
+    in messages; empty for fields without a section.
+    """
+    for field in _local_fields(type(config)):
+        value = getattr(config, field)
+        for path in (value,) if isinstance(value, str) else value:
+            require_local_path(f"{section}.{field}".lstrip("."), path)
 
 
 def shown(value: object) -> str:
@@ -144,10 +168,20 @@ def resolve_choices(config: "DataclassInstance", section: str) -> None:
 
 
 def check_section(config: "DataclassInstance", section: str, **least: float) -> None:
-    """Check that the fields of a section are at least these numbers, and call `resolve_choices`."""
+    """Check that the fields of a section are at least these numbers, and call `resolve_choices` and
+    `require_local_paths`.
+    """
     for field, minimum in least.items():
         require_at_least(f"{section}.{field}", getattr(config, field), minimum)
     resolve_choices(config, section)
+    require_local_paths(config, section)
+
+
+@cache
+def _local_fields(kind: type["DataclassInstance"]) -> tuple[str, ...]:
+    """Fields of a dataclass that are a `LocalPath`, or a tuple of them."""
+    fields = dataclasses.fields(kind)
+    return tuple(field.name for field in fields if LocalPath in (field.type, *get_args(field.type)))
 
 
 @cache

@@ -3,7 +3,15 @@
 from dataclasses import dataclass
 from math import inf
 
-from crosscut.config.checks import Choice, check_section, require_at_least, require_value, shown
+from crosscut.config.checks import (
+    Choice,
+    LocalPath,
+    check_section,
+    require_at_least,
+    require_local_paths,
+    require_value,
+    shown,
+)
 from crosscut.config.errors import ConfigError
 
 SHORTEST_PAIR = 5
@@ -21,7 +29,7 @@ class Objective(Choice):
 class MixedFolder:
     """One `[[data.mixture]]` section: a token folder and its weight."""
 
-    folder: str
+    folder: LocalPath
     """Folder of token shards."""
 
     weight: float
@@ -31,6 +39,7 @@ class MixedFolder:
     def __post_init__(self) -> None:
         if not self.folder:
             raise ConfigError("`data.mixture.folder` must name a folder of token shards, but is empty.")
+        require_local_paths(self, "data.mixture")
         if not 0 < self.weight < inf:
             raise ConfigError(
                 f"`data.mixture.weight` of `{self.folder}` must be above 0 and finite, but is {self.weight}. To "
@@ -42,12 +51,12 @@ class MixedFolder:
 class DataConfig:
     """Text or tokens on which the run trains (paper, section 4.1.3)."""
 
-    text: tuple[str, ...] = ()
+    text: tuple[LocalPath, ...] = ()
     """Raw text to train on: .txt, .jsonl, .parquet and .tsv files, folders of the first three, or globs. Files in .txt,
     .jsonl and .tsv may be compressed (.gz or .zst). On the command line, several names need only commas between them:
     `data.text=a.txt,b.txt`. `builtin:tales` and `builtin:state-of-the-union` come with Crosscut. Leave `text` empty if `tokens` already holds shards."""
 
-    tokens: str = ""
+    tokens: LocalPath = ""
     """Folder of token shards. If the folder does not exist, it is created from `text`. Empty means `tokens` in the
     run's folder."""
 
@@ -55,7 +64,7 @@ class DataConfig:
     """List of token folders to train on together, as sections `[[data.mixture]]` with the keys `folder` and `weight`
     (docs/data.md). All folders must have the same tokenizer. With a mixture, `text` and `tokens` must be empty."""
 
-    tokenizer: str = ""
+    tokenizer: LocalPath = ""
     """Path of a `tokenizer.json`, or of BERT's `vocab.txt`. If empty, a tokenizer is trained on `text`: a byte-level
     BPE, or a WordPiece with `objective = "masked"`."""
 

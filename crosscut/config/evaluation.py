@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from crosscut.config.checks import Choice, check_section, require_value
+from crosscut.config.checks import Choice, LocalPath, check_section, require_value
 from crosscut.config.errors import ConfigError
 
 PAPERS_WINDOW = 1024
@@ -27,15 +27,15 @@ class EvaluationConfig:
     """Number of steps between evaluations. If a task is given, the last step is always evaluated. 0 evaluates only the
     last step."""
 
-    wikitext103: str = ""
+    wikitext103: LocalPath = ""
     """File of WikiText-103, `wiki.test.tokens` or `wiki.test.raw`. The score is the perplexity per word. Empty skips
     this task."""
 
-    lambada: str = ""
+    lambada: LocalPath = ""
     """File of LAMBADA in its raw form: .jsonl, or one passage per line. The score is the accuracy of the last word.
     Empty skips this task."""
 
-    text: tuple[str, ...] = ()
+    text: tuple[LocalPath, ...] = ()
     """Files, folders or globs of your own text, in the formats of `data.text`. The scores are the perplexity per token
     and per document, and the bits per byte. Empty skips this task."""
 

@@ -6,7 +6,7 @@ tensor ranks divide the heads.
 
 from dataclasses import dataclass, field, replace
 
-from crosscut.config.checks import Choice, check_section, require_value
+from crosscut.config.checks import Choice, LocalPath, check_section, require_value
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, TOKENS_FOLDER
 from crosscut.config.data import SHORTEST_PAIR, DataConfig, Objective
 from crosscut.config.errors import ConfigError
@@ -72,7 +72,7 @@ class CheckpointConfig:
 class OutputConfig:
     """Output of the run."""
 
-    folder: str = "runs/default"
+    folder: LocalPath = "runs/default"
     """Folder of the run, for the config, metrics, plots and checkpoints."""
 
     trackers: tuple[str, ...] = ("tensorboard",)

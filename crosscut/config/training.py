@@ -2,7 +2,16 @@
 
 from dataclasses import dataclass, replace
 
-from crosscut.config.checks import MOST_SEED, Choice, check_section, divisors, listed, require_at_least, require_value
+from crosscut.config.checks import (
+    MOST_SEED,
+    Choice,
+    LocalPath,
+    check_section,
+    divisors,
+    listed,
+    require_at_least,
+    require_value,
+)
 from crosscut.config.errors import ConfigError
 from crosscut.config.hashed import HashedOnce
 from crosscut.config.precision import PRECISIONS, ElementTypes, Precision, precision_on
@@ -97,7 +106,7 @@ class TrainingConfig(HashedOnce):
     positions restart at each document. The end-of-text token between two documents counts as the first token of the
     second document (docs/data.md)."""
 
-    initialize_from: str = ""
+    initialize_from: LocalPath = ""
     """Hugging Face folder with the weights from which the run starts (docs/pretrained.md). With this folder, the model
     section may be omitted, and `data.text` is tokenized with the folder's tokenizer unless `data.tokenizer` is set. If
     `model.layers` has `experts` in the place of the folder's MLPs, each expert starts as a copy of such an MLP
@@ -172,7 +181,7 @@ class TrainingConfig(HashedOnce):
     the run with a message. `skip` rolls back to the state before the spike, skips the batches since then, and
     continues. `skip` does the same if the loss or the gradient is not finite."""
 
-    skips: str = ""
+    skips: LocalPath = ""
     """File that lists the batches that an earlier run skipped (`spikes/skips.json` in that run's folder). A new run
     with this file skips the same batches at the same steps. Empty skips no batches."""
 

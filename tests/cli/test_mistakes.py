@@ -48,6 +48,9 @@ TOLD = {
     "tokenizer's vocabulary (300), but is 100.",
     "train {tiny} data.text={book} output.folder=run --resume": "`run/checkpoints` must hold a checkpoint, but holds "
     "none.",
+    "metrics s3://bucket/run": "`RUN` must be a path on this machine, but is 's3://bucket/run'.",
+    "metrics run --csv s3://bucket/a.csv": "`--csv` must be a path on this machine, but is 's3://bucket/a.csv'.",
+    "finetune chat a.jsonl --model m --output s3://bucket/run": "`--output` must be a path on this machine, but is",
     "generate nowhere": "`nowhere` must be a run's folder, a checkpoint or a Hugging Face",
 }
 

@@ -73,6 +73,14 @@ MESSAGES = {
 }
 
 
+for _name in ("folder", "duplicates.against", "leakage.test_sets", "tokens.tokenizer", "urls.domains", "urls.types"):
+    _is_list = _name in ("duplicates.against", "leakage.test_sets", "urls.domains", "urls.types")
+    MESSAGES[f"{_name} = {['s3://b/x'] if _is_list else 's3://b/x'!r}"] = (
+        f"`{_name}` must be a path on this machine, but is 's3://b/x'. Only `checkpoint.folder` and the `files` of a "
+        "corpus can be URLs. Name a path, such as that of a mounted store."
+    )
+
+
 @pytest.mark.parametrize("setting", MESSAGES)
 def test_messages(setting):
     table = {"folder": "out", "sources": [SOURCE], **tomllib.loads(setting)}

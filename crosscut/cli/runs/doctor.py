@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from crosscut.cli.arguments import LocalPath
 from crosscut.config import ConfigError
 from crosscut.config.system.terminal import echo
 
@@ -17,7 +18,7 @@ seconds."""
 @click.option(
     "--attach",
     "run",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     metavar="RUN",
     help="Folder of a run that is training, or that was killed.",
 )

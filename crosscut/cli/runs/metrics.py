@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from crosscut.cli.arguments import file_option
+from crosscut.cli.arguments import LocalPath, file_option
 from crosscut.config import ConfigError
 from crosscut.config.system.files import write_whole
 from crosscut.config.system.terminal import echo
@@ -20,7 +20,7 @@ _EVENTS = ("hang_", "idle_")
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.argument("run", type=LocalPath(path_type=Path), metavar="RUN")
 @file_option("--csv", metavar="FILE", help="Write the table to this file instead of printing it.")
 def metrics(run: Path, csv: Path | None) -> None:
     """Print the figures of a run as a CSV table, with a row for each step.

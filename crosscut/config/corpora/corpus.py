@@ -6,7 +6,7 @@ section for each source.
 
 from dataclasses import dataclass, field
 
-from crosscut.config.checks import MOST_SEED, listed, require_at_least
+from crosscut.config.checks import MOST_SEED, LocalPath, listed, require_at_least, require_local_paths
 from crosscut.config.corpora.sources import HtmlConfig, IngestConfig, SourceConfig, SourceFormat
 from crosscut.config.corpora.stages import (
     CleaningConfig,
@@ -26,7 +26,7 @@ class CorpusConfig:
     """Complete description of a corpus, sufficient to make the corpus again."""
 
     sources: tuple[SourceConfig, ...]
-    folder: str
+    folder: LocalPath
     """Output folder for `tokens`, `report.html`, `report.json`, `timings.json`, `config.toml`, and `work` with the
     intermediate files of the stages."""
 
@@ -49,6 +49,7 @@ class CorpusConfig:
     def __post_init__(self) -> None:
         if not self.folder:
             raise ConfigError("`folder` must name a folder for the corpus, but is empty.")
+        require_local_paths(self, "")
         if not self.sources:
             raise ConfigError("`sources` must name at least one source, but is empty. Add a [[sources]] section.")
         require_at_least("seed", self.seed, 0, maximum=MOST_SEED)

@@ -3,7 +3,15 @@
 from dataclasses import asdict, dataclass, fields
 from typing import Self
 
-from crosscut.config.checks import Choice, check_section, require_at_least, require_fraction, resolve_choices
+from crosscut.config.checks import (
+    Choice,
+    LocalPath,
+    check_section,
+    require_at_least,
+    require_fraction,
+    require_local_paths,
+    resolve_choices,
+)
 from crosscut.config.data import Objective
 from crosscut.config.errors import ConfigError
 
@@ -41,11 +49,11 @@ class EngineKind(Choice):
 class UrlsConfig:
     """Filter by a document's URL. Documents without a URL pass."""
 
-    domains: tuple[str, ...] = ("builtin:domains",)
+    domains: tuple[LocalPath, ...] = ("builtin:domains",)
     """Files that list domains to drop, one domain per line. The subdomains are also dropped. `builtin:domains` is a
     short list of image, video and adult hosts. An empty list drops no domain."""
 
-    types: tuple[str, ...] = ("builtin:types",)
+    types: tuple[LocalPath, ...] = ("builtin:types",)
     """Files that list file types to drop, one suffix per line. `builtin:types` is a short list (jpg, exe, ppt, ...)."""
 
     min_karma: float = 3.0
@@ -53,6 +61,9 @@ class UrlsConfig:
 
     duplicates: bool = True
     """Whether to keep only the first of several documents with the same URL."""
+
+    def __post_init__(self) -> None:
+        require_local_paths(self, "urls")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +166,7 @@ class DuplicatesConfig:
     ngram: int = 5
     """Number of words in an n-gram."""
 
-    against: tuple[str, ...] = ()
+    against: tuple[LocalPath, ...] = ()
     """Output folders of earlier corpora. A document of this corpus that duplicates a document of an earlier corpus is
     dropped. The earlier corpora are not changed."""
 
@@ -166,14 +177,14 @@ class DuplicatesConfig:
             )
         if not 0 < self.recall <= 0.9999:
             raise ConfigError(f"`duplicates.recall` must be above 0 and at most 0.9999, but is {self.recall}.")
-        require_at_least("duplicates.ngram", self.ngram, 1)
+        check_section(self, "duplicates", ngram=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeakageConfig:
     """Removal of text that also occurs in test sets."""
 
-    test_sets: tuple[str, ...] = ()
+    test_sets: tuple[LocalPath, ...] = ()
     """Files of test sets: .jsonl (one text per line), .txt, or WikiText's `wiki.test.raw` and `wiki.test.tokens`."""
 
     text_key: str = "text"
@@ -211,7 +222,7 @@ class LeakageConfig:
 class TokensConfig:
     """Token shards of the corpus, which a run reads with `data.tokens` (docs/data.md)."""
 
-    tokenizer: str = ""
+    tokenizer: LocalPath = ""
     """Path of a `tokenizer.json`, or of BERT's `vocab.txt`. A tokenizer without an end-of-text token is refused. If
     empty, a tokenizer is trained on the first 100 million characters of the cleaned text: a byte-level BPE, or a
     WordPiece with `objective = "masked"`."""

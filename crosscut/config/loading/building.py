@@ -269,6 +269,8 @@ class SectionBuilder:
         return True
 
     def _convert(self, kind: Any, value: object, name: str, place: str) -> object:
+        if typing.get_origin(kind) is typing.Annotated:
+            return self._convert(typing.get_args(kind)[0], value, name, place)
         if isinstance(kind, type) and issubclass(kind, Choice):
             if not isinstance(value, str):
                 require_one_of(name, value, kind)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from crosscut.config.axes import OPTIONS
-from crosscut.config.checks import require_text, shown
+from crosscut.config.checks import require_local_path, require_text, shown
 from crosscut.config.corpora import CorpusConfig
 from crosscut.config.errors import ConfigError
 from crosscut.config.layout import Layout
@@ -290,6 +290,7 @@ def _expand_published(table: Table, mistakes: Mistakes) -> None:
         return
     try:
         require_text("`training.initialize_from`", name)
+        require_local_path("training.initialize_from", name)
         if model and not is_published(Path(name)):
             return
         source = read_published(Path(name))
@@ -300,7 +301,7 @@ def _expand_published(table: Table, mistakes: Mistakes) -> None:
         table["model"] = _over(published, _agreeing(model, published, name, own))
     except ConfigError as error:
         mistakes.note(error, "training.initialize_from")
-        mistakes.doubt(["model"])
+        mistakes.doubt(["model", "data.tokenizer"])
     if data.get("text") and not data.get("tokenizer"):
         data["tokenizer"] = str(Path(name) / TOKENIZER_FILE)
 

@@ -62,7 +62,7 @@ def _read(kind: Any, value: object, name: str) -> object:
         return value
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
-        return _count(value, name)
+        return _count(value, name) if kind == Count else _read(arguments[0], value, name)
     if origin in (typing.Union, types.UnionType):  # a value that may also be null
         (kind,) = (one for one in arguments if one is not types.NoneType)
         return None if value is None else _read(kind, value, name)

@@ -334,6 +334,26 @@ def test_value_that_no_run_can_have_is_told(override, message):
     assert len(told) < 500
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "data.text", "data.tokens", "data.tokenizer", "training.initialize_from", "training.skips",
+        "evaluation.wikitext103", "evaluation.lambada", "evaluation.text", "output.folder",
+    ],
+)  # fmt: skip
+def test_a_url_is_no_path_on_this_machine(setting):
+    assert message_of(with_model(), f"{setting}=s3://bucket/run") == (
+        f"`{setting}` must be a path on this machine, but is 's3://bucket/run'. Only `checkpoint.folder` and the "
+        "`files` of a corpus can be URLs. Name a path, such as that of a mounted store."
+    )
+
+
+def test_checkpoints_may_be_elsewhere_and_folders_of_a_mixture_may_not():
+    assert load_run(with_model(), ["checkpoint.folder=s3://bucket/run"]).checkpoints_folder == "s3://bucket/run"
+    told = message_of(with_model(data={"mixture": [{"folder": "s3://bucket/tokens", "weight": 1.0}]}))
+    assert told.startswith("`data.mixture.folder` must be a path on this machine, but is 's3://bucket/tokens'. ")
+
+
 LISTS = {
     "a.txt,b.txt": ("a.txt", "b.txt"),
     "[a.txt,b.txt]": ("a.txt", "b.txt"),
