@@ -5,14 +5,16 @@ import json
 import os
 import re
 import resource
+import select
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from io import StringIO
 from itertools import chain
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import click
 
@@ -33,7 +35,7 @@ from crosscut.cli.serve import serve
 from crosscut.cli.study import study
 from crosscut.cli.train import train
 from crosscut.cli.verify import verify
-from crosscut.config import ConfigError, CrosscutError, DamagedError, RankFailure, RunStopped
+from crosscut.config import ConfigError, CrosscutError, DamagedError, OutputClosed, RankFailure, RunStopped
 from crosscut.config.checks import is_text, require_text
 from crosscut.config.system.terminal import echo, printable, show_cursor
 
@@ -76,6 +78,8 @@ EXIT_DAMAGED = 65
 """Exit status after damaged files: `EX_DATAERR` of sysexits.h."""
 
 _EXIT_INTERRUPTED = 128 + signal.SIGINT
+
+_EXIT_PIPE = 128 + signal.SIGPIPE
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -120,18 +124,42 @@ def main() -> None:
     - 75 after a training run that stopped at a scheduler's request and can be resumed.
     - 130 after Ctrl-C, also after a training run that has written a checkpoint because of Ctrl-C.
     - 128 + the signal's number after SIGTERM or SIGUSR1, unless the command handles the signal, as training does.
+    - 141, without a message, if the reader of the output has gone, as in `crosscut plan --list | head`. A shell reports
+      this status for a program that SIGPIPE ended.
 
     With `--json`, the message is a JSON object with the key `error`, on the standard output.
     """
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _terminated)
     try:
+        _run()
+    except OutputClosed:
+        for stream in (sys.stdout, sys.stderr):
+            if _is_unread(stream):  # or Python reports at exit that it cannot write the rest
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        sys.exit(_EXIT_PIPE)
+
+
+def _run() -> None:
+    try:
         _require_text(sys.argv[1:])
         commands.main(prog_name="crosscut", standalone_mode=False)
-    except SystemExit:
+    except SystemExit as stop:
+        if stop.code == 1 and _is_unread(sys.stdout):  # click could not print, for example a help
+            raise OutputClosed from None
+        raise
+    except OutputClosed:
         raise
     except BaseException as error:  # panics of Rust libraries are not subclasses of `Exception`
         _end(error)
+
+
+def _is_unread(stream: TextIO) -> bool:
+    """Whether a stream is a pipe whose reader has gone."""
+    state = select.poll()
+    with suppress(OSError):  # the stream is no file, as in a test
+        state.register(stream.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in state.poll(0))
 
 
 def _end(error: BaseException) -> NoReturn:

@@ -13,6 +13,10 @@ class CrosscutError(Exception):
     """Whether another rank shows this error to the user, so that this rank ends without a message."""
 
 
+class OutputClosed(CrosscutError):  # noqa: N818 - the name describes an event
+    """Output whose reader has gone, as in `crosscut plan --list | head`. The command line ends without a message."""
+
+
 class ConfigError(CrosscutError):
     """A setting that is unknown, missing or impossible."""
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -50,6 +51,36 @@ def on_terminal(monkeypatch, forked_ranks) -> Callable[..., str]:
         return b"".join(pieces).decode()
 
     return run
+
+
+@pytest.mark.parametrize(
+    "command", ["plan --list", "plan --list --json", "--help", "plan --help", "--version", "plan --model no --json"]
+)
+def test_a_command_ends_quietly_if_nobody_reads_its_output(monkeypatch, capfd, command):
+    """As another program that SIGPIPE ends: with status 141 in a shell, and without a word."""
+    from crosscut.cli import main
+
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr(sys, "argv", ["crosscut", *command.split()])
+    with os.fdopen(writer, "w") as stream, handlers_restored(), pytest.raises(SystemExit) as stopped:
+        monkeypatch.setattr(sys, "stdout", stream)
+        main()
+    assert (stopped.value.code, *capfd.readouterr()) == (141, "", "")
+
+
+@pytest.mark.slow  # a process of its own and two ranks; the quick test above has the same rule in one process
+def test_a_training_ends_quietly_if_nobody_reads_its_output(book, tmp_path):
+    settings = (*TINY, f"data.text={book}", f"output.folder={tmp_path / 'run'}", "layout.tensor=2")
+    with subprocess.Popen(
+        [sys.executable, "-m", "crosscut", "train", *settings], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        told = process.stderr.read().decode()
+    assert process.returncode == 141
+    assert "exited with code" not in told
+    assert "Traceback" not in told
 
 
 @pytest.fixture(scope="module")

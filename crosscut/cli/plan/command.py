@@ -105,21 +105,12 @@ class _PlanCommand(RunCommand):
                     formatter.write(f"  {line}\n")
 
 
-def _show_lists(context: click.Context, option: click.Parameter, is_asked: bool) -> None:
-    """Print the presets and the devices if the option is given."""
-    from crosscut.cli.plan.listing import show_lists
-
-    show_lists(context, option, is_asked)
-
-
 @click.command(cls=_PlanCommand)
 @run_arguments()
 @click.option(
     "--list",
+    "is_list",
     is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_show_lists,
     help="Print all presets and devices with their sizes, and nothing else.",
 )
 @_model
@@ -151,7 +142,7 @@ def _show_lists(context: click.Context, option: click.Parameter, is_asked: bool)
 @_json
 @file_option("--html", help="Write an interactive page with figures of this run and its layouts.")
 @file_option("--write", help="Write a RUN.toml with the fastest layout, for `crosscut train`.")
-def plan(**options: OptionValue) -> None:
+def plan(is_list: bool, **options: OptionValue) -> None:
     """Forecast the memory and the speed of each layout of a model.
 
     The plan shows which layouts fit into the device's memory, and which of them is the fastest. Give a RUN.toml or a
@@ -161,7 +152,12 @@ def plan(**options: OptionValue) -> None:
     the memory of a rank, the messages that a rank sends and the time of a step. docs/planner.md explains the formulas
     and compares forecasts with measurements.
     """
-    show_forecast(ForecastOptions(**options))
+    if is_list:
+        from crosscut.cli.plan.listing import show_lists
+
+        show_lists(as_json=options["as_json"])
+    else:
+        show_forecast(ForecastOptions(**options))
 
 
 refuse_options(

@@ -13,6 +13,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
+from crosscut.config.errors import OutputClosed
 from crosscut.config.system.terminal import printable
 
 _WIDEST = 10_000
@@ -27,6 +28,11 @@ class PrintableConsole(Console):
 
     has_edge = True
     """Whether lines must not be longer than the width of the console."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise `OutputClosed`, because the text goes to a pipe whose reader has gone."""
+        self.quiet = True
+        raise OutputClosed("The reader of the output has gone.") from None
 
     def render_str(self, text: str, **options: Any) -> Text:  # cells of tables, before their width is measured
         """Return a string as text that can be rendered."""

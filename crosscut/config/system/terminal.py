@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from crosscut.config.errors import OutputClosed
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -33,13 +35,16 @@ def _escape(code: int) -> str:
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True, bold: bool = False, red: bool = False) -> None:
     """Print text. `err` selects the error stream, and `nl` adds a line end. `bold` and `red` have an effect only on a
-    terminal with colours.
+    terminal with colours. Raises `OutputClosed` if the text goes to a pipe whose reader has gone.
     """
     is_terminal = (sys.stderr if err else sys.stdout).isatty()
     shown = printable(str(text)) if err or is_terminal else str(text)
     if is_terminal and (bold or red) and _has_colours():
         shown = click.style(shown, bold=bold or None, fg="red" if red else None)
-    click.echo(shown, err=err, nl=nl, color=True)
+    try:
+        click.echo(shown, err=err, nl=nl, color=True)
+    except BrokenPipeError:
+        raise OutputClosed("The reader of the output has gone.") from None
 
 
 def _has_colours() -> bool:

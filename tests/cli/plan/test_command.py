@@ -371,6 +371,13 @@ def test_all_presets_and_devices_are_listed_with_their_sizes() -> None:
     assert lines["h100-sxm"] == ["80", "3.35", "989", "bfloat16"]
 
 
+def test_the_lists_are_json_too() -> None:
+    lists = json.loads(run("plan", "--json", "--list"))
+    assert (lists["presets"].keys(), lists["devices"].keys()) == (PRESETS.keys(), KNOWN_HARDWARE.keys())
+    assert lists["presets"]["gpt2-small"]["parameters"] == 124_439_808  # of OpenAI's model
+    assert lists["devices"]["h100-sxm"]["flops"]["bfloat16"] == pytest.approx(989e12, rel=1e-3)
+
+
 def test_a_preset_is_found_by_the_end_of_its_name() -> None:
     for name, parameters in (("1.2b", 1.2), ("megatron-2.5b", 2.5), ("xl", 1.6), ("llama3-8b", 8.0)):
         facts = json.loads(run("plan", "--model", name, "--gpu", "b200-sxm", "--json", "--top", "1"))
