@@ -119,7 +119,8 @@ class Chart {
   /** Draws the part of all lines between two places. */
   draw(low, high) {
     const pixels = this.plot.bbox.width / devicePixelRatio;
-    const coarse = this.lines.length > 30 ? 3 : this.lines.length > 15 ? 2 : 1;
+    const isFull = this.lines.length > 15;
+    const coarse = isFull ? (this.lines.length > 30 ? 3 : 2) * devicePixelRatio : 1;  // lines of several device pixels are slow
     const grid = gridOf(low, high, pixels / coarse, axes.logx);
     const data = [grid.xs];
     for (const { run, name, weight } of this.lines) {
