@@ -59,12 +59,13 @@ def _long_columns(text: str) -> Columns | None:
         numbers, *values = zip(*found, strict=True)
         steps = list(map(int, numbers))
         columns = {name: _numbers(column) for name, column in zip(_watched(first), values, strict=True)}
-    except ValueError:
+        packed = array("q", steps)  # all series copy them at once
+    except (OverflowError, ValueError):
         return None
     if len(trained) != len(steps) or sorted(steps) != steps:  # a full disk has kept rows that were undone
         return None
     others = [line for line in lines if '"loss"' not in line] if len(trained) < len(lines) - 1 else []
-    return Columns(steps, columns, [*_parsed(others), *_parsed(_slowest(trained, columns["seconds"]))])
+    return Columns(packed, columns, [*_parsed(others), *_parsed(_slowest(trained, columns["seconds"]))])
 
 
 def _slowest(lines: Sequence[str], seconds: Sequence[float]) -> list[str]:

@@ -56,14 +56,14 @@ class Series:
             self._thinned = len(steps)
             bound = (self.steps[first] // self.interval + 1) * self.interval
             last = bisect_left(self.steps, bound, first, end)
-            for place in _kept(self.values[first:last]):
+            for place in _kept(self.values[first:last].tolist()):
                 steps.append(self.steps[first + place])
                 values.append(self.values[first + place])
             first = last
         self.steps, self.values = steps, values
 
 
-def _kept(values: "array[float]") -> Iterable[int]:
+def _kept(values: Sequence[float]) -> Iterable[int]:
     """Return the positions of the smallest value, of the largest one, and of the first one that is not finite."""
     if len(values) < 3:
         return range(len(values))
