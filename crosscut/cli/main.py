@@ -124,8 +124,8 @@ def main() -> None:
     - 75 after a training run that stopped at a scheduler's request and can be resumed.
     - 130 after Ctrl-C, also after a training run that has written a checkpoint because of Ctrl-C.
     - 128 + the signal's number after SIGTERM or SIGUSR1, unless the command handles the signal, as training does.
-    - 141, without a message, if the reader of the output has gone, as in `crosscut plan --list | head`. A shell reports
-      this status for a program that SIGPIPE ended.
+    - 141 after the reader of the output has gone, as in `crosscut plan --list | head`. No message is printed. A shell
+      reports this status for a program that SIGPIPE ended.
 
     With `--json`, the message is a JSON object with the key `error`, on the standard output.
     """

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from crosscut.checkpoint import list_checkpoints
-from crosscut.cli.main import _EXIT_INTERRUPTED, EXIT_DAMAGED, EXIT_REQUEUE, main
+from crosscut.cli.main import _EXIT_INTERRUPTED, _EXIT_PIPE, EXIT_DAMAGED, EXIT_REQUEUE, main
 from crosscut.data import read_documents
 from crosscut.training.elastic import Restart
 from tests.cli.conftest import TINY
@@ -74,7 +74,7 @@ def rows_of(heading: str) -> dict[str, list[str]]:
 def test_page_lists_every_exit_status_of_the_command():
     statuses = {int(word) for cell in rows_of("Exit statuses") for word in cell.split(", ")}
     of_signals = {128 + signal.SIGUSR1, 128 + signal.SIGTERM}
-    assert statuses == {0, 1, 2, EXIT_DAMAGED, EXIT_REQUEUE, _EXIT_INTERRUPTED} | of_signals
+    assert statuses == {0, 1, 2, EXIT_DAMAGED, EXIT_REQUEUE, _EXIT_INTERRUPTED, _EXIT_PIPE} | of_signals
     for status in statuses - {0} - of_signals:
         assert f"- {status} after" in (main.__doc__ or ""), status
 
