@@ -54,8 +54,8 @@ def arrange(page: Any) -> None:
     page.wait_for_timeout(500)
 
 
-def take(runs: Path, path: Path, **settings: Any) -> None:
-    """Serve the runs, and write a picture of their page. `settings` are those of the browser's window."""
+def take(runs: Path, path: Path) -> None:
+    """Serve the runs, and write a picture of their page."""
     from playwright.sync_api import sync_playwright
 
     from crosscut.watch.found import Runs
@@ -66,7 +66,7 @@ def take(runs: Path, path: Path, **settings: Any) -> None:
     program = os.environ.get("CROSSCUT_BROWSER") or shutil.which("chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        page = browser.new_page(**{"viewport": SIZE, "color_scheme": "light", **settings})
+        page = browser.new_page(viewport=SIZE, color_scheme="light")
         page.goto(f"http://127.0.0.1:{server.server_port}/")
         page.locator(".u-over").first.wait_for()
         arrange(page)
