@@ -278,11 +278,12 @@ class ObjectFolder(Folder):
         return store, path
 
     def _entries(self, kind: str) -> dict[str, int]:
-        store, path = self._store()
-        try:
-            entries = store.ls(path, detail=True)
-        except FileNotFoundError:
-            return {}
+        with storage_errors_told(self, "a folder that can be read"):
+            store, path = self._store()
+            try:
+                entries = store.ls(path, detail=True)
+            except FileNotFoundError:
+                return {}
         found = {str(e["name"]).rstrip("/").rpartition("/")[2]: e for e in entries if e["name"].rstrip("/") != path}
         return {name: int(entry["size"] or 0) for name, entry in sorted(found.items()) if entry["type"] == kind}
 

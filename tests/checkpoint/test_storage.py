@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import fsspec
 import pytest
@@ -24,9 +25,11 @@ from crosscut.checkpoint import (
 )
 from crosscut.checkpoint.folders import remove_checkpoint
 from crosscut.checkpoint.format.manifest import MANIFEST_FILE
+from crosscut.checkpoint.maintenance.inspection import checkpoints_at
 from crosscut.checkpoint.saving.writer import CheckpointWriter
 from crosscut.checkpoint.storage import LocalFolder, ObjectFolder, storage_errors_told
 from crosscut.config import CheckpointError
+from crosscut.pretrained import find_model
 from tests.checkpoint.states import save_steps, small_state, step
 from tests.refusals import refusal
 
@@ -121,6 +124,16 @@ def test_what_object_stores_do_differently_is_done(monkeypatch):
     told = "`memory://no-bucket/run` must be writable, but is not: No bucket"
     with pytest.raises(CheckpointError, match=told), storage_errors_told(folder, "writable"):
         raise type("ClientError", (Exception,), {})("No bucket.")
+
+
+def test_a_store_that_does_not_answer_is_told(monkeypatch):
+    def refuse(self: object, path: str, **_options: object) -> NoReturn:
+        raise type("NoCredentialsError", (Exception,), {})("Unable to locate credentials.")
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "ls", refuse)
+    told = "`memory://bucket/run` must be a folder that can be read, but is not: Unable to locate credentials."
+    assert refusal(CheckpointError, checkpoints_at, "memory://bucket/run") == told
+    assert refusal(CheckpointError, find_model, "memory://bucket/run") == told
 
 
 def test_places_are_told_apart(tmp_path):
