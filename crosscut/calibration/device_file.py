@@ -110,6 +110,8 @@ def _as_table(link: Link) -> dict[str, float]:
         "gigabytes_per_second": link.bandwidth / 1e9,
         "attained": link.attained,
         "latency_microseconds": link.latency * 1e6,
+        "reducing": link.reducing,
+        "reducing_latency_microseconds": round(link.reducing_latency * 1e6, 9),
     }
 
 

@@ -163,6 +163,9 @@ RING = "node.measured.all_reduce"
         "node.ranks = 2.5": "`node.ranks` must be a whole number of at least 1, but is 2.5.",
         "network.latency_microseconds = -1": "`network.latency_microseconds` must be a number of at least 0, but is "
         "-1.",
+        "node.reducing = 1.5": "`node.reducing` must be a number of at least 0 and at most 1, but is 1.5.",
+        "network.reducing_latency_microseconds = -1": "`network.reducing_latency_microseconds` must be a number of at "
+        "least 0, but is -1.",
         "host.gigabytes_per_second = inf": "`host.gigabytes_per_second` must be a number of at least 0, but is inf.",
         "products.attention = nan": "`products.attention` must be a number above 0, but is nan.",
         "products.teraflops.float32 = -0.4": "`products.teraflops.float32` must be a number above 0, but is -0.4.",

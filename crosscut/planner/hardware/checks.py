@@ -34,7 +34,13 @@ class _Range(NamedTuple):
 
 
 _ABOVE_ZERO, _AT_LEAST_ZERO, _SHARE = _Range(above=0), _Range(least=0), _Range(above=0, most=1)
-_LINK = {"gigabytes_per_second": _ABOVE_ZERO, "attained": _SHARE, "latency_microseconds": _AT_LEAST_ZERO}
+_LINK = {
+    "gigabytes_per_second": _ABOVE_ZERO,
+    "attained": _SHARE,
+    "latency_microseconds": _AT_LEAST_ZERO,
+    "reducing": _Range(least=0, most=1),
+    "reducing_latency_microseconds": _AT_LEAST_ZERO,
+}
 _NUMBERS = {
     "memory": {"gigabytes": _ABOVE_ZERO, "gigabytes_per_second": _ABOVE_ZERO, "attained": _SHARE},
     "products": {

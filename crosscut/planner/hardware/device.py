@@ -65,13 +65,25 @@ class Link:
     latency: float
     """Seconds of one step around a ring, excluding the time to transfer the bytes."""
 
+    reducing: float = 0.0
+    """Share of `bandwidth` at which the switches of the link sum a tensor of all ranks (NVIDIA's SHARP). A rank sends
+    the tensor to the switches once, and they send the sum back. 0 if the switches cannot sum."""
+
+    reducing_latency: float = 0.0
+    """Seconds of an all-reduce in the switches, excluding the time to transfer the bytes."""
+
     measured: Mapping[str, MeasuredMessage] = field(default_factory=dict)
-    """Measured latency and rates, keyed by operation. They replace `bandwidth`, `attained` and `latency`."""
+    """Measured latency and rates, keyed by operation. They replace the other figures for this operation."""
 
     @property
     def rate(self) -> float:
         """Bytes per second that one rank attains with large messages."""
         return self.bandwidth * self.attained
+
+    @property
+    def reducing_rate(self) -> float:
+        """Bytes per second of one rank's tensor that the switches of the link sum; 0 if they cannot sum."""
+        return self.bandwidth * self.reducing
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

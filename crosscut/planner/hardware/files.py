@@ -34,9 +34,15 @@ DEFAULTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
             "parameter_microseconds": 0.0,
         },
         # NCCL's maintainers (github.com/NVIDIA/nccl-tests/issues/212): the protocol takes 20% of a link's rate. The
-        # latencies come from NCCL's tuning model (src/graph/tuning.cc) for rings with the protocol LL128.
-        "node": {"attained": 0.8, "latency_microseconds": 1.9},
-        "network": {"attained": 0.8, "latency_microseconds": 4.0},
+        # latencies come from NCCL's tuning model (src/graph/tuning.cc): of rings with the protocol LL128, of NVLink
+        # SHARP (NVLS), and of SHARP on InfiniBand (CollNet direct).
+        "node": {"attained": 0.8, "latency_microseconds": 1.9, "reducing": 0.0, "reducing_latency_microseconds": 25.0},
+        "network": {
+            "attained": 0.8,
+            "latency_microseconds": 4.0,
+            "reducing": 0.0,
+            "reducing_latency_microseconds": 31.0,
+        },
         "host": {"gigabytes_per_second": 0.0},
     }
 )
@@ -108,6 +114,8 @@ def _link(section: Mapping[str, Any]) -> Link:
         bandwidth=section["gigabytes_per_second"] * 1e9,
         attained=section["attained"],
         latency=section["latency_microseconds"] * 1e-6,
+        reducing=section["reducing"],
+        reducing_latency=section["reducing_latency_microseconds"] * 1e-6,
         measured=MappingProxyType(
             {
                 operation: MeasuredMessage(

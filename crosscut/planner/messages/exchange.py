@@ -16,6 +16,11 @@ All groups of an axis wait for the slowest group. If one group spans two nodes, 
 as spanning nodes, and g is the smallest number of ranks that one group has in one node, over all groups and all nodes
 that they use. Unsharded gradients are sent in buckets, and each bucket takes all the steps of a ring.
 
+If the switches of the slowest link can sum (`Link.reducing`), an all-reduce sends its whole tensor only once, at a rate
+of the switches' own. NCCL chooses the faster way, and so does the forecast:
+
+    latency of the switches + bytes of the tensor / min(bandwidth inside the node, g x rate of the switches)
+
 In an all-to-all, each of n ranks sends one part to each of the others. If g of them are in its node, (g - 1) / n of the
 tensor go through the links inside the node and, at the same time, (n - g) / n through the rank's own adapter:
 
@@ -76,7 +81,12 @@ def collective_seconds(
         return where, steps * found.latency + sent / found.rate(sent / messages)
     if collective.operation == Operation.ALL_TO_ALL:
         return where, steps * link.latency + _all_to_all_seconds(collective, fewest, hardware, program)
-    return where, steps * link.latency + sent / rate
+    around = steps * link.latency + sent / rate
+    if collective.operation != Operation.ALL_REDUCE or not link.reducing:
+        return where, around
+    reduced = link.reducing_rate if where == "node" else min(hardware.node.rate, fewest * link.reducing_rate)
+    tensor = collective.elements * collective.element_bytes
+    return where, min(around, messages * link.reducing_latency + tensor / reduced)
 
 
 def _all_to_all_seconds(collective: Collective, in_node: int, hardware: Hardware, program: Program | None) -> float:

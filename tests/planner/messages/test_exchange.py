@@ -7,7 +7,7 @@ import pytest
 from crosscut.architecture import Operation
 from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.planner import Candidate, step_traffic
-from crosscut.planner.hardware import KNOWN_HARDWARE, MeasuredMessage
+from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware, MeasuredMessage
 from crosscut.planner.messages.collective import Collective
 from crosscut.planner.messages.exchange import Exchange, collective_seconds, fewest_in_a_node
 from crosscut.planner.program import Program
@@ -15,6 +15,7 @@ from crosscut.planner.time import step_time
 
 DGX, H100 = KNOWN_HARDWARE["v100-32gb-dgx2h"], KNOWN_HARDWARE["h100-sxm"]
 assert DGX.network is not None
+assert H100.network is not None
 
 MODEL = ModelConfig(**PRESETS["megatron-8.3b"])
 ALL_REDUCE = {"operation": "all_reduce", "phase": "step", "purpose": "numbers", "count": 1}
@@ -49,6 +50,63 @@ def test_ranks_of_a_node_send_through_its_links_and_others_through_an_adapter_fo
     assert where == link
     used = getattr(DGX, link)
     assert seconds == pytest.approx(steps * used.latency + sent / (adapters * used.rate))
+
+
+SUMMING = replace(H100, network=replace(H100.network, reducing=0.8, reducing_latency=31e-6))
+"""H100s whose InfiniBand switches sum as well, with as high a rate as that of other messages."""
+
+
+def all_reduce_seconds(layout: Layout, hardware: Hardware, megabytes: float = 64.0) -> tuple[str, float]:
+    """Link and seconds of one all-reduce of this size over the tensor ranks."""
+    values = {**ALL_REDUCE, "axis": "tensor", "ranks": layout.tensor, "elements": int(megabytes * 250_000)}
+    return collective_seconds(Collective(**values), Candidate(MODEL, layout, TrainingConfig()), hardware)
+
+
+def test_switches_that_sum_take_a_tensor_once() -> None:
+    """NCCL's maintainers: 275 GB/s of a tensor over 8 H100s, where a ring attains 370 / 1.75 = 211 GB/s."""
+    layout, large = Layout(tensor=8), 4000.0
+    where, seconds = all_reduce_seconds(layout, H100, large)
+    assert where == "node"
+    assert large * 1e6 / seconds == pytest.approx(275e9, rel=0.01)
+    ring_only = replace(H100, node=replace(H100.node, reducing=0.0))
+    assert large * 1e6 / all_reduce_seconds(layout, ring_only, large)[1] == pytest.approx(370e9 / 1.75, rel=0.03)
+
+
+@pytest.mark.parametrize(("tensor", "megabytes"), [(2, 4000.0), (4, 0.001)])
+def test_a_ring_is_chosen_where_it_is_faster(tensor: int, megabytes: float) -> None:
+    """Over two GPUs, a ring sends the tensor once as well; a short message suffers from the latency of the switches."""
+    ring_only = replace(H100, node=replace(H100.node, reducing=0.0))
+    layout = Layout(tensor=tensor)
+    assert all_reduce_seconds(layout, H100, megabytes) == all_reduce_seconds(layout, ring_only, megabytes)
+
+
+def test_switches_between_nodes_halve_what_an_adapter_sends() -> None:
+    layout = Layout(tensor=16)
+    around, reduced = (all_reduce_seconds(layout, hardware, 4000.0) for hardware in (H100, SUMMING))
+    assert around[0] == reduced[0] == "network"
+    assert around[1] / reduced[1] == pytest.approx(2 * 15 / 16, rel=0.01)
+
+
+def test_only_all_reduces_are_summed_in_the_switches() -> None:
+    layout = Layout(tensor=8, sequence_parallel=True)
+    run = run_of(layout)
+    rings = replace(H100, node=replace(H100.node, reducing=0.0))
+    for found in step_traffic(run):
+        same = collective_seconds(found, run, H100) == collective_seconds(found, run, rings)
+        assert same or found.operation == Operation.ALL_REDUCE
+    plain, split = (
+        step_time(run_of(each), H100).exposed - step_time(run_of(each), rings).exposed
+        for each in (Layout(tensor=8), layout)
+    )
+    assert plain < 0.0
+    assert abs(split) < -plain / 10
+
+
+@pytest.mark.parametrize("key", ["v100-32gb-dgx2h", "a100-80gb", "h100-pcie", "laptop"])
+def test_devices_whose_switches_cannot_sum_do_not(key: str) -> None:
+    hardware = KNOWN_HARDWARE[key]
+    assert hardware.node.reducing == 0.0
+    assert hardware.network is None or hardware.network.reducing == 0.0
 
 
 def test_an_operation_that_was_measured_takes_what_was_found() -> None:
