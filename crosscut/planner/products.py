@@ -35,11 +35,14 @@ class Speed:
     """Seconds that matrix products and memory traffic take on one rank. Product times are cached by shape.
 
     `ranks` is the number of ranks that run at the same time. On a CPU, the ranks share the FLOP/s and the memory
-    bandwidth of the CPU.
+    bandwidth of the CPU. `tile` has the rows and columns of a product's tiles.
     """
 
-    def __init__(self, hardware: Hardware, precision: str, *, ranks: int = 1) -> None:
+    def __init__(
+        self, hardware: Hardware, precision: str, *, ranks: int = 1, tile: tuple[int, int] = (_TILE, _TILE)
+    ) -> None:
         self.hardware = hardware
+        self.tile = tile
         self.size = PRECISIONS[precision].compute_bytes
         self.sharing = ranks if hardware.device == "cpu" else 1
         layers = "float8" if precision == "float8" and "float8" in hardware.flops else ""
@@ -87,19 +90,21 @@ class Speed:
     def _rate(self, product: Product, peak: float) -> float:
         if self.measured:
             return _nearest_rate(product, self.measured) / self.sharing * (peak / self.peak)
-        return peak * self.hardware.products_attained / self.sharing * filled(product, self.hardware.multiprocessors)
+        busy = filled(product, self.hardware.multiprocessors, self.tile)
+        return peak * self.hardware.products_attained / self.sharing * busy
 
 
-def filled(product: Product, multiprocessors: int) -> float:
+def filled(product: Product, multiprocessors: int, tile: tuple[int, int] = (_TILE, _TILE)) -> float:
     """Share of the device that the product's tiles keep busy, with the best split along k into 1, 2, 4 or 8 parts.
 
-    If `multiprocessors` is 0, the device has no tile quantisation, and the share is 1.
+    `tile` has the rows and columns of a tile. If `multiprocessors` is 0, the device has no tile quantisation, and the
+    share is 1.
     """
     if not multiprocessors:
         return 1.0
     m, k, n, batch = product.of_group
-    tiles = batch * ceil(m / _TILE) * ceil(n / _TILE)
-    whole = batch * m * n / (tiles * _TILE**2)
+    tiles = batch * ceil(m / tile[0]) * ceil(n / tile[1])
+    whole = batch * m * n / (tiles * tile[0] * tile[1])
     parts = [1 << power for power in range(4) if not power or k / 2**power >= _LEAST_K]
     return whole * max(tiles * cut / (ceil(tiles * cut / multiprocessors) * multiprocessors) for cut in parts)
 

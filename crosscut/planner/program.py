@@ -25,6 +25,9 @@ class Program(NamedTuple):
     casts_weights: bool = True
     """Whether weights are stored in the accumulation type and cast in every micro-batch."""
 
+    narrow_gradients: bool = False
+    """Whether data ranks sum gradients in the type of the products, instead of the accumulation type."""
+
     shards_optimizer: bool = False
     """Whether data ranks shard only the optimizer state (ZeRO-1). Reduce-scattering gradients then overlaps with the
     backward pass, and gathering weights overlaps with the next forward pass."""
@@ -68,8 +71,9 @@ PAPER_PROGRAM = Program(
     fused_attention=False,
     overlaps_tensor=False,
     casts_weights=False,
+    narrow_gradients=True,
     repeats_last=True,
     bucket_bytes=None,
 )
 """The paper's program of 2019: unfused attention, f and g without overlap (Code 1), gradients reduced "during back
-propagation" (section 3), weights stored in float16, whole layers recomputed (section 4.1.1)."""
+propagation" (section 3), weights stored and gradients summed in float16, whole layers recomputed (section 4.1.1)."""

@@ -153,6 +153,8 @@ def exchange(collective: Collective, run: Planned, program: Program, beside: Bes
     """
     if program.repeats_keys and collective.axis == "context":
         collective = replace(collective, elements=collective.elements * _repeats_of_keys(run))
+    if program.narrow_gradients and collective.overlap is Overlap.BUCKETS:
+        collective = replace(collective, element_bytes=run.training.numbers.compute_bytes)
     where, each = collective_seconds(collective, run, beside.speed.hardware, program)
     axis, overlap, count = collective.axis, collective.overlap, collective.count
     seconds = exposed = count * each

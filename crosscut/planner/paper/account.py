@@ -1,12 +1,8 @@
-"""Explain why the paper's measured steps take more seconds than the forecast.
+"""Work of the paper's program that Crosscut does not do, and that `planner.time` therefore does not forecast.
 
 The program of the paper was published together with the paper (NVIDIA/Megatron-LM of 2019, for PyTorch 1.1, see its
-issue 7). Each term in this module is work that the paper's program did and that Crosscut does not do, so the forecast
-in `planner.time` does not contain the terms. The terms are counted from the published source files. After the terms
-are added, the share of the peak that products attain is calibrated again with the paper's result on one GPU.
-
-The source files do not say how fast the copies between the device and pageable host memory were. The account is
-therefore computed for several rates, beginning with the stated rate of the link.
+issue 7). The terms are counted from the published source files. The rates of its copies between the device and pageable
+host memory were measured elsewhere in the summer of 2019, and no term is fitted to a figure of the paper.
 """
 
 from collections.abc import Callable
@@ -16,33 +12,34 @@ from crosscut.architecture import Product, describe
 from crosscut.architecture.readings import attention_products
 from crosscut.config import RunConfig
 from crosscut.planner.candidate import target_of
-from crosscut.planner.compute import flops_per_step
-from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
-from crosscut.planner.paper.runs import (
-    PAPER_FLOPS_PER_SECOND,
-    attaining,
-    paper_run,
-    paper_seconds,
-    solve_attained,
-)
+from crosscut.planner.hardware import KNOWN_HARDWARE
 from crosscut.planner.parameters import parameters_per_rank
 
 V100 = KNOWN_HARDWARE["v100-32gb-dgx2h"]
 """GPU of the paper's machines."""
 _MEMORY_RATE = V100.memory_bandwidth * V100.memory_attained
 
-COPY_RATES = (V100.host_bandwidth, 4e9, 2e9)
-"""Assumed bytes per second of copies between device and host: the stated rate of the link, and a quarter and an eighth
-of this rate. The fractions are round numbers and not fitted to any figure."""
+
+class CopyRates(NamedTuple):
+    """Bytes per second of copies between the device and pageable memory of the host."""
+
+    to_host: float
+    to_device: float
+
+
+MEASURED = CopyRates(to_host=2**30 / 0.5479, to_device=5.5e9)
+"""Rates that the developers of RAPIDS measured in August 2019 (github.com/rapidsai/dask-cuda/pull/98): one GiB from a
+GV100 to newly allocated host memory in 0.5479 s, and 5 to 6 GB/s without pinned memory otherwise. Each `get_rng_state`
+of PyTorch 1.1 allocates its result."""
 
 STATE_BYTES = 824_016
 """Bytes of the random generator's state on the device before PyTorch 1.2: 200 states of 4,120 bytes, a seed and an
 offset."""
 
 COPIES = 12
-"""Number of copies of the random generator's state per layer. Dropout of the scores switches to the rank's own random
-stream and back: four copies in the forward pass and four in the recomputed forward pass. Activation checkpointing adds
-one copy in the forward pass and three in the recomputed forward pass."""
+"""Number of copies of the random generator's state per layer, half of them to the host. Dropout of the scores switches
+to the rank's own random stream and back: four copies in the forward pass and four in the recomputed forward pass.
+Activation checkpointing adds one copy in the forward pass and three in the recomputed forward pass."""
 
 HOST_WAIT = 20e-6
 """Assumed seconds until the host has read a number from the device and has launched the next kernel."""
@@ -55,32 +52,33 @@ class Term(NamedTuple):
     formula: str
     """Formula for the bytes or the waits, printed in the report. L is the number of layers, E the size of the residual
     stream in bytes, T the number of tensor ranks."""
-    seconds: Callable[[RunConfig, float], float]
-    """Function that returns the seconds of the term on one rank in one step. The arguments are a run and the rate of
-    copies in bytes per second."""
+    seconds: Callable[[RunConfig], float]
+    """Function that returns the seconds of the term on one rank in one step."""
 
 
-def _copies(run: RunConfig, rate: float) -> float:
-    return run.model.num_layers * COPIES * STATE_BYTES / rate
+def copy_seconds(run: RunConfig, rates: CopyRates = MEASURED) -> float:
+    """Seconds of a step in which the random generator's state is copied at these rates."""
+    return run.model.num_layers * COPIES / 2 * STATE_BYTES * sum(1 / rate for rate in rates)
 
 
-def _waits(run: RunConfig, _: float) -> float:
-    return (
-        12 * run.model.num_layers + 4
-    ) * HOST_WAIT  # one wait per parameter tensor; queries, keys, values share one weight
+def _waits(run: RunConfig) -> float:
+    # Each copy waits. So does each parameter tensor, of which a layer has 12 (queries, keys and values share one
+    # weight) and the rest 4: once for the check of overflow and once for the norm.
+    layers = run.model.num_layers
+    return (COPIES * layers + 2 * (12 * layers + 4)) * HOST_WAIT
 
 
-def _optimizer(run: RunConfig, _: float) -> float:
+def _optimizer(run: RunConfig) -> float:
     # bytes per parameter: gradients cast and summed 2 + 4 + 4, copied 2 + 4, unscaled 4 + 4; weights copied back 4 + 2
     return 30 * parameters_per_rank(run.model, run.layout) / _MEMORY_RATE
 
 
-def _scaled_scores(run: RunConfig, _: float) -> float:
+def _scaled_scores(run: RunConfig) -> float:
     # The forward pass, the recomputed forward pass and the backward pass each read and write 2 bytes per element.
     return 6 * 2 * sum(each.elements for each in _attention(run)[::2]) / _MEMORY_RATE
 
 
-def _heads_apart(run: RunConfig, _: float) -> float:
+def _heads_apart(run: RunConfig) -> float:
     # Tensors moved: the forward pass reads and writes queries, keys, values and results (8), and so does recomputation
     # (8). The backward pass reads and writes one gradient and joins the other three (8).
     return 24 * 2 * sum(each.elements for each in _attention(run)[1::2]) / _MEMORY_RATE
@@ -93,38 +91,14 @@ def _attention(run: RunConfig) -> list[Product]:
 
 
 TERMS = (
-    Term("copies of the random state to the host and back", "12 L x 824,016 B / copy rate", _copies),
-    Term("waits of the host for the sum of each gradient tensor", "12 L + 4 waits of 20 microseconds", _waits),
+    Term("copies of the random state to the host and back", "6 L x 824,016 B in each direction", copy_seconds),
+    Term("waits of the host for copies and for sums over gradients", "36 L + 8 waits of 20 microseconds", _waits),
     Term("casting, checking and unscaling gradients; casting weights", "30 B per parameter of the rank", _optimizer),
     Term("separate scaling of the attention scores", "6 passes over the scores", _scaled_scores),
     Term("rearranging queries, keys, values and results by head", "24 L E / T", _heads_apart),
 )
 
 
-def account(run: RunConfig, copy_rate: float) -> dict[str, float]:
-    """Seconds of each term in one step, keyed by the name of the term, with copies at `copy_rate` bytes per second."""
-    return {term.name: term.seconds(run, copy_rate) for term in TERMS}
-
-
-class Accounted:
-    """Step times of the paper's program: the forecast of `planner.time` plus the seconds of all `TERMS`.
-
-    The share of the peak that products attain is solved from the paper's result on one GPU (`PAPER_FLOPS_PER_SECOND`),
-    as it is for the forecast without the terms. `copy_rate` is the rate of copies between device and host in bytes per
-    second.
-    """
-
-    def __init__(self, copy_rate: float) -> None:
-        self.copy_rate = copy_rate
-        one = paper_run("megatron-1.2b", 1)
-        flops = flops_per_step(one, recompute=True)
-        self.attained = solve_attained(V100, lambda v100: flops / self._seconds(one, v100), PAPER_FLOPS_PER_SECOND)
-        """Share of the V100's peak that its matrix products attain."""
-        self._hardware = attaining(V100, self.attained)
-
-    def seconds(self, run: RunConfig) -> float:
-        """Seconds of one step of `run`, including all `TERMS`."""
-        return self._seconds(run, self._hardware)
-
-    def _seconds(self, run: RunConfig, hardware: Hardware) -> float:
-        return paper_seconds(run, hardware) + sum(account(run, self.copy_rate).values())
+def account(run: RunConfig) -> dict[str, float]:
+    """Seconds of each term in one step, keyed by the name of the term."""
+    return {term.name: term.seconds(run) for term in TERMS}

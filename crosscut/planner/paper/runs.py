@@ -17,6 +17,7 @@ from crosscut.config.precision import Precision
 from crosscut.config.training import Recompute
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
+from crosscut.planner.paper.account import account
 from crosscut.planner.program import PAPER_PROGRAM, Program
 from crosscut.planner.time import step_time
 
@@ -62,8 +63,8 @@ def paper_run(preset: str, tensor: int, data: int = 1, *, num_heads: int = 0) ->
 
 
 def paper_seconds(run: RunConfig, hardware: Hardware = _V100) -> float:
-    """Forecast of the seconds of one step of the paper's program."""
-    return step_time(run, hardware, program=PAPER_PROGRAM).total
+    """Forecast of the seconds of one step of the paper's program, with the work that Crosscut does not do."""
+    return step_time(run, hardware, program=PAPER_PROGRAM).total + sum(account(run).values())
 
 
 def paper_scaling(run: RunConfig, seconds: Callable[[RunConfig], float] = paper_seconds) -> float:

@@ -9,7 +9,8 @@ from crosscut.config import PRESETS, ModelConfig
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.hardware import KNOWN_HARDWARE
 from crosscut.planner.memory import forecast_memory
-from crosscut.planner.paper.account_report import besides, with_besides
+from crosscut.planner.paper.account_report import besides, terms
+from crosscut.planner.paper.nvidia_page import page_section
 from crosscut.planner.paper.published_tables import (
     WITHIN,
     contexts,
@@ -50,7 +51,7 @@ _V100 = KNOWN_HARDWARE["v100-32gb-dgx2h"]
 @cache
 def scaling_report() -> Report:
     """Compute all sections of the report. They are computed once, in a few seconds."""
-    paper = (_models, _weak_scaling, _three_meanings, _heads, _speed_ups, _epochs, besides, with_besides)
+    paper = (_models, _weak_scaling, _three_meanings, _heads, _speed_ups, _epochs, besides, page_section, terms)
     published = (_megatron, _choices, narayanan, narayanan_choices, schedules, contexts, mixtures)
     return Report(_MARK, _TITLE, _WORDS, [make() for make in (*paper, *published)])
 
@@ -93,7 +94,8 @@ def _weak_scaling() -> Section:
                 bars.append((f"{tensor * data} GPUs", (published, ours)))
     words = (
         "Percentages compare the FLOP/s of a run with linear scaling from one GPU. The paper's text gives two of these "
-        "percentages (section 5.1.1)."
+        "percentages (section 5.1.1). The forecasts of this table and of Tables 2 to 4 contain the additional work of "
+        "the paper's program, which has a table below. Another table has the sizes of the terms that are left out."
     )
     return Section(
         "Figure 6: weak scaling", words, ("model", "tensor x data", "paper", "ours", "difference"), rows, bars
