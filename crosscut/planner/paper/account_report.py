@@ -9,7 +9,7 @@ from typing import NamedTuple
 from crosscut.config import RunConfig
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.hardware import Hardware
-from crosscut.planner.paper.account import MEASURED, STATE_BYTES, TERMS, V100, CopyRates, copy_seconds
+from crosscut.planner.paper.account import MEASURED, STATE_BYTES, TERMS, V100, CopyRates, Term, copy_seconds
 from crosscut.planner.paper.nvidia_page import PAGE_ROWS, page_forecast, share_of_linear
 from crosscut.planner.paper.runs import (
     EPOCH_STEPS,
@@ -92,7 +92,7 @@ def terms() -> Section:
     before = _page_error(V100)
     rows = [("forecast minus published", *map(points, (*whole, before)), "")]
     for term in TERMS:
-        without = _errors(lambda run, v100, term=term: paper_seconds(run, v100) - term.seconds(run))
+        without = _errors(_without(term))
         changes = (points(error - other) for error, other in zip(whole, without, strict=True))
         rows.append((term.name, *changes, "", "accepted"))
     for idea in IDEAS:
@@ -135,6 +135,11 @@ def _by_parameters() -> float:
     run, one = paper_run("megatron-8.3b", 8), paper_run("megatron-1.2b", 1)
     flops = flops_per_step(run, recompute=True) / flops_per_step(one, recompute=True) / run.layout.world_size
     return (share_of_linear(run, one) / flops - 1) * paper_scaling(run)
+
+
+def _without(term: Term) -> _Seconds:
+    """Forecast without one of the terms that it contains."""
+    return lambda run, v100: paper_seconds(run, v100) - term.seconds(run)
 
 
 def _copies(rates: CopyRates) -> _Seconds:
