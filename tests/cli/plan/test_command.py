@@ -128,7 +128,7 @@ SHOWN = {
     f"{IN_PAPER} training.sequence_length=1023": (  # which no tensor ranks can split
         "The first layout's layers are not compiled: dropout under tensor parallelism switches between two random",
     ),
-    "--model llama3-8b --gpu h100-sxm --gpus 8 training.sequence_length=8192 training.batch_size=1": (
+    "--model llama3-8b --gpu a100-80gb --gpus 8 training.sequence_length=8192 training.batch_size=1": (
         "overlap with no matrix product: a micro-batch of 1 sequence cannot be split into halves. ",
         "Use an even micro-batch size, or layout.symmetric_memory=true",
     ),
