@@ -6,6 +6,7 @@ the figures of the other sections.
 
 import re
 from collections.abc import Iterator, Sequence
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ def test_the_command_writes_the_page_of_the_documentation(tmp_path: Path) -> Non
 
 
 def cells(html: str) -> Iterator[str]:
-    return (match[1] for match in re.finditer(r"<td>(.*?)</td>", html))
+    return (unescape(match[1]) for match in re.finditer(r"<td>(.*?)</td>", html))
 
 
 @pytest.mark.parametrize("is_whole", [pytest.param(True, marks=pytest.mark.slow), False])
