@@ -103,3 +103,9 @@ def test_float8_makes_the_layers_products_faster_and_no_others() -> None:
     product = Product(128 * 132, 8192, 8192)
     assert narrow.product(product) < 0.6 * wide.product(product)
     assert narrow.product(product, in_layer=False) == wide.product(product)
+
+
+def test_larger_tiles_cover_a_result_less_evenly() -> None:
+    product = Product(256, 512, 384)
+    assert filled(product, 6) == 1.0  # 2 x 3 tiles of 128 x 128
+    assert filled(product, 6, (256, 128)) == 0.5  # 1 x 3 tiles

@@ -266,3 +266,13 @@ def test_a_program_may_repeat_keys_for_each_query_head_and_wait_for_the_messages
     for one, more, waited in zip(plain, repeated, waiting, strict=True):
         assert more.collective.elements == 4 * one.collective.elements  # 32 heads of queries, 8 of keys
         assert waited.exposed == waited.seconds == one.seconds >= one.exposed
+
+
+def test_a_program_may_sum_gradients_in_the_type_of_the_products() -> None:
+    run = run_of(Layout(tensor=8, data=64))
+    wide, narrow = (
+        next(e for e in step_time(run, DGX, program=program).exchanges if e.collective.purpose == "gradients")
+        for program in (Program(compiled=True), Program(compiled=True, narrow_gradients=True))
+    )
+    assert (wide.collective.element_bytes, narrow.collective.element_bytes) == (4, 2)
+    assert narrow.seconds == pytest.approx(wide.seconds / 2, rel=0.15)  # and half as many buckets
