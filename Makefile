@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-gpu check format docs benchmarks clean
+.PHONY: demo test test-slow test-gpu check format docs site benchmarks clean
 
 demo: .venv/ready
 	@folder=runs/demo; number=1; \
@@ -39,6 +39,10 @@ format: .venv/ready
 
 docs: .venv/ready
 	$(BIN)/python docs/generate.py
+
+# The pages of docs/ and the reference, for a browser: build/site/html/index.html.
+site: .venv/ready
+	$(BIN)/python docs/site/build.py
 
 benchmarks: .venv-benchmarks/ready
 	.venv-benchmarks/bin/python benchmarks/training/train_step.py

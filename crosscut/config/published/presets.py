@@ -195,6 +195,7 @@ PRESETS: dict[str, Settings] = {
     # The demo's model (config/demo.toml).
     "demo": _shape(4, 128, 4, max_sequence_length=128, **MODERN),
 }
+"""Settings of the known models, by the name that `model.preset` takes."""
 
 LAPTOP_PRESETS = tuple(name for name in PRESETS if name.startswith("laptop-"))
 """Presets of small models, which are not published."""
