@@ -28,8 +28,10 @@ html_show_copyright = False
 
 
 def linkcode_resolve(_, info):
-    """Address of the source of a name, from a page of the reference."""
-    name = info["fullname"].partition(".")[0]
+    """Address of the source of a name, from a page of the reference. Fields and methods have no link of their own."""
+    name = info["fullname"]
+    if "." in name:
+        return None
     path = home_of(ROOT, info["module"], name)
     has_anchor = name in definitions((ROOT / path).read_text(encoding="utf-8"))
     return f"../source/{path}.html" + (f"#{anchor_of(path, name)}" if has_anchor else "")

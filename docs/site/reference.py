@@ -64,8 +64,9 @@ def reference_pages(root: Path) -> dict[str, str]:
     pages = {
         f"reference/{room}": "\n\n".join([f"# `crosscut.{room}`", *sections]) + "\n" for room, sections in rooms.items()
     }
-    listed = "\n".join(["```{toctree}", ":maxdepth: 1", "", *rooms, "```"])
-    return pages | {"reference/index": f"# Reference\n\n{_INTRODUCTION}\n\n{listed}\n"}
+    listed = "\n".join(f"- [`crosscut.{room}`]({room}.md): {_purpose(root, room)}" for room in rooms)
+    tree = "\n".join(["```{toctree}", ":hidden:", "", *rooms, "```"])
+    return pages | {"reference/index": f"# Reference\n\n{_INTRODUCTION}\n\n{listed}\n\n{tree}\n"}
 
 
 _INTRODUCTION = """\
@@ -99,6 +100,12 @@ def _exports(path: Path) -> tuple[list[str], dict[str, str]]:
         elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             exported = ast.literal_eval(node.value)
     return exported, homes
+
+
+def _purpose(root: Path, room: str) -> str:
+    """First paragraph of a package's docstring, on one line."""
+    text = ast.get_docstring(ast.parse((root / "crosscut" / room / "__init__.py").read_text(encoding="utf-8"))) or ""
+    return " ".join(text.partition("\n\n")[0].split())
 
 
 def _section(root: Path, module: str, names: list[str]) -> str:
