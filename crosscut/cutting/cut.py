@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from crosscut.config import ConfigError
-from crosscut.cutting.images.escapes import Watch
+from crosscut.cutting.images.escapes import watch_calls
 from crosscut.cutting.images.layers import ImageLayer, become_image_layer, make_image_layers
 from crosscut.cutting.layers import FORWARDS, Entrance, Forward, Site, become_cut, in_order
 from crosscut.cutting.looking.attributes import set_value
@@ -184,10 +184,7 @@ def _become_cut(
             each.register_forward_pre_hook(partial(_hook, streams.outside))
             each.register_forward_hook(partial(_hook, streams.inside), always_call=True)
     if images and mesh.context.size > 1:
-        watch = Watch()
-        module.register_forward_pre_hook(watch.begin)
-        module.register_forward_hook(watch.note)
-        module.register_forward_hook(watch.end, always_call=True)
+        watch_calls(module)
     for begin, end in ((entrance.begin, entrance.end), (streams.begin, streams.end)):
         module.register_forward_pre_hook(partial(_hook, begin), prepend=True)
         module.register_forward_hook(partial(_hook, end), always_call=True)

@@ -5,8 +5,10 @@ During the first forward pass of a cut module, in training and in evaluation, ev
 of a part run where `__torch_function__` is disabled, so an operator that gets a part elsewhere has escaped.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,27 +22,51 @@ from crosscut.cutting.images.part import ImagePart
 from crosscut.cutting.images.places import told_place
 
 
+def watch_calls(module: nn.Module) -> None:
+    """Watch the first forward pass of a cut module in each mode, training or not. A hook would not see the end of a
+    pass that the user has interrupted.
+    """
+    kind: Any = type(module)
+    module.__class__ = _watched(kind)
+    vars(module)["escape_watch"] = Watch()
+
+
+@cache
+def _watched(kind: type[nn.Module]) -> type[nn.Module]:
+    def call(module: nn.Module, *args: object, **kwargs: object) -> object:
+        with vars(module)["escape_watch"].over(module):
+            return kind.__call__(module, *args, **kwargs)
+
+    return type(kind.__name__, (kind,), {"__call__": call})
+
+
 class Watch:
     """Watch over the forward passes of one cut module."""
 
     def __init__(self) -> None:
         self._seen: set[bool] = set()
         """Modes, training or not, in which a forward pass has ended without an error."""
-        self._depth = 0
-        """Number of forward passes that run: a module may call itself."""
-        self._watching: ExitStack | None = None
+        self._is_running = False
+        """Whether a forward pass runs: a module may call itself."""
         self._escaped: LayoutError | None = None
 
-    def begin(self, module: nn.Module, *_: object) -> None:
-        """Watch the forward pass that begins, if it is the first one in its mode."""
-        self._depth += 1
-        if self._depth > 1:
+    @contextmanager
+    def over(self, module: nn.Module) -> Iterator[None]:
+        """Context of a forward pass, which is watched if it is the first one in its mode. Raises `LayoutError` if a
+        function has computed with a part unseen.
+        """
+        if self._is_running or module.training in self._seen:
+            yield
             return
-        self._escaped = None
-        if module.training not in self._seen:
-            self._watching = ExitStack()
-            self._watching.enter_context(_Operators(self))
-            self._watching.enter_context(_Functions(self))
+        is_training = module.training
+        try:
+            self._is_running, self._escaped = True, None
+            with _Operators(self), _Functions(self):
+                yield
+            self.require_none()
+            self._seen.add(is_training)
+        finally:
+            self._is_running = False
 
     def escape(self, name: str) -> None:
         """Note that a function has computed with a part unseen."""
@@ -54,19 +80,6 @@ class Watch:
         """Raise `LayoutError` if a function has computed with a part unseen."""
         if self._escaped is not None:
             raise self._escaped
-
-    def note(self, module: nn.Module, *_: object) -> None:
-        """Note that a forward pass has ended without an error."""
-        self.require_none()
-        if self._depth == 1:
-            self._seen.add(module.training)
-
-    def end(self, *_: object) -> None:
-        """End the watch, also after an error."""
-        self._depth -= 1
-        if self._depth == 0 and self._watching is not None:
-            self._watching.close()
-            self._watching = None
 
 
 class _Operators(TorchDispatchMode):

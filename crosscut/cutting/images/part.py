@@ -7,7 +7,7 @@ in the user's code.
 
 from collections.abc import Callable, Mapping, Sequence
 from types import EllipsisType
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ _LEAVING = {
     *("typed_storage", "untyped_storage"),
 }
 """Functions that pass values to code that nobody watches."""
+_S = TypeVar("_S", bound=Tensor)
 _TOLD = ("__format__", "__repr__", "__str__")
 
 Place = tuple[EllipsisType | slice, ...]
@@ -98,6 +99,14 @@ class ImagePart(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             return self.as_subclass(Tensor)
 
+    def as_subclass(self, cls: type[_S]) -> _S:
+        """Raise `LayoutError`: a tensor of another class would lose its positions. PyTorch calls no
+        `__torch_function__` for this method.
+        """
+        if torch._C._is_torch_function_enabled():
+            raise _leaving("as_subclass")
+        return super().as_subclass(cls)
+
     def uncut_places(self) -> list[Place]:
         """Return the places of the parts of all ranks in the whole images. `verification` calls this method."""
         return self.sharing.places(self.spans)
@@ -137,10 +146,14 @@ def _require_known(name: str, args: tuple[object, ...], kwargs: Mapping[str, obj
     changed = args[0] if args else kwargs.get("input")
     gets_out = kwargs.get("out") is not None
     if name in _LEAVING or gets_out or (is_in_place and not isinstance(changed, ImagePart)):
-        raise LayoutError(
-            f"`{name}` must not pass parts of an image to values that are no parts, but does, {told_place()}. Use a "
-            "function that returns a new tensor, or gather the image before (`spatial_gather_output`)."
-        )
+        raise _leaving(name)
+
+
+def _leaving(name: str) -> LayoutError:
+    return LayoutError(
+        f"`{name}` must not pass parts of an image to values that are no parts, but does, {told_place()}. Use a "
+        "function that returns a new tensor, or gather the image before (`spatial_gather_output`)."
+    )
 
 
 def _entered(value: object, first: ImagePart) -> object:

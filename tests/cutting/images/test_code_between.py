@@ -85,6 +85,7 @@ REFUSED: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: x * torch.equal(x, x), "`equal` must not pass parts"),
     (lambda x: x * x.untyped_storage()[0], "`untyped_storage` must not pass parts"),
     (lambda x: torch.clamp(x, 0, 1, out=x), "`clamp` must not pass parts"),
+    (lambda x: x * x.as_subclass(Tensor).mean(), "`as_subclass` must not pass parts .*`Between`"),
     (lambda x: x * torch.vmap(torch.sigmoid)(x), "`sigmoid` must be called by Python code .* is called by a scripted"),
     (
         lambda x: x * torch.tensor(x.detach()),
@@ -148,6 +149,24 @@ def _twice() -> list[str]:
     return [*errors, str(len(torch.utils._python_dispatch._get_current_dispatch_mode_stack()))]
 
 
+def _interrupted() -> list[object]:
+    """Numbers of modes that an interrupted pass leaves, and the refusal of the pass after it."""
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    net: Any = cut(Between(interrupt), make_mesh(Layout(context=2), CPU), PLAN)
+    x = torch.randn(2, 3, 6, 8)
+    with pytest.raises(KeyboardInterrupt):
+        net(x)
+    modes = [
+        torch.utils._python_dispatch._get_current_dispatch_mode_stack(),
+        torch.overrides._get_current_function_mode_stack(),
+    ]
+    net.function = lambda x: x * torch.vmap(torch.sigmoid)(x)
+    return [*map(len, modes), refusal(LayoutError, net, x).partition(" must")[0]]
+
+
 class _CallsItself(Between):
     def forward(self, x: Tensor, *, is_twice: bool = False) -> Tensor:
         y: Tensor = self(x) + self(x.flip(-1)) if is_twice else super().forward(x)
@@ -163,6 +182,10 @@ def _nested() -> int:
 
 def test_a_net_may_call_itself_in_its_first_pass(ranks: RankPool) -> None:
     assert ranks.run(2, _nested) == [0, 0]
+
+
+def test_an_interrupted_pass_leaves_no_mode_and_does_not_end_the_watch(ranks: RankPool) -> None:
+    assert ranks.run(2, _interrupted) == [[0, 0, "`sigmoid`"]] * 2
 
 
 def test_a_refused_pass_does_not_end_the_watch(ranks: RankPool) -> None:
