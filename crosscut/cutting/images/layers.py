@@ -22,7 +22,7 @@ from crosscut.cutting.plan import IMAGES, Plan, Style
 from crosscut.cutting.resolution import Resolved
 from crosscut.parallel import ParallelMesh, copy_to_tensor_parallel
 from crosscut.parallel.operators import exchanged
-from crosscut.parallel.spatial import CutImage, ImageGrid, gather_image, make_grid, scatter_image
+from crosscut.parallel.spatial import CutImage, ImageGrid, SpatialBatchNorm, gather_image, make_grid, scatter_image
 
 
 @dataclass(eq=False)
@@ -47,16 +47,20 @@ def make_image_layers(resolved: Resolved, plan: Plan, mesh: ParallelMesh) -> dic
         return {}
     grid = make_grid(mesh, *(plan.grid if mesh.context.size > 1 else (1,) * len(plan.grid)))
     return {
-        name: ImageLayer(name, layer.rule.style, grid, _bare(spatial_layer(layer.module, mesh)))
+        name: ImageLayer(name, layer.rule.style, grid, _bare(spatial_layer(layer.module, mesh), mesh))
         for name, layer in found.items()
     }
 
 
-def _bare(spatial: nn.Module | None) -> nn.Module | None:
-    """Remove the parameters and buffers of a spatial layer, which reads those of the cut layer."""
+def _bare(spatial: nn.Module | None, mesh: ParallelMesh) -> nn.Module | None:
+    """Remove the parameters and buffers of a spatial layer, which reads those of the cut layer. A batch norm sums the
+    gradients of its weights itself, unless its statistics include other data ranks.
+    """
     if spatial is not None:
         spatial._parameters.clear()
         spatial._buffers.clear()
+    if isinstance(spatial, SpatialBatchNorm):
+        spatial.sums_gradients = mesh.tokens.size == mesh.context.size
     return spatial
 
 
@@ -127,7 +131,8 @@ def _told(x: object) -> str:
 def _computed(module: nn.Module, spatial: nn.Module, x: ImagePart, grid: ImageGrid) -> ImagePart:
     """Run the spatial layer with the parameters, the buffers and the mode of the cut layer."""
     spatial._buffers, spatial.training = module._buffers, module.training
-    weights = {name: used_part(name, module) for name in module._parameters}
+    has_sums = isinstance(spatial, SpatialBatchNorm) and spatial.sums_gradients and spatial.takes_statistics
+    weights = {name: used_part(name, module, enters=not has_sums) for name in module._parameters}
     try:
         vars(spatial).update(weights)
         y: CutImage = spatial(CutImage(x.plain(), x.spans, grid))

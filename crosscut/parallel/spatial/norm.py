@@ -33,6 +33,9 @@ class _Rule(NamedTuple):
     saves_result: bool = False
     """Whether the normal values are saved for the backward pass, in place of the image. Only for a norm without weight
     and bias, whose result is not changed in place."""
+    sums_gradients: bool = False
+    """Whether the gradients of the weight and the bias are the sums over all ranks. Otherwise, they are this rank's
+    terms."""
 
 
 class _Statistics(NamedTuple):
@@ -115,9 +118,11 @@ class _Normalised(Function):
         affine = normal if ctx.rule.saves_result else _Affine(mean, variance, ctx.rule.epsilon)
         total, along = affine.sums(grad, x)
         factor = torch.rsqrt(variance + ctx.rule.epsilon) * (1.0 if weight is None else weight)
-        mean_total, mean_along = (all_reduce(torch.stack((total, along)), ctx.rule.axis) / number).unbind()
+        sums = all_reduce(torch.stack((total, along)), ctx.rule.axis)
+        mean_total, mean_along = (sums / number).unbind()
         of_x = affine.apply(x, -factor * mean_along, -factor * mean_total)
         of_x.addcmul_(grad, _of_channels(factor, grad))
+        total, along = sums.unbind() if ctx.rule.sums_gradients else (total, along)
         _, of_weight, of_bias, _ = ctx.needs_input_grad
         return of_x, along if of_weight else None, total if of_bias else None, None
 
@@ -165,6 +170,10 @@ class SpatialBatchNorm(_Norm):
     `LayoutError` if `layer` is another layer. Source: Dryden et al. 2019 (arXiv 1903.06681), section 4.
     """
 
+    sums_gradients = False
+    """Whether the backward pass also sums the gradients of weight and bias over the ranks of the statistics. It sends
+    these sums anyway. A reducer must not sum them again.
+    """
     running_mean: Tensor | None
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
@@ -178,6 +187,11 @@ class SpatialBatchNorm(_Norm):
             buffer = getattr(layer, name)
             self.register_buffer(name, None if buffer is None else buffer.clone())
 
+    @property
+    def takes_statistics(self) -> bool:
+        """Whether the norm takes statistics of the image, and does not use running statistics."""
+        return self.training or self.running_mean is None or self.running_var is None
+
     def forward(self, image: CutImage) -> CutImage:
         """Return this rank's positions [B, C, ...], normalised for each channel."""
         require_directions_of(self.kind, len(image.spans))
@@ -185,8 +199,9 @@ class SpatialBatchNorm(_Norm):
 
     def _normal(self, x: Tensor) -> Tensor:
         weight, bias = self.own(x.dtype)
-        if self.training or self.running_mean is None or self.running_var is None:
-            y, found = _normalised(x, weight, bias, _Rule(self.mesh.tokens, self.epsilon))
+        if self.takes_statistics:
+            rule = _Rule(self.mesh.tokens, self.epsilon, sums_gradients=self.sums_gradients)
+            y, found = _normalised(x, weight, bias, rule)
             if self.training:
                 self._track(found)
             return y

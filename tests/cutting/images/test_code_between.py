@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from crosscut.config import Layout, LayoutError
 from crosscut.cutting import Plan, costs_of, cut
-from crosscut.parallel import make_mesh, make_reducer
+from crosscut.parallel import CollectiveRecorder, Sent, make_mesh, make_reducer
 from crosscut.parallel.state.parameters import whole
 from tests.cutting.images.nets import GATHER, SPATIAL, SPLIT
 from tests.ranks import RankPool
@@ -61,6 +61,30 @@ def _compared(plan: Plan) -> None:
 
 def test_gradients_of_weights_that_other_code_reads_are_those_of_the_uncut_net(ranks: RankPool) -> None:
     ranks.run(2, _compared, PLAN)
+
+
+def _of_batch_norm(is_frozen: bool) -> list[Sent]:
+    """Messages over the grid in a backward pass of a batch norm, whose gradients must be those of the uncut net."""
+    torch.manual_seed(0)
+    net: nn.Module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1)).double()
+    net.requires_grad_(False)[1].train(not is_frozen).requires_grad_()
+    x, uncut, mesh = torch.randn(2, 3, 6, 7).double(), copy.deepcopy(net), make_mesh(Layout(context=2), CPU)
+    net = cut(net, mesh, Plan(grid=(1, 2), rules={"0": SPLIT, "1": SPATIAL, "2": GATHER}))
+    found, expected = net(x), uncut(x)
+    with CollectiveRecorder(mesh) as recorder:
+        found.pow(3).sum().backward()
+    expected.pow(3).sum().backward()
+    for each in ("weight", "bias"):
+        torch.testing.assert_close(whole(net[1]._parameters[each].grad), getattr(uncut[1], each).grad)
+    return [sent for sent in recorder.sent if sent.axis == "context"]
+
+
+@pytest.mark.parametrize(("is_frozen", "elements"), [(False, [8]), (True, [4, 4])])
+def test_the_message_of_a_batch_norm_also_sums_the_gradients_of_its_weights(
+    ranks: RankPool, is_frozen: bool, elements: list[int]
+) -> None:
+    expected = [Sent("all_reduce", "context", num) for num in elements]
+    assert ranks.run(2, _of_batch_norm, is_frozen) == [expected] * 2
 
 
 KNOWN: list[Callable[[Any], Any]] = [
