@@ -151,7 +151,7 @@ def require_gradients_to_sum(model: nn.Module) -> None:
             raise LayoutError(
                 "A reducer must get a model whose gradients ranks must still sum, but the backward pass of "
                 f"`{name or type(module).__name__}`, whose images are cut, has summed them. Train the module without a "
-                "reducer, on one data rank."
+                "reducer. For several data ranks, call PyTorch's `fully_shard` on `mesh.data.device_mesh`."
             )
 
 

@@ -10,11 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
 from crosscut.config import Layout, LayoutError
-from crosscut.cutting import Plan, costs_of, cut
+from crosscut.cutting import Plan, costs_of, cut, gathered_state_dict
 from crosscut.parallel import CollectiveRecorder, Sent, make_mesh, make_reducer
 from crosscut.parallel.state.parameters import whole
+from tests.cutting.images import nets
 from tests.cutting.images.nets import GATHER, SPATIAL, SPLIT
 from tests.ranks import RankPool
 from tests.refusals import refusal
@@ -161,6 +163,29 @@ def _reduced() -> str:
 
 def test_no_reducer_sums_whole_gradients_again(ranks: RankPool) -> None:
     assert all("`Between`, whose images are cut, has summed them" in told for told in ranks.run(2, _reduced))
+
+
+def _beside_data_ranks() -> None:
+    mesh = make_mesh(Layout(data=2, context=2), CPU)
+    torch.manual_seed(0)
+    net, x, _ = nets.build()
+    net.double().get_submodule("drop").p = 0.0  # type: ignore[assignment]
+    x, uncut = torch.cat([x["x"], x["x"].flip(2) + 1]).double(), copy.deepcopy(net)
+    net = cut(net, mesh, nets.PLAN)
+    fully_shard(net, mesh=mesh.data.device_mesh)
+    for each, images in ((net, x.chunk(2)[mesh.data.rank]), (uncut, x)):
+        optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
+        for _ in range(2):
+            each(images).pow(3).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found = gathered_state_dict(net)
+    if mesh.is_first_rank:
+        torch.testing.assert_close(found, dict(uncut.state_dict()))
+
+
+def test_data_ranks_train_one_net_whose_norms_see_the_images_of_all(ranks: RankPool) -> None:
+    ranks.run(4, _beside_data_ranks)
 
 
 def _twice() -> list[str]:
