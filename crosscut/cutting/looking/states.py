@@ -6,11 +6,12 @@ statistics of batch norm and random states. And an error changes nothing: a modu
 
 import copy
 import enum
+import gc
 import random
 import types
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, MutableSet
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from operator import is_
 from typing import Any
 
@@ -36,10 +37,16 @@ class State:
     """
 
     def __init__(self, module: nn.Module | None) -> None:
-        self._undo, seen, todo = _undo_of_random_states(), set[int](), list[Any]([module])
+        self._undo = _undo_of_random_states()
+        with _without_collections():
+            self._note(module)
+
+    def _note(self, module: nn.Module | None) -> None:
+        """Note the undo of all changes of a module and of what it holds."""
+        seen, todo = set[int](), list[Any]([module])
         while todo:
             held = todo.pop()
-            kind = type(held)
+            kind: Any = type(held)
             if kind in _VALUES or id(held) in seen or isinstance(held, _SHARED):
                 continue
             seen.add(id(held))
@@ -56,9 +63,10 @@ class State:
             else:
                 if undo := _undo_of_values(held):
                     self._undo.append(undo)
-                slots = _filled_slots(held)
-                self._undo += (partial(_fill_slot, slot, held, value) for slot, value in slots)
-                todo += (value for _, value in slots)
+                for slot in _slots_of(kind):
+                    value = _value_in(slot, held)
+                    self._undo.append(partial(_fill_slot, slot, held, value))
+                    todo.append(value)
                 if hasattr(held, "__dict__"):
                     self._undo.append(partial(_give_class, held, kind))
                     todo.append(vars(held))
@@ -67,6 +75,18 @@ class State:
         """Bring the state back."""
         for undo in self._undo:
             undo()
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Context without the garbage collector, which would search a growing list of objects that are all in use."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextmanager
@@ -163,11 +183,11 @@ _EMPTY = object()
 """Value of a slot that has none."""
 
 
-def _filled_slots(held: object) -> list[tuple[types.MemberDescriptorType, object]]:
-    """Slots of an object whose class has `__slots__`, with their values."""
-    members = (each for kind in type(held).__mro__ if "__slots__" in vars(kind) for each in vars(kind).values())
-    slots = [each for each in members if isinstance(each, types.MemberDescriptorType)]
-    return [(slot, _value_in(slot, held)) for slot in slots]
+@lru_cache(maxsize=1024)
+def _slots_of(kind: type) -> tuple[types.MemberDescriptorType, ...]:
+    """Slots of the objects of a class, if it has `__slots__`."""
+    members = (each for base in kind.__mro__ if "__slots__" in vars(base) for each in vars(base).values())
+    return tuple(each for each in members if isinstance(each, types.MemberDescriptorType))
 
 
 def _value_in(slot: types.MemberDescriptorType, held: object) -> object:
