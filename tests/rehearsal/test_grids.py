@@ -17,6 +17,7 @@ from crosscut.parallel import Sent
 from crosscut.parallel.spatial import SpatialConv2d
 from crosscut.planner.hardware import Hardware, named_hardware
 from crosscut.rehearsal import GridCost, plan_grids, print_grids
+from tests.parallel.spatial.cases import overlapped
 from tests.ranks import RankPool
 from tests.refusals import refusal
 
@@ -54,6 +55,12 @@ def test_a_rank_keeps_its_share_of_the_activations_and_its_halos(name: str, size
     costs = [planned(name, 4, sizes, rank) for rank in sorted({0, prod(sizes) // 2, prod(sizes) - 1})]
     assert max(excess(cost, whole) for cost in costs) < 0.005  # the aim is 0.02
     assert max(cost.halos for cost in costs) > 0
+
+
+def test_halos_that_arrive_late_are_kept_without_padding() -> None:
+    with overlapped():
+        whole, cost = (planned("U-Net", 1, sizes) for sizes in ((1, 1, 1), (1, 1, 2)))
+    assert excess(cost, whole) < 0.02
 
 
 def _plan(num_ranks: int = 4, hardware: Hardware = H100, dtype: torch.dtype = torch.float32) -> list[GridCost]:

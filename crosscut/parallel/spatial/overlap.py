@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from crosscut.parallel.exchange import Flight, finish_fetch, start_fetch
+from crosscut.parallel.exchange import Flight, Range, finish_fetch, start_fetch
 from crosscut.parallel.spatial.image import CutImage
 from crosscut.parallel.spatial.plan import Step, halos_of, plan_halos, plan_step
 from crosscut.parallel.spatial.reaches import Window
-from crosscut.parallel.spatial.saving import Padding
+from crosscut.parallel.spatial.saving import Padding, saves_halos
 from crosscut.parallel.spatial.windows import Windows, copy_directions
 
 Convolve = Callable[[Tensor, Sequence[int]], Tensor]
@@ -70,7 +70,11 @@ class OwnWindows:
             if readers.size and side.size:
                 read, amounts = reach.reads(readers), [(0, 0)] * len(steps)
                 amounts[i] = (side.start - read.start, read.stop - side.stop)
-                terms = convolve(Padding(amounts, 0.0).around(halo), padding)
+                zeros = Padding([(max(before, 0), max(after, 0)) for before, after in amounts], 0.0)
+                held = [side if j == i else Range(0, size) for j, size in enumerate(halo.shape[2:])]
+                x, reads = Padding(amounts, 0.0).around(halo), [*held[:i], read, *held[i + 1 :]]
+                with saves_halos(x, halo, reads, held, zeros):
+                    terms = convolve(x, padding)
                 y = _Added.apply(y, terms, dim, readers.start - outputs.start)
         return y
 
