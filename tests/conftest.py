@@ -46,7 +46,7 @@ def _hide_gpus(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-PROGRAMS = frozenset({"benchmarks", "cli", "docs", "launch", "serving"})
+PROGRAMS = frozenset({"benchmarks", "cli", "docs", "installation", "launch", "serving"})
 """Folders of tests that start programs. Their files have few tests, and each test takes many seconds."""
 
 
