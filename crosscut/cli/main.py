@@ -25,6 +25,7 @@ from crosscut.cli.evaluate import evaluate
 from crosscut.cli.finetune import finetune
 from crosscut.cli.generate import generate
 from crosscut.cli.lm_eval import lm_eval
+from crosscut.cli.new.command import new
 from crosscut.cli.plan.command import plan
 from crosscut.cli.plan.show import show
 from crosscut.cli.prepare import prepare
@@ -95,6 +96,7 @@ def commands() -> None:
 
 
 for command in (
+    new,
     plan,
     show,
     prepare,

@@ -174,14 +174,15 @@ class RunConfig(StepShape):
         """Raise `ConfigError` if the data do not fit the model's kind of prediction, or if a token would attend to the
         token that it has to predict.
         """
-        model, masked = self.model, self.data.objective is Objective.MASKED
+        model, objective = self.model, objective_of(self.model)
+        masked = self.data.objective is Objective.MASKED
         if model.solves_task:
             raise ConfigError(
                 f'`model.head` must be "next_token" or "masked_tokens" for training on texts, but is "{model.head}". '
                 'Set model.head="next_token", or use `crosscut finetune` to train on a task with labels.'
             )
-        if model.predicts_masked != masked:
-            objective, head = ("masked", "next_token") if model.predicts_masked else ("causal", "masked_tokens")
+        if self.data.objective != objective:
+            head = "masked_tokens" if masked else "next_token"
             raise ConfigError(
                 f'`data.objective` must be "{objective}" for a model with `model.head` = "{model.head}", but is '
                 f'"{self.data.objective}". Set data.objective="{objective}", or model.head="{head}".'
@@ -202,6 +203,11 @@ class RunConfig(StepShape):
             )
         if masked:
             self.evaluation.require_masked()
+
+
+def objective_of(model: ModelConfig) -> Objective:
+    """Kind of prediction that a model with this head makes for texts."""
+    return Objective.MASKED if model.predicts_masked else Objective.CAUSAL
 
 
 def _require_warm_up(optimizer: OptimizerConfig, training: TrainingConfig) -> None:

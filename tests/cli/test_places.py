@@ -10,6 +10,7 @@ from tests.cli.conftest import TINY
 LONG = "x" * 100_000
 
 COMMANDS = {
+    "new": ("new", "{}", "--gpus", "none", "--size", "3M", "--tokens", "1M", "--data", "demo"),
     "train": ("train", "{}"),
     "train text": ("train", *TINY, "data.text={}", "output.folder=run"),
     "train tokens": ("train", *TINY, "data.tokens={}", "output.folder=run"),

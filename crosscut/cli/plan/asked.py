@@ -33,7 +33,7 @@ def asked_run(
         )
     if has_file(arguments):
         return load_run(Path(arguments[0]), arguments[1:], change_layout=change_layout)
-    return load_run({"model": {"preset": _preset(str(model))}}, arguments, change_layout=change_layout)
+    return load_run({"model": {"preset": named_preset(str(model))}}, arguments, change_layout=change_layout)
 
 
 def with_vocabulary(run: RunConfig) -> RunConfig:
@@ -61,7 +61,10 @@ def asked_device(name: str, *, as_json: bool) -> "Hardware":
     return hardware
 
 
-def _preset(name: str) -> str:
+def named_preset(name: str, *, option: str = "--model") -> str:
+    """Name of the preset that a value of `option` names, whole or by its end. Raises `ConfigError` if there is none, or
+    if there are several.
+    """
     wanted = name.lower()
     found = [preset for preset in PRESETS if preset == wanted] or [
         preset for preset in PRESETS if preset.endswith(f"-{wanted}")
@@ -70,9 +73,9 @@ def _preset(name: str) -> str:
         return found[0]
     if found:
         raise ConfigError(
-            f"`--model` must name one preset, but {name!r} is the end of several names. Choose {listed(found)}."
+            f"`{option}` must name one preset, but {name!r} is the end of several names. Choose {listed(found)}."
         )
     ends = {preset.partition("-")[2]: preset for preset in reversed(PRESETS)} | {preset: preset for preset in PRESETS}
     close = nearest(wanted, ends)
     hint = f"The nearest is `{ends[close[0]]}`." if close else f"Choose {listed(f'`{preset}`' for preset in PRESETS)}."
-    raise ConfigError(f"`--model` must name a preset, but is `{name}`. {hint}")
+    raise ConfigError(f"`{option}` must name a preset, but is `{name}`. {hint}")

@@ -52,14 +52,20 @@ def number_of_tokens(_context: click.Context, _option: click.Parameter, text: st
 
     Raises `ConfigError` unless the number is above 0 and at most 1e18.
     """
-    if text is None:
-        return None
+    return None if text is None else read_number("--tokens", text, "300B or 1.5T")
+
+
+def read_number(option: str, text: str, example: str) -> float:
+    """Convert a number such as 300B to a float. The messages name the option and an example.
+
+    Raises `ConfigError` unless the number is above 0 and at most 1e18.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([KMBT]?)", text.strip(), re.IGNORECASE)
     number = 0.0 if match is None else float(match[1]) * _SCALES[match[2].upper()]
     if not number:
-        raise ConfigError(f"`--tokens` must be a number above 0 such as 300B or 1.5T, but is `{text}`.")
+        raise ConfigError(f"`{option}` must be a number above 0 such as {example}, but is `{text}`.")
     if number > _MOST:
-        raise ConfigError(f"`--tokens` must be at most {_MOST:g}, but is `{text}`. Try 300B or 1.5T.")
+        raise ConfigError(f"`{option}` must be at most {_MOST:g}, but is `{text}`. Try {example}.")
     return number
 
 
@@ -144,15 +150,19 @@ def _write_best(plans: "Plans", path: Path, asked: RunConfig, tokens: float | No
     """Write a run with the fastest layout that fits. The run has the model of `asked`, and enough steps for `tokens`
     tokens unless `tokens` is None. Raises `ConfigError` if no layout fits.
     """
-    if not plans.fitting:
-        raise ConfigError(
-            f"`--write` needs a layout that fits, but none does. In the closest layout, {plans.leanest[0].reason}. Try "
-            "more devices with `--gpus`, or other devices with `--gpu`."
-        )
+    require_fitting(plans, "`--write` needs", "Try more devices with `--gpus`, or other devices with `--gpu`.")
     run = replace(plans.fitting[0].run(plans.asked), model=asked.model)
     if tokens is not None:
         run = _with_steps_for(run, tokens)
     write_toml(run, path)
+
+
+def require_fitting(plans: "Plans", needs: str, remedy: str) -> None:
+    """Raise `ConfigError` if no layout fits. The message begins with `needs` and ends with `remedy`."""
+    if not plans.fitting:
+        raise ConfigError(
+            f"{needs} a layout that fits, but none does. In the closest layout, {plans.leanest[0].reason}. {remedy}"
+        )
 
 
 def _with_steps_for(run: RunConfig, tokens: float) -> RunConfig:

@@ -1,0 +1,1 @@
+"""The command `crosscut new`, which writes a run file with comments."""

@@ -1,0 +1,61 @@
+"""Output of `crosscut new`: the forecast of the run that it has written, and the next commands."""
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from crosscut.cli.new.settings import NewRun
+from crosscut.cli.plan.ranking import seconds_text
+from crosscut.config.system.console import facts_panel
+from crosscut.config.system.terminal import new_console
+from crosscut.config.system.wording import short
+from crosscut.planner.facts import budget, three_digits
+from crosscut.planner.search import memory_of_rank
+
+
+def show_new_run(path: Path, made: NewRun) -> None:
+    """Print the forecast of memory and time, and the next commands."""
+    console = new_console()
+    console.print(facts_panel("forecast", _facts(made)))
+    console.print(f"file  {path}", soft_wrap=True)
+    for title, line in zip(("next", "", ""), _commands(shlex.quote(str(path)), made), strict=False):
+        console.print(f"{title:<6}{line}", soft_wrap=True)
+
+
+def _facts(made: NewRun) -> Iterator[tuple[str, str]]:
+    plan, plans, training = made.plan, made.plans, made.run.training
+    yield "model", f"{short(made.num_parameters)} parameters: {plans.asked.model.pattern}"
+    yield "devices", f"{plans.num_ranks:,} x {plans.hardware.name}"
+    yield "layout", f"{made.run.layout}; micro-batches of {training.micro_batch_size}"
+    room = memory_of_rank(plans.hardware, plans.num_ranks)
+    yield "memory", f"{three_digits(plan.memory.total / 1e9)} of {three_digits(room / 1e9)} GB on each rank"
+    yield "tokens", f"{short(made.num_tokens)}: {training.steps:,} steps of {made.step_tokens:,}{_epochs(made)}"
+    days = budget(plan, plans.num_ranks, tokens=made.num_tokens, price=None)["days"]
+    yield "time", f"{_duration(days)}, at {seconds_text(plan.time.total)} s for a step"
+
+
+def _duration(days: float) -> str:
+    """Time in the unit that suits it."""
+    units = ((1.0, "days"), (1 / 24, "hours"), (1 / 1440, "minutes"))
+    size, unit = next((found for found in units if days >= 2 * found[0]), units[-1])
+    return f"{three_digits(days / size)} {unit}"
+
+
+def _epochs(made: NewRun) -> str:
+    """Number of times that each token of the data is read, if the size of the data is known."""
+    if not made.source_tokens:
+        return ""
+    times = made.num_tokens / made.source_tokens
+    return f"; each token of the data is read {three_digits(times)} times" if times >= 1.5 else ""
+
+
+def _commands(name: str, made: NewRun) -> Iterator[str]:
+    hardware = made.plans.hardware
+    device = hardware.key if hardware.device == "cuda" else "laptop"
+    yield f"crosscut plan {name} --gpu {device}  # compares all layouts"
+    if made.run.data.text:
+        yield f"crosscut prepare {name}  # makes the tokens, which train does, too"
+    if made.plans.num_ranks > hardware.ranks_per_node:
+        yield f"torchrun ... -m crosscut train {name}  # on every node (docs/cluster.md)"
+    else:
+        yield f"crosscut train {name}"

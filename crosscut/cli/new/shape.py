@@ -1,0 +1,50 @@
+"""Shapes of models for a number of parameters.
+
+The shapes keep GPT-2's proportions: the hidden size is about 64 times the number of layers, heads have 64 elements (128
+from a hidden size of 2,048 on, as in published models of that size), and the hidden size is a multiple of a power of
+two, so that many numbers of tensor ranks divide the heads.
+"""
+
+from collections.abc import Iterator
+from math import log
+
+from crosscut.config import ModelConfig
+from crosscut.config.checks import Settings
+from crosscut.planner.parameters import count_parameters
+
+PROPORTION = 64
+"""Hidden size divided by the number of layers, as in GPT-2 small."""
+
+_MOST_LAYERS = 256
+_GRIDS = ((512, 64), (1024, 128), (2048, 256), (8192, 512), (32_768, 1024))
+"""Limit of the hidden size, and the distance of two hidden sizes below the limit."""
+
+
+def nearest_shape(number: float, like: Settings) -> ModelConfig:
+    """Return the model with about `number` parameters, the embedding included. `like` has all settings of the model
+    except the sizes, with its vocabulary size.
+
+    Each hidden size has a number of layers that comes closest to `number`. Of these models, the one whose proportions
+    are closest to GPT-2's is returned. The smallest model has one layer with a hidden size of 64.
+    """
+    models = [_deepest(number, {**like, **_width(hidden_size)}) for hidden_size in _hidden_sizes()]
+    return min(models, key=lambda model: abs(log(model.hidden_size / (PROPORTION * model.num_layers))))
+
+
+def _width(hidden_size: int) -> Settings:
+    return {"hidden_size": hidden_size, "num_heads": hidden_size // (64 if hidden_size < 2048 else 128)}
+
+
+def _deepest(number: float, settings: Settings) -> ModelConfig:
+    """The model of this width with the number of layers that comes closest to `number` parameters."""
+    one, two = (count_parameters(ModelConfig(num_layers=layers, **settings)) for layers in (1, 2))
+    num_layers = 1 + round((number - one) / (two - one))
+    return ModelConfig(num_layers=min(_MOST_LAYERS, max(1, num_layers)), **settings)
+
+
+def _hidden_sizes() -> Iterator[int]:
+    size = 0
+    for limit, step in _GRIDS:
+        while size < limit:
+            size += step
+            yield size

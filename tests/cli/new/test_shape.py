@@ -1,0 +1,24 @@
+"""Shapes of models for a number of parameters."""
+
+import pytest
+
+from crosscut.cli.new.shape import PROPORTION, nearest_shape
+from crosscut.config import PRESETS
+from crosscut.config.published.presets import GPT2_VOCAB_SIZE
+from crosscut.planner import count_parameters
+
+GPT2 = {"vocab_size": GPT2_VOCAB_SIZE, "max_sequence_length": 1024}
+
+
+def test_the_shape_of_125_million_parameters_is_that_of_gpt2_small() -> None:
+    found = nearest_shape(125e6, GPT2)
+    sizes = ("num_layers", "hidden_size", "num_heads")
+    assert {size: getattr(found, size) for size in sizes} == {size: PRESETS["gpt2-small"][size] for size in sizes}
+
+
+@pytest.mark.parametrize("number", [3e6, 1e7, 5e7, 1e8, 3.55e8, 1.3e9, 8.3e9, 7e10, 1.75e11])
+def test_a_model_has_about_the_asked_parameters_and_the_proportions_of_gpt2(number: float) -> None:
+    found = nearest_shape(number, {**GPT2, "vocab_size": 8192 if number < 1e8 else GPT2_VOCAB_SIZE})
+    assert count_parameters(found) == pytest.approx(number, rel=0.06)
+    assert found.hidden_size / found.num_layers == pytest.approx(PROPORTION, rel=0.35)
+    assert found.head_size in (64, 128)
