@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -77,3 +79,10 @@ class Environment:
     def site_packages(self) -> Path:
         """Folder of the installed packages."""
         return Path(self.run("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+
+
+@pytest.fixture
+def on_disk() -> Iterator[Path]:
+    """Empty folder on a disk. The folders of other tests may lie in memory, which PyTorch with CUDA would fill."""
+    with tempfile.TemporaryDirectory(prefix="crosscut-", dir="/var/tmp") as folder:
+        yield Path(folder)

@@ -6,9 +6,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -70,13 +68,6 @@ def test_the_wheel_runs_in_an_empty_environment(version: str, packages: Packages
     install_torch(installed)
     install(installed, packages.wheel)
     check(installed)
-
-
-@pytest.fixture
-def on_disk() -> Iterator[Path]:
-    """Empty folder on a disk. The folders of other tests may lie in memory, which PyTorch with CUDA would fill."""
-    with tempfile.TemporaryDirectory(prefix="crosscut-", dir="/var/tmp") as folder:
-        yield Path(folder)
 
 
 def interpreter(version: str) -> str | None:
