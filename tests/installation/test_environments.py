@@ -27,6 +27,8 @@ SMALLER = (
 
 CONSTRAINTS = ROOT / "constraints.txt"
 TORCH = re.findall(r"^torch==(\S+)$", CONSTRAINTS.read_text(encoding="utf-8"), re.MULTILINE)[0]
+WITHOUT_TORCH = ("click", "fsspec", "numpy", "rich", "tokenizers", "tomli-w", "zstandard")
+"""Dependencies of the commands that need no torch."""
 ROOM = 15 * 10**9
 """Bytes that the disk must have free for the build of PyTorch with CUDA, and for its download."""
 
@@ -58,7 +60,10 @@ def test_the_wheel_runs_with_the_packages_of_this_environment(packages: Packages
 
 @pytest.mark.slow  # downloads all dependencies; the test above finds what the wheel lacks
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+@pytest.mark.parametrize(
+    "version",
+    ["3.11", *(pytest.param(version, marks=pytest.mark.extras) for version in ("3.12", "3.13"))],  # gigabytes of CUDA
+)
 def test_the_wheel_runs_in_an_empty_environment(version: str, packages: Packages, on_disk: Path) -> None:
     python = interpreter(version)
     if python is None:
@@ -68,6 +73,22 @@ def test_the_wheel_runs_in_an_empty_environment(version: str, packages: Packages
     install_torch(installed)
     install(installed, packages.wheel)
     check(installed)
+
+
+@pytest.mark.slow  # installs packages
+@pytest.mark.parametrize("version", ["3.12", "3.13"])
+def test_commands_without_torch_run_on_other_versions(version: str, packages: Packages, on_disk: Path) -> None:
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"there is no Python {version}, neither on the PATH nor among those of pyenv")
+    installed = Environment(on_disk / "venv", on_disk)
+    subprocess.run([python, "-m", "venv", installed.folder], check=True)
+    installed.run("python", "-m", "pip", "install", "--quiet", "--no-deps", packages.wheel)
+    install(installed, *WITHOUT_TORCH)
+    installed.run("crosscut", "new", "run.toml", "--gpus", "none", "--size", "3M", "--tokens", "1M", "--data", "demo")
+    assert "1 x a laptop's processor" in installed.run("crosscut", "plan", "run.toml", "--gpu", "laptop")
+    assert "all_reduce over 2 tensor ranks" in installed.run("crosscut", "show", "demo", "--layout", "tensor=2")
+    installed.run("crosscut", "prepare", "run.toml")
 
 
 def interpreter(version: str) -> str | None:
@@ -101,6 +122,6 @@ def can_install(installed: Environment, *packages: str) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def install(installed: Environment, package: str | Path) -> None:
-    """Install a package and its dependencies, in the versions with which the tests run."""
-    installed.run("python", "-m", "pip", "install", "--quiet", "--constraint", CONSTRAINTS, package, timeout=600)
+def install(installed: Environment, *packages: str | Path) -> None:
+    """Install packages and their dependencies, in the versions with which the tests run."""
+    installed.run("python", "-m", "pip", "install", "--quiet", "--constraint", CONSTRAINTS, *packages, timeout=600)
