@@ -6,8 +6,8 @@
     python benchmarks/training/small_models.py mixture --text BOOKS.jsonl.zst --figure mixture.png
 
 Every run is a `crosscut train`. All runs of a command have the same text, in a study by default the State of the Union
-addresses that come with Crosscut, and hold out the same whole documents. The FLOPs are those of the model and, with Muon, of its
-products, which are counted once and not on every rank.
+addresses that come with Crosscut, and hold out the same whole documents. The FLOPs are those of the model and, with
+Muon, of its products, which are counted once and not on every rank.
 
 `recipes` trains a model of 4 layers of width 128 for the same FLOPs: with the paper's recipe (`recipe=small`: GPT-2,
 AdamW and a cosine), whose learning rate is the best of `RATES` with the first seed, and with `recipe=modern` as it is.

@@ -95,7 +95,7 @@ class OutputConfig:
     tokens are noise. 0 always takes the likeliest token."""
 
     sample_repetition_penalty: float = 1.0
-    """Repetition penalty of the samples. A small model at a low temperature repeats itself; a value above 1 makes tokens
+    """Repetition penalty of the samples. A small model at a low temperature repeats itself; a value above 1 makes
     less likely that are already in the text."""
 
     def __post_init__(self) -> None:

@@ -15,9 +15,9 @@ from crosscut.config.system.machine import available_memory
 if TYPE_CHECKING:
     from crosscut.planner.hardware import Hardware
 
-DEMO_TEXT = "builtin:state-of-the-union"
+DEMO_TEXT = "builtin:tales"
 
-_DEMO_TOKENS = 2.4e6
+_DEMO_TOKENS = 2.9e5
 """Training tokens of the demo's corpus, with the demo's vocabulary."""
 
 _BYTES_PER_TOKEN = 4

@@ -36,7 +36,9 @@ _QUESTIONS = {
 @click.option("--gpus", metavar="'8 x h100'|none", help="Number and kind of the GPUs, or none for the CPU.")
 @click.option("--size", metavar="125M|PRESET", help="Number of parameters of the model, or the name of a preset.")
 @click.option(
-    "--tokens", metavar="300M|auto", help="Number of tokens to train on. auto takes 20 tokens for each parameter."
+    "--tokens",
+    metavar="300M|auto",
+    help="Number of tokens to train on. auto takes 20 for each parameter, but reads the data at most four times.",
 )
 @click.option("--data", metavar="NAME|demo", help="File, folder or glob of text, folder of token shards, or demo.")
 def new(path: Path, **typed: str | None) -> None:

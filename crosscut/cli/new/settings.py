@@ -20,6 +20,10 @@ TOKENS_PER_PARAMETER = 20
 """Tokens for each parameter with which a given amount of computing gives the lowest loss (Hoffmann et al. 2022, arXiv
 2203.15556)."""
 
+MOST_READINGS = 4
+"""Number of times that data can be read with little loss compared with new data (Muennighoff et al. 2023, arXiv
+2305.16264)."""
+
 _DEMO_VOCABULARY = 4096
 """Vocabulary of the demo, whose corpus is small."""
 
@@ -74,7 +78,7 @@ def new_run(folder: str, devices: Devices, size: Size, tokens: float | None, sou
     Raises `ConfigError` if there is no model of this size, or if no layout of it fits into the devices' memory.
     """
     settings = {**_recipe_and_model(size, source), **_data(size, source)}
-    settings |= _training(settings, devices, tokens)
+    settings |= _training(settings, devices, tokens, source.num_tokens)
     asked = _loaded(settings)
     asked.require_objective()
     plans = search_layouts(with_vocabulary(asked), devices.hardware, devices.number)
@@ -166,7 +170,9 @@ def _data(size: Size, source: Source) -> dict[str, Reasoned]:
     return found
 
 
-def _training(settings: dict[str, Reasoned], devices: Devices, tokens: float | None) -> dict[str, Reasoned]:
+def _training(
+    settings: dict[str, Reasoned], devices: Devices, tokens: float | None, source_tokens: float
+) -> dict[str, Reasoned]:
     """Batch of the recipe, made larger if it has fewer sequences than there are devices, and the steps for `tokens`."""
     asked = with_vocabulary(_loaded(settings | {"layout.data": Reasoned(devices.number, "")}))
     batch, length = asked.training.batch_size, asked.training.sequence_length
@@ -174,6 +180,9 @@ def _training(settings: dict[str, Reasoned], devices: Devices, tokens: float | N
         parameters = count_active_parameters(asked.model)
         tokens = TOKENS_PER_PARAMETER * parameters
         why = f"{short(tokens)} tokens, {TOKENS_PER_PARAMETER} for each of {short(parameters)} parameters"
+        if 0 < (most := MOST_READINGS * source_tokens) < tokens:
+            why = f"{short(most)} tokens, all of the data {MOST_READINGS} times; the model could use {short(tokens)}"
+            tokens = most
     else:
         why = f"{short(tokens)} tokens, as --tokens says"
     steps = max(1, round(tokens / (batch * length)))

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from click.testing import CliRunner
 
 from crosscut.cli.main import commands
 from crosscut.cli.new.answers import read_data, read_devices, read_size, read_tokens
-from crosscut.cli.new.settings import TOKENS_PER_PARAMETER, NewRun, new_run
+from crosscut.cli.new.settings import MOST_READINGS, TOKENS_PER_PARAMETER, NewRun, new_run
 from crosscut.config import ConfigError, DataError, RunConfig, load_run
 from crosscut.config.loading.commented import Reasoned, commented_toml
 from crosscut.planner import count_parameters
@@ -87,11 +88,18 @@ def test_the_example_of_the_documentation_is_written(tmp_path: Path, book: Path,
 
 
 def test_as_many_tokens_as_suit_the_size(tmp_path: Path) -> None:
-    new = made(tokens="auto")
+    plenty = replace(read_data("demo"), num_tokens=1e12)
+    new = new_run("runs/run", read_devices("none"), read_size("3M"), None, plenty)
     wanted = TOKENS_PER_PARAMETER * count_parameters(new.run.with_vocabulary().model)
     assert new.num_tokens == pytest.approx(wanted, rel=1e-3)
 
 
+def test_little_data_is_read_four_times() -> None:
+    new = made(tokens="auto", data="demo")
+    assert new.num_tokens == pytest.approx(MOST_READINGS * new.source_tokens, rel=0.1)
+
+
+@pytest.mark.slow
 def test_a_run_without_gpus_trains_and_another_takes_its_tokens(
     tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch, crosscut_here
 ) -> None:

@@ -179,7 +179,9 @@ def test_positions_run_over_all_files(tmp_path: Path) -> None:
     assert [document.source.index for document in documents] == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("name", "count", "size"), [("state-of-the-union", 233, 10_000_000), ("tales", 175, 1_000_000)])
+@pytest.mark.parametrize(
+    ("name", "count", "size"), [("state-of-the-union", 233, 10_000_000), ("tales", 175, 1_000_000)]
+)
 def test_builtin_corpus_is_clean(name: str, count: int, size: int) -> None:
     documents = list(read_documents([f"builtin:{name}"]))
     assert len(documents) == count
