@@ -54,7 +54,8 @@ class DataConfig:
     text: tuple[LocalPath, ...] = ()
     """Raw text to train on: .txt, .jsonl, .parquet and .tsv files, folders of the first three, or globs. Files in .txt,
     .jsonl and .tsv may be compressed (.gz or .zst). On the command line, several names need only commas between them:
-    `data.text=a.txt,b.txt`. `builtin:tales` and `builtin:state-of-the-union` come with Crosscut. Leave `text` empty if `tokens` already holds shards."""
+    `data.text=a.txt,b.txt`. `builtin:tales` and `builtin:state-of-the-union` come with Crosscut. Leave
+    `text` empty if `tokens` already holds shards."""
 
     tokens: LocalPath = ""
     """Folder of token shards. If the folder does not exist, it is created from `text`. Empty means `tokens` in the

@@ -96,7 +96,7 @@ class OutputConfig:
 
     sample_repetition_penalty: float = 1.0
     """Repetition penalty of the samples. A small model at a low temperature repeats itself; a value above 1 makes
-    less likely that are already in the text."""
+    tokens of the text so far less likely."""
 
     def __post_init__(self) -> None:
         if not self.folder:

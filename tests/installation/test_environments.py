@@ -41,7 +41,7 @@ def check(installed: Environment) -> None:
     assert "cpu, with gloo between ranks" in installed.run("crosscut", "doctor")
     installed.run("crosscut", "train", *SMALLER)
     config = tomllib.loads((installed.work / "runs/demo/config.toml").read_text(encoding="utf-8"))
-    assert config["data"]["text"] == ["builtin:state-of-the-union"]
+    assert config["data"]["text"] == ["builtin:tales"]
     assert config["layout"]["tensor"] == 2
     shown = installed.run("crosscut", "show", "runs/demo")
     assert "all_reduce over 2 tensor ranks" in shown
