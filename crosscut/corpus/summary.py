@@ -93,11 +93,23 @@ def _duplicates(duplicates: Counts | None) -> list[str]:
 def _leakage(leakage: Counts | None) -> list[str]:
     if not leakage:
         return []
-    return [
+    lines = [
         f"leakage     {one['name']}: {one['grams_found']:,} of {one['grams']:,} {leakage['ngram']}-grams occur in the "
-        f"corpus, in {one['documents_touched']:,} documents"
+        f"corpus, in {one['documents_touched']:,} documents{_left(one)}"
         for one in leakage["sets"]
     ]
+    if any("grams_let_through" in one for one in leakage["sets"]):
+        paper = " and ".join(f"{share:.1%} of {name}'s" for name, share in leakage["paper"].items())
+        lines.append(f"            the paper's filter let {paper} 8-grams through")
+    return lines
+
+
+def _left(one: Counts) -> str:
+    """Words for the share of a test set that is left, if the paper's filter measured it too."""
+    if "grams_let_through" not in one:
+        return ""
+    confirmed, through = (one[key] / max(one["grams"], 1) for key in ("grams_left", "grams_let_through"))
+    return f"; {confirmed:.2%} are left, {through:.2%} by a Bloom filter alone"
 
 
 def _amount(totals: Counts, name: str, before: str) -> str:

@@ -27,6 +27,7 @@ class LeakageAction(Choice):
     """The choices for `leakage.action`."""
 
     REPORT = "report"
+    ARTICLES = "articles"
     DOCUMENT = "document"
     PASSAGE = "passage"
 
@@ -194,12 +195,14 @@ class LeakageConfig:
     """Number of words in the n-grams by which documents are compared with test sets. The paper uses 8."""
 
     false_positives: float = 1e-3
-    """False-positive rate of the Bloom filter that searches the corpus for n-grams of the test sets. Every hit is
-    checked exactly, so this rate does not change the result."""
+    """False-positive rate of the Bloom filters. One filter holds the n-grams of the test sets; every hit in it is
+    checked exactly, so the rate does not change the result. With the actions `articles` and `report`, another filter
+    holds the n-grams of the corpus, and gives the overlap as the paper measures it. The paper uses 1e-3."""
 
     action: LeakageAction = LeakageAction.PASSAGE
     """Treatment of a document that shares n-grams with a test set: `passage` cuts out the n-grams with a margin,
-    `document` drops the document, `report` only counts the document."""
+    `document` drops the document, `articles` drops only documents that are an article of the test set (the paper's
+    treatment), `report` only counts the document."""
 
     margin: int = 200
     """Number of characters to cut on each side of a shared passage."""
@@ -211,6 +214,7 @@ class LeakageConfig:
     """Maximum number of cuts per document. A document that needs more cuts is dropped."""
 
     def __post_init__(self) -> None:
+        resolve_choices(self, "leakage")
         check_section(self, "leakage", ngram=1, margin=0, min_matches=1, max_cuts=1)
         if not 0 < self.false_positives <= 0.1:
             raise ConfigError(

@@ -25,6 +25,7 @@ from crosscut.corpus.documents import CLEANING, INGEST, Lineage
 from crosscut.corpus.execution.running import StageResult
 from crosscut.corpus.execution.stages import Counts
 from crosscut.corpus.json_rows import JsonRow
+from crosscut.corpus.leakage.overlap import PAPER_OVERLAPS
 
 FORMAT = "crosscut-corpus-report"
 VERSION = 1
@@ -257,6 +258,7 @@ def _leakage(counts: Counts, config: CorpusConfig) -> Counts:
         ],
         "passages": sorted(passages, key=lambda one: -one["grams"])[:SHOWN_PASSAGES],
         "frequent": counts["overlap"].get("frequent", []),
+        "paper": PAPER_OVERLAPS,
     }
 
 

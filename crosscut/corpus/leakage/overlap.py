@@ -1,8 +1,12 @@
 """The stage `overlap`: compute the share of each test set that the corpus contains, and list shared passages (paper,
 4.1.2).
 
-The share is computed before passages are cut, so it is the share that a model would see without the leakage check. An
-n-gram that occurs in many documents is a common phrase and not a leak, so the most frequent n-grams are listed too.
+The paper's overlap is "the percentage of test set 8-grams that also appear in our training set". It is counted here
+over the distinct n-grams of a test set, and over all documents of the corpus, before some become validation data. There
+are three counts for each test set: `grams_found` of the corpus before anything is dropped or cut, `grams_left` of what
+is left, both confirmed word by word, and `grams_let_through` of what is left by a Bloom filter alone, as in the paper
+(`corpus_filter`). An n-gram that occurs in many documents is a common phrase and not a leak, so the most frequent
+n-grams of the corpus before the removal are listed too.
 """
 
 from __future__ import annotations
@@ -16,27 +20,33 @@ import numpy.typing as npt
 
 from crosscut.corpus.documents import Part, read_table
 from crosscut.corpus.execution.stages import Counts, Output
+from crosscut.corpus.leakage.corpus_filter import CORPUS_FILTER, MARKS_SUFFIX, FilterSize, let_through
 from crosscut.corpus.leakage.grams import Grams, Numbers, open_grams
 from crosscut.corpus.leakage.removal import HITS_SUFFIX, LEAKAGE, MATCHES_SUFFIX
 
 MOST = 20
 """Maximum number of passages listed per test set, and maximum number of frequent n-grams listed."""
 
+PAPER_OVERLAPS = {"WikiText-103": 0.108, "LAMBADA": 0.014}
+"""Shares of the 8-grams of the paper's test sets that its filter finds in its training set (section 4.1.2)."""
+
 SHOWN_CHARACTERS = 500
 """Maximum number of characters of a listed passage. A longer passage is truncated."""
 
 
-def add_up(folder: Path, n: int, parts: Sequence[Part], _output: Output) -> Counts:
+def add_up(folder: Path, n: int, parts: Sequence[Part], size: FilterSize | None, _output: Output) -> Counts:
     """Run the stage's task: compute the overlap of the corpus with each test set, and list the most frequent n-grams.
 
-    `folder` holds the n-grams of the test sets. The results of the stage `leakage` are read part by part. Memory
-    therefore grows with the n-grams of the test sets and not with the corpus.
+    `folder` holds the n-grams of the test sets. `size` is the size of the filter that the stage `corpus-filter` filled,
+    or None without this stage. The results of earlier stages are read part by part. Memory therefore grows with the
+    n-grams of the test sets and not with the corpus.
     """
     grams = open_grams(folder, n)
-    documents = np.zeros(len(grams), dtype=np.int64)
+    documents, left = np.zeros((2, len(grams)), dtype=np.int64)
     for part in parts:
         hits = read_table(part.file(LEAKAGE, HITS_SUFFIX))
         documents[hits["gram"].to_numpy()] += hits["documents"].to_numpy()
+        left[hits["gram"].to_numpy()] += hits["left"].to_numpy()
     places, items = grams.items_of(np.arange(len(grams)))
     found = np.bincount(items[documents[places] > 0], minlength=len(grams.sizes))
     passages = _Passages(grams.set_names)
@@ -44,13 +54,17 @@ def add_up(folder: Path, n: int, parts: Sequence[Part], _output: Output) -> Coun
         passages.add(read_table(part.file(LEAKAGE, MATCHES_SUFFIX)).to_pylist())
     sets = np.zeros((len(grams.set_names), len(grams)), dtype=np.bool_)
     sets[grams.set_of_item[items], places] = True
+    counted = {"grams_found": documents > 0, "grams_left": left > 0}
+    if size:
+        files = [part.file(CORPUS_FILTER, MARKS_SUFFIX) for part in parts]
+        counted["grams_let_through"] = let_through(folder, n, size, files)
     return {
         "test_sets": {
             name: {
                 "items": int((grams.set_of_item == place).sum()),
                 **_shares(grams.sizes[grams.set_of_item == place], found[grams.set_of_item == place]),
                 "grams": int(sets[place].sum()),
-                "grams_found": int((sets[place] & (documents > 0)).sum()),
+                **{key: int((sets[place] & chosen).sum()) for key, chosen in counted.items()},
                 **passages.of(name),
             }
             for place, name in enumerate(grams.set_names)

@@ -13,7 +13,7 @@ import numpy as np
 
 from crosscut.corpus.batches import batches
 from crosscut.corpus.leakage.grams import Grams, Numbers
-from crosscut.corpus.words.ngrams import Places, hash_words, ngrams
+from crosscut.corpus.words.ngrams import Hashes, Places, hash_words, ngrams
 from crosscut.corpus.words.places import WordPlaces
 
 SLICE_CHARACTERS = 4 << 20
@@ -86,6 +86,17 @@ def search(texts: Sequence[str], grams: Grams) -> FoundGrams:
             if first < last:
                 shared[one.document].append(_confirm(one, places[first:last] - start, numbers[first:last], grams))
     return FoundGrams([_join(of_slices) for of_slices in shared], asked, by_chance)
+
+
+def each_gram(texts: Sequence[str], n: int) -> Iterator[Hashes]:
+    """Yield the hashes of all n-grams of texts, in batches that fit into memory. A text of fewer than `n` words has
+    none.
+    """
+    slices = (one for document, text in enumerate(texts) for one in _slices(document, text, n))
+    for batch in batches(slices, lambda one: len(one.text), SLICE_CHARACTERS):
+        hashed = hash_words([one.text for one in batch])
+        lengths, grams = np.diff(hashed.starts), ngrams(hashed, n)
+        yield np.delete(grams.hashes, grams.starts[:-1][(lengths > 0) & (lengths < n)])
 
 
 def _join(of_slices: list[Shared]) -> Shared:

@@ -28,9 +28,10 @@ CUTS = pa.schema([("row", pa.uint32()), ("start", pa.uint64()), ("end", pa.uint6
 """Columns of the file with the spans to cut: the document's row, and the start and the exclusive end in characters of
 its text. Spans of a document are ascending and do not touch."""
 
-HITS = pa.schema([("gram", pa.uint32()), ("documents", pa.uint32())])
-"""Columns of the file with the n-grams found in a part: `gram` is the index of an n-gram in `Grams`, and `documents` is
-the number of documents of the part that contain the n-gram."""
+HITS = pa.schema([("gram", pa.uint32()), ("documents", pa.uint32()), ("left", pa.uint32())])
+"""Columns of the file with the n-grams found in a part: `gram` is the index of an n-gram in `Grams`, `documents` is the
+number of documents of the part that contain the n-gram, and `left` is the number of those that are neither dropped nor
+cut. The pieces of a cut document contain no n-gram of a test set."""
 
 MATCHES = pa.schema(
     [
@@ -82,6 +83,9 @@ class _Removal:
     found: list[Numbers] = field(default_factory=list)
     """The n-grams that each document shares with test sets."""
 
+    left: list[Numbers] = field(default_factory=list)
+    """The elements of `found` for the documents that are neither dropped nor cut."""
+
     cut_documents: int = 0
     cut_bytes: int = 0
 
@@ -94,19 +98,23 @@ class _Removal:
             test_set, item = self.grams.set_names[passage.test_set], int(self.grams.numbers[passage.item])
             text = document.text[slice(*passage.span)]
             self.matches.append((document.row, document.id, test_set, item, passage.num_grams, *passage.span, text))
-        if self.config.action == "report":
-            return
-        drop = self._article(document.row, article, distinct)
-        if drop is None and len(distinct) >= self.config.min_matches:
+        action = self.config.action
+        drop = None if action == "report" else self._article(document.row, article, distinct)
+        if drop is None and action in ("document", "passage") and len(distinct) >= self.config.min_matches:
             cuts = spans_to_cut(document.text, shared, margin=self.config.margin)
-            if self.config.action == "document" or len(cuts) > self.config.max_cuts:
+            if action == "document" or len(cuts) > self.config.max_cuts:
                 drop = self._leak(document.row, len(distinct), len(cuts), found)
             else:
-                self.cuts += [(document.row, *cut) for cut in cuts]
-                self.cut_documents += 1
-                self.cut_bytes += document.num_bytes - sum(map(count_bytes, pieces(document.text, cuts)))
+                self._cut(document, cuts)
+        elif drop is None:
+            self.left.append(distinct)
         if drop is not None:
             self.drops.append(drop)
+
+    def _cut(self, document: Document, cuts: Sequence[Span]) -> None:
+        self.cuts += [(document.row, *cut) for cut in cuts]
+        self.cut_documents += 1
+        self.cut_bytes += document.num_bytes - sum(map(count_bytes, pieces(document.text, cuts)))
 
     def _leak(self, row: int, num_grams: int, num_cuts: int, found: Sequence[Passage]) -> Drop:
         """Make the `Drop` for a document that shares too much with test sets. The drop names the test set with the most
@@ -145,9 +153,10 @@ class _Removal:
         write_drops(output, part, self.drops)
         write_rows(output.path(f"{part}{CUTS_SUFFIX}"), self.cuts, CUTS)
         write_rows(output.path(f"{part}{MATCHES_SUFFIX}"), self.matches, MATCHES, packed=True)
-        found = np.concatenate([np.empty(0, dtype=np.int64), *self.found])
+        found, left = (np.concatenate([np.empty(0, dtype=np.int64), *some]) for some in (self.found, self.left))
         numbers, documents = np.unique(found, return_counts=True)
-        hits = list(zip(numbers.tolist(), documents.tolist(), strict=True))
+        left = np.bincount(np.searchsorted(numbers, left), minlength=len(numbers))
+        hits = list(zip(numbers.tolist(), documents.tolist(), left.tolist(), strict=True))
         write_rows(output.path(f"{part}{HITS_SUFFIX}"), hits, HITS)
 
 

@@ -1,4 +1,6 @@
-"""The three stages of the leakage check, in order: `test-sets`, `leakage` and `overlap`."""
+"""The stages of the leakage check, in order: `test-sets`, `leakage`, `corpus-filter` (with the actions that leave text
+of test sets in the corpus) and `overlap`.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from crosscut.config.corpora import LeakageConfig
+from crosscut.config.corpora import LeakageAction, LeakageConfig
 from crosscut.corpus.documents import Lineage
-from crosscut.corpus.execution.stages import CorpusStage, PlannedStage, StageTask, Yields
+from crosscut.corpus.execution.stages import CorpusStage, PlannedStage, StageTask, Yields, read_records
+from crosscut.corpus.leakage.corpus_filter import CORPUS_FILTER, MARKS_SUFFIX, FilterSize, fill
 from crosscut.corpus.leakage.grams import FILES, gather
 from crosscut.corpus.leakage.overlap import add_up
 from crosscut.corpus.leakage.removal import HITS_SUFFIX, LEAKAGE, MATCHES_SUFFIX, remove_leaks
@@ -19,6 +22,9 @@ from crosscut.data.text.sources import unreadable
 
 GATHERING, OVERLAP = "test-sets", "overlap"
 """Names of the stages before and after `LEAKAGE`."""
+
+_LEAVES = (LeakageAction.ARTICLES, LeakageAction.REPORT)
+"""Actions that leave n-grams of test sets in the corpus."""
 
 
 def leakage_stages(config: LeakageConfig, work: Path, lineage: Lineage) -> Sequence[CorpusStage]:
@@ -32,7 +38,7 @@ def leakage_stages(config: LeakageConfig, work: Path, lineage: Lineage) -> Seque
     folder = work / GATHERING
     removal = PartStage(
         name=LEAKAGE,
-        version=1,
+        version=2,
         function=remove_leaks,
         arguments=(folder, config),
         settings={name: getattr(config, name) for name in ("ngram", "action", "margin", "min_matches", "max_cuts")},
@@ -40,11 +46,12 @@ def leakage_stages(config: LeakageConfig, work: Path, lineage: Lineage) -> Seque
         lineage=lineage,
         yields=Yields.DROPS,
     )
-    return (
-        PlannedStage(name=GATHERING, version=1, plan=partial(_plan_gathering, config, _digests(config))),
-        removal,
-        PlannedStage(name=OVERLAP, version=1, plan=partial(_plan_overlap, config)),
-    )
+    gathering = PlannedStage(name=GATHERING, version=1, plan=partial(_plan_gathering, config, _digests(config)))
+    overlap = PlannedStage(name=OVERLAP, version=2, plan=partial(_plan_overlap, config))
+    if config.action not in _LEAVES:
+        return (gathering, removal, overlap)
+    plan = partial(_plan_filter, config, lineage.after((removal,)))
+    return (gathering, removal, PlannedStage(name=CORPUS_FILTER, version=1, plan=plan), overlap)
 
 
 def _digests(config: LeakageConfig) -> tuple[str, ...]:
@@ -71,16 +78,39 @@ def _plan_gathering(config: LeakageConfig, digests: tuple[str, ...], _work: Path
     ]
 
 
+def _filter_size(config: LeakageConfig, work: Path) -> FilterSize | None:
+    """Size of the filter of the corpus's n-grams, or None if the action leaves none of the test sets."""
+    asked = sum(record.counts["grams_asked"] for record in read_records(work, LEAKAGE))
+    return FilterSize(asked, config.false_positives) if config.action in _LEAVES else None
+
+
+def _plan_filter(config: LeakageConfig, lineage: Lineage, work: Path) -> Sequence[StageTask]:
+    """Return one task for each part of the corpus that is left after the stage `leakage`."""
+    size = _filter_size(config, work)
+    return [
+        StageTask(
+            name=part.name,
+            function=partial(fill, part, work / GATHERING, config.ngram, size),
+            inputs=(*part.files, *(work / GATHERING / name for name in FILES)),
+            settings={"ngram": config.ngram, "size": size},
+            size=num_bytes,
+        )
+        for part, num_bytes in find_parts(work, lineage)
+    ]
+
+
 def _plan_overlap(config: LeakageConfig, work: Path) -> Sequence[StageTask]:
-    """Return the single task, which reads the results of the stage `leakage` for all parts."""
+    """Return the single task, which reads the results of the stages before it for all parts."""
     parts = [part for part, _ in find_parts(work)]
     files = [part.file(LEAKAGE, suffix) for part in parts for suffix in (HITS_SUFFIX, MATCHES_SUFFIX)]
+    size = _filter_size(config, work)
+    files += [part.file(CORPUS_FILTER, MARKS_SUFFIX) for part in parts if size]
     return [
         StageTask(
             name=OVERLAP,
-            function=partial(add_up, work / GATHERING, config.ngram, parts),
+            function=partial(add_up, work / GATHERING, config.ngram, parts, size),
             inputs=(*(work / GATHERING / name for name in FILES), *files),
-            settings={"ngram": config.ngram},
+            settings={"ngram": config.ngram, "size": size},
             size=sum(file.stat().st_size for file in files),
         )
     ]

@@ -81,7 +81,7 @@ def test_overlap_tells_what_share_was_found_and_with_which_passages(tmp_path, co
     counts = leak(work, config, [*texts[3:], half], name="000001-0000")["overlap"]
     assert counts["test_sets"]["questions.jsonl"] == {
         "items": 3, "items_too_short": 1, "items_touched": 2, "items_half_found": 1,
-        "grams": 13 + 11, "grams_found": 7 + 5, "documents_touched": 7, "passages": 7,
+        "grams": 13 + 11, "grams_found": 7 + 5, "grams_left": 0, "documents_touched": 7, "passages": 7,
         "longest": counts["test_sets"]["questions.jsonl"]["longest"],
     }  # fmt: skip
     assert counts["test_sets"]["questions.jsonl"]["longest"][0] == {

@@ -80,15 +80,20 @@ function leakage() {
     passage: `Passages were cut out with ${found.margin} characters on both sides; `
       + `a document that needed more than ${found.max_cuts} cuts was dropped.`,
     document: "Documents that share text with a test set were dropped.",
+    articles: "Documents that are an article of a test set were dropped, and nothing else.",
     report: "The documents were only counted, as `leakage.action` says.",
   }[found.action];
   const all = (one, name) => (one[name] === undefined ? "\u2013" : whole.format(one[name]));
+  const filtered = found.sets.some((one) => one.grams_let_through !== undefined);
   return section("leakage", "Did test data leak in?",
     make("p.note", `Text that occurs in a test set and in the corpus, found by ${found.ngram}-grams of words. Each match was confirmed word by word. ${done ?? ""}`),
     table("Overlap with each test set",
-      ["Test set", `#${found.ngram}-grams`, "#in the corpus", "#share", "#items", "#touched", "#half found", "#passages", "#in documents"],
+      ["Test set", `#${found.ngram}-grams`, "#in the corpus", "#share", ...(filtered ? ["#left", "#left, by the filter"] : []), "#items", "#touched", "#half found", "#passages", "#in documents"],
       found.sets.map((one) => [one.name, all(one, "grams"), all(one, "grams_found"), one.grams_found ? percent(one.grams_found, one.grams, 2) : "0",
+        ...(filtered ? [percent(one.grams_left, one.grams, 2), percent(one.grams_let_through, one.grams, 2)] : []),
         all(one, "items"), all(one, "items_touched"), all(one, "items_half_found"), all(one, "passages"), all(one, "documents_touched")])),
+    filtered && make("p.note.soft", `What is left was also measured as the paper does, by a Bloom filter of the corpus alone; it let ${
+      Object.entries(found.paper).map(([name, share]) => `${ratio(share)} of ${name}`).join(" and ")} through.`),
     passagesBlock(found), frequentBlock(found));
 }
 
