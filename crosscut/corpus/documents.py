@@ -210,6 +210,9 @@ class Judgement:
     """Measurements that the filter made, keyed by name, such as `score`. Each sequence has one value per document,
     including the dropped documents."""
 
+    counts: Mapping[str, object] = field(default_factory=dict)
+    """Further figures of the filter for the report, as JSON values that can be added up over parts."""
+
 
 def read_table(path: Path) -> pa.Table:
     """Read an Arrow file. The columns of an uncompressed file are memory-mapped and not copied."""

@@ -48,6 +48,7 @@ from crosscut.corpus.execution.stages import (
 from crosscut.corpus.filters.judging import Judge, judge_part
 from crosscut.corpus.filters.language import LanguageFilter
 from crosscut.corpus.filters.length import LengthFilter
+from crosscut.corpus.filters.links import LINKS, LinkFilter, LinksOfSource, find_lists, lists_stage
 from crosscut.corpus.filters.urls import UrlFilter, url_key
 from crosscut.corpus.finished import LOCK_FILE, WORK_FOLDER, mark_finished, mark_unfinished
 from crosscut.corpus.ingest import IngestStage, check_damage, check_rejects
@@ -242,8 +243,30 @@ def _add_url_filters(stages: _StageList) -> None:
     if urls.domains or urls.types or urls.min_karma > 0:
         rules = UrlFilter(urls)
         stages.add_filter("urls", UrlFilter, urls, settings=rules.settings)
+    _add_links(stages)
     if urls.duplicates:
         stages.add(*first_stages("url-duplicates", rule="same url", key=url_key, lineage=stages.lineage))
+
+
+def _add_links(stages: _StageList) -> None:
+    """Append the stages that join documents to lists of links, if a source has lists."""
+    lists = find_lists(stages.config)
+    if not lists:
+        return
+    min_karma = stages.config.urls.min_karma
+    joined = tuple(
+        LinksOfSource(source.name, source.require_link, tuple(lists[name].files(stages.work) for name in source.links))
+        for source in stages.config.sources
+        if source.links
+    )
+    settings = {
+        "min_karma": min_karma,
+        "sources": [[one.source, one.required, [[path.name for path in pair] for pair in one.files]] for one in joined],
+        "lists": [[one.file.size, one.file.version] for one in lists.values()],
+    }
+    stages.add(lists_stage(list(lists.values()), min_karma))
+    inputs = tuple(path for one in lists.values() for path in one.files(stages.work))
+    stages.add_filter(LINKS, LinkFilter, min_karma, joined, settings=settings, inputs=inputs)
 
 
 def _add_cleaning(stages: _StageList) -> None:

@@ -37,7 +37,8 @@ def print_summary(config: CorpusConfig, report: Report, console: Console) -> Non
     tokens, and the path of the report to open.
     """
     console.print(_flow(report["flow"]))
-    for line in (*_left_out(report), *_duplicates(report.get("duplicates")), *_leakage(report.get("leakage"))):
+    lines = (*_left_out(report), *_links(report), *_duplicates(report.get("duplicates")))
+    for line in (*lines, *_leakage(report.get("leakage"))):
         console.print(Text(line), soft_wrap=True)
     console.print(facts_panel("done", _result(report)))
     folder = Path(config.folder)
@@ -79,6 +80,21 @@ def _left_out(report: Report) -> list[str]:
         files = counted(total, "file is", "files are")
         lines.append(f"left out    {source}: {files} {kind}: {shown}{rest}")
     return lines
+
+
+def _links(report: Report) -> list[str]:
+    links, votes = report.get("links", {}), report["settings"]["urls"]["min_karma"]
+    return [
+        *(
+            f"links       {name}: {one['urls']:,} URLs on {one['lines']:,} lines, {one['enough']:,} with at least "
+            f"{votes:g} votes"
+            for name, one in links.get("lists", {}).items()
+        ),
+        *(
+            f"links       {source}: {one['with_link']:,} of {one['documents']:,} documents have a link"
+            for source, one in links.get("joined", {}).items()
+        ),
+    ]
 
 
 def _duplicates(duplicates: Counts | None) -> list[str]:

@@ -62,7 +62,8 @@ MESSAGES = {
     "folder = ''": "`folder` must name a folder for the corpus, but is empty.",
     "duplicates.jaccard = 0.2": "`duplicates.jaccard` must be between 0.3 and 1, but is 0.2. The paper uses 0.7.",
     "duplicates.recall = 1.0": "`duplicates.recall` must be above 0 and at most 0.9999, but is 1.0.",
-    "leakage.action = 'delete'": "`leakage.action` must be 'report', 'articles', 'document' or 'passage', but is 'delete'.",
+    "leakage.action = 'delete'": "`leakage.action` must be 'report', 'articles', 'document' or 'passage', but is "
+    "'delete'.",
     "leakage.false_positives = 0.0": "`leakage.false_positives` must be above 0 and at most 0.1, but is 0.0.",
     "cleaning.normalization = 'NFKC'": "`cleaning.normalization` must be 'none' or 'NFC', but is 'NFKC'.",
     "cleaning.uncurl_quotes = 'yes'": "`cleaning.uncurl_quotes` must be true or false, but is 'yes'.",

@@ -69,6 +69,15 @@ class SourceConfig:
     title_key: str = "title"
     """Key (jsonl) or column (parquet) of the document's title. Documents without a title are allowed."""
 
+    links: tuple[str, ...] = ()
+    """Files that list links and their votes, such as those of a forum: on each line a URL, a tab and the number of
+    votes (.gz, .zst and .bz2 are decompressed). A document of this source is dropped if the highest number of votes for
+    its URL is below `urls.min_karma`. Spellings of a URL count as in `urls.duplicates`."""
+
+    require_link: bool = True
+    """Whether to drop documents of this source whose URL is in none of its `links`. Without `links`, this key has no
+    effect."""
+
     cleaners: tuple[Cleaner, ...] = ()
     """Additional repairs for this source: `join_lines` removes newlines inside paragraphs, as the paper does for
     CC-Stories."""

@@ -24,6 +24,7 @@ from crosscut.corpus.audit.totals import cut_words, make_totals
 from crosscut.corpus.documents import CLEANING, INGEST, Lineage
 from crosscut.corpus.execution.running import StageResult
 from crosscut.corpus.execution.stages import Counts
+from crosscut.corpus.filters.links import LINK_LISTS, LINKS
 from crosscut.corpus.json_rows import JsonRow
 from crosscut.corpus.leakage.overlap import PAPER_OVERLAPS
 
@@ -67,6 +68,7 @@ def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Pat
         "damaged": damaged,
         "left_out": ingest.get("left_out", {}),
         "flow": flow,
+        "links": {**counts.get(LINK_LISTS, {}), **{key: counts[LINKS][key] for key in ("joined",) if LINKS in counts}},
         "duplicates": _duplicates(counts, config, runs),
         "leakage": _leakage(counts, config),
         "lengths": _columns(audit.get("lengths", {}), ratio, "from"),

@@ -127,9 +127,8 @@ class _Story:
 
     def _marks(self, stage: str) -> list[str]:
         marks = self._rows(stage, MARKS_SUFFIX)
-        return [
-            ", ".join(f"{name} {_spelled(value)}" for name, value in mark.items() if name != "row") for mark in marks
-        ]
+        known = ({name: value for name, value in mark.items() if name != "row" and value is not None} for mark in marks)
+        return [", ".join(f"{name} {_spelled(value)}" for name, value in mark.items()) for mark in known if mark]
 
     def _mended(self) -> list[str]:
         before = texts_read([self._place])[self._place]

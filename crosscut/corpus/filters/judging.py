@@ -29,7 +29,7 @@ def judge_part(
     if judgement.marks:
         columns = {"row": pa.array([document.row for document in documents], pa.uint32()), **judgement.marks}
         write_table(output.path(f"{part.name}{MARKS_SUFFIX}"), columns, pa.table(columns).schema)
-    return count_drops(documents, judgement.drops)
+    return {**count_drops(documents, judgement.drops), **judgement.counts}
 
 
 @lru_cache(maxsize=8)

@@ -8,6 +8,7 @@ const timings = read("timings");
 const STAGES = {
   ingest: ["Read", "Unreadable records cannot be read as text. Skipped records, such as blank texts and redirects, are not meant to be documents."],
   urls: ["URLs", "Documents are dropped because of the domain or file type of their URL, or because their link has few votes."],
+  links: ["Links", "Documents are dropped because the link to them has few votes in the lists of links, or because no list has it."],
   "url-duplicates": ["Same URL", "If several documents have the same URL, only the first is kept."],
   cleaning: ["Cleaning", "Lines that many pages of a site share are cut, texts are repaired, and documents without remaining text are dropped."],
   language: ["Language", "Documents in other languages and documents with too low a detector score are dropped."],
