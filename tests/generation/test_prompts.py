@@ -19,3 +19,11 @@ def test_records_may_hold_line_separators_as_they_are(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"prompt": "It\u2028was"}, ensure_ascii=False) + "\r\n", encoding="utf-8", newline="")
     assert read_prompts(file) == ("It\u2028was",)
+
+
+def test_prompts_of_the_paper_are_those_of_its_appendix(shared: Path) -> None:
+    (paper,) = (shared / "seeds").glob("000_*.txt")
+    appendix = " ".join(paper.read_text(encoding="utf-8").rpartition("EXT S AMPLES")[2].split())
+    prompts = read_prompts(Path(__file__).parents[2] / "examples" / "paper" / "prompts.txt")
+    assert len(prompts) == appendix.count("Context:") == 5
+    assert all(f"Context: {prompt} " in appendix for prompt in prompts)
