@@ -22,7 +22,7 @@ from benchmarks.commands import command_line, write_figures
 from benchmarks.machine import describe_machine
 from benchmarks.processes import Peak, held_by
 from benchmarks.texts import take
-from crosscut.config.corpora import EngineConfig, LeakageConfig
+from crosscut.config.corpora import EngineConfig, LeakageAction, LeakageConfig
 from crosscut.corpus.batches import batches
 from crosscut.corpus.documents import DOCUMENTS, INGEST, READ, write_table
 from crosscut.corpus.execution.engine import start_engine
@@ -43,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--test-sets", nargs="+", required=True, help="files of the test sets")
     pages = "split texts into documents of this many characters; by default a text is one document"
     parser.add_argument("--pages", type=int, default=0, help=pages)
+    action = "what happens to shared text (`leakage.action`); articles and report also fill the paper's Bloom filter"
+    parser.add_argument("--action", choices=[str(one) for one in LeakageAction], default="passage", help=action)
     parser.add_argument("--megabytes", type=float, default=float("inf"), help="most text to read")
     parser.add_argument("--workers", type=int, default=2, help="processes")
     parser.add_argument("--show", type=int, default=5, help="passages and 8-grams to print")
@@ -53,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         work = Path(temporary)
         documents = take(read(options.texts, options.pages), options.megabytes * 1e6, size=bytes_of)
         digests = ingest(documents, work)
-        config = LeakageConfig(test_sets=tuple(options.test_sets))
+        config = LeakageConfig(test_sets=tuple(options.test_sets), action=options.action)
         figures |= measure(work, config, digests, options.workers)
     show(figures, options.show)
     write_figures(options.json, figures)
@@ -127,6 +129,9 @@ def show(figures: dict[str, Any], most: int) -> None:
             f"{removed['documents_in']:,} documents; {table['items_touched']:,} of {table['items']:,} items overlap, "
             f"{table['items_half_found']:,} by half or more"
         )
+        if "grams_let_through" in table:
+            left, through = (table[key] / max(table["grams"], 1) for key in ("grams_left", "grams_let_through"))
+            print(f"  left: {left:.3%}, confirmed; {through:.3%} by a Bloom filter of the corpus alone")
         for one in table["longest"][:most]:
             print(
                 f"  {one['grams']:>4}  item {one['item']}, {one['document']}: {' '.join(one['passage'].split())[:160]}"
@@ -143,7 +148,8 @@ def show(figures: dict[str, Any], most: int) -> None:
     print(
         f"{figures['bytes'] / 1e6:.1f} MB, {figures['workers']} processes: {figures['mb_per_s']:.1f} MB/s "
         f"({figures['mb_per_s_of_a_process']:.1f} per process); test sets read in "
-        f"{figures['seconds']['test-sets']:.1f} s, overlap summed in {figures['seconds']['overlap']:.1f} s; "
+        f"{figures['seconds']['test-sets']:.1f} s, corpus filter {figures['seconds'].get('corpus-filter', 0):.1f} s, "
+        f"overlap summed in {figures['seconds']['overlap']:.1f} s; "
         f"{figures['processor_seconds']:.1f} s of processor time in all, peak {figures['peak_bytes'] / 1e6:,.0f} MB"
     )
 

@@ -115,17 +115,20 @@ def read_list(one: LinkList, min_karma: float, output: Output) -> Counts:
 
     Raises `DataError` with the numbers of damaged lines, or if the file cannot be read.
     """
-    hashes, votes, damaged = array("Q"), array("d"), []
+    hashes, votes = array("Q"), array("d")
+    damaged: list[Line] = []
+    num_damaged = 0
     for line in read_lines(one.file.chunks(), MOST_LINE_BYTES):
         if not line.data.strip():
             continue
         if (link := _parse(line)) is None:
-            damaged.append((line.number, line.data[:60]) if len(damaged) < SHOWN_LINES else ())
+            damaged += [line] if num_damaged < SHOWN_LINES else []
+            num_damaged += 1
         else:
             hashes.append(hash_url(link[0]))
             votes.append(link[1])
     if damaged:
-        raise _damaged(one.file.name, damaged)
+        raise _damaged(one.file.name, damaged, num_damaged)
     urls, karma = np.frombuffer(hashes, np.uint64), np.frombuffer(votes, np.float64)
     order = np.lexsort((karma, urls))
     urls, karma = urls[order], karma[order]
@@ -148,9 +151,9 @@ def _parse(line: Line) -> tuple[str, float] | None:
     return (url, float(karma)) if is_url and _NUMBER.fullmatch(karma) else None
 
 
-def _damaged(name: str, damaged: Sequence[tuple[int, bytes] | tuple[()]]) -> DataError:
-    shown = [f"line {place[0]} (`{place[1].decode('utf-8', 'replace')}`)" for place in damaged if place]
-    more = f" and {len(damaged) - len(shown):,} more" if len(damaged) > len(shown) else ""
+def _damaged(name: str, first: Sequence[Line], number: int) -> DataError:
+    shown = [f"line {line.number} (`{line.data[:60].decode('utf-8', 'replace')}`)" for line in first]
+    more = f" and {number - len(shown):,} more" if number > len(shown) else ""
     return DataError(
         f"`{name}` must have a URL, a tab and a number of votes on each line, but has not on {', '.join(shown)}{more}. "
         "Correct or remove the damaged lines."

@@ -44,8 +44,8 @@ class FilterSize(NamedTuple):
     """Size of a Bloom filter."""
 
     capacity: int
-    """Number of n-grams that the filter can hold at its false-positive rate. The stage counts repeated n-grams again,
-    and n-grams of dropped documents too, so the true rate is a little lower."""
+    """Number of n-grams that the filter can hold at its false-positive rate. Repeated n-grams of the corpus count
+    again, so the true rate is a little lower."""
 
     false_positives: float
 
@@ -81,7 +81,8 @@ class _Row:
         places = np.searchsorted(self.slots, slots)
         inside = places < len(self.slots)
         places, slots = places[inside], slots[inside]
-        return places[self.slots[places] == slots]
+        found: Numbers = places[self.slots[places] == slots]
+        return found
 
 
 @lru_cache(maxsize=1)

@@ -14,7 +14,7 @@ from crosscut.corpus.documents import Document, Drop, Part, count_bytes, read_ta
 from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.filters.judging import count_drops
 from crosscut.corpus.leakage.grams import Grams, Numbers, open_grams
-from crosscut.corpus.leakage.passages import Passage, Shared, Span, passages, pieces, search, spans_to_cut
+from crosscut.corpus.leakage.passages import Passage, Shared, Span, each_gram, passages, pieces, search, spans_to_cut
 from crosscut.corpus.words.ngrams import words
 
 LEAKAGE = "leakage"
@@ -178,10 +178,13 @@ def remove_leaks(part: Part, folder: Path, config: LeakageConfig, output: Output
     outcome.write(part.name, output)
     counts = count_drops(documents, outcome.drops)
     counts["bytes_out"] -= outcome.cut_bytes
+    rows = {drop.row for drop in outcome.drops}
+    dropped = sum(map(len, each_gram([one.text for one in documents if one.row in rows], config.ngram)))
     return {
         **counts,
         "cut": {"documents": outcome.cut_documents, "places": len(outcome.cuts), "bytes": outcome.cut_bytes},
         "grams_asked": found.asked,
+        "grams_kept": found.asked - dropped,
         "false_positives": found.by_chance,
     }
 

@@ -78,10 +78,10 @@ def _plan_gathering(config: LeakageConfig, digests: tuple[str, ...], _work: Path
     ]
 
 
-def _filter_size(config: LeakageConfig, work: Path) -> FilterSize | None:
-    """Size of the filter of the corpus's n-grams, or None if the action leaves none of the test sets."""
-    asked = sum(record.counts["grams_asked"] for record in read_records(work, LEAKAGE))
-    return FilterSize(asked, config.false_positives) if config.action in _LEAVES else None
+def _filter_size(config: LeakageConfig, work: Path) -> FilterSize:
+    """Size of the filter for the n-grams of all documents that the stage `leakage` kept."""
+    kept = sum(record.counts["grams_kept"] for record in read_records(work, LEAKAGE))
+    return FilterSize(kept, config.false_positives)
 
 
 def _plan_filter(config: LeakageConfig, lineage: Lineage, work: Path) -> Sequence[StageTask]:
@@ -103,7 +103,7 @@ def _plan_overlap(config: LeakageConfig, work: Path) -> Sequence[StageTask]:
     """Return the single task, which reads the results of the stages before it for all parts."""
     parts = [part for part, _ in find_parts(work)]
     files = [part.file(LEAKAGE, suffix) for part in parts for suffix in (HITS_SUFFIX, MATCHES_SUFFIX)]
-    size = _filter_size(config, work)
+    size = _filter_size(config, work) if config.action in _LEAVES else None
     files += [part.file(CORPUS_FILTER, MARKS_SUFFIX) for part in parts if size]
     return [
         StageTask(
