@@ -92,7 +92,7 @@ function leakage() {
       found.sets.map((one) => [one.name, all(one, "grams"), all(one, "grams_found"), one.grams_found ? percent(one.grams_found, one.grams, 2) : "0",
         ...(filtered ? [percent(one.grams_left, one.grams, 2), percent(one.grams_let_through, one.grams, 2)] : []),
         all(one, "items"), all(one, "items_touched"), all(one, "items_half_found"), all(one, "passages"), all(one, "documents_touched")])),
-    filtered && make("p.note.soft", `What is left was also measured as the paper does, by a Bloom filter of the corpus alone; it let ${
+    filtered && make("p.note.soft", `What is left was also measured as in the paper, by a Bloom filter of the corpus alone. The paper's filter let ${
       Object.entries(found.paper).map(([name, share]) => `${ratio(share)} of ${name}`).join(" and ")} through.`),
     passagesBlock(found), frequentBlock(found));
 }
