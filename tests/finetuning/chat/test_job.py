@@ -57,6 +57,7 @@ def test_three_tensor_ranks_train_the_same_model_as_one(in_threes, tmp_path, for
         assert torch.equal(tensor.float(), initial[name]) == (bool(rank) and not is_matrix), name
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_on_another_layout_without_its_files(ranks, in_threes, tmp_path, forked_ranks):
     path, model, out = tmp_path / "chats.jsonl", in_threes / "model", tmp_path / "run"
     shutil.copy(in_threes / "chats.jsonl", path)

@@ -62,7 +62,7 @@ def test_profile_of_two_ranks_tells_of_the_run_and_does_not_change_it(ranks, run
     ]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "batch_size", "num_layers"),
     [("pipeline=2 schedule=zero_bubble", 4, 2), ("pipeline=2 stages_per_rank=2 data=2", 8, 4)],
