@@ -3,6 +3,7 @@ on their usual layouts.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from crosscut.config.parts.mamba import MambaConfig
 from crosscut.config.parts.mamba2 import Mamba2Config
 from crosscut.config.parts.sliding_attention import SlidingAttentionConfig
 from crosscut.planner import Candidate, step_traffic
+from crosscut.planner.messages.collective import Collective
 from crosscut.rehearsal import ComparedFigure, Device, Rehearsal, compare
 
 LLAMA = {
@@ -105,10 +107,15 @@ Messages = Counter[tuple[str, str, int, int]]
 
 def planned_messages(of: RunConfig | Candidate, *, compiled: bool | None = False) -> Messages:
     """Messages of a step according to the planner."""
-    planned: Messages = Counter()
-    for c in step_traffic(of, compiled=compiled):
-        planned[(c.operation, c.axis, c.elements, c.element_bytes)] += c.count
-    return planned
+    return counted(step_traffic(of, compiled=compiled))
+
+
+def counted(messages: Iterable[Collective]) -> Messages:
+    """Messages by kind and size."""
+    found: Messages = Counter()
+    for m in messages:
+        found[(m.operation, m.axis, m.elements, m.element_bytes)] += m.count
+    return found
 
 
 def sent_messages(rehearsal: Rehearsal) -> Messages:

@@ -1,12 +1,14 @@
 """Messages that `crosscut show` lists, beside those of a dry run."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from crosscut.planner.messages.collective import Collective
+from crosscut.planner.messages.traffic import step_traffic
 from crosscut.planner.showing import Shown, shown
 from crosscut.rehearsal import Rehearsal
-from tests.rehearsal.cases import Messages, sent_messages
+from tests.rehearsal.cases import Messages, counted, sent_messages
 
 Order = list[tuple[str, str, int]]
 """Operation, axis and elements of messages, in order."""
@@ -25,16 +27,27 @@ def check_shown(rehearsal: Rehearsal) -> None:
     assert all(message in sent for message in expected)  # sums of gradients may come between them
 
 
+def check_shown_of_stages(stages: Sequence[Rehearsal]) -> None:
+    """Require that the messages of all layers are those of the dry runs of all stages, without the messages of a step
+    that belong to no layer.
+    """
+    run = stages[0].run
+    layers = replace(shown(run, device=stages[0].device), others=())
+    named = {m.purpose for block in layers.blocks for m in (*block.forward, *block.backward)}
+    traffic = (m for stage in stages for m in step_traffic(stage.planned, compiled=False))
+    others = counted(m for m in traffic if m.purpose not in named)
+    sent = sum((sent_messages(stage) for stage in stages), Counter())
+    assert all_messages(layers, run.num_micro_batches) + others == sent
+
+
 def all_messages(found: Shown, num_micro_batches: int) -> Messages:
     """Messages of a step."""
-    counted: Messages = Counter()
+    total: Messages = Counter()
     for block in found.blocks:
         for m in (*block.forward, *block.backward):
             times = num_micro_batches * max(len(block.numbers), 1)
-            counted[(m.operation, m.axis, m.elements, m.element_bytes)] += m.count * times
-    for m in found.others:
-        counted[(m.operation, m.axis, m.elements, m.element_bytes)] += m.count
-    return counted
+            total[(m.operation, m.axis, m.elements, m.element_bytes)] += m.count * times
+    return total + counted(found.others)
 
 
 def micro_batch(found: Shown) -> Order:

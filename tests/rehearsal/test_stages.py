@@ -16,6 +16,7 @@ from tests.rehearsal.cases import (
     sent_messages,
     small,
 )
+from tests.rehearsal.showing import check_shown_of_stages
 
 MODEL = {"num_layers": 4, "hidden_size": 256, "vocab_size": 4096, "max_sequence_length": 256}
 
@@ -77,10 +78,12 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_each_stage_holds_computes_and_sends_what_is_planned(case):
     layout = case.run.layout
-    for place in range(layout.pipeline):
-        rehearsal = rehearse(case.run, rank=place * layout.ranks.owners.stride, device=case.device)
+    ranks = [place * layout.ranks.owners.stride for place in range(layout.pipeline)]
+    stages = [rehearse(case.run, rank=rank, device=case.device) for rank in ranks]
+    for rehearsal in stages:
         check_formulas(rehearsal, memory=0.02)
-        assert sent_messages(rehearsal) == planned_messages(rehearsal.planned), place
+        assert sent_messages(rehearsal) == planned_messages(rehearsal.planned), rehearsal.rank
+    check_shown_of_stages(stages)
 
 
 def test_a_micro_batch_in_flight_costs_what_is_planned():
