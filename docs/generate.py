@@ -1,5 +1,5 @@
 """Write the documentation pages that are generated: the settings of runs and corpora, the scaling studies, the figures
-of one GPU, and the map of the paper.
+of one GPU, the map of the paper, and its living figures.
 
 The text under a field of a config dataclass is the field's help. This program copies these texts into the pages. Run
 `python docs/generate.py` after changing a field or a preset. With `--check`, nothing is written, and the exit status is
@@ -49,7 +49,8 @@ from crosscut.scaling.results import Results
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS))
 
-from paper import paper_page  # noqa: E402 - the programs here are no package
+from alive import alive_page  # noqa: E402 - the programs here are no package
+from paper import paper_page  # noqa: E402
 
 INTRODUCTION = """\
 <!-- Written by `python docs/generate.py` from the dataclasses in `crosscut/config/`. Change the text there. -->
@@ -309,6 +310,7 @@ PAGES = {
     "gpu-measured.md": measured_gpu_page,
     "tables/keys.md": keys_page,
     "paper.md": paper_page,
+    "alive.html": alive_page,
     "tables/run-files.md": run_files_page,
 }
 

@@ -35,7 +35,8 @@ INTRODUCTION = """\
 This page says where each part of the Megatron-LM paper ([arXiv 1909.08053](https://arxiv.org/abs/1909.08053)) is in
 Crosscut, with a command that shows it and our figure. Places are those of its first version; of the later version, only
 the settings of the BERTs were at hand. A figure that is called a forecast comes from the planner, which
-[scaling.md](scaling.md) compares with the paper row by row.
+[scaling.md](scaling.md) compares with the paper row by row. [alive.html](alive.html), to be opened in a browser, shows
+the cuts, f and g, the loss, the memory, the norms and the scaling with numbers that move.
 """
 
 

@@ -11,6 +11,7 @@ html_title = "Crosscut"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.linkcode"]
 source_suffix = {".md": "markdown"}
 myst_heading_anchors = 6
+myst_url_schemes = {"http": None, "https": None, "site": "{{path}}#{{fragment}}"}
 
 autodoc_default_options = {"member-order": "bysource"}
 autodoc_typehints_format = "short"
@@ -22,6 +23,7 @@ toc_object_entries_show_parents = "hide"
 html_theme = "furo"
 pygments_dark_style = "github-dark"
 html_static_path = ["static"]
+html_extra_path = [str(page) for page in (ROOT / "docs").glob("*.html")]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_copyright = False

@@ -87,8 +87,11 @@ class Stage:
         return LINK.sub(place, text)
 
     def _linked(self, path: str, name: str) -> str:
-        """Link to a file or folder of the repository from the page `name`."""
-        return os.path.relpath(self._staged(path), Path(name).parent)
+        """Link to a file or folder of the repository from the page `name`. The site has HTML files as they are, and
+        `conf.py` gives such a link its address.
+        """
+        scheme = "site:" if Path(path).suffix == ".html" else ""
+        return scheme + os.path.relpath(self._staged(path), Path(name).parent)
 
     def _staged(self, linked: str) -> str:
         """Staged file of a file or folder of the repository. Sphinx warns of a file that does not exist."""
@@ -98,6 +101,8 @@ class Stage:
             return f"{linked.removeprefix('docs/')}/index.md"
         if not (ROOT / linked).exists():
             return linked
+        if Path(linked).suffix == ".html":
+            return Path(linked).name
         if Path(linked).suffix in PICTURES:
             self.pictures.add(linked)
             return linked

@@ -56,7 +56,10 @@ def test_every_link_to_a_file_leads_to_a_page_or_a_picture(staged: Any) -> None:
     for name, text in staged.texts.items():
         for match in site.LINK.finditer(text):
             target = (match["target"] or "").partition("#")[0]
-            if target and "://" not in target:
+            if target.startswith("site:"):
+                page = os.path.normpath(Path(name).parent / target.removeprefix("site:"))
+                assert (DOCS / page).is_file(), f"{name}: {target}"
+            elif target and "://" not in target:
                 assert os.path.normpath(Path(name).parent / target) in known, f"{name}: {target}"
 
 
@@ -77,6 +80,8 @@ def test_every_link_to_a_file_leads_to_a_page_or_a_picture(staged: Any) -> None:
         ("docs/tour.md", "tour", "![c](cut.svg)", "![c](docs/cut.svg)"),
         ("docs/tour.md", "tour", "[a](https://arxiv.org/abs/1)", "[a](https://arxiv.org/abs/1)"),
         ("docs/tour.md", "tour", "[h](#start)", "[h](#start)"),
+        ("docs/paper.md", "paper", "[f](alive.html#cut)", "[f](site:alive.html#cut)"),
+        ("docs/decisions/0006-random-streams.md", "decisions/0006", "[f](../alive.html)", "[f](site:../alive.html)"),
         ("docs/tour.md", "tour", "`x[0](paper.md)`", "`x[0](paper.md)`"),
         ("docs/tour.md", "tour", "```python\nx[0](../Makefile)\n```", "```python\nx[0](../Makefile)\n```"),
     ],
