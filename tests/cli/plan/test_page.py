@@ -61,3 +61,8 @@ def test_a_kept_choice_stands_beside_others(page: Any) -> None:
     assert kept in [entry.replace("tensor 1", "kept") for entry in before]
     page.get_by_role("button", name="Forget").click()
     assert "kept" not in page.locator("#time").get_attribute("aria-label")
+
+
+def test_each_slider_has_its_name(page: Any) -> None:
+    for name in ("model", "tensor ranks", "micro-batch"):
+        assert page.get_by_role("slider", name=name).count() == 1, name

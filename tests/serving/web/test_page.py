@@ -58,6 +58,7 @@ def test_a_text_appears_with_its_probabilities(page):
     surprises = tokens.evaluate_all("spans => spans.map(span => Number(span.style.getPropertyValue('--surprise')))")
     assert all(0 <= one <= 1 for one in surprises)
     assert len(set(surprises)) > 1
+    assert all(page.get_by_role("slider", name=name).count() == 1 for name in ("Temperature", "Top p", "Tokens"))
 
 
 @contextmanager
