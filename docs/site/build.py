@@ -14,6 +14,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from stage import ROOT, Stage
 
+MARK = ".crosscut-site"
+"""Name of the file in a folder that says that the build may replace what it made there."""
+
 
 def main(arguments: list[str]) -> int:
     """Build the site, and return the exit status."""
@@ -21,8 +24,14 @@ def main(arguments: list[str]) -> int:
 
     folder = Path(arguments[0]) if arguments else ROOT / "build" / "site"
     pages, html = folder / "pages", folder / "html"
-    for old in (pages, html):
-        shutil.rmtree(old, ignore_errors=True)
+    if folder.exists() and any(folder.iterdir()) and not (folder / MARK).is_file():
+        told = f"`{folder}` must be new or empty, or hold an earlier build, but does not. Choose another folder."
+        print(told, file=sys.stderr)
+        return 2
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARK).touch()
+    for old in (path for path in (pages, html) if path.exists()):
+        shutil.rmtree(old)
     stage = Stage()
     stage.add_all()
     stage.write(pages)

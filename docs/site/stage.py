@@ -7,6 +7,7 @@ front page, a navigation, a page for each file of the repository that a page lin
 import os
 import re
 import shutil
+import subprocess
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -115,8 +116,8 @@ class Stage:
         if name in self.texts:
             return
         if file.is_dir():
-            entries = sorted(entry for entry in file.iterdir() if entry.name[0] not in "._")
-            body = "\n".join(f"- [{entry.name}]({self._linked(f'{path}/{entry.name}', name)})" for entry in entries)
+            entries = sorted({tracked.relative_to(path).parts[0] for tracked in _tracked(path)})
+            body = "\n".join(f"- [{entry}]({self._linked(f'{path}/{entry}', name)})" for entry in entries)
         else:
             body = _source(file.read_text(encoding="utf-8"), path)
         self.texts[name] = f"---\norphan: true\nnosearch: true\n---\n\n# `{path}`\n\n{body}\n"
@@ -141,6 +142,13 @@ def navigation() -> Mapping[str, list[str]]:
 
 def _toctree(names: Iterable[str], options: str = ":maxdepth: 1") -> str:
     return "\n".join(["```{toctree}", options, ":titlesonly:", "", *names, "```"])
+
+
+def _tracked(folder: str) -> list[Path]:
+    """Files of a folder of the repository that git tracks. Others are nobody's business."""
+    command = ["git", "ls-files", "-z", "--", folder]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout  # noqa: S603
+    return [Path(name) for name in listed.split("\0") if name]
 
 
 def _source(text: str, path: str) -> str:

@@ -51,6 +51,29 @@ def test_every_page_stands_once_in_the_navigation(staged: Any) -> None:
         assert folder == "source" or page in staged.texts[f"{folder}/index"].splitlines()
 
 
+def test_a_folder_lists_what_git_tracks_and_no_other_file(staged: Any) -> None:
+    listed = set(re.findall(r"^- \[(.+?)\]", staged.texts["source/examples/paper"], re.MULTILINE))
+    assert "prompts.txt" in listed
+    stray = ROOT / "examples" / "paper" / "stray.note"
+    stray.touch()
+    try:
+        again = site.Stage()
+        again.add_all()
+    finally:
+        stray.unlink()
+    assert again.texts == staged.texts
+
+
+def test_a_folder_of_other_files_is_not_built_in(tmp_path: Path) -> None:
+    (tmp_path / "html").mkdir()
+    (tmp_path / "html" / "index.html").touch()
+    ended = subprocess.run(
+        [sys.executable, DOCS / "site" / "build.py", tmp_path], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, (tmp_path / "html" / "index.html").exists()) == (2, True)
+    assert "must be new or empty" in ended.stderr
+
+
 def test_every_link_to_a_file_leads_to_a_page_or_a_picture(staged: Any) -> None:
     known = {f"{name}.md" for name in staged.texts} | staged.pictures
     for name, text in staged.texts.items():

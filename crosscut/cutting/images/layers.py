@@ -131,6 +131,8 @@ def _told(x: object) -> str:
 def _computed(module: nn.Module, spatial: nn.Module, x: ImagePart, grid: ImageGrid) -> ImagePart:
     """Run the spatial layer with the parameters, the buffers and the mode of the cut layer."""
     spatial._buffers, spatial.training = module._buffers, module.training
+    if isinstance(spatial, SpatialBatchNorm):
+        spatial.follow(module)
     has_sums = isinstance(spatial, SpatialBatchNorm) and spatial.sums_gradients and spatial.takes_statistics
     weights = {name: used_part(name, module, enters=not has_sums) for name in module._parameters}
     try:

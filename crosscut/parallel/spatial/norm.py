@@ -182,10 +182,16 @@ class SpatialBatchNorm(_Norm):
         kind = require_kind(layer, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
         super().__init__(layer, mesh=mesh)
         self.kind = kind
-        self.momentum: float | None = layer.momentum  # type: ignore[assignment]
+        self.momentum: float | None = None
+        self.tracks = True
+        self.follow(layer)
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             buffer = getattr(layer, name)
             self.register_buffer(name, None if buffer is None else buffer.clone())
+
+    def follow(self, layer: nn.Module) -> None:
+        """Take over the settings of `layer`, which a program may have changed, such as `momentum` for `update_bn`."""
+        self.epsilon, self.momentum, self.tracks = layer.eps, layer.momentum, layer.track_running_stats  # type: ignore[assignment]
 
     @property
     def takes_statistics(self) -> bool:
@@ -210,11 +216,13 @@ class SpatialBatchNorm(_Norm):
     @torch.no_grad()
     def _track(self, found: _Statistics) -> None:
         """Let the running statistics follow the statistics of a batch."""
-        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+        if not self.tracks or self.running_mean is None or self.running_var is None:
             return
-        self.num_batches_tracked += 1
-        counted = self.num_batches_tracked.to(self.running_mean)
-        share = counted.reciprocal() if self.momentum is None else self.momentum
+        share: Tensor | float = self.momentum or 0.0
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked += 1
+            if self.momentum is None:
+                share = self.num_batches_tracked.to(self.running_mean).reciprocal()
         unbiased = found.squares / (found.number - 1).clamp(min=1)
         self.running_mean.lerp_(found.mean.to(self.running_mean), share)
         self.running_var.lerp_(unbiased.to(self.running_var), share)

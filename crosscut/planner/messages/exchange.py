@@ -19,7 +19,9 @@ that they use. Unsharded gradients are sent in buckets, and each bucket takes al
 If the switches of the slowest link can sum (`Link.reducing`), an all-reduce sends its whole tensor only once, at a rate
 of the switches' own. NCCL chooses the faster way, and so does the forecast:
 
-    latency of the switches + bytes of the tensor / min(bandwidth inside the node, g x rate of the switches)
+    latency of the switches + bytes of the tensor / min(rate inside the node, g x rate of the switches)
+
+The rate inside the node is that of an all-reduce of g ranks, around their ring or in the node's own switches.
 
 In an all-to-all, each of n ranks sends one part to each of the others. If g of them are in its node, (g - 1) / n of the
 tensor go through the links inside the node and, at the same time, (n - g) / n through the rank's own adapter:
@@ -33,7 +35,7 @@ message between stages counts as a message between nodes. A rank sends this mess
 
 from dataclasses import replace
 from functools import lru_cache
-from math import ceil, lcm
+from math import ceil, inf, lcm
 from typing import NamedTuple
 
 from crosscut.architecture import Operation, Overlap, describe, flat, lower
@@ -84,9 +86,17 @@ def collective_seconds(
     around = steps * link.latency + sent / rate
     if collective.operation != Operation.ALL_REDUCE or not link.reducing:
         return where, around
-    reduced = link.reducing_rate if where == "node" else min(hardware.node.rate, fewest * link.reducing_rate)
+    reduced = link.reducing_rate
+    if where == "network":
+        reduced = min(_summed_in_node(hardware, fewest), fewest * reduced)
     tensor = collective.elements * collective.element_bytes
     return where, min(around, messages * link.reducing_latency + tensor / reduced)
+
+
+def _summed_in_node(hardware: Hardware, ranks: int) -> float:
+    """Bytes per second of a tensor that `ranks` ranks of a node sum: around a ring, or in the node's switches."""
+    node = hardware.node
+    return max(node.rate * ranks / (2 * (ranks - 1)), node.reducing_rate) if ranks > 1 else inf
 
 
 def _all_to_all_seconds(collective: Collective, in_node: int, hardware: Hardware, program: Program | None) -> float:

@@ -216,6 +216,25 @@ def _interrupted() -> list[object]:
     return [*map(len, modes), refusal(LayoutError, net, x).partition(" must")[0]]
 
 
+def _changed_settings() -> None:
+    """A program changes the settings of a batch norm after the cut, as `torch.optim.swa_utils.update_bn` does."""
+    torch.manual_seed(0)
+    net: Any = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)).double()
+    uncut, x = copy.deepcopy(net), torch.randn(2, 3, 6, 8).double()
+    plan = Plan(grid=(1, 2), rules={"0": SPLIT, "1": GATHER})
+    net = cut(net, make_mesh(Layout(context=2), CPU), plan)
+    for settings in ({"momentum": 0.5}, {"momentum": None}, {"eps": 0.5}, {"track_running_stats": False}):
+        for each in (net, uncut):
+            vars(each[1]).update(settings)
+        torch.testing.assert_close(net(x), uncut(x))
+        for name, buffer in uncut[1].named_buffers():
+            torch.testing.assert_close(net[1].get_buffer(name), buffer)
+
+
+def test_settings_that_change_after_the_cut_are_followed(ranks: RankPool) -> None:
+    ranks.run(2, _changed_settings)
+
+
 class _CallsItself(Between):
     def forward(self, x: Tensor, *, is_twice: bool = False) -> Tensor:
         y: Tensor = self(x) + self(x.flip(-1)) if is_twice else super().forward(x)

@@ -81,10 +81,20 @@ def test_a_ring_is_chosen_where_it_is_faster(tensor: int, megabytes: float) -> N
 
 
 def test_switches_between_nodes_halve_what_an_adapter_sends() -> None:
-    layout = Layout(tensor=16)
-    around, reduced = (all_reduce_seconds(layout, hardware, 4000.0) for hardware in (H100, SUMMING))
+    """Of one rank per node, whose adapter is all that limits it."""
+    one_each = replace(SUMMING, ranks_per_node=1)
+    around, reduced = (
+        all_reduce_seconds(Layout(tensor=16), hardware, 4000.0)
+        for hardware in (replace(one_each, network=replace(one_each.network, reducing=0.0)), one_each)
+    )
     assert around[0] == reduced[0] == "network"
     assert around[1] / reduced[1] == pytest.approx(2 * 15 / 16, rel=0.01)
+
+
+def test_an_all_reduce_over_more_nodes_is_never_faster() -> None:
+    fast = replace(SUMMING, network=replace(SUMMING.network, reducing=1.0))
+    seconds = [all_reduce_seconds(Layout(tensor=tensor), fast, 4000.0)[1] for tensor in (8, 16, 64)]
+    assert seconds == sorted(seconds)
 
 
 def test_only_all_reduces_are_summed_in_the_switches() -> None:
