@@ -10,7 +10,7 @@ from crosscut.checkpoint import checkpoint_folder, find_damage
 from crosscut.checkpoint.folders import require_replaceable
 from crosscut.config import ResolvedRun, RunConfig
 from crosscut.config.conventions import CONFIG_FILE
-from crosscut.config.system.terminal import echo, new_console
+from crosscut.config.system.terminal import echo, new_console, typed_command
 from crosscut.data import open_tokens
 from crosscut.launch.processes import choose_device
 from crosscut.logbook.contents import read_summary
@@ -48,7 +48,7 @@ from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import print_banner
 from crosscut.training.watching.forecast import hardware_for
 from crosscut.training.watching.profiling import Profiler, require_steps
-from crosscut.training.watching.run_report import draw_samples, typed_command, write_report
+from crosscut.training.watching.run_report import draw_samples, write_report
 
 
 def run_training(run: RunConfig, *, resume: Resume = False, profile: bool = False) -> None:

@@ -1,5 +1,5 @@
 #!/bin/bash
-# A run of 16 ranks on two nodes, which goes back into the queue when it is asked to stop (docs/running.md).
+# A run of 16 ranks on two nodes, which goes back into the queue when it is asked to stop or has crashed (docs/running.md).
 #SBATCH --job-name=gpt2
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8
@@ -17,7 +17,8 @@ srun bash -c 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SL
 exec crosscut train run.toml layout.tensor=8 layout.data=2 --resume auto'
 status=$?
 
-if [ $status -eq 75 ]; then
+# 75: asked to stop. 2: a mistake in the settings, which another start would repeat. Others: a rank or a node has failed.
+if [ $status -eq 75 ] || { [ $status -ne 0 ] && [ $status -ne 2 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ]; }; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit $status

@@ -124,16 +124,31 @@ def submit(folder: Path, script: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+def prepare_stand_ins(folder: Path, crosscut: str) -> None:
+    """Write stand-ins for Slurm's two commands, which start the tasks and note the job, and for `crosscut`."""
+    for name, text in {"srun": SRUN, "scontrol": SCONTROL, "crosscut": f"#!/bin/bash\n{crosscut}\n"}.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("status", "starts", "goes_back"),
+    [(0, 0, False), (2, 0, False), (75, 99, True), (1, 0, True), (137, 19, True), (137, 20, False)],
+)
+def test_slurm_script_requeues_a_job_whose_rank_has_crashed(tmp_path, monkeypatch, status, starts, goes_back):
+    prepare_stand_ins(
+        tmp_path, f"[ $RANK = 0 ] && exit {status} || exit $(({status} ? {status} == 137 ? 1 : {status} : 0))"
+    )
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(starts))
+    job = submit(tmp_path, JOBS["slurm.sh"])
+    job.communicate(timeout=60)
+    assert (job.returncode, (tmp_path / "requeued").exists()) == (status, goes_back)
+
+
 @pytest.mark.slow
 def test_slurm_script_requeues_a_job_that_has_stopped_and_completes_it(tmp_path):
-    """With stand-ins for Slurm's two commands, which start the tasks and note the job; the ranks are real."""
-    for name, text in {
-        "srun": SRUN,
-        "scontrol": SCONTROL,
-        "crosscut": f'#!/bin/bash\nexec {sys.executable} -m crosscut "$@"\n',
-    }.items():
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
+    """The ranks are real."""
+    prepare_stand_ins(tmp_path, f'exec {sys.executable} -m crosscut "$@"')
     script = JOBS["slurm.sh"]
     assert "layout.tensor=8 layout.data=2" in script
     (tmp_path / "run.toml").write_text("")

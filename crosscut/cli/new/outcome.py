@@ -7,7 +7,7 @@ from pathlib import Path
 from crosscut.cli.new.settings import NewRun
 from crosscut.cli.plan.ranking import seconds_text
 from crosscut.config.system.console import facts_panel
-from crosscut.config.system.terminal import new_console
+from crosscut.config.system.terminal import new_console, typed_command
 from crosscut.config.system.wording import short
 from crosscut.planner.facts import budget, three_digits
 from crosscut.planner.search import memory_of_rank
@@ -51,11 +51,11 @@ def _epochs(made: NewRun) -> str:
 
 def _commands(name: str, made: NewRun) -> Iterator[str]:
     hardware = made.plans.hardware
-    device = hardware.key if hardware.device == "cuda" else "laptop"
-    yield f"crosscut plan {name} --gpu {device}  # compares all layouts"
+    device, command = hardware.key if hardware.device == "cuda" else "laptop", typed_command()
+    yield f"{command} plan {name} --gpu {device}  # compares all layouts"
     if made.run.data.text:
-        yield f"crosscut prepare {name}  # makes the tokens, which train does, too"
+        yield f"{command} prepare {name}  # makes the tokens, which train does, too"
     if made.plans.num_ranks > hardware.ranks_per_node:
         yield f"torchrun ... -m crosscut train {name}  # on every node (docs/cluster.md)"
     else:
-        yield f"crosscut train {name}"
+        yield f"{command} train {name}"

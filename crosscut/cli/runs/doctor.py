@@ -52,10 +52,11 @@ def _explain(run: Path) -> None:
     )
     from crosscut.flight.record import RecordWord
     from crosscut.flight.report import describe, examine, seconds_without_progress
+    from crosscut.logbook.contents import read_summary
     from crosscut.logbook.schema import WATCH_FOLDER
 
     folder = run / WATCH_FOLDER
-    records = read_records(folder)
+    records = {} if read_summary(run) else read_records(folder)  # an elastic run leaves the records of lost ranks
     if not records:
         raise ConfigError(
             f"`--attach` must name the folder of a run that is training, but `{run}` has no records of ranks (in "

@@ -12,7 +12,7 @@ import crosscut
 from crosscut.config.system.console import facts_panel
 from crosscut.config.system.extras import EXTRAS, install_command, missing_packages
 from crosscut.config.system.machine import available_cores, available_memory, processor_name
-from crosscut.config.system.terminal import new_console
+from crosscut.config.system.terminal import new_console, typed_command
 
 
 def show_machine() -> None:
@@ -20,7 +20,9 @@ def show_machine() -> None:
     console = new_console(width=100)
     console.print(facts_panel("this machine", [*_machine(), *_device()]))
     console.print(facts_panel("extras", _extras()))
-    console.print("next  crosscut doctor --attach RUN explains what every rank of a run is doing", markup=False)
+    console.print(
+        f"next  {typed_command()} doctor --attach RUN explains what every rank of a run is doing", markup=False
+    )
 
 
 def _machine() -> Iterator[tuple[str, str]]:
@@ -47,7 +49,8 @@ def _device() -> Iterator[tuple[str, str]]:
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     for name in dict.fromkeys(names):
         known = find_hardware(name)
-        plan = f"crosscut plan --gpu {known.key}" if known else "crosscut plan --calibrate gpu.toml measures it"
+        command = f"{typed_command()} plan"
+        plan = f"{command} --gpu {known.key}" if known else f"{command} --calibrate gpu.toml measures it"
         yield "GPU", f"{names.count(name)} x {name}; {plan}"
     if not names:
         yield "GPU", "none is found" + ("" if torch.version.cuda else "; docs/install.md installs torch with CUDA")

@@ -7,7 +7,9 @@ in all text for a terminal, and in all errors. Text that goes to a file or a pip
 
 import os
 import re
+import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -72,3 +74,9 @@ def show_cursor() -> None:
     """Show the terminal's cursor again after a progress bar has hidden it. Does nothing without a terminal."""
     if sys.stdout.isatty():
         click.echo("\x1b[?25h", nl=False)
+
+
+def typed_command() -> str:
+    """Return the command that started this program, as the user typed it, so that printed suggestions can be pasted."""
+    typed = Path(sys.argv[0])
+    return "python -m crosscut" if typed.name == "__main__.py" else shlex.quote(str(typed))

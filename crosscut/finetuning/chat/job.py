@@ -29,7 +29,7 @@ from crosscut.config.recipes import steps_between_validations
 from crosscut.config.system.console import facts_panel
 from crosscut.config.system.deletion import make_folder
 from crosscut.config.system.files import copy_file
-from crosscut.config.system.terminal import echo, new_console
+from crosscut.config.system.terminal import echo, new_console, typed_command
 from crosscut.config.system.wording import counted, short
 from crosscut.data import Tokenizer
 from crosscut.finetuning.chat.batches import ChatBatches
@@ -53,7 +53,7 @@ from crosscut.training.requirements import require_capabilities, require_for_tun
 from crosscut.training.resuming import Resume, choose_checkpoint, identity_of_settings, require_resumable
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import COUNTS, device_name, model_rows
-from crosscut.training.watching.run_report import plot_losses, summarize, typed_command
+from crosscut.training.watching.run_report import plot_losses, summarize
 
 ADAPTER_FOLDER = "adapter"
 """Folder of the trained adapter in a run's folder, in PEFT's format."""

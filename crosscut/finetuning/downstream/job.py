@@ -24,7 +24,7 @@ from crosscut.config.system.console import facts_panel
 from crosscut.config.system.deletion import make_folder
 from crosscut.config.system.files import copy_file
 from crosscut.config.system.records import to_json
-from crosscut.config.system.terminal import echo, new_console
+from crosscut.config.system.terminal import echo, new_console, typed_command
 from crosscut.finetuning.downstream.batches import TaskBatches
 from crosscut.finetuning.downstream.constant import constant_prediction
 from crosscut.finetuning.downstream.evaluations import DevScores, outputs_shown
@@ -60,7 +60,7 @@ from crosscut.training.requirements import require_capabilities, require_for_tun
 from crosscut.training.resuming import Resume, choose_checkpoint, identity_of_settings, require_resumable
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import device_name, model_rows
-from crosscut.training.watching.run_report import plot_losses, typed_command
+from crosscut.training.watching.run_report import plot_losses
 
 
 def finetune_task(order: TaskOrder) -> None:

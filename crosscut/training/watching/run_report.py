@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import shlex
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +19,7 @@ from crosscut.checkpoint.format.manifest import current_versions
 from crosscut.config import ConfigError, DataError, GenerationError, RunConfig, write_whole
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
 from crosscut.config.system.console import facts_panel
-from crosscut.config.system.terminal import new_console
+from crosscut.config.system.terminal import new_console, typed_command
 from crosscut.config.system.wording import short
 from crosscut.data import Tokens
 from crosscut.evaluation.score_table import in_a_line
@@ -277,8 +276,7 @@ def _next_commands(run: RunConfig, steps: int) -> Iterator[str]:
         yield f"{command} embed {folder} --text 'It was a fine day.'"
         yield f"{command} finetune table --model {folder} --train TRAIN.tsv --dev DEV.tsv --text COLUMN --label COLUMN"
     yield f"{command} train {shlex.quote(f'{run.output.folder}/{CONFIG_FILE}')} --resume training.steps={2 * steps}"
-    if "tensorboard" in run.output.trackers:
-        yield f"{_tensorboard()} --logdir {folder}"
+    yield f"{command} watch {folder}"
 
 
 def _summary_rows(run: RunConfig, summary: RunSummary) -> Iterator[tuple[str, str | Text]]:
@@ -318,18 +316,3 @@ def _summary_rows(run: RunConfig, summary: RunSummary) -> Iterator[tuple[str, st
 
 _SIZES = ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1.0, " "))
 _RATES = ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"))
-
-
-def _tensorboard() -> str:
-    """Command that starts TensorBoard in the environment of this program, which may not be on the path."""
-    typed = Path(sys.argv[0])
-    if typed.name == "__main__.py":
-        return "python -m tensorboard.main"
-    beside = typed.with_name("tensorboard")
-    return shlex.quote(str(beside)) if typed.parent != Path() and beside.is_file() else "tensorboard"
-
-
-def typed_command() -> str:
-    """Return the command that started this program, as the user typed it, so that printed suggestions can be pasted."""
-    typed = Path(sys.argv[0])
-    return "python -m crosscut" if typed.name == "__main__.py" else shlex.quote(str(typed))

@@ -9,11 +9,12 @@ import pytest
 from rich.console import Console
 
 from crosscut.config import RunConfig
+from crosscut.config.system.terminal import typed_command
 from crosscut.data import Tokens
 from crosscut.generation import Sampling, continue_text
 from crosscut.model import GPT
 from crosscut.training.watching import run_report
-from crosscut.training.watching.run_report import plot_losses, print_summary, typed_command
+from crosscut.training.watching.run_report import plot_losses, print_summary
 from tests.training.conftest import tiny_run
 from tests.training.jobs import whole_run
 
@@ -66,7 +67,7 @@ def test_summary_says_what_came_out_and_what_comes_next(tmp_path, monkeypatch):
         "a processor; torch 2.13.0", "bits per byte", "3.210 before, 1.765 after; over 61.2 kB of text",
         "6,789 tokens/s, 1.23 TFLOP/s: 34% of 3.6 TFLOP/s", "And so it was.", '─ sample that continues "It" ─',
         "training.steps=600",
-        "tensorboard --logdir", "sample.txt", "lambada accuracy 45.18%, wikitext103 perplexity 19.31",
+        f"watch '{tmp_path}/a run'", "sample.txt", "lambada accuracy 45.18%, wikitext103 perplexity 19.31",
     ):  # fmt: skip
         assert expected in out, expected
     assert f"generate '{tmp_path}/a run' --prompt 'It'\"'\"'s' --temperature 0.5 --repetition-penalty 1.2" in out
@@ -83,20 +84,15 @@ def test_a_bert_is_followed_by_commands_for_a_bert(tmp_path, monkeypatch):
         f"embed {run} --text 'It was a fine day.'",
         f"finetune table --model {run} --train TRAIN.tsv --dev DEV.tsv --text COLUMN --label COLUMN",
         f"train '{tmp_path}/a run/config.toml' --resume training.steps=600",
-        f"tensorboard --logdir {run}",
+        f"watch {run}",
     ]
 
 
 @pytest.mark.parametrize("typed", ["bin/crosscut", "crosscut", "bin/__main__.py"])
-def test_tensorboard_is_that_of_the_environment(tmp_path, monkeypatch, typed):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "bin").mkdir()
-    for name in ("crosscut", "tensorboard"):
-        (tmp_path / "bin" / name).touch()
+def test_the_next_commands_are_those_that_were_typed(tmp_path, monkeypatch, typed):
     monkeypatch.setattr("sys.argv", [typed])
-    told = printed(tmp_path, "").splitlines()[-1].split()[:-1]
-    wanted = {"bin/crosscut": "bin/tensorboard", "crosscut": "tensorboard"}.get(typed, "python -m tensorboard.main")
-    assert " ".join(told).startswith(f"{wanted} --logdir")
+    wanted = "python -m crosscut" if typed.endswith(".py") else typed
+    assert printed(tmp_path, "").splitlines()[-1].strip() == f"{wanted} watch '{tmp_path}/a run'"
 
 
 def test_resumed_run_says_at_which_step_it_began(tmp_path):
