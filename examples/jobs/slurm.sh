@@ -17,8 +17,9 @@ srun bash -c 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SL
 exec crosscut train run.toml layout.tensor=8 layout.data=2 --resume auto'
 status=$?
 
-# 75: asked to stop. 2: a mistake in the settings, which another start would repeat. Others: a rank or a node has failed.
-if [ $status -eq 75 ] || { [ $status -ne 0 ] && [ $status -ne 2 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ]; }; then
-    scontrol requeue "$SLURM_JOB_ID"
-fi
+case $status in
+    0 | 2 | 65) ;; # complete, or an error that another start would repeat
+    75) scontrol requeue "$SLURM_JOB_ID" ;; # asked to stop
+    *) [ "${SLURM_RESTART_COUNT:-0}" -ge 20 ] || scontrol requeue "$SLURM_JOB_ID" ;; # a rank has failed
+esac
 exit $status

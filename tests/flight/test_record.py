@@ -8,7 +8,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from crosscut.cli.main import commands
+from crosscut.config import ConfigError
 from crosscut.flight.places import enter, leave, place_name
 from crosscut.flight.reading import (
     Process,
@@ -35,6 +38,7 @@ from crosscut.flight.record import (
 )
 from crosscut.flight.report import describe, examine
 from tests.nursery import forked
+from tests.refusals import refusal
 
 
 @pytest.fixture
@@ -236,3 +240,14 @@ def test_without_free_file_descriptors_nothing_is_read_and_nothing_is_raised(rec
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert found == ({}, {}, {})
+
+
+def test_a_complete_run_has_no_ranks_to_explain(record, tmp_path):
+    """An elastic run leaves the records of ranks that it has lost."""
+    path, doctor = record_path(tmp_path / "watch", 3), ["doctor", "--attach", str(tmp_path)]
+    path.parent.mkdir()
+    record.copy_to(path)
+    assert "DID NOT ARRIVE" in CliRunner().invoke(commands, doctor).output
+    (tmp_path / "summary.json").write_text('{"version": 1}')
+    told = refusal(ConfigError, CliRunner().invoke, commands, doctor, catch_exceptions=False)
+    assert "A run that has ended has no records" in told
