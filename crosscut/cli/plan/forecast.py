@@ -106,15 +106,16 @@ def show_forecast(options: ForecastOptions) -> None:
         from crosscut.cli.plan.table import show_plans
 
         show_plans(plans, options, asked)
-    _show_written(options, asked)
+    _show_written(plans, options, asked)
 
 
-def _show_written(options: ForecastOptions, asked: RunConfig) -> None:
+def _show_written(plans: "Plans", options: ForecastOptions, asked: RunConfig) -> None:
     """Print which files were written and how to use them. With `--json`, print to the error stream."""
     if options.write is not None:
+        row = plans.fitting.index(plans.best) + 1
+        which = "the first layout" if row == 1 else f"layout {row}, the first without a star"
         echo(
-            f"{options.write}: the run with the first layout. To train it: crosscut train {options.write}"
-            f"{_missing_data(asked)}",
+            f"{options.write}: the run with {which}. To train it: crosscut train {options.write}{_missing_data(asked)}",
             err=options.as_json,
         )
     if options.html is not None:
@@ -147,11 +148,11 @@ def _search(asked: RunConfig, options: ForecastOptions) -> "Plans":
 
 
 def _write_best(plans: "Plans", path: Path, asked: RunConfig, tokens: float | None) -> None:
-    """Write a run with the fastest layout that fits. The run has the model of `asked`, and enough steps for `tokens`
-    tokens unless `tokens` is None. Raises `ConfigError` if no layout fits.
+    """Write a run with the fastest layout that leaves some memory free. The run has the model of `asked`, and enough
+    steps for `tokens` tokens unless `tokens` is None. Raises `ConfigError` if no layout fits.
     """
     require_fitting(plans, "`--write` needs", "Try more devices with `--gpus`, or other devices with `--gpu`.")
-    run = replace(plans.fitting[0].run(plans.asked), model=asked.model)
+    run = replace(plans.best.run(plans.asked), model=asked.model)
     if tokens is not None:
         run = _with_steps_for(run, tokens)
     write_toml(run, path)

@@ -68,11 +68,10 @@ def _heading(plans: "Plans", options: "ForecastOptions", asked: RunConfig) -> It
 
 def _margin(plans: "Plans") -> Iterator[str]:
     """The fastest layout that leaves a margin of memory, if the first layout leaves none."""
-    best = plans.fitting[0]
-    roomy = next((plan for plan in plans.fitting if not plans.is_near_limit(plan)), None)
-    if roomy is None or roomy is best:
+    first, roomy = plans.fitting[0], plans.best
+    if roomy is first:
         return
-    row, slower = plans.fitting.index(roomy) + 1, roomy.time.total / best.time.total - 1
+    row, slower = plans.fitting.index(roomy) + 1, roomy.time.total / first.time.total - 1
     yield (
         f"The first layout without a star is number {row}: {roomy.candidate.layout}, micro-batch "
         f"{roomy.candidate.micro_batch_size}, {roomy.memory.total / 1e9:.1f} GB, {slower:.1%} slower.\n"

@@ -121,6 +121,11 @@ class Plans:
         return plan.memory.total > NEAR_LIMIT * memory_of_rank(self.hardware, self.num_ranks)
 
     @property
+    def best(self) -> Plan:
+        """Fastest plan that leaves some memory free or, if none does, the fastest that fits. One must fit."""
+        return next((plan for plan in self.fitting if not self.is_near_limit(plan)), self.fitting[0])
+
+    @property
     def leanest(self) -> list[Rejected]:
         """Rejected layouts that come closest to fitting into memory.
 

@@ -286,7 +286,7 @@ def test_symmetric_memory_is_told_with_the_layouts_that_have_it() -> None:
     )
 
 
-def test_a_faster_cut_into_stages_is_told_and_written(tmp_path: Path) -> None:
+def test_a_faster_cut_into_stages_is_told_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = (files("crosscut.planner.hardware") / "h100-sxm.toml").read_text()
     for name, value, limited in [("bytes", 80, 0.7), ("ranks", 8, 4), ("second", 450, 1), ("second", 50, 1)]:
         assert f"{name} = {value}\n" in slow
@@ -297,10 +297,20 @@ def test_a_faster_cut_into_stages_is_told_and_written(tmp_path: Path) -> None:
     asked = [f"model.{setting}" for setting in size.split()]
     asked += ["training.batch_size=16", "training.sequence_length=512", "training.precision=bfloat16"]
     best = tmp_path / "best.toml"
+    monkeypatch.setattr("crosscut.planner.search.plans.NEAR_LIMIT", 1.0)  # such a cut pays where memory is short
     text = run("plan", str(path), *asked, "--gpu", str(device), "--gpus", "8", "--write", str(best))
     told = "The first layout has layout.stages=[2, 2, 2, 2], which is faster than a cut into stages of equal FLOPs."
     assert told in " ".join(text.split())
     assert load_run(best).layout.stages == (2, 2, 2, 2)
+
+
+def test_the_layout_that_is_written_leaves_some_memory_free(tmp_path: Path) -> None:
+    path = tmp_path / "best.toml"
+    asked = ("--model", "llama2-7b", "--gpus", "32", "--gpu", "h100-sxm", "training.batch_size=1024")
+    text = run("plan", *asked, "--write", str(path))
+    assert "The first layout without a star is number 2: " in text
+    assert "the run with layout 2, the first without a star" in text
+    assert load_run(path).layout.sharding == "zero3"
 
 
 def test_a_run_that_must_be_compiled_is_planned_with_what_can_be(tmp_path: Path) -> None:
