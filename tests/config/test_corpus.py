@@ -92,6 +92,8 @@ SOURCE_MESSAGES = {
     "name = 'my web'": "`sources.name` must consist of letters, digits, dots, dashes and underscores, but is 'my web'.",
     "files = []": "`sources.files` of `web` must name files or URLs, but is empty.",
     "weight = 0": "`sources.weight` must be above 0 and at most 100, but is 0.0.",
+    "links = ['s3://b/x']": "`sources.links` must be a path on this machine, but is 's3://b/x'. Only "
+    "`checkpoint.folder` and the `files` of a corpus can be URLs. Name a path, such as that of a mounted store.",
     "cleaners = ['join']": "`sources.cleaners` must be 'join_lines', but is 'join'.",
     "format = 'megatron'": "`tokens.tokenizer` must name the `tokenizer.json` that made the tokens of a `megatron` "
     "source, but is empty.",

@@ -3,7 +3,14 @@
 import re
 from dataclasses import dataclass
 
-from crosscut.config.checks import Choice, check_section, require_fraction, resolve_choices
+from crosscut.config.checks import (
+    Choice,
+    LocalPath,
+    check_section,
+    require_fraction,
+    require_local_paths,
+    resolve_choices,
+)
 from crosscut.config.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -69,7 +76,7 @@ class SourceConfig:
     title_key: str = "title"
     """Key (jsonl) or column (parquet) of the document's title. Documents without a title are allowed."""
 
-    links: tuple[str, ...] = ()
+    links: tuple[LocalPath, ...] = ()
     """Files that list links and their votes, such as those of a forum: on each line a URL, a tab and the number of
     votes (.gz, .zst and .bz2 are decompressed). A document of this source is dropped if the highest number of votes for
     its URL is below `urls.min_karma`. Spellings of a URL count as in `urls.duplicates`."""
@@ -94,6 +101,7 @@ class SourceConfig:
         if not self.files:
             raise ConfigError(f"`sources.files` of `{self.name}` must name files or URLs, but is empty.")
         resolve_choices(self, "sources")
+        require_local_paths(self, "sources")
         if not 0 < self.weight <= 100:
             raise ConfigError(f"`sources.weight` must be above 0 and at most 100, but is {self.weight}.")
 

@@ -113,7 +113,7 @@ def _planned(tasks: Sequence[StageTask], _work: Path) -> Sequence[StageTask]:
 def read_list(one: LinkList, min_karma: float, output: Output) -> Counts:
     """Run a task: read a list of links, and write the hashes of its URLs with their karma.
 
-    Raises `DataError` with the numbers of damaged lines, or if the file cannot be read.
+    Raises `DataError` with the numbers of damaged lines, or if the file has no URL or cannot be read.
     """
     hashes, votes = array("Q"), array("d")
     damaged: list[Line] = []
@@ -129,6 +129,11 @@ def read_list(one: LinkList, min_karma: float, output: Output) -> Counts:
             votes.append(link[1])
     if damaged:
         raise _damaged(one.file.name, damaged, num_damaged)
+    if not hashes:
+        raise DataError(
+            f"`{one.file.name}` must list links, one on each line, but has none. Check the file, or remove it from "
+            "`sources.links`."
+        )
     urls, karma = np.frombuffer(hashes, np.uint64), np.frombuffer(votes, np.float64)
     order = np.lexsort((karma, urls))
     urls, karma = urls[order], karma[order]

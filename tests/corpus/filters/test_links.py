@@ -69,8 +69,14 @@ def test_counts_tell_lines_urls_and_links_with_enough_votes(tmp_path: Path) -> N
     assert read(path, tmp_path) == {"lists": {str(path): {"lines": 3, "urls": 2, "enough": 1}}}
 
 
-def test_an_empty_list_has_no_link(tmp_path: Path) -> None:
-    assert judge(tmp_path, {"a": b""}, "a.org") == [Drop(0, "no link")]
+@pytest.mark.parametrize("content", [b"", b"\n \n"])
+def test_a_list_without_links_is_refused(tmp_path: Path, content: bytes) -> None:
+    """Every document would be dropped."""
+    path = tmp_path / "links.tsv"
+    path.write_bytes(content)
+    assert refusal(DataError, read, path, tmp_path) == (
+        f"`{path}` must list links, one on each line, but has none. Check the file, or remove it from `sources.links`."
+    )
 
 
 DAMAGE = [b"a.org", b"a.org 3", b"a.org\tmany", b"a.org\tnan", b"\t3", b"3\ta.org", b"a b\t3", b"\xff.org\t3"]
