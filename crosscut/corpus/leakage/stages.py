@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from crosscut.config.corpora import LeakageAction, LeakageConfig
+from crosscut.config.errors import DataError
 from crosscut.corpus.documents import Lineage
 from crosscut.corpus.execution.stages import CorpusStage, PlannedStage, StageTask, Yields, read_records
 from crosscut.corpus.leakage.corpus_filter import CORPUS_FILTER, MARKS_SUFFIX, FilterSize, fill
@@ -31,7 +32,7 @@ def leakage_stages(config: LeakageConfig, work: Path, lineage: Lineage) -> Seque
     """List the stages that search a corpus for text of test sets. Without test sets, the list is empty.
 
     The stages process documents of the given lineage. Only the stage `leakage` drops documents. Raises
-    `DataError` if a test set cannot be read.
+    `DataError` if a test set cannot be read, or if only articles are to be removed and no test set has articles.
     """
     if not config.test_sets:
         return ()
@@ -55,8 +56,14 @@ def leakage_stages(config: LeakageConfig, work: Path, lineage: Lineage) -> Seque
 
 
 def _digests(config: LeakageConfig) -> tuple[str, ...]:
-    for file in config.test_sets:  # report a faulty test set now, instead of hours later
-        read_test_set(Path(file), text_key=config.text_key)
+    # report a faulty test set now, instead of hours later
+    items = [item for file in config.test_sets for item in read_test_set(Path(file), text_key=config.text_key)]
+    if config.action is LeakageAction.ARTICLES and not any(item.title for item in items):
+        raise DataError(
+            '`leakage.test_sets` must name a test set with articles for `leakage.action` = "articles", such as '
+            f"WikiText's, but names {', '.join(f'`{file}`' for file in config.test_sets)}, whose texts have no titles. "
+            'Nothing would be removed. Set leakage.action="passage", or "report" to remove nothing.'
+        )
     try:
         return tuple(sha256(Path(file)) for file in config.test_sets)
     except OSError as error:

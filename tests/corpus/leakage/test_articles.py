@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from crosscut.config import DataError
 from crosscut.config.corpora import LeakageConfig
 from crosscut.corpus.documents import Lineage, read_drops
 from crosscut.corpus.leakage.corpus_filter import FilterSize
@@ -21,6 +22,7 @@ from crosscut.corpus.leakage.test_sets import read_test_set
 from crosscut.corpus.words.ngrams import hash_words, ngrams
 from crosscut.data import read_documents
 from tests.corpus.ingested import run, write_part
+from tests.refusals import refusal
 
 QUOTED, CLOZE = 40, 100
 """Words of an article that another document quotes, and of a passage that is no article."""
@@ -113,6 +115,18 @@ def test_overlaps_of_what_is_left_are_those_of_an_independent_count(speeches, fo
         "Speech @-@ 1 ( 1 ): % of its n-grams",
     ]
     assert counts["leakage"]["cut"]["documents"] == 0, "nothing but whole articles is removed"
+
+
+def test_test_sets_without_articles_are_refused(folder, tmp_path):
+    cloze = str(folder / "cloze.jsonl")
+    for action in ("report", "document", "passage"):
+        assert leakage_stages(LeakageConfig(test_sets=(cloze,), action=action), tmp_path, Lineage())
+    config = LeakageConfig(test_sets=(cloze,), action="articles")
+    assert refusal(DataError, leakage_stages, config, tmp_path, Lineage()) == (
+        '`leakage.test_sets` must name a test set with articles for `leakage.action` = "articles", such as '
+        f"WikiText's, but names `{cloze}`, whose texts have no titles. Nothing would be removed. Set "
+        'leakage.action="passage", or "report" to remove nothing.'
+    )
 
 
 def test_a_filter_alone_finds_more_at_the_rate_that_was_asked_for(speeches, folder, tmp_path):
