@@ -16,6 +16,12 @@ PROPORTION = 64
 """Hidden size divided by the number of layers, as in GPT-2 small."""
 
 _MOST_LAYERS = 256
+_LEAST_PROPORTION = 4
+"""Smallest hidden size divided by the number of layers. Deeper models are slow and hard to train."""
+
+_NEAR = 1.1
+"""Largest factor between the asked number of parameters and that of a model which is chosen by its proportions."""
+
 _GRIDS = ((512, 64), (1024, 128), (2048, 256), (8192, 512), (32_768, 1024))
 """Limit of the hidden size, and the distance of two hidden sizes below the limit."""
 
@@ -24,11 +30,15 @@ def nearest_shape(number: float, like: Settings) -> ModelConfig:
     """Return the model with about `number` parameters, the embedding included. `like` has all settings of the model
     except the sizes, with its vocabulary size.
 
-    Each hidden size has a number of layers that comes closest to `number`. Of these models, the one whose proportions
-    are closest to GPT-2's is returned. The smallest model has one layer with a hidden size of 64.
+    Each hidden size has a number of layers that comes closest to `number`. Of these models, those within 10% of
+    `number` are kept, or the nearest if none is, and the one whose proportions are closest to GPT-2's is returned. The
+    smallest model has one layer with a hidden size of 64.
     """
     models = [_deepest(number, {**like, **_width(hidden_size)}) for hidden_size in _hidden_sizes()]
-    return min(models, key=lambda model: abs(log(model.hidden_size / (PROPORTION * model.num_layers))))
+    distances = [abs(log(count_parameters(model) / number)) for model in models]
+    most = max(log(_NEAR), min(distances))
+    near = [model for model, distance in zip(models, distances, strict=True) if distance <= most]
+    return min(near, key=lambda model: abs(log(model.hidden_size / (PROPORTION * model.num_layers))))
 
 
 def _width(hidden_size: int) -> Settings:
@@ -39,7 +49,8 @@ def _deepest(number: float, settings: Settings) -> ModelConfig:
     """The model of this width with the number of layers that comes closest to `number` parameters."""
     one, two = (count_parameters(ModelConfig(num_layers=layers, **settings)) for layers in (1, 2))
     num_layers = 1 + round((number - one) / (two - one))
-    return ModelConfig(num_layers=min(_MOST_LAYERS, max(1, num_layers)), **settings)
+    most = min(_MOST_LAYERS, settings["hidden_size"] // _LEAST_PROPORTION)
+    return ModelConfig(num_layers=min(most, max(1, num_layers)), **settings)
 
 
 def _hidden_sizes() -> Iterator[int]:

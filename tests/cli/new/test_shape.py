@@ -5,8 +5,10 @@ import pytest
 from crosscut.cli.new.shape import PROPORTION, nearest_shape
 from crosscut.config import PRESETS
 from crosscut.config.published.presets import GPT2_VOCAB_SIZE
+from crosscut.config.recipes import RECIPES
 from crosscut.planner import count_parameters
 
+MODERN = {**RECIPES["modern"]["model"], "max_sequence_length": 256}
 GPT2 = {"vocab_size": GPT2_VOCAB_SIZE, "max_sequence_length": 1024}
 
 
@@ -22,3 +24,18 @@ def test_a_model_has_about_the_asked_parameters_and_the_proportions_of_gpt2(numb
     assert count_parameters(found) == pytest.approx(number, rel=0.06)
     assert found.hidden_size / found.num_layers == pytest.approx(PROPORTION, rel=0.35)
     assert found.head_size in (64, 128)
+
+
+@pytest.mark.parametrize(("number", "vocab_size"), [(1e6, 6096), (1.3e6, 8192), (5e6, 32_768), (1.1e7, 32_768)])
+def test_a_small_model_is_near_the_asked_parameters_although_its_embedding_is_large(
+    number: float, vocab_size: int
+) -> None:
+    found = nearest_shape(number, {**MODERN, "vocab_size": vocab_size})
+    assert count_parameters(found) == pytest.approx(number, rel=0.1)
+    assert found.hidden_size >= 4 * found.num_layers
+
+
+def test_no_model_is_far_deeper_than_gpt2() -> None:
+    """Layers of width 64 could make up for any number of parameters."""
+    found = nearest_shape(9e6, {**MODERN, "vocab_size": GPT2_VOCAB_SIZE})
+    assert (found.hidden_size, found.num_layers) == (64, 16)
