@@ -7,7 +7,16 @@ from crosscut.cli.new.answers import DEMO_TEXT, Devices, Size, Source
 from crosscut.cli.new.shape import PROPORTION, nearest_shape
 from crosscut.cli.plan.asked import with_vocabulary
 from crosscut.cli.plan.forecast import require_fitting
-from crosscut.config import PRESETS, ConfigError, DataConfig, ModelConfig, RunConfig, TrainingConfig, load_run
+from crosscut.config import (
+    PRESETS,
+    ConfigError,
+    DataConfig,
+    LayoutError,
+    ModelConfig,
+    RunConfig,
+    TrainingConfig,
+    load_run,
+)
 from crosscut.config.loading.commented import Reasoned, nested
 from crosscut.config.published.presets import GPT2_VOCAB_SIZE
 from crosscut.config.recipes import LARGE, RECIPES, default_recipe
@@ -78,20 +87,40 @@ def new_run(folder: str, devices: Devices, size: Size, tokens: float | None, sou
     Raises `ConfigError` if there is no model of this size, or if no layout of it fits into the devices' memory.
     """
     settings = {**_recipe_and_model(size, source), **_data(size, source)}
-    settings |= _training(settings, devices, tokens, source.num_tokens)
-    asked = _loaded(settings)
-    asked.require_objective()
-    plans = search_layouts(with_vocabulary(asked), devices.hardware, devices.number)
+    settings, asked, plans = _searched(settings, devices, tokens, source)
     remedy = "Name more devices or larger ones with `--gpus`, or a smaller model with `--size`."
     require_fitting(plans, f"A model of {short(count_parameters(plans.asked.model))} parameters needs", remedy)
     plan = next((plan for plan in plans.fitting if not plans.is_near_limit(plan)), plans.fitting[0])
     run = replace(plan.run(plans.asked), model=asked.model)
     settings |= _planned(run, asked)
-    if not devices.has_gpus:
+    if devices.number == 1 and not devices.has_gpus:
         settings["layout.tensor"] = Reasoned(1, "ranks without GPUs would share the cores, so one is the fastest")
     settings["output.folder"] = Reasoned(folder, "metrics, checkpoints and samples of the run")
     run = replace(run, output=replace(run.output, folder=folder))
     return NewRun(settings=settings, run=run, plan=plan, plans=plans, source_tokens=source.num_tokens)
+
+
+def _searched(
+    settings: dict[str, Reasoned], devices: Devices, tokens: float | None, source: Source
+) -> tuple[dict[str, Reasoned], RunConfig, Plans]:
+    """Settings with the recipe's batch, their run, and its layouts. If no layout of this batch fits on all devices, the
+    batch is made larger.
+    """
+    number = devices.number
+    own, larger = (settings | _training(settings, ranks, tokens, source.num_tokens) for ranks in (1, number))
+    asked = _loaded(own)
+    asked.require_objective()
+    is_last = own == larger
+    try:
+        plans = search_layouts(with_vocabulary(asked), devices.hardware, number)
+        is_last |= bool(plans.fitting)
+    except LayoutError:
+        if is_last:
+            raise
+    if is_last:
+        return own, asked, plans
+    asked = _loaded(larger)
+    return larger, asked, search_layouts(with_vocabulary(asked), devices.hardware, number)
 
 
 def _loaded(settings: dict[str, Reasoned]) -> RunConfig:
@@ -171,10 +200,11 @@ def _data(size: Size, source: Source) -> dict[str, Reasoned]:
 
 
 def _training(
-    settings: dict[str, Reasoned], devices: Devices, tokens: float | None, source_tokens: float
+    settings: dict[str, Reasoned], num_ranks: int, tokens: float | None, source_tokens: float
 ) -> dict[str, Reasoned]:
-    """Batch of the recipe, made larger if it has fewer sequences than there are devices, and the steps for `tokens`."""
-    asked = with_vocabulary(_loaded(settings | {"layout.data": Reasoned(devices.number, "")}))
+    """Batch of the recipe, made larger unless `num_ranks` data ranks can share it, and the steps for `tokens`."""
+    of_recipe = _loaded(settings).training.batch_size
+    asked = with_vocabulary(_loaded(settings | {"layout.data": Reasoned(num_ranks, "")}))
     batch, length = asked.training.batch_size, asked.training.sequence_length
     if tokens is None:
         parameters = count_active_parameters(asked.model)
@@ -186,9 +216,10 @@ def _training(
     else:
         why = f"{short(tokens)} tokens, as --tokens says"
     steps = max(1, round(tokens / (batch * length)))
+    enlarged = f" {of_recipe}, made larger for {num_ranks} devices" if batch != of_recipe else ""
     return {
         "training.steps": Reasoned(steps, f"{why}, in steps of {batch * length:,}"),
-        "training.batch_size": Reasoned(batch, "sequences of a step, over all ranks: the recipe's"),
+        "training.batch_size": Reasoned(batch, f"sequences of a step, over all ranks: the recipe's{enlarged}"),
         "training.sequence_length": Reasoned(length, "tokens of a sequence: the recipe's"),
     }
 

@@ -69,6 +69,33 @@ def test_the_file_is_the_planned_run_and_every_setting_has_a_reason(answers: dic
     assert new.run.training.batch_size % new.run.layout.data == 0
 
 
+@pytest.mark.parametrize("gpus", ["none", "8 x laptop"])
+def test_the_file_without_gpus_has_the_layout_of_its_forecast(gpus: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    told = run(str(path), *options(gpus=gpus))
+    new = made(gpus=gpus)
+    layout = load_run(path).layout
+    assert layout == new.run.layout
+    assert layout.world_size == new.plans.num_ranks
+    assert str(layout) in told
+
+
+@pytest.mark.parametrize(
+    ("gpus", "size", "batch", "reason"),
+    [
+        ("16 x h100", "30M", 8, "sequences of a step, over all ranks: the recipe's"),
+        ("44 x h100", "20M", 44, "sequences of a step, over all ranks: the recipe's 8, made larger for 44 devices"),
+    ],
+)
+def test_the_batch_of_the_recipe_is_made_larger_only_if_no_layout_has_it(
+    gpus: str, size: str, batch: int, reason: str
+) -> None:
+    new = made(gpus=gpus, size=size)
+    assert new.settings["training.batch_size"] == Reasoned(batch, reason)
+    assert new.run.training.batch_size == batch
+    assert new.run.layout.world_size == new.plans.num_ranks
+
+
 def test_the_plan_of_the_file_chooses_the_same_layout(tmp_path: Path) -> None:
     path, best = tmp_path / "run.toml", tmp_path / "best.toml"
     run(str(path), *options(gpus="8 x h100", size="125M", tokens="auto"))
