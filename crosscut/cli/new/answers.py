@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
 DEMO_TEXT = "builtin:tales"
 
-_DEMO_TOKENS = 2.9e5
-"""Training tokens of the demo's corpus, with the demo's vocabulary."""
+_BUILTIN_TOKENS = {DEMO_TEXT: 2.9e5, "builtin:state-of-the-union": 2.7e6}
+"""Training tokens of the built-in corpora, which are compressed. Those of the demo's are for the demo's vocabulary."""
+
+_PLAIN_FORMATS = ("text", "jsonl", "tsv")
+"""Formats of files whose bytes are mostly text, unless they are compressed."""
 
 _BYTES_PER_TOKEN = 4
 """Bytes of English text in a token, roughly."""
@@ -59,7 +62,10 @@ class Source:
     """Vocabulary size of the tokens."""
 
     num_tokens: float = 0.0
-    """Number of training tokens. For text, an estimate. 0 if nobody knows."""
+    """Number of training tokens. For text, an estimate. 0 if nobody knows, as for compressed files and tables."""
+
+    has_sentences: bool = False
+    """Whether the tokens have the index of sentences that masked language modelling needs."""
 
 
 @naming_options({"--gpu": "--gpus"})
@@ -98,18 +104,23 @@ def read_data(text: str) -> Source:
     from crosscut.data.manifest import MANIFEST_NAME, TokenManifest
     from crosscut.data.text.sources import find_sources
 
-    if text == "demo":
-        return Source(text=DEMO_TEXT, num_tokens=_DEMO_TOKENS)
+    text = DEMO_TEXT if text.strip() == "demo" else text.strip()
     for folder in (Path(text), Path(text, TOKENS_FOLDER)):
         if (folder / MANIFEST_NAME).is_file():
             manifest = TokenManifest.read(folder)
             num_tokens = sum(shard.tokens for shard in manifest.train)
-            return Source(tokens=folder.as_posix(), vocab_size=manifest.vocab_size, num_tokens=num_tokens)
+            return Source(
+                tokens=folder.as_posix(),
+                vocab_size=manifest.vocab_size,
+                num_tokens=num_tokens,
+                has_sentences=all(shard.sentences_sha256 for shard in (*manifest.train, manifest.validation)),
+            )
     if Path(text).suffix == ".toml":
         raise DataError(
             f"`--data` must name text or token shards, but names `{text}`. If this file describes a corpus, type "
             f"`crosscut prepare {text}` first, and then name the folder of the corpus."
         )
     sources = find_sources([text], setting="--data")
-    is_plain = all(source.format == "text" and not source.compression for source in sources)
-    return Source(text=text, num_tokens=sum(source.size for source in sources) / _BYTES_PER_TOKEN if is_plain else 0.0)
+    is_plain = all(source.format in _PLAIN_FORMATS and not source.compression for source in sources)
+    num_bytes = sum(source.size for source in sources) if is_plain else 0
+    return Source(text=text, num_tokens=_BUILTIN_TOKENS.get(text, num_bytes / _BYTES_PER_TOKEN))

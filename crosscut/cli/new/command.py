@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import click
 
-from crosscut.cli.arguments import OptionValue
+from crosscut.cli.arguments import LocalPath, OptionValue
 from crosscut.cli.new.answers import read_data, read_devices, read_size, read_tokens
 from crosscut.config import ConfigError, CrosscutError, write_whole
 from crosscut.config.system.files import require_writable_file
@@ -32,7 +32,7 @@ _QUESTIONS = {
 
 
 @click.command()
-@click.argument("path", metavar="RUN.toml", type=click.Path(path_type=Path))
+@click.argument("path", metavar="RUN.toml", type=LocalPath(path_type=Path))
 @click.option("--gpus", metavar="'8 x h100'|none", help="Number and kind of the GPUs, or none for the CPU.")
 @click.option("--size", metavar="125M|PRESET", help="Number of parameters of the model, or the name of a preset.")
 @click.option(
@@ -48,6 +48,10 @@ def new(path: Path, **typed: str | None) -> None:
     free, and every setting says why it is there. An existing file is never replaced. `crosscut plan --list` lists
     presets and devices. docs/install.md has an example.
     """
+    if path.name == ".toml":
+        raise ConfigError(
+            f"`RUN.toml` must have a name before `.toml`, but is `{path}`. Try `{path.parent / 'run.toml'}`."
+        )
     if path.exists() or path.is_symlink():
         raise ConfigError(f"`RUN.toml` must name a new file, but `{path}` exists. Choose another name.")
     require_writable_file("RUN.toml", path)

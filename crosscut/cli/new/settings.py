@@ -11,6 +11,7 @@ from crosscut.config import (
     PRESETS,
     ConfigError,
     DataConfig,
+    DataError,
     LayoutError,
     ModelConfig,
     RunConfig,
@@ -110,6 +111,7 @@ def _searched(
     own, larger = (settings | _training(settings, ranks, tokens, source.num_tokens) for ranks in (1, number))
     asked = _loaded(own)
     asked.require_objective()
+    _require_sentences(asked, source)
     is_last = own == larger
     try:
         plans = search_layouts(with_vocabulary(asked), devices.hardware, number)
@@ -121,6 +123,16 @@ def _searched(
         return own, asked, plans
     asked = _loaded(larger)
     return larger, asked, search_layouts(with_vocabulary(asked), devices.hardware, number)
+
+
+def _require_sentences(run: RunConfig, source: Source) -> None:
+    """Raise `DataError` for tokens from which a masked language model cannot make samples."""
+    if source.tokens and run.data.has_sentences and not source.has_sentences:
+        raise DataError(
+            f"`--data` must name text, or tokens with an index of sentences, for a model that predicts masked tokens, "
+            f"but the tokens in `{source.tokens}` have none. Name the text, or prepare the tokens again with "
+            'data.objective="masked".'
+        )
 
 
 def _loaded(settings: dict[str, Reasoned]) -> RunConfig:
@@ -189,9 +201,11 @@ def _data(size: Size, source: Source) -> dict[str, Reasoned]:
     if source.tokens:
         found["data.tokens"] = Reasoned(source.tokens, "the token shards of --data")
     else:
-        vocabulary = "number of tokens of the tokenizer that the run trains on the text"
+        vocabulary = "the most tokens that the tokenizer has, which the run trains on the text"
         if size.preset and PRESETS[size.preset].get("vocab_size"):
-            vocabulary = 'as the published model has; `tokenizer = "tokenizer.json"` would take its own tokenizer'
+            vocabulary = (
+                'at most, as the published model has; `tokenizer = "tokenizer.json"` would take its own tokenizer'
+            )
         found["data.text"] = Reasoned((source.text,), "the text of --data, which becomes tokens before the first step")
         found["data.vocab_size"] = Reasoned(_vocabulary(size, source), vocabulary)
     if size.preset and (objective := objective_of(ModelConfig(**PRESETS[size.preset]))) != DataConfig.objective:
@@ -213,6 +227,8 @@ def _training(
         if 0 < (most := MOST_READINGS * source_tokens) < tokens:
             why = f"{short(most)} tokens, all of the data {MOST_READINGS} times; the model could use {short(tokens)}"
             tokens = most
+        elif not most:
+            why += "; the size of the data is unknown"
     else:
         why = f"{short(tokens)} tokens, as --tokens says"
     steps = max(1, round(tokens / (batch * length)))

@@ -16,8 +16,10 @@ from click.testing import CliRunner
 from crosscut.cli.main import commands
 from crosscut.cli.new.answers import read_data, read_devices, read_size, read_tokens
 from crosscut.cli.new.settings import MOST_READINGS, TOKENS_PER_PARAMETER, NewRun, new_run
-from crosscut.config import ConfigError, DataError, RunConfig, load_run
+from crosscut.config import ConfigError, DataConfig, DataError, RunConfig, load_run
 from crosscut.config.loading.commented import Reasoned, commented_toml
+from crosscut.data import prepare, read_documents
+from crosscut.data.text.sources import BUILTIN_CORPORA
 from crosscut.planner import count_parameters
 from tests.refusals import refusal
 
@@ -126,6 +128,47 @@ def test_little_data_is_read_four_times() -> None:
     assert new.num_tokens == pytest.approx(MOST_READINGS * new.source_tokens, rel=0.1)
 
 
+def test_the_size_of_data_is_estimated_where_bytes_tell_it(tmp_path: Path) -> None:
+    for name in ("book.txt", "book.jsonl"):
+        (tmp_path / name).write_text("x" * 4000)
+        assert read_data(str(tmp_path / name)).num_tokens == 1000
+    assert read_data("builtin:tales") == read_data(" demo") == read_data("demo")
+    for corpus in BUILTIN_CORPORA:
+        text = sum(len(document.text.encode()) for document in read_documents([corpus]))
+        assert read_data(corpus).num_tokens == pytest.approx(text / 4, rel=0.1)
+
+
+def test_data_of_unknown_size_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "book.txt.gz"
+    path.write_bytes(b"compressed")
+    steps = made(tokens="auto", data=str(path)).settings["training.steps"]
+    assert "parameters; the size of the data is unknown, in steps of" in steps.reason
+    assert "unknown" not in made(tokens="auto", data="demo").settings["training.steps"].reason
+
+
+def test_a_trained_tokenizer_has_at_most_the_tokens_of_a_published_model() -> None:
+    assert made(size="gpt2-small").settings["data.vocab_size"].reason.startswith("at most, as the published model has")
+
+
+def test_tokens_without_sentences_are_refused_for_a_masked_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for objective in ("causal", "masked"):
+        config = DataConfig(text=("builtin:tales",), vocab_size=300, objective=objective, num_shards=1)
+        prepare(config, Path(objective), seed=1)
+    answers = {"size": "laptop-bert", "tokens": "1M"}
+    assert made(data="masked", **answers).run.data.tokens == "masked"
+    assert made(data="causal").run.data.tokens == "causal"
+    told = message("run.toml", *options(data="causal", **answers), kind=DataError)
+    assert told == (
+        "`--data` must name text, or tokens with an index of sentences, for a model that predicts masked tokens, but "
+        "the tokens in `causal` have none. Name the text, or prepare the tokens again with "
+        'data.objective="masked".'
+    )
+    assert not Path("run.toml").exists()
+
+
 @pytest.mark.slow
 def test_a_run_without_gpus_trains_and_another_takes_its_tokens(
     tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch, crosscut_here
@@ -197,6 +240,14 @@ def test_a_wrong_answer_writes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert message("run.toml", *options(**answers), kind=kind) == told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_file_has_a_name_on_this_machine(tmp_path: Path) -> None:
+    assert message("s3://bucket/run.toml", *options()).startswith("`RUN.toml` must be a path on this machine, but is")
+    assert message(str(tmp_path / ".toml"), *options()) == (
+        f"`RUN.toml` must have a name before `.toml`, but is `{tmp_path}/.toml`. Try `{tmp_path}/run.toml`."
+    )
     assert list(tmp_path.iterdir()) == []
 
 
