@@ -201,7 +201,7 @@ def _data(size: Size, source: Source) -> dict[str, Reasoned]:
     if source.tokens:
         found["data.tokens"] = Reasoned(source.tokens, "the token shards of --data")
     else:
-        vocabulary = "the most tokens that the tokenizer has, which the run trains on the text"
+        vocabulary = "most tokens of the tokenizer that the run trains on the text"
         if size.preset and PRESETS[size.preset].get("vocab_size"):
             vocabulary = (
                 'at most, as the published model has; `tokenizer = "tokenizer.json"` would take its own tokenizer'
