@@ -169,8 +169,8 @@ def _shape(number: float, vocab_size: int) -> dict[str, Reasoned]:
         )
     why = "learns most in few steps" if recipe == "modern" else "is the paper's"
     sizes = {
-        "num_layers": f"{short(count)} parameters, the nearest to --size with the proportions of GPT-2",
-        "hidden_size": f"about {PROPORTION} x num_layers",
+        "num_layers": f"{short(count)} parameters, near --size and with proportions as close to GPT-2's as possible",
+        "hidden_size": f"about {model.hidden_size / model.num_layers:.0f} x num_layers; GPT-2 small has {PROPORTION} x",
         "num_heads": "heads of attention, which the tensor ranks share",
         "max_sequence_length": "most tokens that the model reads at once",
     }
