@@ -91,7 +91,7 @@ def new_run(folder: str, devices: Devices, size: Size, tokens: float | None, sou
     settings, asked, plans = _searched(settings, devices, tokens, source)
     remedy = "Name more devices or larger ones with `--gpus`, or a smaller model with `--size`."
     require_fitting(plans, f"A model of {short(count_parameters(plans.asked.model))} parameters needs", remedy)
-    plan = next((plan for plan in plans.fitting if not plans.is_near_limit(plan)), plans.fitting[0])
+    plan = plans.best
     run = replace(plan.run(plans.asked), model=asked.model)
     settings |= _planned(run, asked)
     if devices.number == 1 and not devices.has_gpus:
