@@ -88,7 +88,7 @@ def describe(device_type: str) -> dict[str, Any]:
 
     Raises `ImportError` if a package that every measurement needs cannot be imported.
     """
-    import crosscut.training.step  # noqa: F401
+    import crosscut.training  # noqa: F401
     from crosscut.planner import find_hardware
 
     if device_type == "cpu":
