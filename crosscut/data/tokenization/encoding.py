@@ -98,9 +98,9 @@ def encode_documents(
             yield _next(under_way)
     except BrokenProcessPool:
         raise DataError(
-            f"All {workers} tokenizing processes must finish, but one died, perhaps because memory ran out. "
-            f"Free some memory, or use fewer cores: `taskset --cpu-list 0 crosscut prepare ...` on Linux, "
-            f"`prepare(..., workers=1)` in Python."
+            f"All {workers} tokenizing processes must finish, but one died, perhaps because memory ran out, or because "
+            'a Python program calls `prepare` outside of `if __name__ == "__main__":`. Free some memory, or use fewer '
+            "cores: `taskset --cpu-list 0 crosscut prepare ...` on Linux, `prepare(..., workers=1)` in Python."
         ) from None
     finally:
         executor.shutdown(wait=True, cancel_futures=True)

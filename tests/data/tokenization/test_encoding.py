@@ -65,7 +65,7 @@ def test_worker_that_dies_is_an_error(corpus: Path, tokenizer_file: Path) -> Non
     for worker in set(multiprocessing.active_children()) - others:
         worker.kill()
     assert refusal(DataError, list, batches) == (
-        "All 2 tokenizing processes must finish, but one died, perhaps because memory ran out. Free some "
-        "memory, or use fewer cores: `taskset --cpu-list 0 crosscut prepare ...` on Linux, `prepare(..., workers=1)` "
-        "in Python."
+        "All 2 tokenizing processes must finish, but one died, perhaps because memory ran out, or because "
+        'a Python program calls `prepare` outside of `if __name__ == "__main__":`. Free some memory, or use fewer '
+        "cores: `taskset --cpu-list 0 crosscut prepare ...` on Linux, `prepare(..., workers=1)` in Python."
     )
