@@ -1,8 +1,8 @@
 """Shapes of models for a number of parameters.
 
-The shapes keep GPT-2's proportions: the hidden size is about 64 times the number of layers, heads have 64 elements (128
-from a hidden size of 2,048 on, as in published models of that size), and the hidden size is a multiple of a power of
-two, so that many numbers of tensor ranks divide the heads.
+The shapes keep GPT-2's proportions: the hidden size is about 64 times the number of layers, and heads have 64 elements
+(128 from a hidden size of 2,048 on, as in published models of that size). Heads are smaller where a model would have an
+odd number of them or fewer than four, which tensor ranks could not share.
 """
 
 from collections.abc import Iterator
@@ -18,6 +18,8 @@ PROPORTION = 64
 _MOST_LAYERS = 256
 _LEAST_PROPORTION = 4
 """Smallest hidden size divided by the number of layers. Deeper models are slow and hard to train."""
+
+_LEAST_HEADS = 4
 
 _NEAR = 1.1
 """Largest factor between the asked number of parameters and that of a model which is chosen by its proportions."""
@@ -42,7 +44,9 @@ def nearest_shape(number: float, like: Settings) -> ModelConfig:
 
 
 def _width(hidden_size: int) -> Settings:
-    return {"hidden_size": hidden_size, "num_heads": hidden_size // (64 if hidden_size < 2048 else 128)}
+    sizes = (64, 32, 16) if hidden_size < 2048 else (128,)
+    heads = next(number for size in sizes if (number := hidden_size // size) >= _LEAST_HEADS and number % 2 == 0)
+    return {"hidden_size": hidden_size, "num_heads": heads}
 
 
 def _deepest(number: float, settings: Settings) -> ModelConfig:

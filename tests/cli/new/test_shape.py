@@ -23,7 +23,7 @@ def test_a_model_has_about_the_asked_parameters_and_the_proportions_of_gpt2(numb
     found = nearest_shape(number, {**GPT2, "vocab_size": 8192 if number < 1e8 else GPT2_VOCAB_SIZE})
     assert count_parameters(found) == pytest.approx(number, rel=0.06)
     assert found.hidden_size / found.num_layers == pytest.approx(PROPORTION, rel=0.35)
-    assert found.head_size in (64, 128)
+    assert found.head_size in (32, 64, 128)
 
 
 @pytest.mark.parametrize(("number", "vocab_size"), [(1e6, 6096), (1.3e6, 8192), (5e6, 32_768), (1.1e7, 32_768)])
@@ -39,3 +39,11 @@ def test_no_model_is_far_deeper_than_gpt2() -> None:
     """Layers of width 64 could make up for any number of parameters."""
     found = nearest_shape(9e6, {**MODERN, "vocab_size": GPT2_VOCAB_SIZE})
     assert (found.hidden_size, found.num_layers) == (64, 16)
+
+
+@pytest.mark.parametrize("number", [2e5, 1e6, 2e6, 3e6, 5e6, 1e7, 1.5e7, 2e7, 3e7, 1e8, 1e9, 7e10])
+def test_tensor_ranks_can_share_the_heads_of_every_model(number: float) -> None:
+    found = nearest_shape(number, {**MODERN, "vocab_size": 2048})
+    assert found.num_heads >= 4
+    assert found.num_heads % 2 == 0
+    assert found.head_size % 16 == 0
