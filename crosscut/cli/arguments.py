@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
 import click
 
+from crosscut.cli.runs.named import RUN, with_named_run
 from crosscut.config import ConfigError, CrosscutError, Layout, RunConfig, load_run
 from crosscut.config.checks import require_local_path
 from crosscut.config.loading import meant_settings, with_line
@@ -49,13 +50,15 @@ class RunCommand(click.Command):
     ignore_unknown_options = True
 
 
-def run_arguments(file: str = "[RUN.toml]") -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Add the arguments `[RUN.toml] [section.key=value ...]` to a `RunCommand`, as one tuple named `arguments`. An
-    error about a setting in the file states the line of the setting. `file` is the placeholder for the file in the help
-    text.
+def run_arguments(name: str = f"[{RUN}]") -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Add the arguments `[RUN.toml|FOLDER|PRESET] [section.key=value ...]` to a `RunCommand`, as one tuple named
+    `arguments`, which begins with a file or has only settings (`with_named_run`). An error about a setting in the file
+    states the line of the setting. `name` is the placeholder for the first argument in the help text. Without `RUN` in
+    it, the first argument is only ever a file.
     """
-    metavar = f"{file} [section.key=value ...]"
-    argument = click.argument("arguments", nargs=-1, metavar=metavar, callback=_read_arguments)
+    metavar = f"{name} [section.key=value ...]"
+    read = _read_run if RUN in name else _read_arguments
+    argument = click.argument("arguments", nargs=-1, metavar=metavar, callback=read)
     return lambda command: argument(_rewording(command, _with_line))
 
 
@@ -102,6 +105,10 @@ def _read_arguments(context: click.Context, _argument: click.Parameter, words: t
             takes_next = not equals and rest and not re.match(r"-|.*=|.*\.toml$", rest[0])
             settings.append(f"{name}={(rest.pop(0) if takes_next else value) or 'VALUE'}")
     return (*arguments, *settings)
+
+
+def _read_run(context: click.Context, argument: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
+    return with_named_run(_read_arguments(context, argument, words))
 
 
 def run_from(arguments: tuple[str, ...], *, change_layout: Callable[[Layout], Layout] | None = None) -> RunConfig:

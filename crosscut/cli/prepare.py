@@ -6,12 +6,13 @@ from pathlib import Path
 import click
 
 from crosscut.cli.arguments import RunCommand, has_file, run_arguments, run_from
+from crosscut.cli.runs.named import RUN
 from crosscut.config import ConfigError, CorpusConfig, is_corpus, load_corpus
 from crosscut.config.system.terminal import echo, new_console
 
 
 @click.command(cls=RunCommand)
-@run_arguments("[CORPUS.toml | RUN.toml]")
+@run_arguments(f"[CORPUS.toml|{RUN}]")
 @click.option(
     "--explain",
     metavar="ID",

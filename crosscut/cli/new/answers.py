@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crosscut.cli.arguments import naming_options
-from crosscut.cli.plan.asked import named_preset
 from crosscut.cli.plan.forecast import read_number
+from crosscut.cli.runs.named import named_preset
 from crosscut.config import ConfigError, DataError
 from crosscut.config.conventions import TOKENS_FOLDER
 from crosscut.config.system.machine import available_memory

@@ -1,13 +1,13 @@
-"""The run and the device that the user names for `crosscut plan`. The run comes from a file or from a preset."""
+"""The run and the device that the user names for `crosscut plan`. The run comes from a file, a folder or a preset."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crosscut.cli.arguments import has_file
-from crosscut.config import PRESETS, ConfigError, Layout, RunConfig, load_run
+from crosscut.cli.runs.named import named_preset
+from crosscut.config import ConfigError, Layout, RunConfig, load_run
 from crosscut.config.checks import listed
-from crosscut.config.loading.keys import nearest
 from crosscut.config.system.terminal import echo
 
 if TYPE_CHECKING:
@@ -20,20 +20,21 @@ def asked_run(
     """Load the run to plan from its file in `arguments` or from the preset `model`. Overrides in `arguments` apply.
     `change_layout` takes the run's layout and returns the layout to use instead.
 
-    An override of `model.preset` also names a preset. Raises `ConfigError` unless exactly one of the file and the
-    preset is given.
+    A setting of `model.preset` or `training.initialize_from` also names a model. Raises `ConfigError` unless exactly
+    one of the run and the preset is given.
     """
-    if not has_file(arguments) and model is None and any(each.startswith("model.preset=") for each in arguments):
-        return load_run({}, arguments, change_layout=change_layout)
-    if has_file(arguments) == (model is not None):
-        both = "both are" if has_file(arguments) else "neither is"
+    names_model = ("model.preset=", "training.initialize_from=") if model is None else ("model.preset=",)
+    is_named = has_file(arguments) or any(each.startswith(names_model) for each in arguments)
+    if is_named == (model is not None):
+        both = "both are" if is_named else "neither is"
         raise ConfigError(
-            f"Exactly one model must be given, as RUN.toml or with `--model`, but {both} given. To plan a preset, type "
-            "`--model 8.3B` without RUN.toml."
+            f"Exactly one model must be given, as the first argument or with `--model`, but {both} given. To plan a "
+            "preset, type its name, such as `8.3B`."
         )
-    if has_file(arguments):
-        return load_run(Path(arguments[0]), arguments[1:], change_layout=change_layout)
-    return load_run({"model": {"preset": named_preset(str(model))}}, arguments, change_layout=change_layout)
+    if model is not None:
+        arguments = (f"model.preset={named_preset(model)}", *arguments)
+    source, overrides = (Path(arguments[0]), arguments[1:]) if has_file(arguments) else ({}, arguments)
+    return load_run(source, overrides, change_layout=change_layout)
 
 
 def with_vocabulary(run: RunConfig) -> RunConfig:
@@ -59,23 +60,3 @@ def asked_device(name: str, *, as_json: bool) -> "Hardware":
             err=as_json,
         )
     return hardware
-
-
-def named_preset(name: str, *, option: str = "--model") -> str:
-    """Name of the preset that a value of `option` names, whole or by its end. Raises `ConfigError` if there is none, or
-    if there are several.
-    """
-    wanted = name.lower()
-    found = [preset for preset in PRESETS if preset == wanted] or [
-        preset for preset in PRESETS if preset.endswith(f"-{wanted}")
-    ]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ConfigError(
-            f"`{option}` must name one preset, but {name!r} is the end of several names. Choose {listed(found)}."
-        )
-    ends = {preset.partition("-")[2]: preset for preset in reversed(PRESETS)} | {preset: preset for preset in PRESETS}
-    close = nearest(wanted, ends)
-    hint = f"The nearest is `{ends[close[0]]}`." if close else f"Choose {listed(f'`{preset}`' for preset in PRESETS)}."
-    raise ConfigError(f"`{option}` must name a preset, but is `{name}`. {hint}")

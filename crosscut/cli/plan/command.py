@@ -20,7 +20,7 @@ from crosscut.config.system.terminal import echo
 _model = click.option(
     "--model",
     metavar="NAME",
-    help="Preset to plan instead of RUN.toml. The end of the name is enough, such as 8.3B for megatron-8.3b.",
+    help="Another way to name a preset.",
 )
 _gpu = click.option("--gpu", metavar="NAME|FILE", help="Device, such as h100-sxm or v100-32gb-dgx2h, or a .toml file.")
 _json = click.option(
@@ -145,12 +145,12 @@ class _PlanCommand(RunCommand):
 def plan(is_list: bool, **options: OptionValue) -> None:
     """Forecast the memory and the speed of each layout of a model.
 
-    The plan shows which layouts fit into the device's memory, and which of them is the fastest. Give a RUN.toml or a
-    preset (--model 8.3B), the device (--gpu) and the number of devices (--gpus). Any key can be overridden, for example
-    with training.batch_size=1024. The plan covers every layout that the model and the batch allow. It also tries the
-    useful recomputation modes and micro-batch sizes, even if RUN.toml sets these keys. For each layout, the plan gives
-    the memory of a rank, the messages that a rank sends and the time of a step. docs/planner.md explains the formulas
-    and compares forecasts with measurements.
+    The plan shows which layouts fit into the device's memory, and which of them is the fastest. Give the file or
+    the folder of a run or a preset such as 8.3B, the device (--gpu) and the number of devices (--gpus). Any key can be
+    overridden, for example with training.batch_size=1024. The plan covers every layout that the model and the batch
+    allow. It also tries the useful recomputation modes and micro-batch sizes, even if RUN.toml sets these keys. For
+    each layout, the plan gives the memory of a rank, the messages that a rank sends and the time of a step.
+    docs/planner.md explains the formulas and compares forecasts with measurements.
     """
     if is_list:
         from crosscut.cli.plan.listing import show_lists

@@ -5,28 +5,28 @@ from pathlib import Path
 
 import click
 
-from crosscut.cli.arguments import RunCommand, echo_json, file_option, has_file, naming_options, run_arguments
+from crosscut.cli.arguments import RunCommand, echo_json, file_option, has_file, run_arguments
 from crosscut.cli.plan.asked import asked_run, with_vocabulary
+from crosscut.cli.runs.named import RUN
 from crosscut.config import ConfigError, RunConfig, load_layout
-from crosscut.config.conventions import CONFIG_FILE
 from crosscut.config.system.files import write_whole
 from crosscut.config.system.terminal import echo
 
 
 @click.command(cls=RunCommand)
-@run_arguments("RUN|PRESET|RUN.toml")
+@run_arguments(RUN)
 @click.option("--layout", metavar="tensor=4,data=2", help="Use this layout instead of the run's own layout.")
 @click.option("--layer", type=int, metavar="N", help="Show only the layer with this number, counted from 0.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
 @file_option("--svg", metavar="FILE", help="Write a picture instead of printing.")
-@naming_options({"--model": "PRESET"})
 def show(arguments: tuple[str, ...], layout: str | None, layer: int | None, as_json: bool, svg: Path | None) -> None:
     """Show one layer on its ranks: each tensor's shape on one rank, where it is cut, and every message.
 
-    RUN is the folder of a run. PRESET is the name of a preset, or its end, such as llama3-8b or 8.3B, with a
-    micro-batch of one sequence. Any key can be overridden, for example with training.micro_batch_size=4. Each distinct
-    layer is shown once, between the embedding and the head. The command reads the description from which the planner
-    counts, so it needs no device and no data. docs/show.md explains the signs.
+    FOLDER is the folder of a run or a Hugging Face folder. PRESET is the name of a preset, or its end, such as
+    llama3-8b or 8.3B. A model that no file describes has a micro-batch of one sequence. Any key can be overridden, for
+    example with training.micro_batch_size=4. Each distinct layer is shown once, between the embedding and the head. The
+    command reads the description from which the planner counts, so it needs no device and no data. docs/show.md
+    explains the signs.
     """
     from crosscut.planner.showing import lines, picture, shown
 
@@ -43,18 +43,12 @@ def show(arguments: tuple[str, ...], layout: str | None, layer: int | None, as_j
 
 
 def _asked(arguments: tuple[str, ...], layout: str | None) -> RunConfig:
-    """Load the run that the first argument names: a folder, a file or a preset."""
-    change = None if layout is None else partial(load_layout, layout)
+    """Load the run that the arguments name. A run without a file has a micro-batch of one sequence."""
+    if not arguments:
+        raise ConfigError(
+            f"`{RUN}` must name a model, but is missing. Try `crosscut show gpt2-small --layout tensor=4`."
+        )
     if not has_file(arguments):
-        if not any(each.startswith("model.preset=") for each in arguments):
-            raise ConfigError(
-                "`RUN|PRESET|RUN.toml` must name a model, but is missing. Try `crosscut show gpt2-small --layout "
-                "tensor=4`."
-            )
-        return asked_run(arguments, None, change_layout=change)
-    name, *overrides = arguments
-    if Path(name).is_dir():
-        name = str(Path(name) / CONFIG_FILE)
-    if Path(name).suffix == ".toml":
-        return asked_run((name, *overrides), None, change_layout=change)
-    return asked_run(("training.micro_batch_size=1", *overrides), name, change_layout=change)
+        arguments = ("training.micro_batch_size=1", *arguments)
+    change = None if layout is None else partial(load_layout, layout)
+    return asked_run(arguments, None, change_layout=change)

@@ -473,8 +473,8 @@ def test_what_is_missing_is_told() -> None:
         "`--gpu` must name the device to plan for, but is missing. Choose `a100-40gb`, "
     )
     neither = (
-        "Exactly one model must be given, as RUN.toml or with `--model`, but neither is given. To plan a preset, type "
-        "`--model 8.3B` without RUN.toml."
+        "Exactly one model must be given, as the first argument or with `--model`, but neither is given. To plan a "
+        "preset, type its name, such as `8.3B`."
     )
     assert message("plan", "--gpu", "h100-sxm") == neither
     assert message("plan", "run.toml", "--model", "8.3B", "--gpu", "h100-sxm") == neither.replace(

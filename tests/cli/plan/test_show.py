@@ -122,8 +122,8 @@ def test_a_run_is_shown_from_its_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "arguments", "told"),
     [
-        (ConfigError, ("llama9",), "`PRESET` must name a preset, but is `llama9`. The nearest is `laptop-llama`."),
-        (ConfigError, (), "`RUN|PRESET|RUN.toml` must name a model, but is missing."),
+        (ConfigError, ("llama9",), "or a preset, but is `llama9`. The nearest is `laptop-llama`."),
+        (ConfigError, (), "`RUN.toml|FOLDER|PRESET` must name a model, but is missing."),
         (
             ConfigError,
             ("llama3-8b", "--layer", "32"),
