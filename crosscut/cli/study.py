@@ -32,7 +32,7 @@ def study() -> None:
 @study.command()
 @_output
 def scaling(output: Path) -> None:
-    """Write a report of published scaling figures and forecasts.
+    """Print and write a report of published scaling figures and forecasts.
 
     The report compares the planner's forecasts with the scaling figures of the Megatron-LM paper (arXiv 1909.08053),
     with the tables of Megatron-Core and torchtitan on H100 GPUs, and with the table of Narayanan et al. 2021 (arXiv
@@ -41,7 +41,9 @@ def scaling(output: Path) -> None:
     require_folder("--output", output)
     from crosscut.planner.paper.study import scaling_report
 
-    _write(scaling_report(), output, "scaling")
+    report = scaling_report()
+    _show(report)
+    _write(report, output, "scaling")
 
 
 @study.command(cls=RunCommand)

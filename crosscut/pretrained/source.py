@@ -207,7 +207,8 @@ def _find(place: str | Path, last_weights: bool, adapter: str | Path) -> ModelSo
         return _published(folder.path, adapter)
     raise ConfigError(
         f"`{place}` must be a run's folder, a checkpoint or a Hugging Face folder, but has no `{CONFIG_FILE}`, "
-        f"`{MANIFEST_FILE}` or `{MODEL_FILE}`. Name a folder such as `runs/demo`."
+        f"`{MANIFEST_FILE}` or `{MODEL_FILE}`. Name another folder, or train a model first: `crosscut train` "
+        "trains the demo into `runs/demo`."
     )
 
 

@@ -210,7 +210,8 @@ def test_the_newest_good_checkpoint_is_taken(trained, moved, capfd):
 def test_a_place_that_is_nothing_is_told(tmp_path):
     assert refusal(ConfigError, find_model, tmp_path) == (
         f"`{tmp_path}` must be a run's folder, a checkpoint or a Hugging Face folder, but has no `config.toml`, "
-        "`manifest.json` or `config.json`. Name a folder such as `runs/demo`."
+        "`manifest.json` or `config.json`. Name another folder, or train a model first: `crosscut train` trains the "
+        "demo into `runs/demo`."
     )
 
 

@@ -1,7 +1,12 @@
 """The official OpenAI client, unchanged, against real servers."""
 
 import asyncio
+import json
 import math
+import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import openai
 import pytest
@@ -37,6 +42,16 @@ def test_a_text_is_completed(client):
     assert choice.finish_reason in ("length", "stop")
     assert answer.usage.completion_tokens <= 12
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_the_line_for_curl_in_the_page_is_answered(whole: Server):
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^curl .*?}'$", page, re.DOTALL | re.MULTILINE)
+    if not shutil.which("curl"):
+        pytest.skip("curl is not installed")
+    command = line.replace("http://127.0.0.1:8000", whole.url).replace("NAME", NAME)
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=True)
+    assert "text" in json.loads(done.stdout)["choices"][0]
 
 
 def test_a_stream_tells_the_same_text(client):

@@ -16,6 +16,7 @@ from crosscut.architecture.readings import saved
 from crosscut.architecture.steps import Enter, Leave, Message
 from crosscut.architecture.words import model_in_words
 from crosscut.config import ConfigError
+from crosscut.config.parts.kinds import Mixer, parts_of
 from crosscut.config.precision import precision_on
 from crosscut.config.system.wording import short
 from crosscut.config.training import Recompute
@@ -91,12 +92,20 @@ def _blocks(run: Candidate, target: Target) -> tuple[ShownBlock, ...]:
 def _of_layer(layer: Layer, numbers: list[int], run: Candidate, target: Target, mode: Recompute) -> ShownBlock:
     again = f", recomputed ({mode})" if mode is not Recompute.NONE else ""
     return ShownBlock(
-        title=f"{_in_words(numbers)}: {run.model.layer(numbers[0])}{again}",
+        title=f"{_in_words(numbers)}: {_kinds(run.model.layer(numbers[0]))}{again}",
         numbers=tuple(numbers),
         steps=_steps(
             lower(layer, target), [part.name for part in layer.parts], target, mode, _repeated(layer, target, mode)
         ),
         repeats_first=mode is Recompute.FULL,
+    )
+
+
+def _kinds(layer: str) -> str:
+    """Kinds of the parts of a layer, with the name that the module of a mixer other than attention has."""
+    return " ".join(
+        f"{kind} (its module: {name})" if isinstance(kind, Mixer) and "attention" not in kind else kind
+        for name, kind in parts_of(layer)
     )
 
 

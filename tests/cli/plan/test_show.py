@@ -53,6 +53,17 @@ def test_an_mlp_is_shown_with_its_shapes_and_messages() -> None:
     ]
 
 
+def test_the_title_of_a_mixer_that_does_not_attend_says_how_its_module_is_named() -> None:
+    assert "── 24 layers from 0 to 50: mamba2 (its module: attention) ──" in run("nemotron-h-8b", "--layer", "0")
+    text = run(
+        "laptop-small", "--layer", "0", 'model.layers=["gated_delta swiglu gated_delta", "latent_attention gelu"]'
+    )
+    assert "gated_delta (its module: attention) swiglu gated_delta (its module: attention_2)" in text
+    assert "── layers 1 and 3: latent_attention gelu ──" in run(
+        "laptop-small", "--layer", "1", 'model.layers=["gated_delta swiglu", "latent_attention gelu"]'
+    )
+
+
 def test_the_page_shows_what_the_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[3] / "docs" / "show.md").read_text(encoding="utf-8")
     (commands_shown,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)

@@ -64,6 +64,8 @@ def write_report(folder: Path) -> str:
     done = CliRunner().invoke(commands, ("study", "scaling", "--output", str(folder)), catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert "<html" in (folder / "scaling.html").read_text()
+    assert done.stdout.endswith(f"\n{folder / 'scaling.md'}\n{folder / 'scaling.html'}\n")
+    assert re.search(r"\n megatron-8.3b +8.31 +8 +8 ", done.stdout)
     return (folder / "scaling.md").read_text()
 
 
