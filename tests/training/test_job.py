@@ -226,8 +226,9 @@ def test_another_model_or_order_of_data_is_refused(trained, run_with, override, 
 def test_a_jump_of_the_learning_rate_is_told(trained, run_with, capsys):
     prepare_run(run_with("training.steps=12"), resume=True)
     assert capsys.readouterr().err == (
-        "The learning rate of step 7 is 0.000628 instead of 0.0001, because `training.steps` is 12 instead of 6. With "
-        'optimizer.schedule="wsd" or "constant", a run can be extended without such a jump (docs/recipe.md).\n'
+        "The learning rate of step 7 is 0.000628 instead of 0.0001, because `training.steps` is 12 instead of 6. The "
+        'loss may rise at first. With optimizer.schedule="wsd" or "constant", a '
+        "run can be extended without such a jump (docs/recipe.md).\n"
     )
     lower = ("optimizer.learning_rate=1e-4", "optimizer.schedule=constant", "optimizer.min_learning_rate=1e-5")
     prepare_run(run_with("training.steps=12", *lower, "optimizer.beta2=0.9"), resume="auto")

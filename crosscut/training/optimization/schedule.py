@@ -58,6 +58,7 @@ def describe_jump(done: int, *, saved: RunConfig, run: RunConfig) -> str:
     )
     if after > before and saved.training.steps != run.training.steps:
         text += (
-            ' With optimizer.schedule="wsd" or "constant", a run can be extended without such a jump (docs/recipe.md).'
+            ' The loss may rise at first. With optimizer.schedule="wsd" or "constant", a run can be extended without '
+            "such a jump (docs/recipe.md)."
         )
     return text
