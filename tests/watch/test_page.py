@@ -299,8 +299,31 @@ def test_controls_and_charts_have_names(opened, tmp_path):
     assert labels(page)[0].startswith("Chart: Loss, nats per token")
     for control in ("Tokens", "Time", "log x", "log y"):
         page.locator("#controls label", has_text=control).click()
-    page.get_by_label("smoothing").fill("0")
+    page.get_by_label("smoothing").fill("1")
     assert facts(page)["Step"] == "61"
+
+
+def test_short_runs_are_smoothed_less_until_the_reader_chooses(opened, tmp_path):
+    write_run(tmp_path / "short", 20)
+    write_run(tmp_path / "middle", 100)
+    write_run(tmp_path / "long", 2000)
+    page = opened(tmp_path)
+
+    def weights() -> dict[str, float]:
+        return page.evaluate("""Object.fromEntries(visible().map((run) => {
+          const series = run.series.get("loss");
+          const raw = series.values.view().join() === series.smoothed(axes.weight).join();
+          return [run.name, raw ? 0 : series.weight];
+        }))""")
+
+    assert weights() == {"short": 0, "middle": 0.75, "long": 0.95}
+    smoothing = page.get_by_label("smoothing")
+    assert smoothing.get_attribute("aria-valuetext") == "auto"
+    smoothing.fill("5")
+    assert weights() == dict.fromkeys(("short", "middle", "long"), 0.9)
+    smoothing.fill("1")
+    assert weights() == dict.fromkeys(("short", "middle", "long"), 0)
+    assert smoothing.get_attribute("aria-valuetext") == "off"
 
 
 def test_axes_are_tokens_or_time_and_logarithmic(opened, tmp_path):

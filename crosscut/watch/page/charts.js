@@ -2,7 +2,7 @@
 "use strict";
 
 /** Settings of all charts, as the controls have them. */
-const axes = { along: "step", logx: false, logy: false, weight: 0.9 };
+const axes = { along: "step", logx: false, logy: false, weight: "auto" };
 
 const MARKS = {
   checkpoint: ["Checkpoint", "--soft"],
@@ -72,7 +72,7 @@ class Chart {
   /** Lines from back to front: all figures of a run are faint behind their moving mean; validations are points. */
   makeLines() {
     const [first, second] = this.kind.names;
-    const isSmooth = !this.kind.isExact && axes.weight > 0;
+    const isSmooth = !this.kind.isExact && axes.weight !== 0;
     const few = this.shown.length <= 3;
     const thin = this.shown.length > 8 ? 1 : 1.5;  // browsers draw a line of one pixel several times as fast as a wider one
     const ordered = [...this.shown].sort((a, b) => (a.id === focus) - (b.id === focus));

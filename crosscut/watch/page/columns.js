@@ -71,11 +71,17 @@ class Series {
     this.values.push(values);
   }
 
+  /** Weight of the past: `wanted` or, for "auto", a mean over a 25th of the figures, but over at most 20. */
+  weightFor(wanted) {
+    return wanted === "auto" ? Math.max(0, Math.min(0.95, 1 - 25 / this.values.length)) : wanted;
+  }
+
   /**
-   * Exponential moving mean with the weight of the past `weight`. The mean is divided by the sum of its weights, so that
+   * Exponential moving mean with the weight of the past `wanted`. The mean is divided by the sum of its weights, so that
    * its beginning is not drawn towards 0. Figures that are not finite are left out.
    */
-  smoothed(weight) {
+  smoothed(wanted) {
+    const weight = this.weightFor(wanted);
     if (weight <= 0) return this.values.view();
     if (weight !== this.weight) [this.weight, this.mean, this.total, this.means] = [weight, 0, 0, new Column()];
     const values = this.values.view();

@@ -65,7 +65,8 @@ function factsOf(run) {
   const { state, steps, state_words: words } = run.listed;
   const step = run.lastStep();
   const last = best(run, "validation_loss");
-  const loss = run.series.get("loss")?.smoothed(axes.weight).at(-1);
+  const losses = run.series.get("loss");
+  const loss = losses?.smoothed(axes.weight).at(-1);
   const left = (steps - step) * recent(run, "seconds");
   const elapsed = run.last("elapsed_seconds");
   const tokens = run.last("samples") * run.listed.tokens_per_sample;
@@ -73,7 +74,7 @@ function factsOf(run) {
   return [
     ["State", STATES[state] ?? state, words],
     ["Step", whole.format(step), steps ? `of ${whole.format(steps)}${steps > step ? ` (${percent(step / steps)})` : ""}` : ""],
-    ["Loss", digits(loss), axes.weight > 0 ? "smoothed" : "last step"],
+    ["Loss", digits(loss), losses?.weightFor(axes.weight) > 0 ? "smoothed" : "last step"],
     last && ["Validation", digits(validation), digits(last.value) !== digits(validation) ? `best ${digits(last.value)} (${whole.format(last.step)})` : "the best so far"],
     ["Speed", Number.isFinite(recent(run, "tokens_per_second")) ? `${rate(recent(run, "tokens_per_second"))}` : NONE, "tokens/s"],
     Number.isFinite(recent(run, "utilisation")) && ["Share of peak", percent(recent(run, "utilisation")), "last 50 steps"],

@@ -1,7 +1,7 @@
 // Assembly of the page, and the question that is asked every second.
 "use strict";
 
-const SMOOTHINGS = [0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999];
+const SMOOTHINGS = ["auto", 0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999];
 const controls = at("controls");
 const shared = controls.elements;
 let drawn = "";
@@ -13,7 +13,7 @@ function readControls() {
   axes.logy = shared.logy.checked;
   axes.weight = SMOOTHINGS[Number(shared.smoothing.value)];
   say(controls.querySelector("output"), axes.weight ? String(axes.weight) : "off");
-  shared.smoothing.setAttribute("aria-valuetext", axes.weight ? `weight of the past ${axes.weight}` : "off");
+  shared.smoothing.setAttribute("aria-valuetext", typeof axes.weight === "string" || !axes.weight ? axes.weight || "off" : `weight of the past ${axes.weight}`);
 }
 
 /** Makes the charts anew if they show other runs, figures or axes than before, and draws them. */
