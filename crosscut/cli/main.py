@@ -7,6 +7,7 @@ import re
 import resource
 import select
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -188,6 +189,8 @@ def _end(error: BaseException) -> NoReturn:
         case click.Abort() | KeyboardInterrupt():
             show_cursor()  # the progress bar of a killed rank has left the cursor hidden
             _fail(error, _EXIT_INTERRUPTED, f"Interrupted. {_TO_CONTINUE}")
+    if os.environ.get("WORLD_SIZE", "1") != "1":  # Slurm shows the lines of all ranks in one log
+        echo(f"Rank {os.environ.get('RANK', 'unknown')} on {socket.gethostname()} has failed:", err=True)
     echo("".join(traceback.format_exception(error)), err=True, nl=False)  # escaped, as the message may be untrusted
     sys.last_value = error  # as for an uncaught error, so that `launch.processes` does not destroy the process group
     sys.exit(1)

@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from crosscut.cli import main as run_main
-from crosscut.cli.main import commands
+from crosscut.cli.main import _end, commands
 from crosscut.config import ConfigError
 from tests.cli.conftest import TINY, handlers_restored
 
@@ -309,3 +310,17 @@ def test_absurd_sizes_are_refused_at_once(fail, words: list[str], told: str) -> 
     began = time.process_time()
     assert told in fail("verify", *TINY, *words)
     assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(("rank", "size"), [("3", "8"), ("0", "8"), ("0", "1"), (None, None)])
+def test_the_traceback_of_one_of_several_ranks_names_the_rank(rank, size, monkeypatch, capsys):
+    for name, value in (("RANK", rank), ("WORLD_SIZE", size)):
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as stop:
+        _end(ZeroDivisionError("the sum of no rows"))
+    told = capsys.readouterr().err.splitlines()
+    assert (stop.value.code, told[-1]) == (1, "ZeroDivisionError: the sum of no rows")
+    assert told[:-1] == ([f"Rank {rank} on {socket.gethostname()} has failed:"] if size == "8" else [])

@@ -12,6 +12,7 @@ from crosscut.cli.arguments import run_from
 from crosscut.cli.main import commands as group
 from crosscut.config import is_corpus, load_corpus, load_run, padded_vocab_size, write_toml
 from crosscut.config.corpora import CleaningConfig
+from crosscut.planner.hardware import KNOWN_HARDWARE
 from crosscut.planner.paper.runs import PAPER_EPOCHS, PAPER_SCALING, paper_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +26,11 @@ CORPORA = [path for path in EXAMPLES if is_corpus(path)]
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path not in CORPORA], ids=lambda path: path.name)
 def test_shipped_run_loads(path):
     assert load_run(path).layout.world_size >= 1
+
+
+@pytest.mark.parametrize("path", sorted(PAPER.glob("*.toml")), ids=lambda path: path.name)
+def test_runs_of_the_paper_have_a_precision_of_its_gpus(path):
+    assert load_run(path).training.precision in KNOWN_HARDWARE["v100-32gb-dgx2h"].flops
 
 
 PAPER_RUNS = [*((f"scaling-{preset}", tensor, 1) for preset, tensor in PAPER_SCALING.items())]

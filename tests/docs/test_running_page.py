@@ -95,6 +95,7 @@ def test_page_states_what_signals_do():
 
 
 SRUN = """#!/bin/bash
+[ "$1" = --label ] && shift
 for rank in 0 1; do
     SLURM_PROCID=$rank SLURM_LOCALID=$rank SLURM_NTASKS=2 "$@" &
     tasks="$tasks $!"

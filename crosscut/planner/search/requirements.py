@@ -112,7 +112,8 @@ def require_precision(run: RunConfig, hardware: Hardware) -> None:
     """Raise `ConfigError` unless the device file states FLOP/s for the run's precision."""
     precision = run.training.precision
     if precision not in hardware.flops:
-        has = listed(f'"{name}"' for name in hardware.flops if name != "tf32")
+        first, *others = sorted(hardware.flops.keys() - {"tf32"}, key=lambda name: -hardware.flops[name])
+        has = listed([f'"{first}"{" (the fastest)" if others else ""}', *(f'"{name}"' for name in others)])
         raise ConfigError(
             f"`training.precision` must be a precision of {hardware.name}, but is {precision!r}. Choose {has}."
         )

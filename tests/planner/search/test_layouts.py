@@ -223,7 +223,7 @@ WITH_31_HEADS = run_of("megatron-1.2b", precision="float32", batch=4, hidden_siz
             *(run_of(precision="bfloat16"), 8, DGX),
             (
                 "`training.precision` must be a precision of V100 SXM3 32 GB (DGX-2H), but is 'bfloat16'. Choose "
-                '"float64", "float32" or "float16".'
+                '"float16" (the fastest), "float32" or "float64".'
             ),
         ),
     ],
