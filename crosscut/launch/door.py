@@ -20,7 +20,9 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from crosscut.config import CrosscutError, Layout, LayoutError, errors
-from crosscut.config.system.machine import require_room
+from crosscut.config.system.machine import available_cores, require_room
+from crosscut.config.system.terminal import echo
+from crosscut.config.system.wording import counted
 from crosscut.launch.idle import is_idle, told_of_the_end, wait_as_idle
 from crosscut.launch.processes import (
     choose_device,
@@ -40,6 +42,9 @@ from crosscut.launch.server import start_server
 from crosscut.launch.stopping import REQUESTS
 from crosscut.parallel.collectives import share_from_first, share_json_from_first
 from crosscut.parallel.mesh import world_size_message
+
+_RANKS_PER_CORE = 4
+"""Number of ranks per core up to which nothing is said: a proof or a first look at a layout takes seconds then."""
 
 _FEWER = "Choose a smaller layout, or use several machines with torchrun."
 
@@ -103,6 +108,18 @@ class _Failed:
     error: CrosscutError
 
 
+def _note_crowd(ranks: Ranks) -> None:
+    """Say so if many ranks are about to share the cores of this machine."""
+    number, cores = ranks.layout.world_size, available_cores()
+    if choose_device(ranks.device).type == "cpu" and number > _RANKS_PER_CORE * cores:
+        echo(
+            f"{number} ranks share {counted(cores, 'core')} of this machine, so a step takes at least "
+            f"{number // cores} times as long as with a core for each rank. To use several machines, start the ranks "
+            "with torchrun (docs/cluster.md).",
+            err=True,
+        )
+
+
 def in_ranks(
     ranks: Ranks,
     work: Callable[[_P, torch.device], _T],
@@ -129,6 +146,7 @@ def in_ranks(
     """
     if ranks.are_there:
         return _in_started_ranks(ranks, work, prepare=prepare, beforehand=beforehand, is_plain=is_plain)
+    _note_crowd(ranks)
     if ranks.layout.world_size > 1:
         start_server([_module_of(work)])  # the server imports modules while this process calls `prepare`
     beforehand()

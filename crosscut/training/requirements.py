@@ -1,16 +1,21 @@
 """Checks of this machine and of the output folder, which run before the ranks start."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
-from crosscut.config import ConfigError, ResolvedRun, RunConfig
+from crosscut.config import ConfigError, LayoutError, ResolvedRun, RunConfig
 from crosscut.config.checks import shown
 from crosscut.config.conventions import CHAT_FOLDER, CHECKPOINTS_FOLDER
+from crosscut.config.system.machine import available_memory
 from crosscut.config.system.markers import MARKER_FILE, marker_of
-from crosscut.launch.processes import choose_device
+from crosscut.config.system.wording import counted
+from crosscut.config.training import Device
+from crosscut.launch.processes import choose_device, was_started
 from crosscut.logbook.contents import require_known_versions
 from crosscut.logbook.schema import RUN_FILES, Form
 from crosscut.parallel import require_symmetric_memory
+from crosscut.planner import Candidate, forecast_memory
 from crosscut.training.precision import require_imitable_precision, require_precision
 from crosscut.training.speed.compilation import require_compilation
 from crosscut.training.tracking.trackers import require_trackers
@@ -28,6 +33,25 @@ def require_capabilities(run: ResolvedRun, *, only_to_verify: bool = False) -> N
     require_compilation(run, device)
     require_symmetric_memory(run.layout, device)
     require_trackers(run.config.output.trackers)
+
+
+def require_memory(run: RunConfig) -> None:
+    """Raise `LayoutError` if the ranks are about to start on the CPU of this machine, and its memory cannot hold their
+    weights and moments.
+    """
+    if choose_device(run.training.device).type != "cpu" or was_started():
+        return
+    run = replace(run.with_vocabulary(), training=replace(run.training, device=Device.CPU))
+    held, ranks, stages = 0, run.layout.world_size, run.layout.ranks.sizes["pipeline"]
+    for stage in range(stages):
+        memory = forecast_memory(Candidate.at(run, stage), device="cpu")
+        held += (memory.weights + memory.master_weights + memory.optimizer) * (ranks // stages)
+    if held > (there := available_memory()):
+        raise LayoutError(
+            f"The weights and moments of the model must fit into this machine's memory ({there / 1e9:,.0f} GB), but "
+            f"{counted(ranks, 'rank needs', 'ranks need')} {held / 1e9:,.0f} GB. Choose a smaller model or fewer data "
+            "ranks, or start the run on several machines with torchrun (docs/cluster.md)."
+        )
 
 
 def require_no_conversations(folder: Path) -> None:

@@ -153,6 +153,28 @@ def test_more_ranks_than_the_machine_can_hold_are_refused_at_once(fail, command)
 
 
 @pytest.mark.parametrize(
+    ("layout", "needs"),
+    {
+        "tensor=32": "32 ranks need 102 GB",
+        "tensor=8 pipeline=4": "32 ranks need 102 GB",
+        "data=2": "2 ranks need 200 GB",
+        "data=8 sharding=zero2": "8 ranks need 100 GB",
+        "data=1": "1 rank needs 100 GB",
+    }.items(),
+)
+def test_a_model_that_is_too_large_for_the_machine_is_refused_at_once(fail, layout, needs, monkeypatch):
+    monkeypatch.setattr("crosscut.training.requirements.available_memory", lambda: 16_000_000_000)
+    settings = [f"layout.{setting}" for setting in layout.split()]
+    message = fail("train", "8.3B", "data.text=book.txt", "training.device=cpu", *settings)
+    assert message.startswith(
+        f"The weights and moments of the model must fit into this machine's memory (16 GB), but {needs}. Choose a "
+        "smaller model or fewer data ranks, "
+    )
+    settings = ("training.precision=float32", "layout.tensor=4", "data.text=book.txt")
+    assert "`data.text` must name existing files" in fail("train", "gpt2-small", "training.device=cpu", *settings)
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     {
         "training.batch_size=2": "`training.batch_size` must be 4 as in the checkpoint",

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from crosscut.config import ConfigError, Layout, LayoutError
 from crosscut.launch import Done, Ranks, in_ranks
-from crosscut.launch.door import stay_in_ranks
+from crosscut.launch.door import _note_crowd, stay_in_ranks
 from tests.parallel.twins import CPU
 from tests.refusals import refusal
 
@@ -98,6 +98,16 @@ def test_ranks_that_torchrun_has_started_are_as_many_as_they_are(monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "512", "LOCAL_WORLD_SIZE": "64"}.items():
         monkeypatch.setenv(name, value)
     assert Ranks(layout=Layout(data=512), device="cpu").are_there
+
+
+@pytest.mark.parametrize(("number", "device", "is_told"), [(8, "cpu", False), (9, "cpu", True), (9, "cuda", False)])
+def test_many_ranks_on_few_cores_are_told_with_numbers(monkeypatch, capsys, number, device, is_told):
+    monkeypatch.setattr("crosscut.launch.door.available_cores", lambda: 2)
+    monkeypatch.setattr("crosscut.launch.door.require_devices", lambda *_: None)
+    _note_crowd(Ranks(layout=Layout(data=number), device=device))
+    told = capsys.readouterr().err
+    begin = "9 ranks share 2 cores of this machine, so a step takes at least 4 times as long as with a core for each "
+    assert told.startswith(begin) if is_told else told == ""
 
 
 def joined(what: str, folder: Path) -> object:

@@ -39,6 +39,7 @@ from crosscut.training.elastic import Restart, is_elastic
 from crosscut.training.evaluations import ModelScores
 from crosscut.training.in_memory import InMemory, forget, memory_saver
 from crosscut.training.loop import Loop, RunOutcome
+from crosscut.training.requirements import require_memory
 from crosscut.training.resuming import Resume, naming_newest_checkpoint, newest_checkpoint
 from crosscut.training.step import Trainer
 from crosscut.training.tracking.measuring import plan_of
@@ -142,6 +143,7 @@ class Driver:
         """
         layout, device = self.run.layout, self.run.training.device
         ranks = Ranks(layout=layout, device=device, signals=INTERRUPTIBLE, may_idle=is_elastic(self.run))
+        require_memory(self.run)
         stop = self._train_until_no_hang(ranks, resume)
         if stop is not None:
             ignore_requests()  # also in the process that started the ranks
