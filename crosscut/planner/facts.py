@@ -5,6 +5,7 @@ from typing import NamedTuple, NotRequired, TypedDict
 
 from crosscut.planner.candidate import Candidate
 from crosscut.planner.compute import flops_per_step
+from crosscut.planner.course import checkpoint_bytes, training_flops, training_tokens
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import MemoryForecast
 from crosscut.planner.parameters import count_active_parameters, count_parameters
@@ -76,6 +77,7 @@ def to_json(plans: Plans, *, top: int, tokens: float | None, price: Price | None
     money that it costs.
     """
     asked = plans.asked
+    whole = training_tokens(asked) if tokens is None else tokens
     model = asdict(asked.model) | {"parameters": count_parameters(asked.model)}
     if asked.model.num_experts:
         model["active_parameters"] = count_active_parameters(asked.model)
@@ -88,6 +90,8 @@ def to_json(plans: Plans, *, top: int, tokens: float | None, price: Price | None
         "precision": asked.training.precision,
         **({"expert_skew": plans.expert_skew} if asked.model.num_experts else {}),
         "flops_per_step": flops_per_step(asked),
+        "training": {"tokens": whole, "flops": training_flops(asked, whole)},
+        "checkpoint": {"every": asked.checkpoint.every, "bytes": checkpoint_bytes(asked)},
         "fitting": len(plans.fitting),
         "plans": [plan_facts(plan, plans.num_ranks, tokens=tokens, price=price) for plan in plans.fitting[:top]],
         "rejected": [{**_settings(entry.candidate), "reason": entry.reason} for entry in plans.rejected],

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from crosscut.cli.new.settings import NewRun
-from crosscut.cli.plan.ranking import seconds_text
+from crosscut.cli.plan.ranking import checkpoints_text, duration_text, seconds_text
 from crosscut.config.system.console import facts_panel
 from crosscut.config.system.terminal import new_console, typed_command
 from crosscut.config.system.wording import short
@@ -31,14 +31,8 @@ def _facts(made: NewRun) -> Iterator[tuple[str, str]]:
     yield "memory", f"{three_digits(plan.memory.total / 1e9)} of {three_digits(room / 1e9)} GB on each rank"
     yield "tokens", f"{short(made.num_tokens)}: {training.steps:,} steps of {made.step_tokens:,}{_epochs(made)}"
     days = budget(plan, plans.num_ranks, tokens=made.num_tokens, price=None)["days"]
-    yield "time", f"{_duration(days)}, at {seconds_text(plan.time.total)} s for a step"
-
-
-def _duration(days: float) -> str:
-    """Time in the unit that suits it."""
-    units = ((1.0, "days"), (1 / 24, "hours"), (1 / 1440, "minutes"))
-    size, unit = next((found for found in units if days >= 2 * found[0]), units[-1])
-    return f"{three_digits(days / size)} {unit}"
+    yield "time", f"{duration_text(days)}, at {seconds_text(plan.time.total)} s for a step"
+    yield "checkpoints", checkpoints_text(plans, plan, steps=training.steps)
 
 
 def _epochs(made: NewRun) -> str:

@@ -154,7 +154,7 @@ def _write_best(plans: "Plans", path: Path, asked: RunConfig, tokens: float | No
     require_fitting(plans, "`--write` needs", "Try more devices with `--gpus`, or other devices with `--gpu`.")
     run = replace(plans.best.run(plans.asked), model=asked.model)
     if tokens is not None:
-        run = _with_steps_for(run, tokens)
+        run = with_steps_for(run, tokens)
     write_toml(run, path)
 
 
@@ -166,7 +166,7 @@ def require_fitting(plans: "Plans", needs: str, remedy: str) -> None:
         )
 
 
-def _with_steps_for(run: RunConfig, tokens: float) -> RunConfig:
+def with_steps_for(run: RunConfig, tokens: float) -> RunConfig:
     """Return the run with enough steps for `tokens` tokens. Warm-up and ramp are limited to a tenth of the steps."""
     training = run.training
     steps = max(1, round(tokens / (training.batch_size * training.sequence_length)))

@@ -9,8 +9,10 @@ from rich.table import Table
 
 from crosscut.config import Layout
 from crosscut.config.system.wording import short
+from crosscut.planner.course import checkpoint_bytes
 from crosscut.planner.facts import budget, three_digits
 from crosscut.planner.search import NEAR_LIMIT
+from crosscut.planner.showing.words import in_units
 from crosscut.planner.stages import separates_weights
 
 if TYPE_CHECKING:
@@ -203,3 +205,18 @@ def seconds_text(seconds: float) -> str:
     if seconds >= 1 or not seconds:
         return f"{seconds:.3g}"
     return f"{seconds:.3f}" if seconds >= 0.001 else f"{seconds:.4f}"
+
+
+def duration_text(days: float) -> str:
+    """Format a time in the unit that suits it."""
+    units = ((1.0, "days"), (1 / 24, "hours"), (1 / 1440, "minutes"), (1 / 86_400, "seconds"))
+    size, unit = next((found for found in units if days >= 2 * found[0]), units[-1])
+    return f"{three_digits(days / size)} {unit}"
+
+
+def checkpoints_text(plans: "Plans", plan: "Plan", *, steps: int) -> str:
+    """Steps and time between the checkpoints of a run of `steps` steps with one of the plans, and their size."""
+    every, size = plans.asked.checkpoint.every, in_units(checkpoint_bytes(plans.asked))
+    if not 0 < every < steps:
+        return f"one of {size}, after the last step"
+    return f"one of {size} every {every:,} steps, which take {duration_text(every * plan.time.total / 86_400)}"

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from crosscut.cli.plan.ranking import columns, legend, ranking, seconds_text
+from crosscut.cli.plan.forecast import with_steps_for
+from crosscut.cli.plan.ranking import checkpoints_text, columns, duration_text, legend, ranking, seconds_text
 from crosscut.config import RunConfig
 from crosscut.config.recipes import describe_recipe
 from crosscut.config.system.terminal import new_console
-from crosscut.config.system.wording import counted
-from crosscut.planner.facts import MEMORY_CATEGORIES, TrafficFacts, three_digits, traffic_facts
+from crosscut.config.system.wording import counted, short
+from crosscut.planner.course import training_flops, training_tokens
+from crosscut.planner.facts import MEMORY_CATEGORIES, TrafficFacts, budget, three_digits, traffic_facts
 from crosscut.planner.messages.traffic import reason_against_halves
 from crosscut.planner.parameters import count_active_parameters, count_parameters
 from crosscut.planner.search import CHOSEN
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 100
 _MOST_REJECTED = 8
+_FLOPS = ((1e21, " zettaFLOP"), (1e18, " exaFLOP"), (1e15, " petaFLOP"), (1e12, " teraFLOP"), (1.0, " FLOP"))
 
 
 def show_plans(plans: "Plans", options: "ForecastOptions", asked: RunConfig) -> None:
@@ -40,7 +43,11 @@ def show_plans(plans: "Plans", options: "ForecastOptions", asked: RunConfig) -> 
         shown = columns(plans, options)
         for part in (ranking(shown, width=_WIDTH), "", legend(shown), ""):
             console.print(part, crop=False)
-        for line in (*_margin(plans), *_details(plans.fitting[0], plans.asked, plans.hardware)):
+        for line in (
+            *_margin(plans),
+            _course(plans, options),
+            *_details(plans.fitting[0], plans.asked, plans.hardware),
+        ):
             console.print(Text(line))
     for line in _rejected(plans, console.width):
         console.print(Text(line))
@@ -75,6 +82,19 @@ def _margin(plans: "Plans") -> Iterator[str]:
     yield (
         f"The first layout without a star is number {row}: {roomy.candidate.layout}, micro-batch "
         f"{roomy.candidate.micro_batch_size}, {roomy.memory.total / 1e9:.1f} GB, {slower:.1%} slower.\n"
+    )
+
+
+def _course(plans: "Plans", options: "ForecastOptions") -> str:
+    """The whole training with the first layout: tokens, FLOPs, time and checkpoints."""
+    run, plan = plans.asked, plans.fitting[0]
+    tokens = training_tokens(run) if options.tokens is None else options.tokens
+    steps = (run if options.tokens is None else with_steps_for(run, tokens)).training.steps
+    days = budget(plan, plans.num_ranks, tokens=tokens, price=None)["days"]
+    whole = f"{short(tokens)} tokens, {short(training_flops(run, tokens), _FLOPS)}"
+    return (
+        f"Training for {counted(steps, 'step')} takes {whole} and, with the first layout, {duration_text(days)}. It "
+        f"writes checkpoints (checkpoint.every): {checkpoints_text(plans, plan, steps=steps)}."
     )
 
 

@@ -71,6 +71,20 @@ def test_the_file_is_the_planned_run_and_every_setting_has_a_reason(answers: dic
     assert new.run.training.batch_size % new.run.layout.data == 0
 
 
+@pytest.mark.parametrize(
+    ("tokens", "checkpoints"),
+    [
+        ("1M", r"one of 29.5 MB, after the last step"),
+        ("10M", r"one of 29.5 MB every 1,000 steps, which take [\d.]+ min"),
+    ],
+)
+def test_the_forecast_has_the_time_between_checkpoints_and_their_size(
+    tokens: str, checkpoints: str, tmp_path: Path
+) -> None:
+    text = run(str(tmp_path / "run.toml"), *options(tokens=tokens))
+    assert re.search(rf"checkpoints +{checkpoints}", re.sub(r"\s*│\n│\s*", " ", text)), text
+
+
 @pytest.mark.parametrize("gpus", ["none", "8 x laptop"])
 def test_the_file_without_gpus_has_the_layout_of_its_forecast(gpus: str, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"

@@ -57,6 +57,15 @@ def test_the_table_is_readable_at_a_hundred_columns() -> None:
         "72 layers of attention and gelu",
     ]
     assert sum(" x " in line and "%" in line for line in lines) == 12
+    told = " ".join(line.strip() for line in lines)
+    assert re.search(
+        r"Training for 299,454 steps takes 157B tokens, 8.25 zettaFLOP and, with the first layout, [\d.]+ days. It "
+        r"writes checkpoints \(checkpoint.every\): one of 99.8 GB every 1,000 steps, which take [\d.]+ minutes.",
+        told,
+    )
+    facts = json.loads(run(*PAPER, "--tokens", "157B", "--json"))
+    assert facts["training"] == {"tokens": 157e9, "flops": pytest.approx(8.25e21, rel=1e-3)}
+    assert facts["checkpoint"] == {"every": 1000, "bytes": pytest.approx(99.8e9, rel=1e-3)}
     assert "  tensor 1 x data 512, not sharded: weights and optimizer need 100 GB per rank; the GPU has 32 GB" in lines
 
 
