@@ -8,14 +8,17 @@ the checkpoint.
 """
 
 import dataclasses
+import os
 import time
 from contextlib import suppress
+from math import lcm
 from pathlib import Path
 
 import torch
 
 from crosscut.checkpoint import Progress
 from crosscut.config import LayoutError, RunConfig
+from crosscut.config.checks import listed, multiples_around
 from crosscut.config.layout import Elastic
 from crosscut.config.training import Device
 from crosscut.launch.processes import choose_device, started_world_size, was_started
@@ -48,6 +51,30 @@ def for_started_ranks(run: RunConfig) -> RunConfig:
             "torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."
         )
     return run_on(run, started_world_size(), _hardware(run.training.device))
+
+
+def without_a_node(run: RunConfig) -> str:
+    """Message on what an elastic run would do if it lost one of its nodes. Empty if it would use all other ranks, and
+    for any other run.
+    """
+    here, nodes = (int(os.environ.get(name, "1")) for name in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"))
+    if not is_elastic(run) or nodes < 2:
+        return ""
+    left = started_world_size() - here
+    try:
+        smaller = run_on(run, left, _hardware(run.training.device)).layout
+    except LayoutError as error:
+        return f"After the loss of a node, the run could not continue: {error}"
+    if smaller.world_size == left:
+        return ""
+    told = f"After the loss of a node, {left - smaller.world_size} of {left} ranks would be idle."
+    name, batch = run.training.smallest_batch
+    wanted = left // (run.layout.world_size // run.layout.data)
+    if not batch % wanted:
+        return told
+    both = lcm(run.layout.data, wanted)
+    advice = listed(multiples_around(batch, both))
+    return f"{told} {wanted} data ranks do not divide `{name}` ({batch}). A new run could use all with {advice}."
 
 
 def _hardware(device: Device) -> Hardware | None:

@@ -25,7 +25,7 @@ from crosscut.training.driving.preparation import (
     tokens_of,
     with_vocabulary,
 )
-from crosscut.training.elastic import Restart, for_started_ranks, is_elastic
+from crosscut.training.elastic import Restart, for_started_ranks, is_elastic, without_a_node
 from crosscut.training.evaluations import Evaluations
 from crosscut.training.in_memory import InMemory, key_for
 from crosscut.training.loop import Loop, RunOutcome
@@ -138,7 +138,7 @@ def _prepare(resolved: ResolvedRun, profile: bool, resume: Resume, memory: InMem
     skips = (resumed_record(run, progress) if progress else new_record(run)).skips
     restart = Restart.of(run, progress, "memory" if is_in_memory else "disk")
     fill_folder(run, good)
-    _note(*describe_settings(run, resolved.device, is_new=is_new), str(restart or ""))
+    _note(*describe_settings(run, resolved.device, is_new=is_new), str(restart or ""), without_a_node(run))
     prepared = _TextRun(
         run=resolved.with_config(run),
         identity=identity,

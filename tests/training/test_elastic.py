@@ -16,7 +16,7 @@ from crosscut.logbook.contents import read_metrics, read_restarts
 from crosscut.logbook.objects import write_object
 from crosscut.logbook.rows import append_row
 from crosscut.logbook.schema import METRICS_FILE, RESTARTS_FILE, SUMMARY_FILE
-from crosscut.training.elastic import Restart, for_started_ranks, is_elastic
+from crosscut.training.elastic import Restart, for_started_ranks, is_elastic, without_a_node
 from tests.refusals import refusal
 from tests.training.jobs import losses_of, whole_run
 
@@ -47,6 +47,31 @@ def test_the_layout_follows_the_ranks_that_torchrun_has_started(run_with, starte
     assert for_started_ranks(run_with("layout.data=4", "layout.elastic=data")).layout.data == 2
     fixed = run_with("layout.data=4")
     assert for_started_ranks(fixed) is fixed
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    {
+        "layout.data=4 training.batch_size=8": "After the loss of a node, 2 of 6 ranks would be idle. 3 data ranks do "
+        "not divide `training.batch_size` (8). A new run could use all with 12.",
+        "layout.data=4 training.batch_size=64 training.initial_batch_size=16 training.ramp_steps=2": "After the loss "
+        "of a node, 2 of 6 ranks would be idle. 3 data ranks do not divide `training.initial_batch_size` (16). A new run "
+        "could use all with 12 or 24.",
+        "layout.data=4 training.batch_size=24": "",
+        "layout.data=1 layout.pipeline=4 training.batch_size=8": "After the loss of a node, the run could not "
+        "continue: `layout.tensor` x `layout.pipeline` must be at most the number of processes (6), but is 8.",
+        "layout.data=4 training.batch_size=8 layout.elastic=off": "",
+    }.items(),
+)
+def test_what_the_loss_of_a_node_would_leave_idle_is_told_before(run_with, started, monkeypatch, settings, told):
+    started(8)
+    for name, value in {"LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    run = run_with("layout.tensor=2", "model.num_layers=4", "layout.elastic=data", *settings.split())
+    assert without_a_node(run).startswith(told)
+    assert bool(without_a_node(run)) == bool(told)
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
+    assert without_a_node(run) == ""
 
 
 def test_a_store_that_outlives_its_rendezvous_is_refused(run_with, started, monkeypatch):
