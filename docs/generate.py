@@ -149,6 +149,8 @@ command line. A setting of the run always replaces the recipe's. A run without a
 - `continued`, if it trains published weights further (`training.initialize_from`);
 - `modern`, if its `model.preset` is `demo`, or if the command line has no file: the run then has the demo's model;
 - `small`, if its model has fewer than 100 million parameters in its matrices;
+- `llama` or, from 30 billion parameters on, `llama-large`, if its norms are RMS norms, as in Llama, Qwen and DeepSeek:
+  the optimizer of Llama 2 ([arXiv 2307.09288](https://arxiv.org/abs/2307.09288), section 2.2), with the paper's batch;
 - `paper` otherwise.
 
 The banner of a run, the output of `plan` and the file of a run name the recipe and the learning rate.

@@ -8,15 +8,25 @@ from collections import Counter
 
 from crosscut.config.checks import Settings
 from crosscut.config.data import DataConfig
-from crosscut.config.model import ModelConfig
+from crosscut.config.model import ModelConfig, NormKind
 from crosscut.config.parts.kinds import ATTENTIONS, KINDS, MLPS, gated
 from crosscut.config.parts.rotary import Positions
 from crosscut.config.published.presets import DEMO_PRESET, MODERN
 from crosscut.config.run import RunConfig
 
+
+def _llama(learning_rate: float) -> dict[str, Settings]:
+    """Optimizer of Llama 2 (arXiv 2307.09288, section 2.2)."""
+    rates = {"learning_rate": learning_rate, "min_learning_rate": learning_rate / 10, "warmup_steps": 2000}
+    return {"optimizer": {**rates, "beta2": 0.95, "epsilon": 1e-5, "weight_decay": 0.1}}
+
+
 RECIPES: dict[str, dict[str, Settings]] = {
     # Sections 4.1.1 and 4.1.3 of the paper, for models of hundreds of millions of parameters on a cluster.
     "paper": {},
+    # For models of the Llama kind: Llama 2 of 7B and 13B, and of 34B and 70B.
+    "llama": _llama(3e-4),
+    "llama-large": _llama(1.5e-4),
     # For a model that trains in minutes on a laptop or on one GPU.
     "small": {
         "training": {"steps": 500, "batch_size": 8, "sequence_length": 256, "validation_sequences": 64},
@@ -55,9 +65,17 @@ RECIPES: dict[str, dict[str, Settings]] = {
 
 
 LARGE = 100_000_000
-"""Number of parameters from which a model has the recipe "paper" by default, and not "small"."""
+"""Number of parameters from which a model has the recipe of its family by default, and not "small"."""
 
-_DEFAULTS = {"small": "the default below 100M parameters", "paper": "the default from 100M parameters on"}
+_LARGE_LLAMA = 30_000_000_000
+"""Number of parameters from which a model of the Llama kind has the recipe "llama-large" by default."""
+
+_DEFAULTS = {
+    "small": "the default below 100M parameters",
+    "paper": "the default from 100M parameters on",
+    "llama": "the default with RMS norms from 100M parameters on",
+    "llama-large": "the default with RMS norms from 30B parameters on",
+}
 
 
 def default_recipe(model: ModelConfig | None, *, preset: str, initialize_from: object) -> str:
@@ -65,13 +83,18 @@ def default_recipe(model: ModelConfig | None, *, preset: str, initialize_from: o
     `training.initialize_from`, or empty. `model` is None if its settings are wrong.
 
     A run from published weights has the recipe "continued", and the preset of the demo has "modern". Every other model
-    has "small" below `LARGE` parameters, and "paper" otherwise.
+    has "small" below `LARGE` parameters. Of the larger models, those with RMS norms, such as Llama and its successors,
+    have "llama" or "llama-large", and all others have "paper".
     """
     if initialize_from:
         return "continued"
     if preset == DEMO_PRESET:
         return "modern"
-    return "paper" if model is not None and num_parameters(model) >= LARGE else "small"
+    if model is None or (number := num_parameters(model)) < LARGE:
+        return "small"
+    if model.norm != NormKind.RMS:
+        return "paper"
+    return "llama" if number < _LARGE_LLAMA else "llama-large"
 
 
 def steps_between_validations(steps: int) -> int:

@@ -55,8 +55,8 @@ def test_the_layout_follows_the_ranks_that_torchrun_has_started(run_with, starte
         "layout.data=4 training.batch_size=8": "After the loss of a node, 2 of 6 ranks would be idle. 3 data ranks do "
         "not divide `training.batch_size` (8). A new run could use all with 12.",
         "layout.data=4 training.batch_size=64 training.initial_batch_size=16 training.ramp_steps=2": "After the loss "
-        "of a node, 2 of 6 ranks would be idle. 3 data ranks do not divide `training.initial_batch_size` (16). A new run "
-        "could use all with 12 or 24.",
+        "of a node, 2 of 6 ranks would be idle. 3 data ranks do not divide `training.initial_batch_size` (16). A new "
+        "run could use all with 12 or 24.",
         "layout.data=4 training.batch_size=24": "",
         "layout.data=1 layout.pipeline=4 training.batch_size=8": "After the loss of a node, the run could not "
         "continue: `layout.tensor` x `layout.pipeline` must be at most the number of processes (6), but is 8.",

@@ -48,11 +48,26 @@ def test_a_recipe_is_named_in_the_file_or_on_the_command_line(name: str, tmp_pat
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_published_models_have_the_papers_recipe_and_others_are_small(preset: str) -> None:
+def test_published_models_have_the_recipe_of_their_family_and_others_are_small(preset: str) -> None:
     run = load_run({"model": {"preset": preset}})
-    name = "modern" if preset == DEMO_PRESET else "small" if preset in LAPTOP_PRESETS else "paper"
+    of_family = "paper" if preset.startswith(("megatron", "gpt", "bert", "turing", "mt-nlg")) else "llama"
+    if preset in ("llama3-70b", "codellama-34b", "mixtral-8x7b", "deepseek-v3", "qwen3-30b-a3b"):
+        of_family = "llama-large"
+    name = "modern" if preset == DEMO_PRESET else "small" if preset in LAPTOP_PRESETS else of_family
     assert run == load_run({"model": {"preset": preset}, "recipe": name})
-    assert (run.training.batch_size == 512) == (name == "paper")
+    assert (run.training.batch_size == 512) == (name == of_family)
+
+
+@pytest.mark.parametrize(("preset", "rate"), [("llama2-7b", 3e-4), ("llama2-13b", 3e-4), ("llama3-70b", 1.5e-4)])
+def test_llamas_have_the_optimizer_of_llama_2(preset: str, rate: float) -> None:
+    run = load_run({"model": {"preset": preset}})
+    one = run.optimizer
+    assert (one.learning_rate, one.min_learning_rate, one.schedule) == (rate, pytest.approx(rate / 10), "cosine")
+    assert (one.beta1, one.beta2, one.epsilon, one.weight_decay, one.clip_norm) == (0.9, 0.95, 1e-5, 0.1, 1.0)
+    assert one.warmup_steps == 2000
+    assert describe_recipe(run).startswith(f"{run.recipe} (the default with RMS norms from ")
+    assert load_run({"model": {"preset": preset}}, ["recipe=paper"]).optimizer.learning_rate == 1.5e-4
+    assert load_run({"model": {"preset": preset}}, ["optimizer.learning_rate=1e-3"]).optimizer.beta2 == 0.95
 
 
 SHAPES = {
@@ -263,7 +278,11 @@ def test_the_demos_model_and_recipe_have_a_name() -> None:
     ("recipe", "message"),
     [
         ("smal", "`recipe` must name a recipe, but is 'smal'. The nearest is `small`."),
-        (5, "`recipe` must name a recipe, but is 5. Choose `paper`, `small`, `modern` or `continued`."),
+        (
+            5,
+            "`recipe` must name a recipe, but is 5. Choose `paper`, `llama`, `llama-large`, `small`, `modern` or "
+            "`continued`.",
+        ),
     ],
 )
 def test_another_recipe_is_refused(recipe: object, message: str) -> None:
