@@ -33,8 +33,9 @@ def asked_run(
         )
     if model is not None:
         arguments = (f"model.preset={named_preset(model)}", *arguments)
-    source, overrides = (Path(arguments[0]), arguments[1:]) if has_file(arguments) else ({}, arguments)
-    return load_run(source, overrides, change_layout=change_layout)
+    if has_file(arguments):
+        return load_run(Path(arguments[0]), arguments[1:], change_layout=change_layout)
+    return load_run({}, arguments, change_layout=change_layout)
 
 
 def with_vocabulary(run: RunConfig) -> RunConfig:

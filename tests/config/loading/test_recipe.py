@@ -280,8 +280,10 @@ def test_the_demos_model_and_recipe_have_a_name() -> None:
         ("smal", "`recipe` must name a recipe, but is 'smal'. The nearest is `small`."),
         (
             5,
-            "`recipe` must name a recipe, but is 5. Choose `paper`, `llama`, `llama-large`, `small`, `modern` or "
-            "`continued`.",
+            (
+                "`recipe` must name a recipe, but is 5. Choose `paper`, `llama`, `llama-large`, `small`, `modern` or "
+                "`continued`."
+            ),
         ),
     ],
 )
