@@ -9,7 +9,7 @@ import click
 
 from crosscut.cli.arguments import echo_json
 from crosscut.cli.plan.asked import asked_device, asked_run, with_vocabulary
-from crosscut.config import ConfigError, RunConfig, write_toml, write_whole
+from crosscut.config import ConfigError, RunConfig, TrainingConfig, write_toml, write_whole
 from crosscut.config.checks import listed
 from crosscut.config.system.terminal import echo
 
@@ -154,7 +154,7 @@ def _write_best(plans: "Plans", path: Path, asked: RunConfig, tokens: float | No
     require_fitting(plans, "`--write` needs", "Try more devices with `--gpus`, or other devices with `--gpu`.")
     run = replace(plans.best.run(plans.asked), model=asked.model)
     if tokens is not None:
-        run = with_steps_for(run, tokens)
+        run = _with_steps_for(run, tokens)
     write_toml(run, path)
 
 
@@ -166,14 +166,19 @@ def require_fitting(plans: "Plans", needs: str, remedy: str) -> None:
         )
 
 
-def with_steps_for(run: RunConfig, tokens: float) -> RunConfig:
-    """Return the run with enough steps for `tokens` tokens. Warm-up and ramp are limited to a tenth of the steps."""
-    training = run.training
+def steps_for(training: TrainingConfig, tokens: float) -> tuple[int, TrainingConfig]:
+    """Number of steps for `tokens` tokens, and the settings with a ramp of at most a tenth of these steps."""
     steps = max(1, round(tokens / (training.batch_size * training.sequence_length)))
     if training.initial_batch_size:
         ramp = min(training.ramp_steps, steps // 10)
         training = replace(training, ramp_steps=ramp, initial_batch_size=training.initial_batch_size if ramp else 0)
         steps += round((ramp * training.batch_size - training.samples_before(ramp)) / training.batch_size)
+    return steps, training
+
+
+def _with_steps_for(run: RunConfig, tokens: float) -> RunConfig:
+    """Return the run with enough steps for `tokens` tokens. Warm-up and ramp are limited to a tenth of the steps."""
+    steps, training = steps_for(run.training, tokens)
     warmup = min(run.optimizer.warmup_steps, steps // 10)
     decay = min(run.optimizer.decay_steps, steps - warmup)
     return replace(

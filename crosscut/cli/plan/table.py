@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from crosscut.cli.plan.forecast import with_steps_for
+from crosscut.cli.plan.forecast import steps_for
 from crosscut.cli.plan.ranking import checkpoints_text, columns, duration_text, legend, ranking, seconds_text
 from crosscut.config import RunConfig
 from crosscut.config.recipes import describe_recipe
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 100
 _MOST_REJECTED = 8
-_FLOPS = ((1e21, " zettaFLOP"), (1e18, " exaFLOP"), (1e15, " petaFLOP"), (1e12, " teraFLOP"), (1.0, " FLOP"))
+_FLOPS = {"zettaFLOP": 1e21, "exaFLOP": 1e18, "petaFLOP": 1e15, "teraFLOP": 1e12, "gigaFLOP": 1e9}
 
 
 def show_plans(plans: "Plans", options: "ForecastOptions", asked: RunConfig) -> None:
@@ -89,9 +89,11 @@ def _course(plans: "Plans", options: "ForecastOptions") -> str:
     """The whole training with the first layout: tokens, FLOPs, time and checkpoints."""
     run, plan = plans.asked, plans.fitting[0]
     tokens = training_tokens(run) if options.tokens is None else options.tokens
-    steps = (run if options.tokens is None else with_steps_for(run, tokens)).training.steps
+    steps = run.training.steps if options.tokens is None else steps_for(run.training, tokens)[0]
     days = budget(plan, plans.num_ranks, tokens=tokens, price=None)["days"]
-    whole = f"{short(tokens)} tokens, {short(training_flops(run, tokens), _FLOPS)}"
+    flops = training_flops(run, tokens)
+    unit = next((name for name, size in _FLOPS.items() if flops >= size), "gigaFLOP")
+    whole = f"{short(tokens)} tokens, {three_digits(flops / _FLOPS[unit])} {unit}"
     return (
         f"Training for {counted(steps, 'step')} takes {whole} and, with the first layout, {duration_text(days)}. It "
         f"writes checkpoints (checkpoint.every): {checkpoints_text(plans, plan, steps=steps)}."

@@ -89,6 +89,17 @@ def test_days_and_costs_of_long_runs_are_readable(model: str, gpu: str) -> None:
         assert float(cost[:-1]) * {"K": 1e3, "M": 1e6}[cost[-1]] == pytest.approx(plan["budget"]["money"], rel=0.006)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "told"),
+    [
+        ("1e18", "Training for 976,562,500,000,000 steps takes 1e+06T tokens, 11,800 zettaFLOP and, with"),
+        ("1", "Training for 1 step takes 1 tokens, 0.0118 gigaFLOP and, with the first layout, "),
+    ],
+)
+def test_any_number_of_tokens_is_planned(tokens: str, told: str) -> None:
+    assert told in run("plan", "demo", "--gpu", "laptop", "--tokens", tokens).replace("\n", " ").replace("  ", " ")
+
+
 def test_a_table_that_is_wider_than_a_hundred_columns_is_whole() -> None:
     currency = "currency" * 5
     text = run(*PAPER, "--tokens", "157B", "--price", f"2.5{currency}")
