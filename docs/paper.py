@@ -67,6 +67,7 @@ def computed() -> dict[str, str]:
     in_layers = [each for each in step_traffic(kept) if each.count == layers and each.operation is Operation.ALL_REDUCE]
     heads = [paper_scaling(paper_run("megatron-8.3b", 8, num_heads=number)) for number in PAPER_HEADS]
     return {
+        "without": f"{STEPS * flops_per_step(large) / 1e21:.2f}",
         "zettaflops": f"{STEPS * flops_per_step(large, recompute=True) / 1e21:.1f} zettaFLOPs",
         "days": f"{STEPS / EPOCH_STEPS * PAPER_EPOCHS['megatron-8.3b-24-heads', 8]:.1f}",
         "all_reduces": str(len(in_layers)),

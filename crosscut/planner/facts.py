@@ -9,7 +9,7 @@ from crosscut.planner.course import checkpoint_bytes, training_flops, training_t
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import MemoryForecast
 from crosscut.planner.parameters import count_active_parameters, count_parameters
-from crosscut.planner.search import Plan, Plans
+from crosscut.planner.search import Plan, Plans, Rejected
 from crosscut.planner.stages import stage_sizes
 
 MEMORY_CATEGORIES = tuple(field.name for field in fields(MemoryForecast) if field.name != "instant")
@@ -94,8 +94,22 @@ def to_json(plans: Plans, *, top: int, tokens: float | None, price: Price | None
         "checkpoint": {"every": asked.checkpoint.every, "bytes": checkpoint_bytes(asked)},
         "fitting": len(plans.fitting),
         "plans": [plan_facts(plan, plans.num_ranks, tokens=tokens, price=price) for plan in plans.fitting[:top]],
-        "rejected": [{**_settings(entry.candidate), "reason": entry.reason} for entry in plans.rejected],
+        "own": own_facts(plans, tokens=tokens, price=price),
+        "rejected": [rejected_facts(entry) for entry in plans.rejected],
     }
+
+
+def own_facts(plans: Plans, *, tokens: float | None, price: Price | None) -> Facts | None:
+    """Forecast of the run's own layout (`Plans.own`), or why it does not fit."""
+    own = plans.own
+    if isinstance(own, Plan):
+        return plan_facts(own, plans.num_ranks, tokens=tokens, price=price)
+    return None if own is None else rejected_facts(own)
+
+
+def rejected_facts(rejected: Rejected) -> Facts:
+    """Settings of a layout that was rejected, and the reason."""
+    return {**_settings(rejected.candidate), "reason": rejected.reason}
 
 
 def hardware_facts(hardware: Hardware) -> Facts:

@@ -218,5 +218,5 @@ def checkpoints_text(plans: "Plans", plan: "Plan", *, steps: int) -> str:
     """Steps and time between the checkpoints of a run of `steps` steps with one of the plans, and their size."""
     every, size = plans.asked.checkpoint.every, in_units(checkpoint_bytes(plans.asked))
     if not 0 < every < steps:
-        return f"one of {size}, after the last step"
-    return f"one of {size} every {every:,} steps, which take {duration_text(every * plan.time.total / 86_400)}"
+        return f"{size}, after the last step"
+    return f"{size} each, every {every:,} steps ({duration_text(every * plan.time.total / 86_400)} of training)"

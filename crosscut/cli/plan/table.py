@@ -18,12 +18,11 @@ from crosscut.planner.course import training_flops, training_tokens
 from crosscut.planner.facts import MEMORY_CATEGORIES, TrafficFacts, budget, three_digits, traffic_facts
 from crosscut.planner.messages.traffic import reason_against_halves
 from crosscut.planner.parameters import count_active_parameters, count_parameters
-from crosscut.planner.search import CHOSEN
+from crosscut.planner.search import CHOSEN, Plan, Rejected
 
 if TYPE_CHECKING:
     from crosscut.cli.plan.forecast import ForecastOptions
-    from crosscut.planner.hardware import Hardware
-    from crosscut.planner.search import Plan, Plans
+    from crosscut.planner.search import Plans
 
 _WIDTH = 100
 _MOST_REJECTED = 8
@@ -46,7 +45,8 @@ def show_plans(plans: "Plans", options: "ForecastOptions", asked: RunConfig) -> 
         for line in (
             *_margin(plans),
             _course(plans, options),
-            *_details(plans.fitting[0], plans.asked, plans.hardware),
+            *_own(plans, options),
+            *_details(plans),
         ):
             console.print(Text(line))
     for line in _rejected(plans, console.width):
@@ -70,7 +70,8 @@ def _heading(plans: "Plans", options: "ForecastOptions", asked: RunConfig) -> It
         yield f"The fullest rank of each group of expert ranks has {plans.expert_skew:g} times the mean load."
     given = [name for name in (argument.partition("=")[0] for argument in options.arguments) if name in CHOSEN]
     if given:
-        yield f"The plan chooses the values of {', '.join(given)}; the given values have no effect."
+        effect = "the given values have no effect" if plans.own is None else "the run's own layout is described below"
+        yield f"The plan chooses the values of {', '.join(given)}; {effect}."
 
 
 def _margin(plans: "Plans") -> Iterator[str]:
@@ -80,53 +81,82 @@ def _margin(plans: "Plans") -> Iterator[str]:
         return
     row, slower = plans.fitting.index(roomy) + 1, roomy.time.total / first.time.total - 1
     yield (
-        f"The first layout without a star is number {row}: {roomy.candidate.layout}, micro-batch "
-        f"{roomy.candidate.micro_batch_size}, {roomy.memory.total / 1e9:.1f} GB, {slower:.1%} slower.\n"
+        f"The first layout without a star is number {row}, which is described below: {roomy.candidate.layout}, "
+        f"micro-batch {roomy.candidate.micro_batch_size}, {roomy.memory.total / 1e9:.1f} GB, {slower:.1%} slower.\n"
     )
 
 
 def _course(plans: "Plans", options: "ForecastOptions") -> str:
-    """The whole training with the first layout: tokens, FLOPs, time and checkpoints."""
-    run, plan = plans.asked, plans.fitting[0]
-    tokens = training_tokens(run) if options.tokens is None else options.tokens
+    """The whole training with the best layout: tokens, FLOPs, time and checkpoints."""
+    run, plan, tokens = plans.asked, plans.best, _tokens(plans, options)
     steps = run.training.steps if options.tokens is None else steps_for(run.training, tokens)[0]
-    days = budget(plan, plans.num_ranks, tokens=tokens, price=None)["days"]
     flops = training_flops(run, tokens)
     unit = next((name for name, size in _FLOPS.items() if flops >= size), "gigaFLOP")
     whole = f"{short(tokens)} tokens, {three_digits(flops / _FLOPS[unit])} {unit}"
     return (
-        f"Training for {counted(steps, 'step')} takes {whole} and, with the first layout, {duration_text(days)}. It "
-        f"writes checkpoints (checkpoint.every): {checkpoints_text(plans, plan, steps=steps)}."
+        f"Training for {counted(steps, 'step')} takes {whole} and, with {_name_of_best(plans)}, "
+        f"{_duration(plan, plans, options)}. It writes checkpoints (checkpoint.every): "
+        f"{checkpoints_text(plans, plan, steps=steps)}."
     )
+
+
+def _own(plans: "Plans", options: "ForecastOptions") -> Iterator[str]:
+    """The layout in the run's file, which may be slower than all that are shown."""
+    match plans.own:
+        case Plan() as own:
+            training = own.candidate.training
+            yield (
+                f"The run's own layout ({own.candidate.layout}, recompute {training.recompute}, micro-batch "
+                f"{own.candidate.micro_batch_size}) needs {own.memory.total / 1e9:.1f} GB, takes "
+                f"{seconds_text(own.time.total)} s a step at {own.utilisation:.1%} of the peak, and "
+                f"{_duration(own, plans, options)} for the training."
+            )
+        case Rejected() as own:
+            yield f"The run's own layout does not fit: {own.reason}."
+
+
+def _tokens(plans: "Plans", options: "ForecastOptions") -> float:
+    """Tokens of the whole training."""
+    return training_tokens(plans.asked) if options.tokens is None else options.tokens
+
+
+def _duration(plan: Plan, plans: "Plans", options: "ForecastOptions") -> str:
+    """Time of the whole training with a layout."""
+    return duration_text(budget(plan, plans.num_ranks, tokens=_tokens(plans, options), price=None)["days"])
 
 
 def _in_words(number: int) -> str:
     return f"{number / 1e9:,.3g} billion" if number >= 1e9 else f"{number / 1e6:.3g} million"
 
 
-def _details(best: "Plan", asked: RunConfig, hardware: "Hardware") -> Iterator[str]:
+def _name_of_best(plans: "Plans") -> str:
+    row = plans.fitting.index(plans.best) + 1
+    return "the first layout" if row == 1 else f"layout {row}"
+
+
+def _details(plans: "Plans") -> Iterator[str]:
+    """Memory, stages and messages of the best layout, which `--write` writes."""
+    best, name = plans.best, _name_of_best(plans)
     held = ", ".join(
-        f"{name.replace('_', ' ')} {getattr(best.memory, name) / 1e9:.2f}"
-        for name in MEMORY_CATEGORIES
-        if getattr(best.memory, name)
+        f"{kept.replace('_', ' ')} {getattr(best.memory, kept) / 1e9:.2f}"
+        for kept in MEMORY_CATEGORIES
+        if getattr(best.memory, kept)
     )
     where = "of a rank"
     if best.candidate.layout.num_stages > 1:
         where = f"of rank {best.candidate.pipeline_rank} of the pipeline, the fullest one,"
-    yield f"With the first layout, the memory {where} peaks at: {best.memory.instant}. In GB: {held}."
+    yield f"With {name}, the memory {where} peaks at: {best.memory.instant}. In GB: {held}."
     if stages := best.candidate.layout.stages:
         sizes = ", ".join(map(str, stages))
-        yield f"The first layout has layout.stages=[{sizes}], which is faster than a cut into stages of equal FLOPs."
+        yield f"{name.capitalize()} has layout.stages=[{sizes}], which is faster than a cut into stages of equal FLOPs."
     sent = [_sent(fact) for fact in traffic_facts(best) if fact.bytes >= 1e6]
     if sent:
-        yield f"In a step with the first layout, a rank sends {'; '.join(sent)}."
-    reason = best.run(asked).reason_against_compiling
-    if reason and asked.training.compile != "off":
-        yield f"The first layout's layers are not compiled: {reason}."
-    if hardware.device == "cuda" and (reason := reason_against_halves(best.candidate)):
-        yield (
-            f"In the first layout, the forward messages of the split sequence overlap with no matrix product: {reason}."
-        )
+        yield f"In a step with {name}, a rank sends {'; '.join(sent)}."
+    reason = best.run(plans.asked).reason_against_compiling
+    if reason and plans.asked.training.compile != "off":
+        yield f"With {name}, layers are not compiled: {reason}."
+    if plans.hardware.device == "cuda" and (reason := reason_against_halves(best.candidate)):
+        yield f"With {name}, the forward messages of the split sequence overlap with no matrix product: {reason}."
 
 
 def _sent(fact: TrafficFacts) -> str:

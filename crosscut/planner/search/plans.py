@@ -126,6 +126,16 @@ class Plans:
         return next((plan for plan in self.fitting if not self.is_near_limit(plan)), self.fitting[0])
 
     @property
+    def own(self) -> Plan | Rejected | None:
+        """Forecast of the run's own layout, recomputation and micro-batches. None if the run has one rank, or another
+        number of ranks than the plan.
+        """
+        if self.num_ranks == 1 or self.asked.layout.world_size != self.num_ranks:
+            return None
+        candidate = replace(Candidate.at(self.asked, 0), expert_skew=self.expert_skew)
+        return forecast(candidate, Speed(self.hardware, self.asked.training.precision, ranks=self.num_ranks))
+
+    @property
     def leanest(self) -> list[Rejected]:
         """Rejected layouts that come closest to fitting into memory.
 

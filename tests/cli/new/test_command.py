@@ -74,8 +74,8 @@ def test_the_file_is_the_planned_run_and_every_setting_has_a_reason(answers: dic
 @pytest.mark.parametrize(
     ("tokens", "checkpoints"),
     [
-        ("1M", r"one of 29.5 MB, after the last step"),
-        ("10M", r"one of 29.5 MB every 1,000 steps, which take [\d.]+ min"),
+        ("1M", r"29.5 MB, after the last step"),
+        ("10M", r"29.5 MB each, every 1,000 steps \([\d.]+ min"),
     ],
 )
 def test_the_forecast_has_the_time_between_checkpoints_and_their_size(

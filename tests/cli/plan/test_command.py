@@ -60,7 +60,7 @@ def test_the_table_is_readable_at_a_hundred_columns() -> None:
     told = " ".join(line.strip() for line in lines)
     assert re.search(
         r"Training for 299,454 steps takes 157B tokens, 8.25 zettaFLOP and, with the first layout, [\d.]+ days. It "
-        r"writes checkpoints \(checkpoint.every\): one of 99.8 GB every 1,000 steps, which take [\d.]+ minutes.",
+        r"writes checkpoints \(checkpoint.every\): 99.8 GB each, every 1,000 steps \([\d.]+ minutes of training\).",
         told,
     )
     facts = json.loads(run(*PAPER, "--tokens", "157B", "--json"))
@@ -135,18 +135,25 @@ SHOWN = {
     "--model 1.2B --gpu b200-sxm training.batch_size=8": ("compute", "no waits"),
     "--gpu h100-sxm --model llama3-8b --gpus 16 training.batch_size=64": (
         "do not; the closest is: tensor 1 x data 16, not", " 76.7* ", " 69.6 ", "*: above 90% of the memory",
-        "The first layout without a star is number 4: tensor 2 x data 8",
+        "The first layout without a star is number 4, which is described below: tensor 2 x data 8",
     ),
     "--model laptop-small --gpu laptop training.batch_size=1 training.compile=off": ("5 layouts fit, 0 do not.",),
     f"{IN_PAPER} --top 1": ("no above 90%",),
     "--model llama3-8b --gpu h100-sxm": ("512 sequences of 8,192 tokens per step",),
     "--model llama3-8b --gpu h100-sxm training.sequence_length=2048": ("512 sequences of 2,048 tokens per step",),
     "--model gpt2-medium --gpus 2 --gpu v100-32gb training.batch_size=8 training.recompute=selective layout.tensor=2": (
-        "The plan chooses the values of training.recompute, layout.tensor; the given values have no effect.",
+        "The plan chooses the values of training.recompute, layout.tensor; the run's own layout is described below.",
+        "The run's own layout (tensor 2 x data 1, recompute selective, micro-batch 8) needs ",
+    ),
+    "--model gpt2-medium --gpus 4 --gpu v100-32gb training.batch_size=8 layout.tensor=2": (
+        "The plan chooses the values of layout.tensor; the given values have no effect.", "no The run's own layout",
+    ),
+    "--model gpt2-xl --gpus 2 --gpu v100-32gb training.batch_size=512 training.micro_batch_size=256 layout.data=2": (
+        "The run's own layout does not fit: ",
         "no selective",  # which is not worth a look on a GPU
     ),
     f"{IN_PAPER} training.sequence_length=1023": (  # which no tensor ranks can split
-        "The first layout's layers are not compiled: dropout under tensor parallelism switches between two random",
+        "With the first layout, layers are not compiled: dropout under tensor parallelism switches between two random",
     ),
     "--model llama3-8b --gpu a100-80gb --gpus 8 training.sequence_length=8192 training.batch_size=1": (
         "overlap with no matrix product: a micro-batch of 1 sequence cannot be split into halves. ",
@@ -328,7 +335,7 @@ def test_the_layout_that_is_written_leaves_some_memory_free(tmp_path: Path) -> N
     path = tmp_path / "best.toml"
     asked = ("--model", "llama2-7b", "--gpus", "32", "--gpu", "h100-sxm", "training.batch_size=1024")
     text = run("plan", *asked, "--write", str(path))
-    assert "The first layout without a star is number 2: " in text
+    assert "The first layout without a star is number 2, which is described below: " in text
     assert "the run with layout 2, the first without a star" in text
     assert load_run(path).layout.sharding == "zero3"
 
