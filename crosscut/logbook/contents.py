@@ -85,18 +85,18 @@ def free_hang_report(folder: Path, step: int) -> Path:
     return path
 
 
-def begin_anew(folder: Path, *, is_same_run: bool) -> None:
-    """Remove the files that a run which begins with its first step must not take over: those of the steps that an
-    earlier start has done and, unless `is_same_run`, those of an earlier run. Links stay. Raises `ConfigError` if the
+def remove_outlived(folder: Path, end: Lifetime) -> None:
+    """Remove the files of a run's folder whose lifetime is `end` or shorter. Links stay. Raises `ConfigError` if the
     system refuses the removal.
     """
-    removed = [Lifetime.STEPS] if is_same_run else [Lifetime.STEPS, Lifetime.RUN]
+    lifetimes = list(Lifetime)
+    removed = lifetimes[: lifetimes.index(end) + 1]
     for path in (path for file in RUN_FILES if file.lifetime in removed for path in file.paths(folder)):
         try:
             remove_file(path)
         except OSError as error:
             raise ConfigError(
-                f"`{path}` of an earlier run must be removable, but is not: {error.strerror}. Grant access, or set "
+                f"`{path}` of an earlier start must be removable, but is not: {error.strerror}. Grant access, or set "
                 "`output.folder` to another folder."
             ) from None
 

@@ -34,8 +34,9 @@ HANG_REPORTS = "hang-*.txt"
 
 
 class Lifetime(Enum):
-    """Time until which a file stays in the folder of a run."""
+    """Time until which a file stays in the folder of a run, the shortest first."""
 
+    RESULT = "until the run trains further, or another run begins"
     STEPS = "until the run, or another run, begins with its first step"
     RUN = "until another run begins in the folder"
     FOLDER = "no run removes the file"
@@ -301,8 +302,8 @@ RUN_FILES = (
             meaning="loads of the experts, in about 500 steps"),
     RunFile(name=SAMPLES_FILE, form=Form.ROWS, lifetime=Lifetime.STEPS, kinds=(_ANY, _SAMPLE),
             meaning="texts of `output.sample_every`"),
-    RunFile(name=SUMMARY_FILE, form=Form.OBJECT, lifetime=Lifetime.STEPS, kinds=_SUMMARY,
-            meaning="result; marks a complete run"),
+    RunFile(name=SUMMARY_FILE, form=Form.OBJECT, lifetime=Lifetime.RESULT, kinds=_SUMMARY,
+            meaning="result of a run that has made all of its steps; a start that trains further removes it"),
     RunFile(name=CONFIG_FILE, form=Form.FILE, meaning="all settings ([configuration](../configuration.md))"),
     RunFile(name=PLAN_FILE, form=Form.OBJECT, lifetime=Lifetime.STEPS, kinds=(Kind("plan", _PLANNED),), is_listed=False,
             meaning="the planner's forecast for each rank of this start's layout"),

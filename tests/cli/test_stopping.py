@@ -92,6 +92,21 @@ def test_stopped_run_exits_75_and_the_same_command_completes_it(crosscut_here, f
     assert f"is complete: all {step + 3} steps are done." in again.stdout
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_complete_run_that_trains_further_has_no_result_while_it_does(crosscut_here, fork, book, tmp_path, layout):
+    run = tmp_path / "run"
+    command = ("train", *TINY, f"data.text={book}", layout, f"output.folder={run}", "--resume", "auto")
+    crosscut_here(*command, "training.steps=3", status=0)
+    assert "A run that has ended has no records" in crosscut_here("doctor", "--attach", str(run), status=2).stderr
+    written = (run / "summary.json").stat()
+    crosscut_here(*command, "training.steps=3", status=0)
+    assert (run / "summary.json").stat() == written
+    fork(*command, *ENDLESS)
+    wait_for_steps(run, 9)  # the rows of validations have a loss, too
+    assert not (run / "summary.json").exists()
+    assert "rank 0" in crosscut_here("doctor", "--attach", str(run), status=0).stdout
+
+
 @pytest.mark.parametrize(
     "number",
     # One handler takes the first two; Python's own takes the third.

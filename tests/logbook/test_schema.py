@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from crosscut.config.system.deletion import claim
-from crosscut.logbook.contents import begin_anew, read_metrics, read_summary, require_known_versions
+from crosscut.logbook.contents import read_metrics, read_summary, remove_outlived, require_known_versions
 from crosscut.logbook.objects import write_object
 from crosscut.logbook.rows import RULES, RowFile, append_row
 from crosscut.logbook.schema import (
@@ -14,6 +14,7 @@ from crosscut.logbook.schema import (
     SUMMARY_FILE,
     VERSION,
     Form,
+    Lifetime,
     NewerFileError,
 )
 from crosscut.logbook.skips import Event, SampleSkip, SkipRecord
@@ -38,23 +39,28 @@ STEPS = {
 
 
 @pytest.mark.parametrize(
-    ("is_same_run", "removed"), [(True, STEPS), (False, STEPS | {"restarts.jsonl", "hang-3.txt", "hang-3-2.txt"})]
+    ("end", "removed"),
+    [
+        (Lifetime.RESULT, {"summary.json"}),
+        (Lifetime.STEPS, STEPS),
+        (Lifetime.RUN, STEPS | {"restarts.jsonl", "hang-3.txt", "hang-3-2.txt"}),
+    ],
 )
-def test_a_run_that_begins_removes_the_files_of_earlier_steps_and_nothing_else(tmp_path, is_same_run, removed):
+def test_a_start_removes_the_files_that_must_not_outlive_it_and_nothing_else(tmp_path, end, removed):
     claim(tmp_path)
     names = [file.name for file in RUN_FILES if file.form is not Form.FOLDER and "/" not in file.name]
     for name in (*names, "hang-3.txt", "hang-3-2.txt", "hang-3-mine.txt", "notes.txt"):
         (tmp_path / name).write_text("")
     (tmp_path / "hang-4.txt").symlink_to(tmp_path / "notes.txt")
     before = {path.name for path in tmp_path.iterdir()}
-    begin_anew(tmp_path, is_same_run=is_same_run)
+    remove_outlived(tmp_path, end)
     assert before - {path.name for path in tmp_path.iterdir()} == removed
 
 
 def test_files_without_a_marker_of_crosscut_stay(tmp_path):
     (tmp_path / METRICS_FILE).write_text("")
     for folder in (tmp_path, tmp_path / "missing"):
-        begin_anew(folder, is_same_run=False)
+        remove_outlived(folder, Lifetime.RUN)
     assert (tmp_path / METRICS_FILE).exists()
 
 

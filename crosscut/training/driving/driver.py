@@ -28,9 +28,9 @@ from crosscut.config.system.terminal import echo
 from crosscut.generation.text import Around
 from crosscut.launch import Done, Ranks, in_ranks
 from crosscut.launch.stopping import INTERRUPTIBLE, ignore_requests
-from crosscut.logbook.contents import begin_anew
+from crosscut.logbook.contents import remove_outlived
 from crosscut.logbook.objects import write_object
-from crosscut.logbook.schema import PLAN_FILE
+from crosscut.logbook.schema import PLAN_FILE, Lifetime
 from crosscut.parallel import ParallelMesh, make_mesh
 from crosscut.parallel.collectives import share_from_first
 from crosscut.pretrained import load_weights, require_finite
@@ -93,6 +93,13 @@ class PreparedRun(ABC):
     """Key of the run's checkpoints in memory; empty if the run keeps no checkpoints in memory."""
     restart: Restart | None = None
     """Description of this start as a restart; None if the run is not elastic, or if this is the run's first start."""
+
+    @property
+    def outlived(self) -> Lifetime | None:
+        """Longest lifetime that ends with this start. None if the start has no steps left to train."""
+        if self.checkpoint is None:
+            return Lifetime.RUN if self.restart is None else Lifetime.STEPS
+        return Lifetime.RESULT if self.done < self.run.training.steps else None
 
     @abstractmethod
     def initialize(self, trainer: Trainer) -> None:
@@ -242,8 +249,8 @@ def _train(
     loop.restart = prepared.restart if mesh.is_first_rank else None
     loop.samples = parts.samples
     if mesh.is_first_rank:
-        if checkpoint is None:
-            begin_anew(Path(run.output.folder), is_same_run=prepared.restart is not None)
+        if prepared.outlived is not None:
+            remove_outlived(Path(run.output.folder), prepared.outlived)
         with suppress(Exception):  # the plan is for readers, and the run goes on without it
             write_object(Path(run.output.folder) / PLAN_FILE, plan_of(run, mesh.device))
     if key:
