@@ -32,7 +32,7 @@ def _facts(made: NewRun) -> Iterator[tuple[str, str]]:
     yield "tokens", f"{short(made.num_tokens)}: {training.steps:,} steps of {made.step_tokens:,}{_epochs(made)}"
     days = budget(plan, plans.num_ranks, tokens=made.num_tokens, price=None)["days"]
     yield "time", f"{duration_text(days)}, at {seconds_text(plan.time.total)} s for a step"
-    yield "checkpoints", checkpoints_text(plans, plan, steps=training.steps)
+    yield "checkpoints", checkpoints_text(plans, plan, every=made.run.checkpoint.every, steps=training.steps)
 
 
 def _epochs(made: NewRun) -> str:

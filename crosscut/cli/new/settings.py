@@ -7,6 +7,7 @@ from crosscut.cli.new.answers import DEMO_TEXT, Devices, Size, Source
 from crosscut.cli.new.shape import PROPORTION, nearest_shape
 from crosscut.cli.plan.asked import with_vocabulary
 from crosscut.cli.plan.forecast import require_fitting
+from crosscut.cli.plan.ranking import duration_text
 from crosscut.config import (
     PRESETS,
     ConfigError,
@@ -39,6 +40,9 @@ _DEMO_VOCABULARY = 4096
 
 _MOST_DEVIATION = 1.5
 """Largest factor between the asked and the actual number of parameters."""
+
+_BETWEEN_CHECKPOINTS = 3600.0
+"""Most seconds of steps between two checkpoints, if a step is shorter. A failure repeats half of them on average."""
 
 _PLANNED = {
     "layout.tensor": "ranks that share the matrices of every layer; the planner chose the layout",
@@ -96,9 +100,27 @@ def new_run(folder: str, devices: Devices, size: Size, tokens: float | None, sou
     settings |= _planned(run, asked)
     if devices.number == 1 and not devices.has_gpus:
         settings["layout.tensor"] = Reasoned(1, "ranks without GPUs would share the cores, so one is the fastest")
+    every = steps_between_checkpoints(plan.time.total, most=run.checkpoint.every)
+    if every != run.checkpoint.every:
+        lost = duration_text(every * plan.time.total / 86_400)
+        settings["checkpoint.every"] = Reasoned(
+            every, f"steps that a failure can undo: {lost}, as the planner forecasts"
+        )
     settings["output.folder"] = Reasoned(folder, "metrics, checkpoints and samples of the run")
-    run = replace(run, output=replace(run.output, folder=folder))
+    run = replace(run, checkpoint=replace(run.checkpoint, every=every), output=replace(run.output, folder=folder))
     return NewRun(settings=settings, run=run, plan=plan, plans=plans, source_tokens=source.num_tokens)
+
+
+def steps_between_checkpoints(seconds: float, *, most: int) -> int:
+    """Return the largest number of steps of at most an hour that is `most`, or 1, 2 or 5 times a power of ten below
+    it. `seconds` is the time of a step. At least 1.
+    """
+    steps = max(1, int(_BETWEEN_CHECKPOINTS / seconds))
+    if steps >= most:
+        return most
+    digits = str(steps)
+    first = max(digit for digit in "125" if digit <= digits[0])
+    return int(first.ljust(len(digits), "0"))
 
 
 def _searched(

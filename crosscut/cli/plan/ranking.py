@@ -214,9 +214,11 @@ def duration_text(days: float) -> str:
     return f"{three_digits(days / size)} {unit}"
 
 
-def checkpoints_text(plans: "Plans", plan: "Plan", *, steps: int) -> str:
-    """Steps and time between the checkpoints of a run of `steps` steps with one of the plans, and their size."""
-    every, size = plans.asked.checkpoint.every, in_units(checkpoint_bytes(plans.asked))
+def checkpoints_text(plans: "Plans", plan: "Plan", *, every: int, steps: int) -> str:
+    """Steps and time between the checkpoints of a run of `steps` steps with one of the plans, and their size. `every`
+    is the number of steps between them; 0 for one after the last step only.
+    """
+    size = in_units(checkpoint_bytes(plans.asked))
     if not 0 < every < steps:
         return f"{size}, after the last step"
     return f"{size} each, every {every:,} steps ({duration_text(every * plan.time.total / 86_400)} of training)"

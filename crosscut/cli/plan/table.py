@@ -93,10 +93,10 @@ def _course(plans: "Plans", options: "ForecastOptions") -> str:
     flops = training_flops(run, tokens)
     unit = next((name for name, size in _FLOPS.items() if flops >= size), "gigaFLOP")
     whole = f"{short(tokens)} tokens, {three_digits(flops / _FLOPS[unit])} {unit}"
+    checkpoints = checkpoints_text(plans, plan, every=run.checkpoint.every, steps=steps)
     return (
         f"Training for {counted(steps, 'step')} takes {whole} and, with {_name_of_best(plans)}, "
-        f"{_duration(plan, plans, options)}. It writes checkpoints (checkpoint.every): "
-        f"{checkpoints_text(plans, plan, steps=steps)}."
+        f"{_duration(plan, plans, options)}. It writes checkpoints (checkpoint.every): {checkpoints}."
     )
 
 

@@ -15,7 +15,13 @@ from click.testing import CliRunner
 
 from crosscut.cli.main import commands
 from crosscut.cli.new.answers import read_data, read_devices, read_size, read_tokens
-from crosscut.cli.new.settings import MOST_READINGS, TOKENS_PER_PARAMETER, NewRun, new_run
+from crosscut.cli.new.settings import (
+    MOST_READINGS,
+    TOKENS_PER_PARAMETER,
+    NewRun,
+    new_run,
+    steps_between_checkpoints,
+)
 from crosscut.config import ConfigError, DataConfig, DataError, RunConfig, load_run
 from crosscut.config.loading.commented import Reasoned, commented_toml
 from crosscut.data import prepare, read_documents
@@ -83,6 +89,25 @@ def test_the_forecast_has_the_time_between_checkpoints_and_their_size(
 ) -> None:
     text = run(str(tmp_path / "run.toml"), *options(tokens=tokens))
     assert re.search(rf"checkpoints +{checkpoints}", re.sub(r"\s*│\n│\s*", " ", text)), text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps"),
+    [(0.1, 1000), (3.6, 1000), (3.7, 500), (40.0, 50), (171.0, 20), (360.0, 10), (1800.0, 2), (3600.0, 1), (9e4, 1)],
+)
+def test_checkpoints_are_at_most_an_hour_apart(seconds: float, steps: int) -> None:
+    assert steps_between_checkpoints(seconds, most=1000) == steps
+
+
+def test_a_run_with_long_steps_says_how_many_of_them_a_failure_can_undo(tmp_path: Path) -> None:
+    new = made(size="gpt2-small", tokens="1B")
+    every = new.run.checkpoint.every
+    assert 1 <= every < 1000
+    assert every * new.plan.time.total <= 3600
+    path = tmp_path / "run.toml"
+    told = re.sub(r"\s*│\n│\s*", " ", run(str(path), *options(size="gpt2-small", tokens="1B")))
+    assert re.search(rf"\nevery = {every}  # steps that a failure can undo: [\d.]+ \w+, as", path.read_text())
+    assert f" every {every} steps, which take" in told
 
 
 @pytest.mark.parametrize("gpus", ["none", "8 x laptop"])
