@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,12 @@ _BUILTIN_TOKENS = {DEMO_TEXT: 2.9e5, "builtin:state-of-the-union": 2.7e6}
 
 _PLAIN_FORMATS = ("text", "jsonl", "tsv")
 """Formats of files whose bytes are mostly text, unless they are compressed."""
+
+_WITHOUT_DATA = (
+    "Check the path. To plan before the data exist, type, for example, `crosscut plan gpt2-xl --gpus 32 --gpu h100 "
+    "--write run.toml`, and set `data.text` later."
+)
+"""Advice about data that do not exist."""
 
 _BYTES_PER_TOKEN = 4
 """Bytes of English text in a token, roughly."""
@@ -84,6 +91,12 @@ def read_devices(text: str) -> Devices:
             f"`--gpus` must be a number and the name of a device, such as `8 x h100`, or `none`, but is `{text}`. "
             "`crosscut plan --list` lists the devices."
         )
+    if several := re.match(r"(?:\d{1,7}\s*[x*]\s*){2,}(?=\S)", text.strip(), re.IGNORECASE):
+        number = prod(map(int, re.findall(r"\d+", several[0])))
+        raise ConfigError(
+            f"`--gpus` must give the devices of all nodes as one number, but is `{text}`. Type `{number} x "
+            f"{text.strip()[several.end() :]}`."
+        )
     return Devices(hardware=named_hardware(found[2]), number=int(found[1] or 1))
 
 
@@ -120,7 +133,7 @@ def read_data(text: str) -> Source:
             f"`--data` must name text or token shards, but names `{text}`. If this file describes a corpus, type "
             f"`crosscut prepare {text}` first, and then name the folder of the corpus."
         )
-    sources = find_sources([text], setting="--data")
+    sources = find_sources([text], setting="--data", remedy=_WITHOUT_DATA)
     is_plain = all(source.format in _PLAIN_FORMATS and not source.compression for source in sources)
     num_bytes = sum(source.size for source in sources) if is_plain else 0
     return Source(text=text, num_tokens=_BUILTIN_TOKENS.get(text, num_bytes / _BYTES_PER_TOKEN))

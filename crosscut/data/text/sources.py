@@ -65,17 +65,20 @@ class TextSource:
     """Time of the last change, in nanoseconds since the epoch."""
 
 
-def find_sources(patterns: Iterable[str], *, setting: str = "data.text") -> list[TextSource]:
+def find_sources(
+    patterns: Iterable[str], *, setting: str = "data.text", remedy: str = "Check the path."
+) -> list[TextSource]:
     """List the files of a corpus. Patterns keep their order, the files of each pattern are sorted by name, and each
     file appears once.
 
     A pattern is a file, a folder (searched recursively for files with known suffixes, without hidden files), a glob, or
-    a name in `BUILTIN_CORPORA`. `setting` is the name of the option that holds the patterns, for messages. Raises
-    `DataError` if a pattern matches nothing, names a file with an unknown suffix, or cannot be accessed.
+    a name in `BUILTIN_CORPORA`. `setting` is the name of the option that holds the patterns, and `remedy` the advice
+    about a pattern that matches nothing, for messages. Raises `DataError` if a pattern matches nothing, names a file
+    with an unknown suffix, or cannot be accessed.
     """
     found: dict[Path, TextSource] = {}
     for pattern in patterns:
-        for name, path in _match(pattern, setting):
+        for name, path in _match(pattern, setting, remedy):
             key = Path(os.path.realpath(path))  # `Path.resolve` would raise for a symbolic link to itself
             if key not in found:
                 found[key] = _describe(len(found), name, path)
@@ -84,7 +87,7 @@ def find_sources(patterns: Iterable[str], *, setting: str = "data.text") -> list
     return list(found.values())
 
 
-def _match(pattern: str, setting: str) -> list[tuple[str, Path]]:
+def _match(pattern: str, setting: str, remedy: str) -> list[tuple[str, Path]]:
     if pattern.startswith("builtin:"):
         if pattern not in BUILTIN_CORPORA:
             known = listed(f"`{name}`" for name in BUILTIN_CORPORA)
@@ -99,7 +102,7 @@ def _match(pattern: str, setting: str) -> list[tuple[str, Path]]:
     except OSError as error:
         raise unreadable(pattern, error) from None
     if not matches:
-        raise DataError(f"`{setting}` must name existing files, but nothing matches `{pattern}`. Check the path.")
+        raise DataError(f"`{setting}` must name existing files, but nothing matches `{pattern}`. {remedy}")
     if not files:
         raise DataError(
             f"`{pattern}` must hold a file ending in {listed(_OF_FOLDERS)}, but holds none. Check the path."

@@ -254,7 +254,12 @@ TOO_LARGE = (
     "need 838 GB per rank; the GPU has 80 GB. Name more devices or larger ones with `--gpus`, or a smaller model "
     "with `--size`."
 )
-NO_TEXT = "`--data` must name existing files, but nothing matches `nothing.txt`. Check the path."
+NODES = "`--gpus` must give the devices of all nodes as one number, but is `4 x 8 x h100`. Type `32 x h100`."
+NO_TEXT = (
+    "`--data` must name existing files, but nothing matches `nothing.txt`. Check the path. To plan before the data "
+    "exist, type, for example, `crosscut plan gpt2-xl --gpus 32 --gpu h100 --write run.toml`, and set `data.text` "
+    "later."
+)
 A_CORPUS = (
     "`--data` must name text or token shards, but names `corpus.toml`. If this file describes a corpus, type `crosscut "
     "prepare corpus.toml` first, and then name the folder of the corpus."
@@ -266,6 +271,7 @@ A_CORPUS = (
     [
         ({"gpus": "0 x h100"}, ConfigError, NO_DEVICE),
         ({"gpus": "8 x h10"}, ConfigError, TWO_DEVICES),
+        ({"gpus": "4 x 8 x h100"}, ConfigError, NODES),
         ({"tokens": "lots"}, ConfigError, NO_NUMBER),
         ({"size": "gpt2-smal"}, ConfigError, NO_PRESET),
         ({"size": "10K"}, ConfigError, TOO_SMALL),
