@@ -16,6 +16,9 @@ from crosscut.config.system.terminal import echo, new_console
 if TYPE_CHECKING:
     from crosscut.checkpoint.maintenance.comparison import Comparison
 
+_WIDTH = 100
+"""Number of columns of a table of values outside a terminal. A value can be a list of all parameters' names."""
+
 
 def show_checkpoint(facts: Mapping[str, Any]) -> None:
     """Print the description of a checkpoint: step, layout, size, versions, tensors and settings."""
@@ -58,11 +61,12 @@ def show_comparison(result: "Comparison") -> None:
             table.add_row(Text(tensor.name), *figures, Text(tensor.note))
     if table.row_count:
         console.print(table)
-    settings = _table("setting", "first", "second")
+    sides = (Column(name, overflow="fold") for name in ("first", "second"))
+    settings = ruled_table(Column("setting", no_wrap=True), *sides)
     for name, (one, other) in {**result.values, **result.settings}.items():
         settings.add_row(Text(name), Text(str(one)), Text(str(other)))
     if settings.row_count:
-        console.print(settings)
+        new_console(width=_WIDTH).print(settings)
     same = sum(tensor.same for tensor in result.tensors)
     console.print(
         f"Equal tensors: {same} of {len(result.tensors)}. Different stored values: {len(result.values)}. Different "

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from crosscut.checkpoint.maintenance.comparison import Comparison
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.cli.main import commands
+from crosscut.cli.tables import show_comparison
 from crosscut.config import CheckpointError, ConfigError, load_run
 from crosscut.config.system.folder_lock import FolderLock
 from tests.cli.conftest import TINY
@@ -102,6 +104,18 @@ def test_diff_of_two_steps_shows_what_moved(runs):
     assert "model.tokens.weight" in result.stdout
     assert "step" in result.stdout
     assert "lr" in result.stdout, "the rate of the schedule has moved, too"
+
+
+def test_long_values_that_differ_fold(capsys):
+    names = [f"blocks.{block}.mlp.expand.weight" for block in range(200)]
+    name = "optimizer.param_groups.0.parameters_with_decay"
+    show_comparison(Comparison([], {name: (names, names[:-1])}, {}))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    heading = next(number for number, line in enumerate(lines) if line.startswith(" setting "))
+    column = slice(*map(lines[heading].index, ("first", "second")))
+    assert lines[heading + 2].startswith(f" {name} ")
+    assert "".join(line[column] for line in lines[heading + 2 : -1]).replace(" ", "") == str(names).replace(" ", "")
 
 
 @pytest.mark.slow  # it trains a second model
