@@ -12,6 +12,7 @@
 #SBATCH --open-mode=append
 
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=110 # seconds for two steps and a checkpoint: less than those of --signal
 host=$(hostname)
 port=$((20000 + SLURM_JOB_ID % 20000))
 python -c "import signal, torch.distributed as dist
