@@ -6,6 +6,8 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=8
 #SBATCH --time=24:00:00
+# A run stops up to two steps after the signal, and then writes a checkpoint: --signal must leave the seconds of both.
+# `crosscut plan run.toml` prints the seconds of a step and the size of a checkpoint: divide it by the speed of the disk.
 #SBATCH --signal=USR1@120
 #SBATCH --requeue
 #SBATCH --open-mode=append
