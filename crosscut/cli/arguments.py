@@ -18,7 +18,7 @@ import click
 
 from crosscut.cli.runs.named import RUN, with_named_run
 from crosscut.config import ConfigError, CrosscutError, Layout, RunConfig, load_run
-from crosscut.config.checks import require_local_path
+from crosscut.config.checks import Settings, listed, require_local_path
 from crosscut.config.loading import meant_settings, with_line
 from crosscut.config.precision import OF_MODELS
 from crosscut.config.system.files import require_writable_file
@@ -64,11 +64,12 @@ def run_arguments(name: str = f"[{RUN}]") -> Callable[[Callable[_P, _R]], Callab
 
 def _with_line(message: str, parameters: Mapping[str, OptionValue]) -> str:
     """Add the file name and the line number to an error about a setting in a config file. The command's parameter
-    `arguments` holds the file and its overrides.
+    `arguments` holds the file and its overrides. With several files, the error may be about any of them.
     """
     arguments = parameters["arguments"]
-    is_named = has_file(arguments) and Path(arguments[0]).is_file()
-    return with_line(message, Path(arguments[0]), arguments[1:]) if is_named else message
+    files = [Path(word) for word in arguments if "=" not in word]
+    is_named = has_file(arguments) and len(files) == 1 and files[0].is_file()
+    return with_line(message, files[0], arguments[1:]) if is_named else message
 
 
 def _rewording(command: Callable[_P, _T], reword: Callable[[str, Mapping[str, OptionValue]], str]) -> Callable[_P, _T]:
@@ -236,6 +237,30 @@ def machinery(*, tensor: int, data: int = 1, **choices: OptionValue) -> "Machine
     from crosscut.evaluation.ranks import Machinery
 
     return Machinery(layout=Layout(tensor=tensor, data=data), **choices)
+
+
+TASKS = ("wikitext103", "lambada")
+"""Names of the test sets that `--task` takes."""
+
+task_option = click.option(
+    "--task", "tasks", multiple=True, metavar="NAME=FILE", help="Test set to score: wikitext103=FILE or lambada=FILE."
+)
+
+
+def task_files(tasks: tuple[str, ...]) -> Settings:
+    """Map each task's name to its file. Raises `ConfigError` for an unknown task and for a task that is named twice."""
+    files: dict[str, str] = {}
+    for task in tasks:
+        name, equals, file = task.partition("=")
+        if name not in TASKS or not equals or not file:
+            ways = listed(f"`{known}=FILE`" for known in TASKS)
+            raise ConfigError(f"`--task` must be {ways}, but is `{task}`. To score another text, use `--text`.")
+        if name in files:
+            raise ConfigError(
+                f"`--task {name}=FILE` must be given once, but names both `{files[name]}` and `{file}`. Remove one."
+            )
+        files[name] = file
+    return files
 
 
 def echo_json(value: object) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from crosscut.cli.arguments import (
+    TASKS,
     LocalPath,
     OptionValue,
     adapter_option,
@@ -15,10 +16,11 @@ from crosscut.cli.arguments import (
     machinery,
     naming_options,
     precision_option,
+    task_files,
+    task_option,
     tensor_option,
 )
 from crosscut.config import ConfigError, EvaluationConfig
-from crosscut.config.checks import Settings, listed
 from crosscut.config.evaluation import Detokenizer
 from crosscut.config.system.terminal import echo, new_console
 
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from crosscut.evaluation.places import EvaluationReport
     from crosscut.harness.tasks import HarnessReport
 
-_TASKS = ("wikitext103", "lambada")
 _NAMES = {
     "layout.tensor": "--tensor",
     "layout.data": "--data",
@@ -34,7 +35,7 @@ _NAMES = {
     **{f"evaluation.{name}": f"--{name}" for name in ("text", "window", "limit")},
     "evaluation.overlap": "--stride",
     "evaluation.batch_size": "--batch-size",
-    **{f"evaluation.{name}": f"--task {name}" for name in _TASKS},
+    **{f"evaluation.{name}": f"--task {name}" for name in TASKS},
 }
 
 _PROTOCOL = ("text", "text_key", "window", "overlap", "mask_seed", "detokenizer")
@@ -46,9 +47,7 @@ _FOR_HARNESS = ("folder", "limit", "shots", "batch_size")
 
 @click.command()
 @click.argument("place")
-@click.option(
-    "--task", "tasks", multiple=True, metavar="NAME=FILE", help="Test set to score: wikitext103=FILE or lambada=FILE."
-)
+@task_option
 @click.option(
     "--text", type=LocalPath(), multiple=True, metavar="FILE", help="Your own text: a file, folder or glob; repeatable."
 )
@@ -111,7 +110,7 @@ def evaluate(
     given = {name: options.pop(name) for name in _FOR_HARNESS}
     protocol = {name: options.pop(name) for name in _PROTOCOL}
     limit = 0 if harness else given["limit"]
-    config = EvaluationConfig(limit=limit, batch_size=given["batch_size"], **protocol, **_files(tasks))
+    config = EvaluationConfig(limit=limit, batch_size=given["batch_size"], **protocol, **task_files(tasks))
     if config.has_tasks == bool(harness):
         raise ConfigError(
             "Either files (`--task`, `--text`) or lm-eval tasks (`--harness`) must be given, not both, "
@@ -144,19 +143,3 @@ def _show(report: "EvaluationReport | HarnessReport", *, as_json: bool) -> None:
         from crosscut.evaluation.score_table import print_report
 
         print_report(report, new_console())
-
-
-def _files(tasks: tuple[str, ...]) -> Settings:
-    """Map each task's name to its file. Raises `ConfigError` for an unknown task and for a task that is named twice."""
-    files: dict[str, str] = {}
-    for task in tasks:
-        name, equals, file = task.partition("=")
-        if name not in _TASKS or not equals or not file:
-            ways = listed(f"`{known}=FILE`" for known in _TASKS)
-            raise ConfigError(f"`--task` must be {ways}, but is `{task}`. To score another text, use `--text`.")
-        if name in files:
-            raise ConfigError(
-                f"`--task {name}=FILE` must be given once, but names both `{files[name]}` and `{file}`. Remove one."
-            )
-        files[name] = file
-    return files

@@ -1,36 +1,45 @@
 """`crosscut study`."""
 
+from collections.abc import Callable
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from crosscut.cli.arguments import LocalPath, RunCommand, require_folder, run_arguments
+from crosscut.cli.arguments import LocalPath, RunCommand, require_folder, run_arguments, task_files, task_option
 from crosscut.config import ConfigError, write_whole
+from crosscut.config.checks import require_at_least
 from crosscut.config.system.terminal import echo, new_console
 
 if TYPE_CHECKING:
     from crosscut.planner.paper.sections import Report
 
-_output = click.option(
-    "--output",
-    type=LocalPath(path_type=Path, file_okay=False),
-    default=Path("scaling"),
-    show_default=True,
-    help="Folder for the report.",
-)
+_Command = TypeVar("_Command", bound=Callable[..., object])
+
+_FILES = "[SIZE.toml ...]"
+
+
+def _output(default: str, text: str = "Folder for the report.") -> Callable[[_Command], _Command]:
+    """Add the option `--output`."""
+    folder = LocalPath(path_type=Path, file_okay=False)
+    return click.option("--output", type=folder, default=Path(default), show_default=True, help=text)
+
+
+_at_once = click.option("--at-once", default=1, show_default=True, help="Number of runs that train at the same time.")
 
 
 @click.group()
 def study() -> None:
-    """Compare the planner's forecasts with measurements.
+    """Repeat the paper's studies.
 
-    `scaling` uses published measurements. `measure` measures on this machine.
+    `scaling` compares published measurements with the planner's forecasts. `measure` measures scaling on this machine.
+    `rate` finds a learning rate for each size of a model. `quality` compares what the sizes learn.
     """
 
 
 @study.command()
-@_output
+@_output("scaling")
 def scaling(output: Path) -> None:
     """Print and write a report of published scaling figures and forecasts.
 
@@ -64,7 +73,7 @@ def scaling(output: Path) -> None:
     show_default=True,
     help="Number of measured steps per case. A noisy machine needs more steps.",
 )
-@_output
+@_output("scaling")
 def measure(arguments: tuple[str, ...], gpu: str | None, ranks: int | None, turns: int, output: Path) -> None:
     """Measure how training scales over the ranks of this machine.
 
@@ -88,6 +97,114 @@ def measure(arguments: tuple[str, ...], gpu: str | None, ranks: int | None, turn
     report = measured_report(results)
     _show(report)
     _write(report, output, "scaling-measured")
+
+
+@study.command(cls=RunCommand)
+@run_arguments(_FILES)
+@click.option("--seeds", default=3, show_default=True, help="Number of runs of each size, with different seeds.")
+@task_option
+@click.option(
+    "--rates",
+    type=LocalPath(path_type=Path),
+    metavar="FILE",
+    help="File `rates.json` of `crosscut study rate`, with a learning rate for each size.  [default: the run files']",
+)
+@_at_once
+@_output("quality", "Folder for the report, the tokens and the runs.")
+def quality(
+    arguments: tuple[str, ...], seeds: int, tasks: tuple[str, ...], rates: Path | None, at_once: int, output: Path
+) -> None:
+    """Compare what models of different sizes learn from the same data.
+
+    The command repeats Figure 7 and Table 5 of the Megatron-LM paper (arXiv 1909.08053): it trains every size with
+    several seeds on the same tokens, and compares the validation perplexity and the scores of WikiText-103 and LAMBADA.
+    Each run file is a size, named after the file, and all must have the same data and steps. Without files, there are
+    three sizes of GPT-2: small, medium and large. Overrides apply to all sizes.
+
+    The runs lie in the output's folder `runs`; `crosscut watch` shows them. A run is a `crosscut train`. If the command
+    is stopped, start it again: finished runs are kept, and the others continue from their last checkpoints. The report
+    is written as Markdown, HTML and JSON, with a picture.
+    """
+    _require_counts(seeds=seeds, at_once=at_once)
+    files = task_files(tasks)
+    _require_own_ranks("quality")
+    require_folder("--output", output)
+    from crosscut.scaling.quality.figure import draw_quality
+    from crosscut.scaling.quality.report import quality_report
+    from crosscut.scaling.quality.study import quality_study
+
+    results = quality_study(arguments, seeds=seeds, tasks=files, rates=rates, at_once=at_once, output=output)
+    _show(report := quality_report(results, draw_quality(results, output / "quality.png")))
+    _write(report, output, "quality")
+
+
+@study.command(cls=RunCommand)
+@run_arguments(_FILES)
+@click.option(
+    "--rates",
+    default="1e-3,2e-3,4e-3,8e-3,1.6e-2",
+    show_default=True,
+    metavar="RATE,...",
+    help="Learning rates to try.",
+)
+@click.option(
+    "--share", default=0.2, show_default=True, help="Length of a run that tries a rate, as a share of the run's steps."
+)
+@_at_once
+@_output("rate", "Folder for the report, the tokens and the runs.")
+def rate(arguments: tuple[str, ...], rates: str, share: float, at_once: int, output: Path) -> None:
+    """Find a learning rate for each size of a model by short runs.
+
+    Every size is trained with every rate, for a share of the steps. The best rate has the lowest validation loss. The
+    warm-up and the decay of a short run are shorter by the same share. Each run file is a size, as in `crosscut study
+    quality`. The report is written as Markdown, HTML and JSON. `crosscut study quality --rates rate/rates.json` uses
+    the rates that were found.
+
+    If the command is stopped, start it again: finished runs are kept, and the others continue.
+    """
+    _require_counts(at_once=at_once)
+    tried = _rates_of(rates)
+    if not 0 < share <= 1:
+        raise ConfigError(f"`--share` must be above 0 and at most 1, but is {share:g}. Try 0.2.")
+    _require_own_ranks("rate")
+    require_folder("--output", output)
+    from crosscut.scaling.quality.rates import describe_choice, rate_study
+    from crosscut.scaling.quality.report import rate_report
+
+    results = rate_study(arguments, rates=tried, share=share, at_once=at_once, output=output)
+    _show(report := rate_report(results))
+    for size in results.sizes:
+        echo(describe_choice(size))
+    _write(report, output, "rates")
+
+
+def _rates_of(text: str) -> list[float]:
+    """Parse the learning rates to try. Raises `ConfigError` unless they are at least two different positive numbers."""
+    try:
+        rates = {float(part) for part in text.split(",")}
+    except ValueError:
+        rates = set()
+    if len(rates) < 2 or not all(0 < rate < inf for rate in rates):
+        raise ConfigError(
+            f"`--rates` must be at least two positive numbers with commas between them, but is `{text}`. Try 1e-3,2e-3."
+        )
+    return sorted(rates)
+
+
+def _require_counts(**counts: int) -> None:
+    for name, count in counts.items():
+        require_at_least(f"--{name.replace('_', '-')}", count, 1)
+
+
+def _require_own_ranks(command: str) -> None:
+    """Raise `ConfigError` if torchrun has started this process: the runs of a study start their ranks themselves."""
+    from crosscut.launch.processes import was_started
+
+    if was_started():
+        raise ConfigError(
+            f"`crosscut study {command}` must start its ranks itself, but torchrun has started several. Run the "
+            "command without torchrun."
+        )
 
 
 def _write(report: "Report", output: Path, name: str) -> None:

@@ -34,17 +34,19 @@ class Bar(NamedTuple):
     of the whole task is printed, and the bar starts. A task that ends sooner has no forecast. If the description is
     empty, neither the description nor the expected time is printed.
     """
+    unit: str = "tokens"
+    """Unit of the task's size and of its rate."""
 
 
 @contextmanager
 def progress(bar: Bar, num_tokens: int) -> Iterator[Callable[[int], None]]:
-    """Show progress on the error stream. Yields a function, which must be called with the number of tokens read since
-    the last call.
+    """Show progress on the error stream. Yields a function, which must be called with the number of tokens (or of other
+    units, `bar.unit`) read since the last call.
     """
     if not bar.shown:
         yield lambda _: None
         return
-    display = _TaskProgress(bar.name, num_tokens, bar.size)
+    display = _TaskProgress(bar, num_tokens)
     try:
         yield display.advance
     finally:
@@ -70,18 +72,18 @@ def rounds_shown(bar: Bar, lengths: Sequence[int], around: Follow, *, size: int)
 class _TaskProgress:
     """Progress lines and progress bar of one task."""
 
-    def __init__(self, name: str, num_tokens: int, size: str) -> None:
-        self._name, self._num_tokens = name, num_tokens
+    def __init__(self, bar: Bar, num_tokens: int) -> None:
+        self._name, self._unit, self._num_tokens = bar.name, bar.unit, num_tokens
         self._console = console = new_console(stderr=True)
-        columns = (TextColumn(name, markup=False), BarColumn(), TextColumn("{task.fields[told]}", markup=False))
+        columns = (TextColumn(bar.name, markup=False), BarColumn(), TextColumn("{task.fields[told]}", markup=False))
         self._bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-        self._task = self._bar.add_task(name, total=num_tokens, told="")
+        self._task = self._bar.add_task(bar.name, total=num_tokens, told="")
         self._done = 0
         self._began = self._last_line = time.monotonic()
         self._measured_from: tuple[float, int] | None = (self._began, 0)
         """Time and number of tokens at the start of the measurement. None after the forecast."""
-        if size:
-            self._line(size)
+        if bar.size:
+            self._line(bar.size)
         else:
             self._measured_from = None
             self._bar.start()
@@ -92,7 +94,7 @@ class _TaskProgress:
         now = time.monotonic()
         rate = self._done / max(now - self._began, 1e-3)
         left = _clock(self._left(rate)) if rate else "?"
-        told = f"{self._done / self._num_tokens:.0%}  {rate:,.0f} tokens/s  {left} left"
+        told = f"{self._done / self._num_tokens:.0%}  {rate:,.0f} {self._unit}/s  {left} left"
         self._bar.update(self._task, completed=self._done, told=told)
         if self._measured_from is not None:
             self._measure(now, *self._measured_from)

@@ -1,5 +1,6 @@
 """Render a report of tables and bars as Markdown for the repository and as self-contained HTML."""
 
+from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
 from textwrap import fill
@@ -28,6 +29,16 @@ class Section(NamedTuple):
     """Unit of the bars, for the caption of the drawing. Markdown has no bars."""
 
 
+class Picture(NamedTuple):
+    """Picture of a report."""
+
+    file: str
+    """Name of the file, which lies beside the report."""
+    alt: str
+    """Description of the picture in words."""
+    png: bytes
+
+
 class Report(NamedTuple):
     """Report of a study: a title, an introduction and sections."""
 
@@ -36,6 +47,8 @@ class Report(NamedTuple):
     title: str
     words: str
     sections: Sequence[Section]
+    picture: Picture | None = None
+    """Picture below the introduction."""
 
 
 def percent(share: float) -> str:
@@ -56,6 +69,8 @@ def percent_more(share: float) -> str:
 def to_markdown(report: Report) -> str:
     """Report as Markdown, in lines of 120 columns."""
     parts = [f"<!-- {report.mark} -->\n\n# {report.title}\n\n{fill(report.words, _COLUMNS)}\n"]
+    if report.picture is not None:
+        parts.append(f"![{report.picture.alt}]({report.picture.file})\n")
     for section in report.sections:
         lines = markdown_table(section.header, section.rows)
         parts.append("\n".join([f"## {section.title}\n", f"{fill(section.words, _COLUMNS)}\n", *lines, ""]))
@@ -70,8 +85,16 @@ def to_html(report: Report) -> str:
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{report.title}</title>\n'
         f"<style>{page_style()}</style>\n"
         f"<header><h1>{report.title}</h1><p>{escape(report.words.replace('`', ''))}</p></header>\n"
-        f'<main class="report">\n{body}\n</main>\n</html>\n'
+        f'<main class="report">\n{_drawn(report.picture)}{body}\n</main>\n</html>\n'
     )
+
+
+def _drawn(picture: Picture | None) -> str:
+    """Return a picture as a part of the page. Empty for None."""
+    if picture is None:
+        return ""
+    data = b64encode(picture.png).decode()
+    return f'<img alt="{escape(picture.alt)}" src="data:image/png;base64,{data}" style="max-width:100%">\n'
 
 
 def _section(section: Section) -> str:
