@@ -23,36 +23,31 @@ stays at 1.45, so the coefficient is 0.03. The table also has the largest load o
 steps, as a multiple of the mean load: in the tokens of each step (the mean over these steps), and in all tokens of
 these steps together. The figure has the first, as means of 20 steps.
 
-With `--keep FOLDER`, the runs stay in the folder. The same command with the same folder takes the figures of finished
-runs from there, and continues the others from their last checkpoints. `OMP_NUM_THREADS=1` and `--at-once 2` train two
-runs at a time, with one thread each.
+With `--keep FOLDER`, the runs stay in the folder. The same command with the same folder keeps finished runs, and
+continues the others from their last checkpoints, as in `crosscut study quality`. `OMP_NUM_THREADS=1` and `--at-once 2`
+train two runs at a time, with one thread each.
 """
 
 import argparse
 import json
-import shutil
 import statistics
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.progress import Progress
-
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.commands import aligned, command_line, progress_bar, run_crosscut, subplots, work_folder, write_figures
+from benchmarks.commands import aligned, command_line, subplots, work_folder, write_figures
 from benchmarks.machine import describe_machine, print_machine
 from crosscut.cli.arguments import DEMO_RUN, run_from
-from crosscut.config import Layout, RunConfig
-from crosscut.data import prepare
+from crosscut.config import RunConfig
+from crosscut.data import Tokens, prepare
 from crosscut.logbook.contents import read_loads, read_metrics
 from crosscut.planner.compute import flops_per_step
-from crosscut.planner.muon import muon_flops
+from crosscut.scaling.quality.runs import run_in, step_flops, train_all
 
 DEMO = files("crosscut.config") / DEMO_RUN
 RATES = (1e-3, 2e-3, 4e-3, 8e-3)
@@ -134,94 +129,63 @@ class Run(NamedTuple):
     settings: tuple[str, ...]
 
 
-def flops(run: RunConfig) -> int:
-    """FLOPs of a step, of all ranks together."""
-    return flops_per_step(run) + muon_flops(replace(run, layout=Layout()))
-
-
 def tokens_of(run: RunConfig) -> int:
     """Tokens of a step."""
     return run.training.batch_size * run.training.sequence_length
 
 
-def train(run: Run, folder: Path) -> dict[str, Any]:
-    """Train one run in a process of its own. Return its summary, its seconds from the command to the exit, its FLOPs,
-    its validations as triples of step, bits per byte and loss in nats, and the largest load of an expert at each step
-    of a mixture. A run that has ended in this folder before returns what it returned then, and one that was killed
-    continues from its last checkpoint.
+def figures_of(run: RunConfig) -> dict[str, Any]:
+    """Figures of a finished run: its summary, its FLOPs, its validations as triples of step, bits per byte and loss in
+    nats, and the largest loads of the experts of a mixture.
     """
-    own = folder / f"{run.name}-{run.seed}"
-    where = (f"data.tokens={folder / 'tokens'}", f"output.folder={own}")
-    typed = [*run.settings, "data.text=[]", *where, f"training.seed={run.seed}"]
-    kept = folder / f"{own.name}.json"
-    earlier = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
-    if earlier.get("settings") != typed:
-        if own.exists():
-            shutil.rmtree(own)
-        kept.write_text(json.dumps({"settings": typed}), encoding="utf-8")
-    elif "figures" in earlier:
-        return earlier["figures"]
-    begin = time.perf_counter()
-    run_crosscut("train", *typed, "--resume", "auto")
-    summary = json.loads((own / "summary.json").read_text(encoding="utf-8"))
-    config = run_from((*typed, f"model.vocab_size={summary['vocab_size']}"))
-    keys, rows = ("step", "validation_bits_per_byte", "validation_loss"), read_metrics(own)
+    folder = Path(run.output.folder)
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    keys, rows = ("step", "validation_bits_per_byte", "validation_loss"), read_metrics(folder)
     figures = {
-        "seed": run.seed,
-        "learning_rate": config.optimizer.learning_rate,
+        "seed": run.training.seed,
+        "learning_rate": run.optimizer.learning_rate,
         "parameters": summary["parameters"],
         "bits_per_byte": summary["validation_bits_per_byte_after"],
         "loss": summary["validation_loss_after"],
         "perplexity": summary["validation_perplexity_after"],
         "training_seconds": summary["training_seconds"],
-        "command_seconds": time.perf_counter() - begin,
         "peak_flops_per_second": summary["peak_flops_per_second"],
         "steps": summary["steps"],
-        "tokens_per_step": tokens_of(config),
-        "flops_per_step": flops(config),
-        "model_flops_per_step": flops_per_step(config),
+        "tokens_per_step": tokens_of(run),
+        "flops_per_step": step_flops(run),
+        "model_flops_per_step": flops_per_step(run),
         "validations": [[row[key] for key in keys] for row in rows if keys[1] in row],
-        "largest_loads": [[row["step"], round(row["largest_load"], 3)] for row in rows if "largest_load" in row],
+        "load_of_all_steps": load_of_all_steps(folder, run.training.steps),
     }
-    kept.write_text(json.dumps({"settings": typed, "figures": figures}), encoding="utf-8")
-    return figures
+    loads = [[row["step"], round(row["largest_load"], 3)] for row in rows if "largest_load" in row]
+    return {**figures, **short_loads(loads, run.training.steps)}
 
 
-def train_all(runs: Sequence[Run], folder: Path, progress: Progress, *, at_once: int) -> list[dict[str, Any]]:
+def train(runs: Sequence[Run], folder: Path, tokens: Tokens, *, at_once: int) -> list[dict[str, Any]]:
     """Train runs, this many at a time. Return their figures in the order of the runs."""
-    task, first, begin = progress.add_task("steps", total=sum(run.steps for run in runs), told=""), None, time.time()
-    pool = ThreadPoolExecutor(at_once)
-    try:
-        ends = [pool.submit(train, run, folder) for run in runs]
-        while (state := wait(ends, timeout=2, return_when=FIRST_EXCEPTION)).not_done:
-            done = [one.result() for one in state.done]  # raises the error of a run
-            made = sum(row["step"] for run in runs for row in read_metrics(folder / f"{run.name}-{run.seed}")[-1:])
-            first = made if first is None else first
-            rate = (made - first) / (time.time() - begin)
-            progress.update(task, completed=made, told=f"{rate:.2f} steps/s, {len(done)} of {len(runs)} runs")
-        progress.update(task, completed=sum(run.steps for run in runs))
-        return [with_short_loads(one.result()) for one in ends]
-    finally:
-        pool.shutdown(cancel_futures=True)
+    named = [(f"{run.name}-{run.seed}", run_from((*run.settings, f"training.seed={run.seed}"))) for run in runs]
+    placed = [run_in(folder, name, run, tokens) for name, run in named]
+    train_all(placed, at_once=at_once)
+    return [figures_of(run) for run in placed]
 
 
-def demo(seeds: int, folder: Path, progress: Progress, *, at_once: int) -> dict[str, list[dict[str, Any]]]:
+def demo(seeds: int, folder: Path, tokens: Tokens, *, at_once: int) -> dict[str, list[dict[str, Any]]]:
     """Train the demo with these many seeds, the demo's own seed first."""
     own = run_from(()).training
     runs = [Run("demo", seed, own.steps, (str(DEMO),)) for seed in range(own.seed, own.seed + seeds)]
-    return {"demo": train_all(runs, folder, progress, at_once=at_once)}
+    return {"demo": train(runs, folder, tokens, at_once=at_once)}
 
 
 def run_of(study: Study, name: str, rate: float | None, seed: int, length: argparse.Namespace, share: float) -> Run:
     """One run of a contender, for this share of the FLOPs or tokens of `length`."""
     settings = (*study.contenders[name], *([f"optimizer.learning_rate={rate}"] if rate else []))
     one = run_from((*settings, "data.tokens=tokens", "model.vocab_size=4096"))
-    steps = share * (length.tokens / tokens_of(one) if study.equal_tokens else length.tflop * 1e12 / flops(one))
+    steps = share * (length.tokens / tokens_of(one) if study.equal_tokens else length.tflop * 1e12 / step_flops(one))
     every = max(1, int(steps) // length.points)
     how = (
         f"training.steps={int(steps)}", f"training.validate_every={every if share == 1.0 else 0}",
         "training.validation_sequences=256", f"checkpoint.every={every}", "checkpoint.keep=1", "layout.tensor=1",
-        "output.sample_tokens=0",
+        "output.sample_tokens=0", "data.tokens=tokens",
     )  # fmt: skip
     return Run(f"{name}-{rate or 'own'}-{int(steps)}", seed, int(steps), (*settings, *how))
 
@@ -229,18 +193,18 @@ def run_of(study: Study, name: str, rate: float | None, seed: int, length: argpa
 def require_equal(study: Study) -> None:
     """End the command if contenders that are trained for the same tokens have different FLOPs per token."""
     runs = {name: run_from((*s, "data.tokens=tokens", "model.vocab_size=4096")) for name, s in study.contenders.items()}
-    costs = {name: flops(run) / tokens_of(run) for name, run in runs.items()}
+    costs = {name: step_flops(run) / tokens_of(run) for name, run in runs.items()}
     if study.equal_tokens and max(costs.values()) > MOST_UNEQUAL * min(costs.values()):
         told = ", ".join(f"{name} {cost / 1e6:.2f} million" for name, cost in costs.items())
         sys.exit(f"The FLOPs per token must be equal within {MOST_UNEQUAL - 1:.0%}, but are: {told}. Change a width.")
 
 
-def train_study(study: Study, chosen: argparse.Namespace, folder: Path, progress: Progress) -> dict[str, Any]:
+def train_study(study: Study, chosen: argparse.Namespace, folder: Path, tokens: Tokens) -> dict[str, Any]:
     """Train the contenders of a study, each with all seeds. The key "rates" has the runs that tried learning rates."""
     require_equal(study)
     tries = [(name, rate) for name in study.tuned for rate in RATES]
     runs = [run_of(study, name, rate, 1, chosen, study.tuning) for name, rate in tries]
-    tried = train_all(runs, folder, progress, at_once=chosen.at_once)
+    tried = train(runs, folder, tokens, at_once=chosen.at_once)
     rates = [{"name": name, **one} for (name, _), one in zip(tries, tried, strict=True)]
     best = {
         name: min((one for one in rates if one["name"] == name), key=lambda one: one["bits_per_byte"])["learning_rate"]
@@ -249,20 +213,18 @@ def train_study(study: Study, chosen: argparse.Namespace, folder: Path, progress
     seeds = range(1, chosen.seeds + 1)
     named = [(name, seed) for seed in seeds for name in study.contenders]  # all contenders have the first seeds first
     runs = [run_of(study, name, best.get(name), seed, chosen, 1.0) for name, seed in named]
-    ended = train_all(runs, folder, progress, at_once=chosen.at_once)
-    for run, figures in zip(runs, ended, strict=True):
-        figures["load_of_all_steps"] = load_of_all_steps(folder / f"{run.name}-{run.seed}", run.steps)
+    ended = train(runs, folder, tokens, at_once=chosen.at_once)
     return {"rates": rates, **{name: ended[i :: len(study.contenders)] for i, name in enumerate(study.contenders)}}
 
 
-def with_short_loads(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy the figures of a run, with the largest loads as means of `STRETCH` steps, and with `load_of_a_step`: their
-    mean over the last tenth of the steps, or None for a model without experts.
+def short_loads(loads: Sequence[Sequence[float]], steps: int) -> dict[str, Any]:
+    """Largest loads as means of `STRETCH` steps, and `load_of_a_step`: their mean over the last tenth of the steps, or
+    None for a model without experts. `loads` has pairs of a step and its largest load.
     """
-    loads, last = run["largest_loads"], [load for step, load in run["largest_loads"] if step > 0.9 * run["steps"]]
+    last = [load for step, load in loads if step > 0.9 * steps]
     pieces = (list(zip(*loads[i : i + STRETCH], strict=True)) for i in range(0, len(loads), STRETCH))
     short = [[statistics.mean(steps), round(statistics.mean(of), 3)] for steps, of in pieces]
-    return {**run, "largest_loads": short, "load_of_a_step": statistics.mean(last) if last else None}
+    return {"largest_loads": short, "load_of_a_step": statistics.mean(last) if last else None}
 
 
 def load_of_all_steps(folder: Path, steps: int) -> float | None:
@@ -277,17 +239,16 @@ def load_of_all_steps(folder: Path, steps: int) -> float | None:
 
 def table_of(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Build the table of the figures: a row for each group of runs."""
-    names = ("run", "steps", "TFLOP", "seconds of training", "seconds of the command", "bits per byte", "spread")
+    names = ("run", "steps", "TFLOP", "seconds of training", "bits per byte", "spread")
     table = [[*names, "load of a step", "load of the steps"]]
     for name, group in runs.items():
         bits = [one["bits_per_byte"] for one in group]
         tflop = f"{group[0]['steps'] * group[0]['flops_per_step'] / 1e12:.2f}"
-        keys = ("training_seconds", "command_seconds")
-        seconds = (f"{statistics.mean(one[key] for one in group):.0f}" for key in keys)
+        seconds = f"{statistics.mean(one['training_seconds'] for one in group):.0f}"
         figures = (f"{statistics.mean(bits):.3f}", f"{min(bits):.3f} to {max(bits):.3f}")
         loads = ([one.get(key) for one in group] for key in ("load_of_a_step", "load_of_all_steps"))
         told = (spread_of([load for load in of if load is not None]) for of in loads)
-        table.append([name, f"{group[0]['steps']:,}", tflop, *seconds, *figures, *told])
+        table.append([name, f"{group[0]['steps']:,}", tflop, seconds, *figures, *told])
     return aligned(table)
 
 
@@ -340,14 +301,14 @@ def main() -> None:
     chosen = parser.parse_args()
     chosen.seeds = chosen.seeds or (5 if chosen.what == "demo" else 3)
     print_machine("torch")
-    with work_folder(chosen.keep) as folder, progress_bar() as progress:
+    with work_folder(chosen.keep) as folder:
         demo_run = run_from(())
         text = demo_run.data if chosen.what == "demo" else replace(demo_run.data, text=(chosen.text,))
-        prepare(text, folder / "tokens", seed=demo_run.training.seed)
+        tokens = prepare(text, folder / "tokens", seed=demo_run.training.seed)
         if chosen.what == "demo":
-            runs = demo(chosen.seeds, folder, progress, at_once=chosen.at_once)
+            runs = demo(chosen.seeds, folder, tokens, at_once=chosen.at_once)
         else:
-            runs = train_study(STUDIES[chosen.what], chosen, folder, progress)
+            runs = train_study(STUDIES[chosen.what], chosen, folder, tokens)
     named = dict(runs)
     rates = named.pop("rates", ())
     table = {f"{one['name']}, learning rate {one['learning_rate']:g}": [one] for one in rates}

@@ -28,6 +28,7 @@ from crosscut.evaluation.progress import Bar, progress
 from crosscut.logbook.contents import read_metrics, read_summary
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.muon import muon_flops
+from crosscut.serving.processes import importing_crosscut
 from crosscut.training.driving.preparation import with_vocabulary
 
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -79,7 +80,7 @@ def train_all(runs: Sequence[RunConfig], *, at_once: int, may_diverge: bool = Fa
     waiting = [run for run in runs if not _has_ended(run, may_diverge=may_diverge)]
     kept = len(runs) - len(waiting)
     if kept:
-        echo(f"{counted(kept, 'run')} of {len(runs)} are kept from an earlier start.", err=True)
+        echo(f"Kept from an earlier start: {kept} of {counted(len(runs), 'run')}.", err=True)
     if not waiting:
         return
     work = {run.output.folder: _Work(run) for run in waiting}
@@ -211,14 +212,14 @@ class _Processes:
     def start(self, run: RunConfig) -> None:
         """Start a run, or continue it from its last checkpoint."""
         threads = max(1, available_cores() // (self._at_once * run.layout.world_size))
-        command = [sys.executable, "-m", "crosscut", "train", str(_file(run)), "--resume", "auto"]
+        command = [sys.executable, "-P", "-m", "crosscut", "train", str(_file(run)), "--resume", "auto"]
         with open_own(_log(run), "wb") as log:
             process = subprocess.Popen(  # noqa: S603 - this Python with our own program
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={"OMP_NUM_THREADS": str(threads), **os.environ},
+                env={"OMP_NUM_THREADS": str(threads), **os.environ, **importing_crosscut()},
             )
         self.running.append((run, process))
 

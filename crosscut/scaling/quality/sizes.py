@@ -8,7 +8,7 @@ from typing import NamedTuple
 from crosscut.config import ConfigError, RunConfig, load_run
 from crosscut.config.checks import Settings, shown
 
-WIDTHS: Mapping[str, int] = {"small": 64, "medium": 128, "large": 256}
+WIDTHS: Mapping[str, int] = {"small": 32, "medium": 64, "large": 128}
 """Hidden size of each built-in size. As in GPT-2, the model has learned positions and layer norms."""
 
 _HEAD = 32
@@ -64,7 +64,7 @@ def _built_in(width: int, overrides: Sequence[str]) -> dict[str, Settings]:
     return {
         "model": {**model, "dropout": 0.0},
         "data": {"vocab_size": 4096, **text},
-        "training": {"validation_sequences": 256},
+        "training": {"validation_sequences": 128},
         "checkpoint": {"every": 100, "keep": 1},
         "output": {"sample_tokens": 0, "trackers": []},
     }

@@ -1,23 +1,14 @@
-"""Studies of small models: equal budgets, and runs that are killed, finished or new."""
+"""Studies of small models: equal budgets, and the best rate of each contender."""
 
 import argparse
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from benchmarks.commands import environment_here, progress_bar
 from benchmarks.training import small_models
-from benchmarks.training.small_models import STUDIES, Run, Study, require_equal, run_of, train, train_study
+from benchmarks.training.small_models import STUDIES, Study, require_equal, run_of, train_study
 from crosscut.cli.arguments import run_from
 from crosscut.data import prepare
-from crosscut.logbook.contents import read_metrics
 from crosscut.planner.parameters import count_parameters
 
 LENGTH = argparse.Namespace(tflop=3.0, tokens=4e6, points=8, seeds=2, at_once=2)
@@ -53,46 +44,18 @@ def test_recipes_have_the_same_flops():
     study = STUDIES["recipes"]
     for name in study.contenders:
         run = run_of(study, name, None, 1, LENGTH, 1.0)
-        step = small_models.flops(run_from((*run.settings, "data.tokens=tokens", "model.vocab_size=4096")))
+        step = small_models.step_flops(run_from((*run.settings, "data.tokens=tokens", "model.vocab_size=4096")))
         assert 3e12 - step < run.steps * step <= 3e12
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.mark.slow
+def test_every_contender_has_the_best_of_its_rates(tmp_path, monkeypatch):
     demo = run_from(())
-    prepare(demo.data, tmp_path / "tokens", seed=demo.training.seed, progress=False)
-    return tmp_path
-
-
-@pytest.mark.slow
-def test_a_killed_run_continues_and_a_finished_one_is_kept(folder):
-    run = Run("one", 1, 400, (*CONTENDERS["mamba2"], "training.steps=400", "checkpoint.every=20", "layout.tensor=1"))
-    program = f"from benchmarks.training.small_models import *; train({run!r}, Path({str(folder)!r}))"
-    killed = subprocess.Popen([sys.executable, "-c", program], env=environment_here(), start_new_session=True)
-    while not [*folder.glob("one-1/checkpoints/step-*")] and killed.poll() is None:
-        time.sleep(0.1)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
-    assert read_metrics(folder / "one-1")[-1]["step"] < 400
-
-    figures = train(run, folder)
-    assert json.loads((folder / "one-1" / "summary.json").read_text())["first_step"] > 0
-    assert figures["steps"] == figures["validations"][-1][0] == 400
-    begin = time.monotonic()
-    assert train(run, folder) == figures
-    assert time.monotonic() - begin < 1.0
-
-    shorter = run._replace(settings=tuple(each.replace("400", "30") for each in run.settings))
-    assert train(shorter, folder)["steps"] == 30  # of the new settings, from the start
-
-
-@pytest.mark.slow
-def test_every_contender_has_the_best_of_its_rates(folder, monkeypatch):
+    tokens = prepare(demo.data, tmp_path / "tokens", seed=demo.training.seed, progress=False)
     monkeypatch.setattr(small_models, "RATES", (1e-4, 1e-2))
     study = Study(contenders=CONTENDERS, tuned=("mamba2",), tuning=0.5, equal_tokens=False)
-    with progress_bar() as progress:
-        length = argparse.Namespace(**{**vars(LENGTH), "tflop": 0.001, "points": 2})
-        found = train_study(study, length, folder, progress)
+    length = argparse.Namespace(**{**vars(LENGTH), "tflop": 0.001, "points": 2})
+    found = train_study(study, length, tmp_path, tokens)
     assert {name: len(runs) for name, runs in found.items()} == {"rates": 2, "attention": 2, "mamba2": 2}
     worse, better = found["rates"]
     assert worse["bits_per_byte"] > better["bits_per_byte"]
