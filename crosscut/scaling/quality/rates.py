@@ -1,7 +1,9 @@
-"""Learning rate of each size (paper, section 4.1.1: the paper's rate is the best of a search on small runs).
+"""Learning rate of each size. The paper found that a rate tuned for each model improves it, but used one rate for all
+sizes (section 4.1.1).
 
-Each size is trained with each rate of a grid, for a share of the steps. A trial is a whole run: warm-up and decay are
-as long a share of the trial as of the run. The best rate has the lowest validation loss at the end of the trial.
+Each size is trained with each rate of a grid, for a share of the steps. A trial is a complete run: its warm-up and its
+decay have the same share of its steps as in the whole run. The best rate has the lowest validation loss at the end of
+its trial.
 """
 
 from collections.abc import Sequence

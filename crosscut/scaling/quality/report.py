@@ -28,7 +28,7 @@ class Figure(NamedTuple):
         """Write a value of the figure. Empty for None."""
         if value is None:
             return ""
-        return f"{value:.2%}" if self.is_share else f"{value:,.2f}"
+        return f"{value:.2%}" if self.is_share else f"{value:,.{2 if value < 1000 else 0}f}"
 
 
 FIGURES = (
@@ -87,7 +87,7 @@ def _models(results: QualityResults) -> Section:
 def _quality(results: QualityResults) -> Section:
     shown = [one for one in FIGURES if all(size.figures(one.name) for size in results.sizes)]
     rows = [
-        (size.name, short(size.parameters), *(_spread(one, size.figures(one.name)) for one in shown))
+        (size.name, short(size.parameters), *(spread(one, size.figures(one.name)) for one in shown))
         for size in results.sizes
     ]
     rows += [("the paper's", name, *(one.shown(one.paper[i]) for one in shown)) for i, name in enumerate(PAPERS_SIZES)]
@@ -103,7 +103,8 @@ def _quality(results: QualityResults) -> Section:
     return Section("Quality after the last step", words, header, rows, bars, ("mean",), "validation perplexity")
 
 
-def _spread(figure: Figure, values: Sequence[float]) -> str:
+def spread(figure: Figure, values: Sequence[float]) -> str:
+    """Write the mean of the seeds and their range."""
     told = figure.shown(mean(values))
     return f"{told} ({figure.shown(min(values))} to {figure.shown(max(values))})" if len(values) > 1 else told
 
@@ -143,8 +144,8 @@ def _rate_words(results: RateResults) -> str:
     )
 
 
-def rate_section(results: RateResults, title: str = "Rates") -> Section:
-    """Build the table of the rates: a row for each rate, and a column for each size."""
+def rate_section(results: RateResults, title: str = "Rates", note: str = "") -> Section:
+    """Build the table of the rates: a row for each rate, and a column for each size. `note` is the end of the text."""
     rates = sorted({trial.rate for size in results.sizes for trial in size.trials})
     rows = []
     for rate in rates:
@@ -152,7 +153,7 @@ def rate_section(results: RateResults, title: str = "Rates") -> Section:
         cells = ["" if one is None else _trial(one.loss) for one in found]
         best = [size.name for size in results.sizes if size.best == rate]
         rows.append((f"{rate:g}", *cells, ", ".join(best)))
-    words = f"Validation perplexity after {results.steps:,} steps."
+    words = f"Validation perplexity after {results.steps:,} steps. {note}".rstrip()
     return Section(title, words, ("learning rate", *(size.name for size in results.sizes), "best of"), rows)
 
 

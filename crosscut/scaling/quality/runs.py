@@ -36,8 +36,8 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_TO_STOP = 120.0
 """Time in which a run that was asked to stop must have written its checkpoint."""
 
-_DIVERGED = "must be finite"
-"""Words of the error with which a run ends whose loss is not finite."""
+_DIVERGED = ("must be finite", "The loss scale must stay at or above")
+"""Words of the errors with which a run ends whose loss or gradient is not finite."""
 
 _LAST_LINES = 5
 """Number of lines of a log that the error about a failed run repeats."""
@@ -66,7 +66,8 @@ def step_flops(run: RunConfig) -> int:
 
 def has_diverged(run: RunConfig) -> bool:
     """Whether the run has ended because its loss or its gradient was not finite."""
-    return _DIVERGED in _end_of_log(run)
+    end = _end_of_log(run)
+    return any(words in end for words in _DIVERGED)
 
 
 def train_all(runs: Sequence[RunConfig], *, at_once: int, may_diverge: bool = False) -> None:

@@ -78,11 +78,10 @@ def test_a_foreign_folder_stays_and_no_run_is_recorded(tokens: Tokens, tmp_path:
 def test_a_run_whose_loss_is_not_finite_ends_a_study_of_quality_but_not_one_of_rates(
     tokens: Tokens, tmp_path: Path
 ) -> None:
-    high = trial(load_run({}, [*TINY, "training.precision=float16"]), 1e30, 1.0)
+    high = trial(load_run({}, TINY), 2e9, 1.0)
     runs = [run_in(tmp_path, "high", high, tokens), run_of(tokens, tmp_path)]
     message = refusal(TrainingError, train_all, runs[:1], at_once=1)
-    assert "`, but `" not in message and "runs/high` ended with status 2" in message
-    assert "must be finite" in message
+    assert "runs/high` ended with status 2" in message and "must be finite" in message
     train_all(runs, at_once=2, may_diverge=True)
     train_all(runs, at_once=2, may_diverge=True)
     diverged, ended = map(trial_of, runs)
