@@ -159,10 +159,12 @@ def size_figures(name: str, runs: Sequence[RunConfig]) -> SizeFigures:
 def _run_figures(run: RunConfig) -> RunFigures:
     folder = Path(run.output.folder)
     summary = read_summary(folder) or {}
-    passes = [(row["step"], row["validation_loss"]) for row in read_metrics(folder) if "validation_loss" in row]
+    every, steps = run.training.validate_every, run.training.steps
+    losses = {row["step"]: row["validation_loss"] for row in read_metrics(folder) if "validation_loss" in row}
+    planned = {0, *(range(0, steps, every) if every else ()), steps}  # a run that continues also has other passes
     table = {
         "seed": run.training.seed,
-        "validation": passes,
+        "validation": [(step, losses[step]) for step in sorted(planned & losses.keys())],
         "scores": summary.get("evaluation", {}),
         "seconds": summary["training_seconds"],
     }

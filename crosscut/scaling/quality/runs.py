@@ -51,12 +51,14 @@ def prepare_tokens(run: RunConfig, output: Path) -> Tokens:
 
 
 def run_in(output: Path, name: str, run: RunConfig, tokens: Tokens) -> RunConfig:
-    """Return the run with the study's tokens and a folder in the study's output. Raises `ConfigError` if the model's
-    vocabulary is too small for the tokens.
+    """Return the run with the study's tokens and a folder in the study's output, which also holds its checkpoints.
+    Raises `ConfigError` if the model's vocabulary is too small for the tokens.
     """
     data = run.data if run.data.mixture else replace(run.data, text=(), tokens=str(tokens.path))
-    placed = replace(run, data=data, output=replace(run.output, folder=str(output / "runs" / name)))
-    return with_vocabulary(placed, tokens)
+    folder = replace(run.output, folder=str(output / "runs" / name))
+    return with_vocabulary(
+        replace(run, data=data, output=folder, checkpoint=replace(run.checkpoint, folder="")), tokens
+    )
 
 
 def step_flops(run: RunConfig) -> int:

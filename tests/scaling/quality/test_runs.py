@@ -1,15 +1,16 @@
 """Runs of a study: which of them are kept, continued or refused."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from crosscut.config import ConfigError, DataConfig, RunConfig, TrainingError, load_run
+from crosscut.config import ConfigError, DataConfig, RunConfig, TrainingError, load_run, write_json
 from crosscut.data import Tokens, prepare
 from crosscut.logbook.contents import read_metrics, read_summary
 from crosscut.scaling.quality.rates import trial
-from crosscut.scaling.quality.results import trial_of
+from crosscut.scaling.quality.results import size_figures, trial_of
 from crosscut.scaling.quality.runs import record_runs, run_in, train_all
 from tests.refusals import refusal
 
@@ -72,6 +73,23 @@ def test_a_foreign_folder_stays_and_no_run_is_recorded(tokens: Tokens, tmp_path:
     )
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["one"]
     assert not foreign or (place / foreign).read_text() == "mine"
+
+
+def test_a_run_that_continued_has_the_validations_of_every_other_run(tokens: Tokens, tmp_path: Path) -> None:
+    run = run_of(tokens, tmp_path, "training.validate_every=20", "training.seed=7")
+    folder = Path(run.output.folder)
+    folder.mkdir(parents=True)
+    losses = {0: 5.5, 20: 5.0, 33: 4.75, 40: 4.5}  # stopped after step 33
+    rows = [{"step": step, "validation_loss": loss, "validation_perplexity": 1.0} for step, loss in losses.items()]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    write_json(folder / "summary.json", {"steps": 40, "training_seconds": 60.0})
+    (figures,) = size_figures("one", [run]).runs
+    assert (figures.seed, figures.validation) == (7, ((0, 5.5), (20, 5.0), (40, 4.5)))
+    assert figures.perplexity == pytest.approx(90.0171)
+
+
+def test_runs_that_name_one_folder_of_checkpoints_have_their_own(tokens: Tokens, tmp_path: Path) -> None:
+    assert run_of(tokens, tmp_path, "checkpoint.folder=shared").checkpoints_folder == f"{tmp_path}/runs/one/checkpoints"
 
 
 @pytest.mark.slow  # starts a process for each run
