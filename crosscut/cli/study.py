@@ -142,7 +142,7 @@ def quality(
 @run_arguments(_FILES)
 @click.option(
     "--rates",
-    default="2e-3,4e-3,8e-3,1.6e-2,3.2e-2",
+    default="1e-3,2e-3,4e-3,8e-3,1.6e-2",
     show_default=True,
     metavar="RATE,...",
     help="Learning rates to try.",

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 ALT = "Validation perplexity over the steps for each size and seed, and perplexities over the parameters"
 
-_COLORS = ("#9a6a3a", "#1f5f99", "#4c8a4a", "#b8431f", "#6b4c9a", "#333333")
-_MARKERS = ("o", "s", "^")
+_COLORS = ("#9a6a3a", "#1f5f99", "#4c8a4a", "#b8431f", "#6b4c9a")
+_LOOKS = (("o", "#333333"), ("s", "#8d5a78"), ("^", "#2f5d57"))
+"""Marker and colour of each perplexity."""
 
 
 def draw_quality(results: QualityResults, path: Path) -> Picture:
@@ -28,6 +29,7 @@ def draw_quality(results: QualityResults, path: Path) -> Picture:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import LogFormatter
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.8), layout="constrained")
     for number, size in enumerate(results.sizes):
@@ -38,6 +40,8 @@ def draw_quality(results: QualityResults, path: Path) -> Picture:
     for axes in (left, right):
         frame(axes)
         axes.legend(frameon=False)
+        axes.yaxis.set_major_formatter(LogFormatter(labelOnlyBase=False))
+        axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1.5, 0.5)))
     write_figure(figure, path)
     return Picture(path.name, ALT, path.read_bytes())
 
@@ -54,7 +58,7 @@ def _draw_curves(axes: "Axes", size: SizeFigures, color: str) -> None:
 def _draw_figures(axes: "Axes", sizes: Sequence[SizeFigures]) -> None:
     """Draw each perplexity over the parameters: the mean over the seeds, and the range."""
     perplexities = [one for one in FIGURES if not one.is_share and all(size.figures(one.name) for size in sizes)]
-    for figure, marker, color in zip(perplexities, _MARKERS, _COLORS, strict=False):
+    for figure, (marker, color) in zip(perplexities, _LOOKS, strict=False):
         values = [size.figures(figure.name) for size in sizes]
         means = [mean(of) for of in values]
         ends = [[one - min(of), max(of) - one] for one, of in zip(means, values, strict=True)]

@@ -5,6 +5,8 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from crosscut.config.system.records import from_json, to_json
 from crosscut.planner.paper.sections import to_html, to_markdown
 from crosscut.scaling.quality.figure import draw_quality
@@ -38,6 +40,9 @@ def results_of(*sizes: SizeFigures) -> QualityResults:
 
 
 RESULTS = results_of(size_of("small", 10_000, 110, 100, 90), size_of("large", 40_000, 80, 70, 60))
+UNSCORED = results_of(
+    *(replace(size, runs=tuple(replace(run, scores={}) for run in size.runs)) for size in RESULTS.sizes)
+)
 
 
 def test_figures_are_means_with_their_range_beside_the_papers() -> None:
@@ -58,8 +63,7 @@ def test_only_figures_in_which_every_run_of_a_size_is_better_are_called_so() -> 
 
 
 def test_a_task_that_was_not_scored_has_no_column() -> None:
-    bare = [replace(size, runs=tuple(replace(run, scores={}) for run in size.runs)) for size in RESULTS.sizes]
-    text = to_markdown(quality_report(results_of(*bare)))
+    text = to_markdown(quality_report(UNSCORED))
     assert "LAMBADA," not in text and "9.27" in text
 
 
@@ -67,10 +71,11 @@ def test_results_are_the_same_after_a_round_trip_through_json() -> None:
     assert from_json(QualityResults, json.loads(json.dumps(to_json(RESULTS)))) == RESULTS
 
 
-def test_the_picture_is_part_of_the_page(tmp_path: Path) -> None:
-    picture = draw_quality(RESULTS, tmp_path / "quality.png")
+@pytest.mark.parametrize("results", [RESULTS, UNSCORED], ids=["scored", "unscored"])
+def test_the_picture_is_part_of_the_page(tmp_path: Path, results: QualityResults) -> None:
+    picture = draw_quality(results, tmp_path / "quality.png")
     assert picture.png == (tmp_path / "quality.png").read_bytes()
-    report = quality_report(RESULTS, picture)
+    report = quality_report(results, picture)
     assert f"![{picture.alt}](quality.png)" in to_markdown(report)
     assert 'src="data:image/png;base64,iVBOR' in to_html(report)
 
