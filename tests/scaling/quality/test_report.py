@@ -47,7 +47,7 @@ UNSCORED = results_of(
 
 def test_figures_are_means_with_their_range_beside_the_papers() -> None:
     text = to_markdown(quality_report(RESULTS))
-    assert "| small | 10K | 100.00 (90.00 to 110.00) | 1,000.00 (900.00 to 1,100.00) |" in text
+    assert "| small | 10K | 100.00 (90.00 to 110.00) | 1,000 (900.00 to 1,100) |" in text
     assert "| the paper's | 355M |  | 19.31 |  | 45.18% |" in text
     assert "| the paper's | 8.3B | 9.27 | 10.81 |  | 66.51% |" in text
     assert "| small | 1 x 16, 1 | 10,000 | 0.001 | 2.56K | 0.0 | 1.5 |" in text
