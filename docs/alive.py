@@ -7,12 +7,15 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from math import exp
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from crosscut.architecture import Operation
 from crosscut.config import PRESETS, Layout, LayoutError, ModelConfig, RunConfig, padded_vocab_size
 from crosscut.config.pages.inlined import inline_page
+from crosscut.config.system.records import from_json
+from crosscut.config.system.wording import short
 from crosscut.config.training import Recompute
 from crosscut.planner import count_parameters, step_traffic
 from crosscut.planner.candidate import target_of
@@ -34,6 +37,8 @@ from crosscut.planner.paper.runs import (
     paper_run,
     paper_scaling,
 )
+from crosscut.scaling.quality.report import FIGURES, PAPERS_SIZES, spread
+from crosscut.scaling.quality.results import QualityResults
 
 DOCS = Path(__file__).parent
 DEVICE = KNOWN_HARDWARE["v100-32gb-dgx2h"]
@@ -75,6 +80,7 @@ def figures() -> Facts:
         "memory": memory(),
         "norms": norms(measured),
         "scaling": scaling(),
+        "quality": quality(),
     }
 
 
@@ -224,6 +230,40 @@ def scaling() -> list[Facts]:
         {"place": place, "of": of, "by": by, "paper": paper, "ours": ours, "note": note}
         for (place, note), (of, by, paper, ours) in zip(SHARES, shares, strict=True)
     ]
+
+
+def quality() -> Facts:
+    """Curves of the measured sizes, and their scores after the last step beside the paper's."""
+    measured = json.loads((DOCS / "quality-measured.json").read_text(encoding="utf-8"))
+    results = from_json(QualityResults, measured)
+    told = [one for one in FIGURES if all(size.figures(one.name) for size in results.sizes)]
+    tokens = results.steps * results.batch_size * results.sequence_length
+    return {
+        "words": f"Validation perplexity of models that read {short(tokens)} tokens, a line for each of "
+        f"{len(results.sizes[0].runs)} seeds, {results.machine['date']}, {results.machine['device']}. The bars are "
+        "means over the seeds, with their range. The paper's models have another vocabulary and other data, so that "
+        "only the order of its figures can be compared.",
+        "steps": results.steps,
+        "papers": PAPERS_SIZES,
+        "sizes": [
+            {
+                "name": size.name,
+                "parameters": short(size.parameters),
+                "curve": f"{size.curve()[-1][1]:.1f}",
+                "curves": [[[step, round(exp(loss), 2)] for step, loss in run.validation] for run in size.runs],
+            }
+            for size in results.sizes
+        ],
+        "figures": [
+            {
+                "title": one.title,
+                "paper": [one.shown(value) for value in one.paper],
+                "values": [[fmean(of), min(of), max(of)] for of in (size.figures(one.name) for size in results.sizes)],
+                "words": [spread(one, size.figures(one.name)) for size in results.sizes],
+            }
+            for one in told
+        ],
+    }
 
 
 def sized(preset: str) -> str:

@@ -37,16 +37,21 @@ from crosscut.config.published.keys import (
 )
 from crosscut.config.published.presets import sequence_length_of
 from crosscut.config.recipes import RECIPES
+from crosscut.config.system.records import from_json
 from crosscut.config.system.wording import markdown_table
 from crosscut.logbook.schema import BY_NAME, METRICS_FILE, RUN_FILES, VERSION, Kind
 from crosscut.planner import count_parameters
-from crosscut.planner.paper.sections import to_markdown
+from crosscut.planner.paper.sections import Picture, to_markdown
 from crosscut.planner.paper.study import scaling_report
 from crosscut.planner.showing import picture, shown
 from crosscut.scaling.measured_report import measured_report
+from crosscut.scaling.quality.figure import ALT
+from crosscut.scaling.quality.report import quality_report, rate_section
+from crosscut.scaling.quality.results import QualityResults, RateResults
 from crosscut.scaling.results import Results
 
 DOCS = Path(__file__).parent
+_T = typing.TypeVar("_T")
 sys.path.insert(0, str(DOCS))
 
 from alive import alive_page  # noqa: E402 - the programs here are no package
@@ -264,6 +269,32 @@ def measured_scaling_page() -> str:
     return to_markdown(measured_report(Results.from_json(results)))
 
 
+def quality_page() -> str:
+    """The whole of `docs/quality.md`, from what `crosscut study quality` and `crosscut study rate` wrote beside it."""
+    results, short = _read(QualityResults, "quality-measured.json"), _read(RateResults, "rates-measured.json")
+    report = quality_report(results, Picture("quality.png", ALT, b""))
+    sections = [*report.sections, rate_section(short, "Learning rates: short runs", RATES_NOTE)]
+    if (DOCS / "rates-whole-measured.json").is_file():
+        whole = _read(RateResults, "rates-whole-measured.json")
+        note = WHOLE_RATES_NOTE.format(steps=_grid_steps(short, whole))
+        sections.append(rate_section(whole, "Learning rates: whole runs", note))
+    words = f"{report.words} {QUALITY_NOTE}"
+    return to_markdown(report._replace(mark=QUALITY_MARK, words=words, sections=sections))
+
+
+def _read(kind: type[_T], name: str) -> _T:
+    """Figures of a study, from the file that it wrote."""
+    return from_json(kind, json.loads((DOCS / name).read_text(encoding="utf-8")))
+
+
+def _grid_steps(short: RateResults, whole: RateResults) -> str:
+    """Steps of the grid between the best rates of short and of whole runs, for each size of the whole runs."""
+    rates = [trial.rate for trial in short.sizes[0].trials]
+    best = {size.name: size.best for size in short.sizes}
+    steps = {size.name: abs(rates.index(size.best) - rates.index(best[size.name])) for size in whole.sizes}
+    return ", ".join(f"{number} for `{name}`" for name, number in steps.items())
+
+
 def measured_gpu_page() -> str:
     """The whole of `docs/gpu-measured.md`, from what `benchmarks/gpu/run.py` wrote beside it."""
     runs = json.loads((DOCS / "gpu-measured.json").read_text(encoding="utf-8"))["runs"]
@@ -303,12 +334,26 @@ def cut_picture() -> str:
     return picture(shown(run, device="cpu", layer=0).region("mlp"), "An MLP on two tensor ranks")
 
 
+QUALITY_MARK = "Written by `python docs/generate.py` from the files of `crosscut study` beside it."
+QUALITY_NOTE = "The commands are in [evaluation.md](evaluation.md#quality-by-size)."
+RATES_NOTE = (
+    "One run for each rate, with a fifth of the steps. Its warm-up and its decay are as much shorter. The best rates "
+    "are those of the study. The paper found that a rate tuned for each model improves it, but used one rate for all "
+    "sizes (section 4.1.1)."
+)
+WHOLE_RATES_NOTE = (
+    "The same rates with all steps: `crosscut study rate --share 1`. Steps of the grid between the best rates of short "
+    "and of whole runs: {steps}."
+)
+
+
 PAGES = {
     "cut.svg": cut_picture,
     "configuration.md": configuration_page,
     "corpus-configuration.md": corpus_page,
     "scaling.md": scaling_page,
     "scaling-measured.md": measured_scaling_page,
+    "quality.md": quality_page,
     "gpu-measured.md": measured_gpu_page,
     "tables/keys.md": keys_page,
     "paper.md": paper_page,

@@ -1,13 +1,16 @@
 """Text of the page `docs/paper.md`: where each part of the paper is in Crosscut, from the rows of `docs/paper.toml`."""
 
+import json
 import tomllib
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 from crosscut.architecture import Operation
 from crosscut.config import PRESETS, ModelConfig
-from crosscut.config.system.wording import markdown_table
+from crosscut.config.system.records import from_json
+from crosscut.config.system.wording import markdown_table, short
 from crosscut.config.training import Recompute
 from crosscut.planner import count_parameters, step_traffic
 from crosscut.planner.compute import flops_per_step
@@ -22,8 +25,10 @@ from crosscut.planner.paper.runs import (
     paper_scaling,
     paper_speed_up,
 )
+from crosscut.scaling.quality.results import QualityResults
 
 ROWS = Path(__file__).with_suffix(".toml")
+QUALITY = Path(__file__).with_name("quality-measured.json")
 STEPS = 300_000
 """Steps of the paper's trainings (section 4.1.1)."""
 
@@ -65,6 +70,8 @@ def computed() -> dict[str, str]:
     layers = large.model.num_layers
     kept = replace(large, training=replace(large.training, recompute=Recompute.NONE))
     in_layers = [each for each in step_traffic(kept) if each.count == layers and each.operation is Operation.ALL_REDUCE]
+    quality = from_json(QualityResults, json.loads(QUALITY.read_text(encoding="utf-8")))
+    perplexities = (mean(size.figures("validation")) for size in quality.sizes)
     heads = [paper_scaling(paper_run("megatron-8.3b", 8, num_heads=number)) for number in PAPER_HEADS]
     return {
         "without": f"{STEPS * flops_per_step(large) / 1e21:.2f}",
@@ -76,6 +83,10 @@ def computed() -> dict[str, str]:
         "weak_512": f"{paper_scaling(paper_run('megatron-8.3b', 8, 64)):.1%}",
         "heads": listed(f"{share:.1%}" for share in heads),
         "speed_ups": listed(f"{paper_speed_up(tensor):.2f}" for tensor in PAPER_SPEED_UPS),
+        "quality": f"Validation perplexity {listed(f'{one:.1f}' for one in perplexities)}",
+        "tokens": short(quality.steps * quality.batch_size * quality.sequence_length),
+        "sizes": listed(short(size.parameters) for size in quality.sizes),
+        "rates": listed(f"{size.learning_rate:g}" for size in quality.sizes),
         "epochs": listed(f"{paper_epoch_days(*one):.2f}" for one in PAPER_EPOCHS),
     }
 

@@ -1,7 +1,9 @@
 """Every number of `docs/alive.html` against its source: plain PyTorch, the planner, and the recorded runs."""
 
 import json
+import math
 import re
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -148,6 +150,21 @@ def test_the_shares_of_scaling_are_those_of_the_study(figures: dict[str, Any]) -
     assert [f"{one['paper']:.1%}" for one in figures["scaling"]] == re.findall(r"([\d.]+%) \|$", origin, re.MULTILINE)
     forecasts = re.findall(r"^\| megatron-8.3b \| 8 x \d+ \| [\d.]+% \| ([\d.]+%) \|", page, re.MULTILINE)
     assert [f"{one['ours']:.1%}" for one in figures["scaling"] if "Figure 6" in one["place"]] == forecasts
+
+
+def test_quality_by_size_is_that_of_the_measured_runs(figures: dict[str, Any]) -> None:
+    measured, quality = json.loads((DOCS / "quality-measured.json").read_text()), figures["quality"]
+    ends = []
+    for size, drawn in zip(measured["sizes"], quality["sizes"], strict=True):
+        curves = [[(step, round(math.exp(loss), 2)) for step, loss in run["validation"]] for run in size["runs"]]
+        assert [list(map(tuple, curve)) for curve in drawn["curves"]] == curves
+        ends.append([curve[-1][1] for curve in curves])
+    assert all(max(larger) < min(smaller) for smaller, larger in pairwise(ends))  # what the page says
+    for figure, name in zip(quality["figures"][1:], ("wikitext103_perplexity", "lambada_perplexity"), strict=False):
+        for (mean, low, high), size in zip(figure["values"], measured["sizes"], strict=True):
+            scores = [run["scores"][name] for run in size["runs"]]
+            assert (mean, low, high) == (pytest.approx(sum(scores) / len(scores)), min(scores), max(scores))
+    assert [figure["paper"][-1] for figure in quality["figures"]] == ["9.27", "10.81", "", "66.51%"]
 
 
 def test_the_page_holds_the_figures_and_asks_for_nothing(figures: dict[str, Any]) -> None:

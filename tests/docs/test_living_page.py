@@ -176,6 +176,21 @@ def test_curves_follow_depth_and_rate(opened: Open) -> None:
         assert page.locator("#norms-curves path").count() == drawn
 
 
+def test_each_figure_of_quality_has_a_bar_for_each_size_and_the_papers_values(opened: Open) -> None:
+    page = opened()
+    quality = stored(page)["quality"]
+    seeds = sum(len(size["curves"]) for size in quality["sizes"])
+    assert page.locator("#quality-curves path").count() == seeds
+    for index, figure in enumerate(quality["figures"]):
+        page.locator("[name=quality-figure]").nth(index).check(force=True)
+        told = page.locator("#quality-bars").get_attribute("aria-label")
+        for size, words in zip(quality["sizes"], figure["words"], strict=True):
+            assert f"{size['name']}, {size['parameters']}: {words}" in told
+        words = page.locator("#quality-words").inner_text()
+        assert all(value in words for value in figure["paper"])
+        assert any(figure["paper"]) or words.startswith("The paper does not give")
+
+
 def test_tables_and_bars_write_the_stored_numbers(opened: Open) -> None:
     page = opened()
     figures = stored(page)

@@ -15,6 +15,8 @@ from tests.docs.test_tour import names_defined_in
 ROOT = Path(__file__).parents[2]
 ROWS = [row for part in tomllib.loads((ROOT / "docs" / "paper.toml").read_text())["part"] for row in part["row"]]
 COMMANDS = sorted({row["command"] for row in ROWS})
+RUNNABLE = r"crosscut (verify|plan|study scaling)\b"
+"""Commands that take minutes at most. A study of quality trains for an hour."""
 PLACES = " ".join(row["place"] for row in ROWS)
 
 
@@ -44,7 +46,7 @@ def test_a_command_has_the_options_of_the_program(command: str) -> None:
 
 
 @pytest.mark.slow  # proofs and plans of models with billions of parameters
-@pytest.mark.parametrize("command", [one for one in COMMANDS if re.match("crosscut (verify|plan|study) ", one)])
+@pytest.mark.parametrize("command", [one for one in COMMANDS if re.match(RUNNABLE, one)])
 def test_commands_that_need_no_files_of_the_reader_run(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
