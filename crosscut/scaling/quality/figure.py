@@ -66,8 +66,16 @@ def _draw_figures(axes: "Axes", sizes: Sequence[SizeFigures]) -> None:
         shares = [[value / whole for value in size.figures(figure.name)] for size in sizes]
         means = [mean(of) for of in shares]
         ends = [[one - min(of), max(of) - one] for one, of in zip(means, shares, strict=True)]
-        look = {"color": color, "marker": marker, "linewidth": 1.2, "capsize": 3}
-        axes.errorbar(parameters, means, yerr=list(zip(*ends, strict=True)), label=figure.title, **look)
+        axes.errorbar(
+            parameters,
+            means,
+            yerr=list(zip(*ends, strict=True)),
+            color=color,
+            marker=marker,
+            linewidth=1.2,
+            capsize=3,
+            label=figure.title,
+        )
     axes.set(xlabel="parameters", ylabel="perplexity, as a share of the smallest size's", xscale="log")
     axes.set_xticks(parameters, labels=[short(number) for number in parameters])
     axes.minorticks_off()
