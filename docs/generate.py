@@ -342,8 +342,8 @@ RATES_NOTE = (
     "sizes (section 4.1.1)."
 )
 WHOLE_RATES_NOTE = (
-    "The same rates with all steps: `crosscut study rate --share 1`. Steps of the grid between the best rates of short "
-    "and of whole runs: {steps}."
+    "Complete runs, with one seed: `crosscut study rate --share 1`. Steps of the grid between the best rates of short "
+    "and of complete runs: {steps}."
 )
 
 
