@@ -14,6 +14,7 @@ class Share(Enum):
     WINDOW_ROTATION = "cosines and sines of the positions in layers with a sliding window"
     WINDOW_MASK = "tokens that each token may see through a sliding window"
     DOCUMENTS = "number of the document of each token"
+    REAL_TOKENS = "tokens that are not padding"
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from crosscut.config.parts.mamba2 import MAMBA2, Mamba2Config
 from crosscut.config.parts.rotary import Positions, RotaryScaling, check_rotary, rotated_sizes
 from crosscut.config.parts.section import MixerSection, OwnMatrices
 from crosscut.config.parts.sliding_attention import SLIDING_ATTENTION, SlidingAttentionConfig
+from crosscut.config.parts.sparse_attention import SPARSE_ATTENTION, SparseAttentionConfig
 from crosscut.config.system.wording import counted
 
 MOST_LAYERS = 10_000
@@ -238,10 +239,11 @@ class ModelConfig(HashedOnce):
     spaces, run in this order. The list is repeated until every layer has an entry; the last repetition may be
     incomplete. A layer may have one part, or several.
 
-    `attention` is self-attention; `sliding_attention` attends only to the last tokens ([model.sliding_attention]), and
-    `nope_attention` rotates no queries and keys. `latent_attention` computes queries, keys and values from narrower
-    vectors ([model.latent_attention]). `mamba` and `mamba2` are state-space mixers ([model.mamba] and [model.mamba2]),
-    and `gated_delta` is a gated delta net ([model.gated_delta]). `experts` is a mixture of experts ([model.experts]).
+    `attention` is self-attention; `sliding_attention` attends only to the last tokens ([model.sliding_attention]),
+    `sparse_attention` only to some blocks of tokens ([model.sparse_attention]), and `nope_attention` rotates no queries
+    and keys. `latent_attention` computes queries, keys and values from narrower vectors ([model.latent_attention]).
+    `mamba` and `mamba2` are state-space mixers ([model.mamba] and [model.mamba2]), and `gated_delta` is a gated delta
+    net ([model.gated_delta]). `experts` is a mixture of experts ([model.experts]).
     The other kinds are MLPs: `gelu`, `gelu_exact` and `relu2` have two matrices, with GeLU or squared ReLU between the
     matrices. `gelu` is GPT-2's tanh approximation of GeLU, and `gelu_exact` is GeLU itself, as in BERT. `swiglu` and
     `geglu` have a third matrix as a gate: its output passes through SiLU (`swiglu`) or GeLU (`geglu`) and is multiplied
@@ -256,6 +258,8 @@ class ModelConfig(HashedOnce):
 
     sliding_attention: SlidingAttentionConfig = SLIDING_ATTENTION
     """Settings of attention with a sliding window (the section [model.sliding_attention])."""
+    sparse_attention: SparseAttentionConfig = SPARSE_ATTENTION
+    """Settings of attention with a block mask (the section [model.sparse_attention])."""
     latent_attention: LatentAttentionConfig = LATENT_ATTENTION
     """Settings of latent attention (the section [model.latent_attention])."""
     gated_delta: GatedDeltaConfig = GATED_DELTA
@@ -440,19 +444,28 @@ class ModelConfig(HashedOnce):
 
     def num_masks(self, length: int) -> int:
         """Return the number of different masks of causal attention in the layers. A window of at least `length` tokens
-        hides nothing in a sequence of this length, as attention without a window does.
+        hides nothing in a sequence of this length, as attention without a window does. Masks of blocks are not stored.
         """
-        without = {*ATTENTIONS, Mixer.LATENT_ATTENTION} - {Mixer.SLIDING_ATTENTION}
+        without = {*ATTENTIONS, Mixer.LATENT_ATTENTION} - {Mixer.SLIDING_ATTENTION, Mixer.SPARSE_ATTENTION}
         spans = [window if window < length else 0 for window in self.windows]
         return len({*spans, *(0 for kind in self.kinds if kind in without)})
 
     def with_windows_in(self, length: int) -> "ModelConfig":
-        """Return the model with windows of at most half of `length` tokens, so that they hide tokens of sequences of
-        this length.
+        """Return the model with windows of at most half of `length` tokens and blocks of at most an eighth, which hide
+        tokens of sequences of this length.
         """
         windows = [min(window, max(length // 2, 1)) for window in self.windows]
         sections = [replace(self.sliding_attention, window=window) for window in windows]
-        return replace(self, sliding_attention=sections[0]) if sections else self
+        model = replace(self, sliding_attention=sections[0]) if sections else self
+        is_sparse = Mixer.SPARSE_ATTENTION in self.kinds
+        return replace(model, sparse_attention=self.sparse_attention.in_length(length)) if is_sparse else model
+
+    @property
+    def why_whole(self) -> str:
+        """Reason why context ranks must exchange heads for the tokens of whole sequences; empty if they need not."""
+        kinds = (str(kind) for kind in self.kinds if kind in mixer_sections())
+        sections: list[MixerSection] = [getattr(self, name) for name in kinds]
+        return next((section.why_whole for section in sections if section.why_whole), "")
 
     @property
     def in_windows(self) -> "ModelConfig":

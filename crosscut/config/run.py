@@ -19,6 +19,7 @@ from crosscut.config.layouts.limits import require_expert_axis, require_tensor_a
 from crosscut.config.layouts.step import StepShape
 from crosscut.config.model import Biases, ModelConfig
 from crosscut.config.optimizer import OptimizerConfig
+from crosscut.config.parts.kinds import Mixer
 from crosscut.config.parts.rotary import RotaryScaling
 from crosscut.config.training import TrainingConfig
 
@@ -134,7 +135,7 @@ class RunConfig(StepShape):
         require_batch(layout, training)
         require_stages(model, layout, training)
         require_sequence(model, layout, training)
-        _require_rotary(model, training)
+        _require_same_documents(model, training)
         require_context(model, layout)
         _require_pairs(self.data, training)
         _require_task(model, training)
@@ -271,8 +272,15 @@ def _require_samples(model: ModelConfig, layout: Layout, output: OutputConfig) -
         require_value("output.sample_every", output.sample_every, 0, f'for `model.head` = "{model.head}"', remedy)
 
 
-def _require_rotary(model: ModelConfig, training: TrainingConfig) -> None:
-    """Raise `ConfigError` if rotary frequencies would make a document depend on others."""
+def _require_same_documents(model: ModelConfig, training: TrainingConfig) -> None:
+    """Raise `ConfigError` if rotary frequencies or a block mask would make a document depend on others."""
+    if Mixer.SPARSE_ATTENTION in model.kinds:
+        remedy = (
+            "Blocks are counted from the start of the sequence, and a document must not depend on the documents before "
+            "it. Choose other layers, or remove `training.document_mask`."
+        )
+        when = "with `sparse_attention` in `model.layers`"
+        require_value("training.document_mask", training.document_mask, False, when, remedy)
     if model.rotary_scaling is RotaryScaling.DYNAMIC:
         remedy = (
             "The frequencies depend on the length of a whole sequence, and a document must not depend on the others. "

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from crosscut.architecture import Target, describe
+from crosscut.architecture.blocks import BlockMask
 from crosscut.architecture.needs import Fixed, Memory
 from crosscut.config import ConfigError, ModelConfig
 from crosscut.launch.heap import return_freed_memory
@@ -166,8 +167,8 @@ class Reading:
         """Mask of the keys that each query may see, [B, 1, S, keys]. None if no mask is needed, because each query sees
         all keys or all keys up to its own position.
         """
-        self._windows: dict[int, Tensor] = {}
-        """Masks for layers with a sliding window, by the length of the window."""
+        self._spans: dict[int | BlockMask, Tensor] = {}
+        """Masks for layers with a sliding window, by the length of the window, and for layers with a block mask."""
         if self.start is None or (self.start > 0 and length > 1):
             keys = torch.arange(self.end, device=cache.device)
             self.sees = (keys <= self.places.unsqueeze(-1)).unsqueeze(1)
@@ -197,19 +198,29 @@ class Reading:
         """Indexes of the tokens in the cache: [B, S]."""
         return self.places.clamp(max=self._cache.capacity)
 
-    def seen(self, window: int) -> tuple[Tensor | None, int]:
+    def seen(self, span: int | BlockMask) -> tuple[Tensor | None, int]:
         """Return the mask of the keys that each query may see, as `sees`, and the position of the first of these keys.
-        A `window` above 0 limits each query to the last `window` keys.
+        A `span` above 0 limits each query to the last `span` keys, or to the blocks of a block mask.
         """
-        if not 0 < window < self.end:
-            return self.sees, 0
-        if self.start is not None and self.places.shape[1] == 1:
-            return None, self.end - window
-        if window not in self._windows:
+        if isinstance(span, int):
+            if not 0 < span < self.end:
+                return self.sees, 0
+            if self.start is not None and self.places.shape[1] == 1:
+                return None, self.end - span
+        if span not in self._spans:
             places = self.places.clamp(max=self.end - 1).unsqueeze(-1)  # so that padding sees a key, too
             keys = torch.arange(self.end, device=places.device)
-            self._windows[window] = ((keys <= places) & (keys > places - window)).unsqueeze(1)
-        return self._windows[window], 0
+            near = keys > places - span if isinstance(span, int) else self._in_blocks(places, keys, span)
+            self._spans[span] = ((keys <= places) & near).unsqueeze(1)
+        return self._spans[span], 0
+
+    def _in_blocks(self, places: Tensor, keys: Tensor, blocks: BlockMask) -> Tensor:
+        """Return a mask [B, S, keys] of the keys in the blocks that the queries at `places` [B, S, 1] see."""
+        size, num_blocks = blocks.block_size, blocks.num_blocks(self.end)
+        shown = torch.zeros(num_blocks, num_blocks, dtype=torch.bool)
+        for block in range(min(self._before) // size, num_blocks):
+            shown[block, list(blocks.keys_of(block, num_blocks))] = True
+        return shown.to(places.device)[places // size, keys // size]
 
     def layer(self, index: int) -> "LayerMemory":
         """Return what the parts of the layer at `index` remember. They read and extend it during the forward pass."""
@@ -228,13 +239,15 @@ class PartMemory(NamedTuple):
     kept: Mapping[str, Tensor]
     """Tensors by their names."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, window: int = 0, scale: float | None = None) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, span: int | BlockMask = 0, scale: float | None = None
+    ) -> Tensor:
         """Store the keys `k` and values `v`, each [B, K/T, S, D]. Let each query of `q` [B, A/T, S, D] attend to all
-        keys that this query may see, or, with a `window` above 0, to the last `window` of these. `scale` is the factor
-        of the products of queries and keys; None means 1 / sqrt(D).
+        keys that this query may see, or, with a `span` above 0, to the last `span` of these, or to the blocks of a
+        block mask. `scale` is the factor of the products of queries and keys; None means 1 / sqrt(D).
         """
         keys, values = self.extended("keys", k), self.extended("values", v)
-        sees, first = self.reading.seen(window)
+        sees, first = self.reading.seen(span)
         if first:
             keys, values = keys[:, :, first:], values[:, :, first:]
         num_groups = q.shape[1] // k.shape[1]

@@ -67,6 +67,15 @@ class DocumentNumbers(NamedTuple):
     """Whether several context ranks share the sequences."""
 
 
+class RealTokens(NamedTuple):
+    """Tokens that are not padding, and whether several ranks share the sequences."""
+
+    mask: Tensor | None = None
+    """Whether each token of the whole sequences is not padding: [B, S]. None means that all tokens are real."""
+    is_shared: bool = False
+    """Whether several context ranks share the sequences."""
+
+
 def document_numbers(own: Tensor | None, axis: Axis | None) -> DocumentNumbers:
     """Return the numbers of the documents, from the numbers `own` of this rank's tokens: [B, S/C], or None for one
     document. `axis` is None if no ranks share the sequences.
@@ -75,6 +84,16 @@ def document_numbers(own: Tensor | None, axis: Axis | None) -> DocumentNumbers:
     """
     is_shared = axis is not None
     return DocumentNumbers(own if own is None or axis is None else gather_tokens(own, axis), is_shared)
+
+
+def real_tokens(own: Tensor | None, axis: Axis | None) -> RealTokens:
+    """Return the tokens that are not padding, from those `own` of this rank: [B, S/C], or None without padding. `axis`
+    is None if no ranks share the sequences.
+
+    Communication: if ranks share the sequences and have padding, an all-gather of its mask.
+    """
+    is_shared = axis is not None
+    return RealTokens(own if own is None or axis is None else gather_tokens(own, axis), is_shared)
 
 
 def find_documents(tokens: Tensor, *, end_of_text: int) -> Documents:

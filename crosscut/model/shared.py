@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from crosscut.model.documents import AttentionMask, DocumentNumbers
+from crosscut.model.documents import AttentionMask, DocumentNumbers, RealTokens
 from crosscut.model.sublayers.rotary import Rotation
 
 
@@ -18,6 +18,8 @@ class Shared(NamedTuple):
     """Cosines and sines for layers with a sliding window whose frequencies differ from those of other layers."""
     window_mask: AttentionMask | None = None
     """Tokens that each token may see through a sliding window. None as for `mask`."""
+    real: RealTokens | None = None
+    """Tokens that are not padding. None if no layer reads them, or if generation continues texts."""
     documents: DocumentNumbers | None = None
     """Numbers of the tokens' documents. None if no layer reads them, or if generation continues texts."""
 

@@ -14,7 +14,7 @@ from crosscut.architecture.needs import Share
 from crosscut.config import ModelConfig
 from crosscut.config.layout import ContextAttention
 from crosscut.model.batch import Batch
-from crosscut.model.documents import AttentionMask, attention_mask, document_numbers, shared_mask
+from crosscut.model.documents import AttentionMask, attention_mask, document_numbers, real_tokens, shared_mask
 from crosscut.model.shared import Shared
 from crosscut.model.sublayers.rotary import rotations
 from crosscut.parallel import ParallelMesh
@@ -50,6 +50,8 @@ class Sharing:
             documents = document_numbers(batch.documents, None if batch.places is None else self.mesh.context)
             made |= self._masks(replace(batch, documents=documents.numbers), length, dtype)
             made |= {"documents": documents} if Share.DOCUMENTS in self.shares else {}
+        if length and Share.REAL_TOKENS in self.shares:
+            made["real"] = real_tokens(batch.mask, None if batch.places is None else self.mesh.context)
         return Shared(**made)
 
     def _masks(self, batch: Batch, length: int, dtype: torch.dtype) -> dict[str, AttentionMask | None]:

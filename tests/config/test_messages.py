@@ -136,8 +136,8 @@ MESSAGES = {
     "model.num_kv_heads=4": "`model.num_kv_heads` must divide `model.num_heads` (6), but is 4. Try 1, 2, 3 or 6.",
     "model.norm_epsilon=0.0": "`model.norm_epsilon` must be above 0 and finite, but is 0.0.",
     "model.layers=relu": "`model.layers` must list layers of 1 to 8 parts each (attention, sliding_attention, "
-    "nope_attention, latent_attention, mamba, mamba2, gated_delta, gelu, gelu_exact, relu2, swiglu, geglu or experts), "
-    "but has the layer 'relu'. Write for example layers = [\"attention swiglu\"].",
+    "nope_attention, sparse_attention, latent_attention, mamba, mamba2, gated_delta, gelu, gelu_exact, relu2, swiglu, "
+    "geglu or experts), but has the layer 'relu'. Write for example layers = [\"attention swiglu\"].",
     "model.mlp=swiglu": '`model.mlp` must be a key of `model`, but there is no such key. Write layers = ["attention '
     'swiglu"] in its place.',
     "optimizer.learning_rate=0 optimizer.min_learning_rate=0 optimizer.head_learning_rate=0.1 model.tied=false": (
@@ -193,6 +193,10 @@ MESSAGES = {
         "depend on the length of a whole sequence, and a document must not depend on the others. Set "
         'model.rotary_scaling="yarn", or remove `training.document_mask`.'
     ),
+    "model.layers=sparse_attention training.document_mask=true": "`training.document_mask` must be false with "
+    "`sparse_attention` in `model.layers`, but is true. Blocks are counted from the start of the sequence, and a "
+    "document must not depend on the documents before it. Choose other layers, or remove `training.document_mask`.",
+    "model.sparse_attention.block_size=0": "`model.sparse_attention.block_size` must be at least 1, but is 0.",
     "model.head=spans training.document_mask=true": "`training.document_mask` must be false for a model with "
     '`model.head` = "spans", but is true. This setting is for models that predict tokens. Remove '
     "`training.document_mask`.",
@@ -257,6 +261,13 @@ MESSAGES = {
     'layout.context_attention="auto", or model.dropout=0.',
 }
 LAYOUT_MESSAGES = {
+    "model.layers=sparse_attention layout.context=2 layout.context_attention=gather": (
+        '`layout.context_attention` must be "all_to_all" for a model with `sparse_attention` in `model.layers`, but is '
+        '"gather": blocks are counted from the start of the sequence. Set layout.context_attention="auto".'
+    ),
+    "model.layers=sparse_attention layout.context=4": "For all-to-all attention, `layout.context` must divide the 6 "
+    "heads of a tensor rank (`model.num_heads` 6 / `layout.tensor` 1), but is 4. Try 1, 2, 3 or 6, or choose other "
+    "layers.",
     "layout.shard_group=2": '`layout.shard_group` must be 0 without sharding, but is 2. Set layout.sharding="zero3" or '
     "remove `layout.shard_group`.",
     "layout.symmetric_memory=true": "`layout.symmetric_memory` needs sequence parallelism over several tensor ranks, "

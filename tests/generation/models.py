@@ -8,6 +8,7 @@ from crosscut.config.parts.latent_attention import LatentAttentionConfig
 from crosscut.config.parts.mamba import MambaConfig
 from crosscut.config.parts.mamba2 import Mamba2Config
 from crosscut.config.parts.sliding_attention import SlidingAttentionConfig
+from crosscut.config.parts.sparse_attention import SparseAttentionConfig
 from crosscut.model import GPT, initialize
 from crosscut.parallel import RandomStreams, make_mesh, shard_model
 
@@ -42,6 +43,11 @@ FAMILIES = {
         "attention_gate": True, "rotary_fraction": 0.5, "num_kv_heads": 2, "qk_norm": True, "biases": "none",
         "qk_norm_over": "all_heads", "norm_place": "output",
     },
+    "blocks": {
+        "layers": ("sparse_attention gelu", "sparse_attention attention gelu"), "num_kv_heads": 2,
+        "sparse_attention": SparseAttentionConfig(block_size=2, window=1, global_blocks=1, stride=3),
+        "attention_multiplier": 0.3,
+    },
     "latent": {
         "layers": ("latent_attention swiglu",), "norm": "rms", "biases": "none", "positions": "rotary", "tied": False,
         "latent_attention": LatentAttentionConfig(
@@ -50,7 +56,7 @@ FAMILIES = {
     },
 }  # fmt: skip
 """Settings by family. No program but Crosscut has models like "of no family" (gated, with learned positions, with
-layers of one part and of three), "hybrid" (with states) and "windows"."""
+layers of one part and of three), "hybrid" (with states), "windows" and "blocks"."""
 
 ALONE = Layout()
 

@@ -123,8 +123,20 @@ def bytes_kept(run: RunConfig, backend: str = "aot_eager") -> int:
         {**LLAMA, "norm_place": "output", "qk_norm": True, "qk_norm_over": "all_heads"},
         {**LLAMA, "attention_gate": True, "qk_norm": True, "rotary_fraction": 0.5},
         {**LLAMA, "attention_gate": True, "layers": ("nope_attention swiglu",)},
+        {**LLAMA, "layers": ("sparse_attention swiglu",), "sparse_attention": {"block_size": 2, "stride": 3}},
     ],
-    ids=["Llama", "Qwen3", "GPT-2", "QK layer norm", "squared ReLU", "GeGLU", "OLMo 2", "Qwen3-Next", "no positions"],
+    ids=[
+        "Llama",
+        "Qwen3",
+        "GPT-2",
+        "QK layer norm",
+        "squared ReLU",
+        "GeGLU",
+        "OLMo 2",
+        "Qwen3-Next",
+        "no positions",
+        "blocks",
+    ],
 )
 def test_a_layer_that_repeats_keys_keeps_what_the_planner_says(
     ranks: RankPool, model: dict[str, Any], recompute: str

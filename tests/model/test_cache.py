@@ -49,7 +49,7 @@ def states_in_pieces(layout: Layout, family: str, **model: Any) -> list[tuple[Te
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("family", ["hybrid", "windows", "latent"])
+@pytest.mark.parametrize("family", ["hybrid", "windows", "blocks", "latent"])
 @pytest.mark.parametrize("layout", [Layout(tensor=2, sequence_parallel=True), Layout(), Layout(tensor=4)], ids=str)
 def test_states_are_those_of_whole_texts(ranks: RankPool, layout: Layout, family: str) -> None:
     for pairs in ranks.run(layout.world_size, states_in_pieces, layout, family):

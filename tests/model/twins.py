@@ -17,6 +17,7 @@ from crosscut.config.parts.kinds import ATTENTIONS, Mixer
 from crosscut.config.parts.mamba import MambaConfig
 from crosscut.config.parts.mamba2 import Mamba2Config
 from crosscut.config.parts.sliding_attention import SlidingAttentionConfig
+from crosscut.config.parts.sparse_attention import SparseAttentionConfig
 from crosscut.model import GPT, Batch, initialize
 from crosscut.parallel import (
     IGNORED,
@@ -48,6 +49,10 @@ OLMO2: dict[str, Any] = {"norm_place": "output", "qk_norm": True, "qk_norm_over"
 WINDOWS: dict[str, Any] = {
     "layers": ("sliding_attention swiglu", "nope_attention gelu attention gelu"),
     "sliding_attention": SlidingAttentionConfig(window=5, rotary_base=100.0),
+}
+BLOCKS: dict[str, Any] = {
+    "layers": ("sparse_attention swiglu", "attention gelu sparse_attention gelu"),
+    "sparse_attention": SparseAttentionConfig(block_size=3, window=1, global_blocks=1, stride=3),
 }
 QWEN3_NEXT: dict[str, Any] = {
     "layers": ("gated_delta swiglu", "attention swiglu"),
@@ -105,6 +110,10 @@ FAMILIES = {
         CONFIG, num_kv_heads=2, mlp_size=88, **{**LLAMA, **OLMO2, **OLMO_HYBRID, "norm_place": "before"}
     ),
     "windows": dataclasses.replace(CONFIG, num_kv_heads=2, mlp_size=88, **LLAMA | WINDOWS),
+    "blocks": dataclasses.replace(CONFIG, num_kv_heads=2, mlp_size=88, **LLAMA | BLOCKS),
+    "masked BERT with blocks": dataclasses.replace(
+        CONFIG, norm_place="after", attention_multiplier=0.3, **{**BERT, **MASKED, **BLOCKS}
+    ),
     "norms on outputs": dataclasses.replace(CONFIG, norm_place="output"),
     "Mamba": dataclasses.replace(
         CONFIG, layers=("mamba", "attention mamba"), mamba=MambaConfig(state_size=5, chunk_size=6, vector_norms=True)
@@ -186,15 +195,26 @@ class PlainAttention(nn.Module):
             size = int(c.head_size * c.rotary_fraction)
             q, k = (torch.cat((turned(y[..., :size], base), y[..., size:]), 3) for y in (q, k))
         k, v = (y.repeat_interleave(c.num_heads // c.num_kv_heads, dim=1) for y in (k, v))
-        scores = q @ k.transpose(2, 3) / math.sqrt(c.head_size)
+        scores = q @ k.transpose(2, 3) * (c.attention_multiplier or c.head_size**-0.5)
         later = torch.ones(length, length, dtype=torch.bool).triu(1)
         hidden = ~mask[:, None, None, :] | (later & (c.attention == "causal"))
         if self.kind == "sliding_attention":
             distance = torch.arange(length)[:, None] - torch.arange(length)
             hidden = hidden | (distance >= c.sliding_attention.window)
+        if self.kind == "sparse_attention":
+            hidden = hidden | ~blocks_shown(c, length)
         weights = torch.softmax(scores.masked_fill(hidden, -math.inf), dim=3)
         attended = (weights @ v).permute(0, 2, 1, 3).reshape(batch, length, c.query_size)
         return self.output(attended / (1 + torch.exp(-gate)) if c.attention_gate else attended)
+
+
+def blocks_shown(config: ModelConfig, length: int) -> Tensor:
+    """The pairs of a query and a key whose blocks see each other: [length, length]."""
+    c = config.sparse_attention
+    block = torch.arange(length) // c.block_size
+    query, key = block[:, None], block[None, :]
+    shown = ((query - key).abs() < c.window) | (key < c.global_blocks) | (key % c.stride == c.stride - 1)
+    return shown | ((query < c.global_blocks) & (config.attention == "bidirectional"))
 
 
 def turned(x: Tensor, base: float) -> Tensor:

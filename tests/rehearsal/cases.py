@@ -14,6 +14,7 @@ from crosscut.config.parts.latent_attention import LatentAttentionConfig
 from crosscut.config.parts.mamba import MambaConfig
 from crosscut.config.parts.mamba2 import Mamba2Config
 from crosscut.config.parts.sliding_attention import SlidingAttentionConfig
+from crosscut.config.parts.sparse_attention import SparseAttentionConfig
 from crosscut.planner import Candidate, step_traffic
 from crosscut.planner.messages.collective import Collective
 from crosscut.rehearsal import ComparedFigure, Device, Rehearsal, compare
@@ -90,6 +91,10 @@ GATES = {**LLAMA, "attention_gate": True, "rotary_fraction": 0.5, "qk_norm": Tru
 WINDOWS = {
     **LLAMA, **SIX_LAYERS, "layers": ("sliding_attention swiglu", "nope_attention swiglu", "attention swiglu"),
     "sliding_attention": SlidingAttentionConfig(window=48, rotary_base=100.0),
+}  # fmt: skip
+BLOCKS = {
+    **LLAMA, **SIX_LAYERS, "layers": ("sparse_attention swiglu", "sparse_attention swiglu", "attention swiglu"),
+    "sparse_attention": SparseAttentionConfig(block_size=16, window=2, stride=4),
 }  # fmt: skip
 MULTIPLIED = {
     **LLAMA, **SIX_LAYERS, "positions": "none", "embedding_multiplier": 3.0, "residual_multiplier": 0.22,
@@ -256,6 +261,10 @@ SMALL = (
     small("gates", "cpu", {"tensor": 2}, {}, GATES),
     small("gates, operators again", "cuda", SPLIT, OPERATORS | HALF, GATES),
     small("windows", "cpu", {"tensor": 2}, {}, WINDOWS),
+    small("blocks", "cpu", {"tensor": 2}, {}, BLOCKS),
+    small("blocks, half precision", "cuda", {"tensor": 2}, HALF, BLOCKS),
+    small("blocks, attention again", "cpu", {"tensor": 2}, CORE, BLOCKS),
+    small("blocks on context ranks", "cpu", {"context": 2, "tensor": 2}, {}, BLOCKS),
     small("windows, documents", "cuda", {"tensor": 2}, DOCUMENTS | HALF, WINDOWS),
     small("windows, attention again", "cuda", {}, CORE | HALF, WINDOWS),
     small("windows on context ranks", "cpu", {"context": 2, "tensor": 2}, DOCUMENTS, WINDOWS),

@@ -1,11 +1,11 @@
 """Table of the kinds of mixers, of norms and of attention, and of the layouts on which each of them is verified."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from crosscut.config import Layout
-from tests.verification.runs import LLAMA
+from tests.verification.runs import BERT, LLAMA, MASKED
 
 Options = dict[str, Any]
 Cases = Mapping[str, tuple[Layout, Options]]
@@ -34,11 +34,21 @@ class Kind:
     own: Cases
     compiled: Cases = field(default_factory=dict)
     """Own cases with compiled layers."""
+    needs_whole_sequences: bool = False
+    """Whether the kind refuses packed documents and context ranks that do not exchange heads."""
 
     def of(self, model: str) -> Options:
         """Return a model by the name of its field."""
         found: Options = getattr(self, model) or self.hybrid
         return found
+
+    def run_of(self, layout: Layout, model: str, more: Options) -> tuple[Layout, Options]:
+        """Return a layout that the kind allows, and the run of a model by the name of its field."""
+        options = {**self.of(model), **more}
+        if self.needs_whole_sequences:
+            layout = replace(layout, context_attention="auto")
+            options["training"] = {**options.get("training", {}), "document_mask": False}
+        return layout, options
 
 
 _MAMBA = {"state_size": 6, "step_rank": 3, "chunk_size": 8}
@@ -85,6 +95,10 @@ _NOPE: Options = {
     **LLAMA, "layers": ("sliding_attention swiglu", "nope_attention swiglu"), "sliding_attention": {"window": 3},
 }  # fmt: skip
 _BOTH: Options = {**_GATED, **_WINDOWS}
+_BLOCKS: Options = {
+    **LLAMA, "layers": ("sparse_attention swiglu", "attention swiglu"), "num_kv_heads": 2,
+    "sparse_attention": {"block_size": 2, "window": 1, "stride": 3},
+}  # fmt: skip
 
 
 def _context(way: str, **others: Any) -> Layout:
@@ -239,6 +253,28 @@ KINDS = {
         },
         compiled={"recomputed operators": (Layout(tensor=2, **SPLIT), {**_BOTH, **again("operators")})},
     ),
+    "blocks": Kind(
+        hybrid=_BLOCKS,
+        alone={"layers": ("sparse_attention gelu",), "sparse_attention": {"block_size": 2, "window": 2}},
+        own={
+            "both directions, padding": (
+                Layout(tensor=2), {**_BLOCKS, **BERT, **MASKED, "layers": ("sparse_attention gelu",)}
+            ),
+            "blocks that do not divide sequences, gates, split": (
+                Layout(tensor=4, **SPLIT),
+                {**_GATED, "layers": ("sparse_attention swiglu",), "sparse_attention": {"block_size": 3, "window": 1}},
+            ),
+            "one block": (Layout(tensor=2), {**_BLOCKS, "sparse_attention": {"block_size": 16}}),
+            "scaled scores, operators again": (
+                Layout(tensor=2), {**_BLOCKS, "attention_multiplier": 0.3, **again("operators")}
+            ),
+            "states": (
+                Layout(tensor=2, **SPLIT),
+                {**_BLOCKS, "layers": ("mamba2 swiglu", "sparse_attention swiglu"), "mamba2": {"head_size": 8}},
+            ),
+        },
+        needs_whole_sequences=True,
+    ),
 }  # fmt: skip
 
 LAYOUTS: dict[str, tuple[Layout, str, Options]] = {
@@ -281,10 +317,10 @@ _COMPILED: dict[str, tuple[Layout, str, Options]] = {
 def cases(kind: Kind) -> Iterator[tuple[str, Layout, Options]]:
     """Yield the name, the layout and the run of each case of a kind, its own cases first."""
     yield from ((name, *case) for name, case in kind.own.items())
-    yield from ((name, layout, {**kind.of(model), **more}) for name, (layout, model, more) in LAYOUTS.items())
+    yield from ((name, *kind.run_of(*case)) for name, case in LAYOUTS.items())
 
 
 def compiled_cases(kind: Kind) -> Iterator[tuple[str, Layout, Options]]:
     """Yield the cases of a kind whose layers are compiled."""
     yield from ((name, *case) for name, case in kind.compiled.items())
-    yield from ((name, layout, {**kind.of(model), **more}) for name, (layout, model, more) in _COMPILED.items())
+    yield from ((name, *kind.run_of(*case)) for name, case in _COMPILED.items())

@@ -1062,6 +1062,7 @@ for _of in (
     "dropout",
     "latents",
     "scans",
+    "blocks",
     "selective_scans",
     "deltas",
     "experts",

@@ -11,8 +11,10 @@ tensor ranks than key-value heads, several ranks hold the same head.
 Legend: A query heads, K heads of keys and values, D elements of a head, S tokens of a sequence.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from crosscut.architecture.blocks import BlockMask
 from crosscut.architecture.needs import PerToken, Share
 from crosscut.architecture.parameters import Matrix, columns, columns_by_heads, rows
 from crosscut.architecture.steps import (
@@ -51,6 +53,8 @@ class Core:
     is_causal: bool
     window: int = 0
     """Number of tokens to which a token attends: itself and the tokens before it. 0 means all."""
+    blocks: BlockMask | None = None
+    """Blocks of tokens to which each block attends. None means that no block is left out."""
     score_factor: float | None = None
     """Factor by which products of queries and keys are multiplied. None means 1 / sqrt(`head_size`)."""
     gathers: bool = True
@@ -62,8 +66,20 @@ class Core:
         return max(self.head_size, self.value_size)
 
     def is_fused(self, target: Target) -> bool:
-        """Whether one kernel computes attention without storing the scores."""
-        return target.fuses_attention and (target.device == "cuda" or not self.dropout)
+        """Whether attention saves no scores. Attention with a block mask computes them again in the backward pass."""
+        return self.blocks is not None or (target.fuses_attention and (target.device == "cuda" or not self.dropout))
+
+    def scores(self, target: Target) -> Iterator[tuple[int, int, int]]:
+        """Sizes of the products of a rank and a sequence: numbers of queries, of keys that each of them meets, and of
+        heads. If context ranks exchange heads, a rank has all queries of a part of its heads.
+        """
+        heads = target.own_heads(self.num_heads)
+        if self.blocks is None:
+            yield target.own_length, target.length, heads
+            return
+        size, heads = self.blocks.block_size, heads // target.context
+        for group in self.blocks.groups(target.length):
+            yield len(group.queries) * size, group.num_keys * size, heads
 
     def widths(self, target: Target) -> tuple[int, int]:
         """Width of a head's queries and keys, and of its values, in the kernel. The ring, and the CPU's fused kernel,
@@ -76,10 +92,10 @@ class Core:
     def has_mask(self, target: Target) -> bool:
         """Whether the kernel reads a mask from memory: the mask of documents, or, in bidirectional attention, the mask
         of padding. If context ranks gather the keys, causal attention needs a mask even without documents. So does
-        attention with a window that is shorter than the sequences.
+        attention with a window that is shorter than the sequences, and attention with a block mask.
         """
-        is_short = 0 < self.window < target.length
-        return target.document_mask or not self.is_causal or target.gathers or is_short
+        hides_more = 0 < self.window < target.length or self.blocks is not None
+        return target.document_mask or not self.is_causal or target.gathers or hides_more
 
 
 @dataclass(frozen=True)
@@ -98,6 +114,8 @@ class Attention:
     """Shared cosines and sines that rotate queries and keys by their positions; None if nothing is rotated."""
     window: int
     """Number of tokens to which a token attends: itself and the tokens before it. 0 means all."""
+    blocks: BlockMask | None
+    """Blocks of tokens to which each block attends. None means that no block is left out."""
     has_gate: bool
     """Whether the result of each head is multiplied by the sigmoid of a gate."""
     score_factor: float | None
@@ -122,10 +140,11 @@ class Attention:
             num_heads=model.num_heads,
             num_kv_heads=model.num_kv_heads,
             head_size=model.head_size,
-            dropout=model.dropout,
+            dropout=0.0 if kind is Mixer.SPARSE_ATTENTION else model.dropout,
             is_causal=model.is_causal,
             rotation=_rotation(model, kind),
             window=model.sliding_attention.window if kind is Mixer.SLIDING_ATTENTION else 0,
+            blocks=_blocks(model) if kind is Mixer.SPARSE_ATTENTION else None,
             has_gate=model.attention_gate,
             score_factor=model.attention_multiplier or None,
             query=make(f"{name}.qkv.query", hidden, model.query_size * (1 + model.attention_gate), bias=bias, **query),
@@ -162,8 +181,11 @@ class Attention:
 
     @property
     def shares(self) -> frozenset[Share]:
-        """The mask and, for queries and keys that are rotated, the rotation."""
+        """The mask or, with a block mask, the tokens that are not padding, and, for queries and keys that are rotated,
+        the rotation.
+        """
         mask = Share.WINDOW_MASK if self.window else Share.MASK
+        mask = mask if self.blocks is None else Share.REAL_TOKENS
         return frozenset({mask} if self.rotation is None else {mask, self.rotation})
 
     def memory(self, target: Target) -> tuple[PerToken, ...]:
@@ -183,6 +205,7 @@ class Attention:
             dropout=self.dropout,
             is_causal=self.is_causal,
             window=self.window,
+            blocks=self.blocks,
             score_factor=self.score_factor,
         )
 
@@ -222,6 +245,11 @@ def _rotation(model: ModelConfig, kind: Mixer) -> Share | None:
         return None
     is_own = kind is Mixer.SLIDING_ATTENTION and model.in_windows != model
     return Share.WINDOW_ROTATION if is_own else Share.ROTATION
+
+
+def _blocks(model: ModelConfig) -> BlockMask:
+    section = model.sparse_attention
+    return BlockMask(section.block_size, section.window, section.global_blocks, section.stride, model.is_causal)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,24 +420,34 @@ class Attend(Step):
 
         Each product runs once per sequence and head. If context ranks share the sequences, a rank computes the rows of
         its own tokens. With `all_to_all`, a rank computes all rows of a part of its heads instead, which takes the same
-        number of FLOPs.
+        number of FLOPs. With a block mask, each group of blocks has products of its own.
         """
-        own, length, (size, of_values) = target.own_length, target.length, self.attention.widths(target)
-        batch = target.sequences * target.own_heads(self.attention.num_heads)
-        return Product(own, size, length, batch), Product(own, length, of_values, batch)
+        size, of_values = self.attention.widths(target)
+        return tuple(
+            product
+            for queries, keys, heads in self.attention.scores(target)
+            for product in (
+                Product(queries, size, keys, target.sequences * heads),
+                Product(queries, keys, of_values, target.sequences * heads),
+            )
+        )
 
     def passes(self, target: Target) -> Passes:
         """Bytes of the mask that fused attention reads, or of the scores that unfused attention reads and writes.
 
         Fused attention reads the mask once in each pass, because all heads of a sequence share the mask. The mask of
         documents has a row for each query, and the mask of padding has one row for all queries. Without a mask, the
-        result is 0.
+        result is 0. With a block mask, keys and values of the blocks are read and written before each group's kernel,
+        in the backward pass with their gradients.
 
         Unfused attention reads or writes all scores eight times in the forward pass: it writes the scores, applies the
         mask with a product and a sum, applies softmax, and reads the result. The backward pass reads or writes all
         scores nine times, four of these in matrix products. In each pass, dropout reads and writes the scores once
         more, and reads or writes the dropout mask once.
         """
+        if self.attention.blocks is not None:
+            copied = self._gathered(target, self.attention.blocks.num_pairs(target.length)) * target.compute_bytes
+            return Passes(forward=2 * copied, backward=5 * copied)
         if self.is_fused(target):
             rows = target.length if target.document_mask or self.attention.is_causal else 1
             mask = target.tokens * rows * target.compute_bytes * self.attention.has_mask(target)
@@ -423,8 +461,12 @@ class Attend(Step):
         """Bytes of the gradients that the backward pass of attention holds at the same time.
 
         A fused kernel holds the gradients of queries, keys, values and the result, `inside` bytes in total. Separate
-        operators hold half as many bytes, plus the gradients of the scores.
+        operators hold half as many bytes, plus the gradients of the scores. With a block mask, keys and values of the
+        largest group and their gradients are held, too.
         """
+        if self.attention.blocks is not None:
+            largest = max(len(group.keys) for group in self.attention.blocks.groups(target.length))
+            return inside + 2 * self._gathered(target, largest) * target.compute_bytes
         if self.is_fused(target):
             return inside
         scores = target.tokens * target.own_heads(self.attention.num_heads) * target.length
@@ -434,7 +476,7 @@ class Attend(Step):
         """Whether keys and values are repeated for each query head before the kernel."""
         attention = self.attention
         heads, kv_heads = target.own_heads(attention.num_heads), target.own_heads(attention.num_kv_heads)
-        if target.device != "cuda" or heads == kv_heads:
+        if target.device != "cuda" or heads == kv_heads or attention.blocks is not None:
             return False
         return not takes_shared_heads(
             target.compute,
@@ -443,6 +485,13 @@ class Attend(Step):
             capability=target.capability,
             masked=attention.has_mask(target),
         )
+
+    def _gathered(self, target: Target, num_blocks: int) -> int:
+        """Elements of the keys and values of `num_blocks` blocks of each sequence, on one rank."""
+        attention = self.attention
+        assert attention.blocks is not None
+        heads = max(target.own_heads(attention.num_kv_heads) // target.context, 1)
+        return 2 * target.sequences * heads * num_blocks * attention.blocks.block_size * attention.head_size
 
     def _unfused(self, target: Target) -> tuple[Value, ...]:
         attention = self.attention

@@ -41,12 +41,14 @@ def choose_context_attention(model: ModelConfig, layout: Layout, training: Train
     `auto` chooses all-to-all if the heads of a rank allow it without repeated keys and values, because each rank then
     runs the usual kernel on whole sequences. Otherwise, `auto` chooses the gather, or the ring if the gathered keys and
     values, with the masks of causal attention, would take more than `RING_BYTES`. With dropout, only gather and
-    all-to-all work.
+    all-to-all work, and with a block mask, only all-to-all.
     """
     if not model.attends:
         return ContextChoice(ContextAttention.ALL_TO_ALL, "mixers with a state exchange parts of themselves for tokens")
     if layout.context_attention is not ContextAttention.AUTO:
         return ContextChoice(layout.context_attention, "`layout.context_attention` selects it")
+    if model.why_whole:
+        return ContextChoice(ContextAttention.ALL_TO_ALL, model.why_whole)
     heads, kv_heads = heads_of_rank(model, layout)
     if heads % layout.context == 0 and kv_heads % layout.context == 0:
         reason = f"{layout.context} context ranks divide the {kv_heads} key-value heads of a tensor rank"
@@ -94,12 +96,18 @@ def require_context(model: ModelConfig, layout: Layout) -> None:
 def _require_attention(model: ModelConfig, layout: Layout) -> None:
     """Raise `LayoutError` or `ConfigError` if the context ranks cannot compute attention in the layout's way."""
     heads, _ = heads_of_rank(model, layout)
-    way = layout.context_attention
-    if way is ContextAttention.ALL_TO_ALL and heads % layout.context:
+    way, is_needed = layout.context_attention, bool(model.why_whole)
+    if is_needed and way not in (ContextAttention.AUTO, ContextAttention.ALL_TO_ALL):
+        raise LayoutError(
+            '`layout.context_attention` must be "all_to_all" for a model with `sparse_attention` in `model.layers`, '
+            f'but is "{way}": {model.why_whole}. Set layout.context_attention="auto".'
+        )
+    if _exchanges_heads(model, layout) and heads % layout.context:
+        others = "choose other layers" if is_needed else 'set layout.context_attention="auto"'
         raise LayoutError(
             f"For all-to-all attention, `layout.context` must divide the {heads} heads of a tensor rank "
             f"(`model.num_heads` {model.num_heads} / `layout.tensor` {layout.tensor}), but is {layout.context}. "
-            f'Try {listed(divisors(heads))}, or set layout.context_attention="auto".'
+            f"Try {listed(divisors(heads))}, or {others}."
         )
     if way is ContextAttention.RING:
         remedy = (
@@ -125,12 +133,17 @@ def reason_against_exchange(model: ModelConfig, layout: Layout) -> str:
     can.
     """
     heads, _ = heads_of_rank(model, layout)
-    exchanges_heads = model.attends and layout.context_attention is ContextAttention.ALL_TO_ALL
-    subject = f"{heads} heads" if exchanges_heads and heads % layout.context else ""
+    subject = f"{heads} heads" if _exchanges_heads(model, layout) and heads % layout.context else ""
     if (limit := _undivided(model, layout)) is not None:
         subject = limit.subject.format(limit.number // layout.tensor)
     among = f"of a tensor rank cannot be exchanged evenly among {layout.context} context ranks"
     return f"{subject} {among}" if subject else ""
+
+
+def _exchanges_heads(model: ModelConfig, layout: Layout) -> bool:
+    """Whether context ranks exchange heads for tokens, as the layout says or as a kind of attention needs."""
+    is_chosen = layout.context_attention is ContextAttention.ALL_TO_ALL
+    return model.attends and (is_chosen or bool(model.why_whole))
 
 
 def _undivided(model: ModelConfig, layout: Layout) -> Limit | None:

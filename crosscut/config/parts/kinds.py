@@ -17,6 +17,7 @@ class Mixer(Choice):
     ATTENTION = "attention"
     SLIDING_ATTENTION = "sliding_attention"
     NOPE_ATTENTION = "nope_attention"
+    SPARSE_ATTENTION = "sparse_attention"
     LATENT_ATTENTION = "latent_attention"
     MAMBA = "mamba"
     MAMBA2 = "mamba2"
@@ -36,7 +37,7 @@ class FeedForward(Choice):
 
 PartKind = Mixer | FeedForward
 
-ATTENTIONS = (Mixer.ATTENTION, Mixer.SLIDING_ATTENTION, Mixer.NOPE_ATTENTION)
+ATTENTIONS = (Mixer.ATTENTION, Mixer.SLIDING_ATTENTION, Mixer.NOPE_ATTENTION, Mixer.SPARSE_ATTENTION)
 """Kinds of attention that have the same matrices."""
 
 MLPS = tuple(kind for kind in FeedForward if kind is not FeedForward.EXPERTS)

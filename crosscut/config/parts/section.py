@@ -14,6 +14,8 @@ class MixerSection:
 
     why_causal: ClassVar[str] = ""
     """Reason why the kind needs `model.attention = "causal"`; empty if it does not."""
+    why_whole: ClassVar[str] = ""
+    """Reason why context ranks must exchange heads for the tokens of whole sequences; empty if they need not."""
 
 
 class Gathered(NamedTuple):

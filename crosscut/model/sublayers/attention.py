@@ -27,10 +27,11 @@ from crosscut.architecture.needs import Share
 from crosscut.architecture.sublayers import attention as architecture
 from crosscut.config.conventions import takes_shared_heads
 from crosscut.config.layout import ContextAttention
+from crosscut.kernels.block_attention import block_attention
 from crosscut.kernels.functions import AutogradContext, run
 from crosscut.model.building import Builder
 from crosscut.model.cache import PartMemory
-from crosscut.model.documents import AttentionMask
+from crosscut.model.documents import AttentionMask, RealTokens
 from crosscut.model.shared import NOTHING_SHARED, Shared
 from crosscut.model.sublayers.rotary import Rotation, rotate
 from crosscut.parallel import ColumnParallelLinears
@@ -54,6 +55,7 @@ class AttentionCore(nn.Module, ABC):
         self.context, self.way = build.mesh.context, build.context_attention
         self.head_size, self.value_size, self.padded_size = core.head_size, core.value_size, core.padded_size
         self.dropout, self.is_causal, self.gathers = core.dropout, core.is_causal, core.gathers
+        self.blocks = core.blocks
         self._capability = capability_of(build.mesh.device)
 
     @property
@@ -88,6 +90,16 @@ class AttentionCore(nn.Module, ABC):
         if not self._needs_same_width:
             q, k, v = _cut(q, self.head_size), _cut(k, self.head_size), _cut(v, self.value_size)
         return leave_context(self._attend_here(q, k, v, added), self.context, self.way)
+
+    def _attend_to_blocks(self, q: Tensor, k: Tensor, v: Tensor, real: RealTokens) -> Tensor:
+        """Let this rank's tokens attend to blocks of their whole sequences, parts of which other ranks may hold."""
+        if self.score_factor is not None:  # the kernel itself divides scores by the root of the width
+            q = q * (self.score_factor * q.shape[-1] ** 0.5)
+        if real.is_shared:
+            q, k, v = enter_context(q, k, v, self.context, self.way)
+        assert self.blocks is not None
+        heads = block_attention(q, k, v, self.blocks, real.mask)
+        return leave_context(heads, self.context, self.way) if real.is_shared else heads
 
     def _attend_here(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         dropout = self.dropout if self.training else 0.0
@@ -155,7 +167,9 @@ class SelfAttention(AttentionCore):
     def _heads(self, q: Tensor, k: Tensor, v: Tensor, shared: Shared, memory: PartMemory | None) -> Tensor:
         """Attend, and return the result [B, A/T, S, D]."""
         if memory is not None:
-            return memory.attend(q, k, v, window=self.window, scale=self.score_factor)
+            return memory.attend(q, k, v, span=self.blocks or self.window, scale=self.score_factor)
+        if self.blocks is not None:
+            return self.runner.core(self._attend_to_blocks, q, k, v, shared.real or RealTokens())
         return self.runner.core(self._attend, q, k, v, shared.window_mask if self.window else shared.mask)
 
 

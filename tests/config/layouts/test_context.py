@@ -58,6 +58,13 @@ def _run(layout: dict[str, Any], *overrides: str, **model: Any) -> Any:
             "the gathered keys and values of a layer, with the mask, take 8,198.0 MiB on each rank",
         ),
         ({"context": 4, "context_attention": "ring"}, [], {}, "ring", "`layout.context_attention` selects it"),
+        (
+            {"context": 2},
+            [],
+            {"num_kv_heads": 1, "layers": ["sparse_attention gelu", "attention gelu"]},
+            "all_to_all",
+            "blocks are counted from the start of the sequence",
+        ),
     ],
 )
 def test_heads_and_memory_choose_the_way(
