@@ -10,7 +10,7 @@ Shapes: B batch, A query heads, K heads of keys and values, S tokens, D elements
 blocks of queries of a group, L tokens that each of these blocks sees.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 import torch
@@ -22,6 +22,9 @@ from torch.autograd.function import once_differentiable
 from crosscut.architecture.blocks import BlockGroup, BlockMask
 from crosscut.kernels.attention import Attended, KeyBlock, attend_block, attend_block_backward
 from crosscut.kernels.functions import AutogradContext, run
+
+_groups_of: Callable[[BlockMask, int], tuple[BlockGroup, ...]] = torch.compiler.assume_constant_result(BlockMask.groups)
+"""The groups of a sequence. A compiler takes them as they are, and does not trace the code that makes them."""
 
 
 class _Context(AutogradContext[tuple[Tensor, ...]], Protocol):
@@ -111,7 +114,7 @@ def _groups(blocks: BlockMask, q: Tensor, real: Tensor | None) -> Iterator[_Grou
     if real is None and length % size and not blocks.is_causal:  # hide what fills the last block
         real = torch.ones(q.shape[0], length, dtype=torch.bool, device=q.device)
     in_blocks = None if real is None else F.pad(real, (0, -length % size)).unflatten(1, (-1, size))
-    for group in blocks.groups(length):
+    for group in _groups_of(blocks, length):
         queries, keys = (torch.tensor(each, device=q.device) for each in (group.queries, group.keys))
         shown = _earlier(group, size, q.device) if blocks.is_causal else None
         if in_blocks is not None:

@@ -114,6 +114,14 @@ def test_rounding_grows_as_precisions_get_narrower(tmp_path):
     assert f"{of_gradients[2]:.4f}" in printed
 
 
+def test_block_attention_is_measured_beside_the_dense_mask(tmp_path):
+    file = tmp_path / "figures.json"
+    printed = run("training/sparse_attention.py", "--tiny", "--block-size", 16, "--json", file).stdout
+    rows = json.loads(file.read_text())
+    assert [row["contender"] for row in rows] == ["dense", "dense with the mask", "blocks", "rows"]
+    assert "55.1% of the" in printed
+
+
 def test_the_first_minutes_train_the_same_model_in_both_programs():
     programs = figures("first_minutes.py", "--tiny", "--turns", 1)["programs"]
     crosscut, plain = (programs[name]["losses"][0] for name in ("crosscut", "plain"))

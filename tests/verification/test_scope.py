@@ -102,3 +102,8 @@ def test_layers_whose_norms_are_at_other_places_are_not_verified() -> None:
     ):
         small = for_verification(scale_down(run, num_layers=number, hidden_size=None), run.layout, "float64")
         assert with_scope(REPORT, asked=run, verified=small).left_out == left_out
+
+
+def test_shorter_blocks_are_told() -> None:
+    model = replace(run_of().model, layers=("sparse_attention gelu",))
+    assert scope(replace(run_of(), model=model)) == ((), ("blocks of 64 tokens (16 verified)",))
