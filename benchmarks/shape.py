@@ -34,7 +34,8 @@ FACTS_OF_KINDS = FIELDS_OF_KINDS | {
     "attends", "attention", "attention_gate", "gated_delta", "has_keys_of_heads", "has_pooler", "head", "head_size",
     "is_causal", "key_value_size", "kinds", "latent_attention", "layers", "mamba", "mamba2", "mlp_of", "mlp_pattern",
     "mlp_size", "norm_place", "num_classes", "num_heads", "num_kv_heads", "predicts_masked", "qk_norm_kind",
-    "qk_norm_over", "query_size", "sections", "sentence_order", "sliding_attention", "solves_task", "token_types",
+    "qk_norm_over", "query_size", "sections", "sentence_order", "sliding_attention", "solves_task", "sparse_attention",
+    "token_types",
 }  # fmt: skip
 """Attributes of the model's config that say something about a kind of layer, or about the head."""
 HOMES_OF_KINDS = {"architecture", "config", "model", "pretrained"}

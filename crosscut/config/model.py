@@ -442,6 +442,11 @@ class ModelConfig(HashedOnce):
         """Numbers of tokens to which layers with a sliding window attend; empty without such layers."""
         return (self.sliding_attention.window,) if Mixer.SLIDING_ATTENTION in self.kinds else ()
 
+    @property
+    def block_size(self) -> int:
+        """Number of tokens of a block in layers with a block mask; 0 without such layers."""
+        return self.sparse_attention.block_size if Mixer.SPARSE_ATTENTION in self.kinds else 0
+
     def num_masks(self, length: int) -> int:
         """Return the number of different masks of causal attention in the layers. A window of at least `length` tokens
         hides nothing in a sequence of this length, as attention without a window does. Masks of blocks are not stored.
@@ -457,8 +462,7 @@ class ModelConfig(HashedOnce):
         windows = [min(window, max(length // 2, 1)) for window in self.windows]
         sections = [replace(self.sliding_attention, window=window) for window in windows]
         model = replace(self, sliding_attention=sections[0]) if sections else self
-        is_sparse = Mixer.SPARSE_ATTENTION in self.kinds
-        return replace(model, sparse_attention=self.sparse_attention.in_length(length)) if is_sparse else model
+        return replace(model, sparse_attention=self.sparse_attention.in_length(length)) if self.block_size else model
 
     @property
     def why_whole(self) -> str:

@@ -72,9 +72,8 @@ def _left_out(asked: RunConfig, verified: RunConfig, compiled: bool) -> Iterator
     for window, shorter in zip(asked.model.windows, verified.model.windows, strict=True):
         if shorter != window:
             yield f"windows of {window:,} tokens ({shorter:,} verified)"
-    size, smaller = (each.model.sparse_attention.block_size for each in (asked, verified))
-    if size != smaller:
-        yield f"blocks of {size:,} tokens ({smaller:,} verified)"
+    if (smaller := verified.model.block_size) != asked.model.block_size:
+        yield f"blocks of {asked.model.block_size:,} tokens ({smaller:,} verified)"
     if theirs.initial_batch_size:
         yield f"the growth of the batch from {theirs.initial_batch_size:,} to {theirs.batch_size:,} sequences"
     if asked.model.num_layers != verified.model.num_layers:
