@@ -462,11 +462,14 @@ class Attend(Step):
 
         A fused kernel holds the gradients of queries, keys, values and the result, `inside` bytes in total. Separate
         operators hold half as many bytes, plus the gradients of the scores. With a block mask, keys and values of the
-        largest group and their gradients are held, too.
+        largest group and their gradients are held, too, and on GPUs four tensors of the size of its scores.
         """
-        if self.attention.blocks is not None:
-            largest = max(len(group.keys) for group in self.attention.blocks.groups(target.length))
-            return inside + 2 * self._gathered(target, largest) * target.compute_bytes
+        if (blocks := self.attention.blocks) is not None:
+            pairs = max(len(group.keys) for group in blocks.groups(target.length))
+            gathered = 2 * self._gathered(target, pairs) * target.compute_bytes
+            heads = target.own_heads(self.attention.num_heads) // target.context
+            scores = target.sequences * heads * pairs * blocks.block_size**2 * target.bytes_of(Kind.WIDE)
+            return inside + gathered + (4 * scores if target.device == "cuda" else 0)
         if self.is_fused(target):
             return inside
         scores = target.tokens * target.own_heads(self.attention.num_heads) * target.length
