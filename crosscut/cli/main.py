@@ -66,10 +66,12 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _LEAST_ADDRESS_SPACE = 1_500_000_000
 """Address space in bytes below which PyTorch, or a library that PyTorch loads, may end the process without an error."""
 
-_TO_CONTINUE = (
-    "To continue a training run from its last checkpoint, use --resume auto. To continue preparing a corpus, start the "
-    "same command again."
-)
+_TO_CONTINUE = {
+    "train": " To continue the run from its last checkpoint, use --resume auto.",
+    "finetune": " To continue the run from its last checkpoint, use --resume.",
+    "prepare": " To continue preparing, start the same command again.",
+}
+"""Sentence for each command that can continue what an earlier process began."""
 
 _LONG_WORD = re.compile(r"(\S{150})\S{200,}(\S{50})")
 
@@ -188,7 +190,7 @@ def _end(error: BaseException) -> NoReturn:
             sys.exit(error.exit_code)
         case click.Abort() | KeyboardInterrupt():
             show_cursor()  # the progress bar of a killed rank has left the cursor hidden
-            _fail(error, _EXIT_INTERRUPTED, f"Interrupted. {_TO_CONTINUE}")
+            _fail(error, _EXIT_INTERRUPTED, f"Interrupted.{_to_continue()}")
     if os.environ.get("WORLD_SIZE", "1") != "1":  # Slurm shows the lines of all ranks in one log
         echo(f"Rank {os.environ.get('RANK', 'unknown')} on {socket.gethostname()} has failed:", err=True)
     echo("".join(traceback.format_exception(error)), err=True, nl=False)  # escaped, as the message may be untrusted
@@ -203,7 +205,7 @@ def _told_by_system(error: Exception) -> str:
         return (
             f"A process must be able to open more files than `ulimit -n` allows "
             f"({resource.getrlimit(resource.RLIMIT_NOFILE)[0]}){f', but could not open `{name}`' if name else ''}. "
-            f"Raise the limit: ulimit -n 4096. {_TO_CONTINUE}"
+            f"Raise the limit: ulimit -n 4096.{_to_continue()}"
         )
     match error:
         case CrosscutError():
@@ -211,16 +213,21 @@ def _told_by_system(error: Exception) -> str:
         case MemoryError() | OSError(errno=errno.ENOMEM):
             return (
                 "There must be enough memory for this command, but there is not. Free some memory, or raise the limits "
-                f"on memory (`ulimit -v`, or that of the container). {_TO_CONTINUE}"
+                f"on memory (`ulimit -v`, or that of the container).{_to_continue()}"
             )
         case OSError(filename=str(name)) if error.errno in _OF_PLACES:
             remedy = "Free some space, or choose another path." if error.errno in _NO_ROOM else "Choose another path."
             return f"`{name}` must be a path that this command can use, but is not: {error.strerror}. {remedy}"
         case OSError() if error.errno in _NO_ROOM:
-            return f"Everything must be written, but writing failed: {error.strerror}. Free some space. {_TO_CONTINUE}"
+            return f"Everything must be written, but writing failed: {error.strerror}. Free some space.{_to_continue()}"
         case ValueError() if "null byte" in str(error):
             return "A path must not contain a NUL character, but the given path does. Choose another path."
     return ""
+
+
+def _to_continue() -> str:
+    """Sentence about how to continue this command, after a space. Empty if the command begins anew."""
+    return _TO_CONTINUE.get("".join(sys.argv[1:2]), "")
 
 
 def _at_limit_on_files(error: BaseException) -> BaseException | None:

@@ -16,7 +16,7 @@ from crosscut.config.system.terminal import echo, new_console
 @click.option(
     "--explain",
     metavar="ID",
-    help="Print what each stage did with one document, such as books.jsonl#17, and which texts matched this document.",
+    help="Print what each stage did with one document, such as web/web.jsonl#3, and which texts matched this document.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the corpus report as JSON.")
 def prepare(arguments: tuple[str, ...], explain: str | None, as_json: bool) -> None:

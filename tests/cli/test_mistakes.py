@@ -236,7 +236,8 @@ def test_a_mistake_that_another_rank_tells_is_not_told_again(
 
 
 def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException) -> str:
-    """Message of a command that ends with an error of the operating system."""
+    """Message of a training that ends with an error of the operating system."""
+    monkeypatch.setattr(sys, "argv", ["crosscut", "train"])
     monkeypatch.setattr(commands, "main", mock.Mock(side_effect=error))
     with pytest.raises(SystemExit) as stopped, handlers_restored():
         run_main()
@@ -273,16 +274,32 @@ def test_limit_on_open_files_is_told_with_its_remedy(monkeypatch, capsys, error)
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert ended(monkeypatch, capsys, error) == (
         f"crosscut: A process must be able to open more files than `ulimit -n` allows ({limit}){named}. Raise the "
-        "limit: ulimit -n 4096. To continue a training run from its last checkpoint, use --resume auto. To continue "
-        "preparing a corpus, start the same command again.\n"
+        "limit: ulimit -n 4096. To continue the run from its last checkpoint, use --resume auto.\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("train", " To continue the run from its last checkpoint, use --resume auto."),
+        ("finetune", " To continue the run from its last checkpoint, use --resume."),
+        ("prepare", " To continue preparing, start the same command again."),
+        ("verify", ""),
+    ],
+)
+def test_ctrl_c_says_how_to_continue_a_command_that_can(monkeypatch, capsys, command, told):
+    monkeypatch.setattr(sys, "argv", ["crosscut", command])
+    monkeypatch.setattr(commands, "main", mock.Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(SystemExit) as stopped, handlers_restored():
+        run_main()
+    assert (stopped.value.code, capsys.readouterr().err) == (130, f"crosscut: Interrupted.{told}\n")
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")], ids=repr)
 def test_too_little_memory_is_told(monkeypatch, capsys, error):
     assert ended(monkeypatch, capsys, error).startswith(
         "crosscut: There must be enough memory for this command, but there is not. Free some memory, or raise the "
-        "limits on memory (`ulimit -v`, or that of the container). To continue a training run"
+        "limits on memory (`ulimit -v`, or that of the container). To continue the run"
     )
 
 

@@ -99,6 +99,8 @@ def test_layers_are_repeated() -> None:
         ([], r"^`model\.layers` must list at least one layer, but is empty\. Write for example layers ="),
         (["attention", ""], r"must list layers of 1 to 8 parts each \(.*experts\), but has the layer ''\."),
         (["attention relu"], r"^`model\.layers` must list layers .*, but has the layer 'attention relu'\. Write for"),
+        (["mamba mlp"], r'for example layers = \["mamba swiglu"\]\.$'),
+        (["gated_delta_net, swiglu"], r'for example layers = \["gated_delta swiglu"\]\.$'),
         (["gelu " * 9], "must list layers of 1 to 8 parts each"),
     ],
     ids=str,

@@ -116,6 +116,15 @@ def test_layers_whose_output_others_change_stay_whole(change: str) -> None:
     assert styles_of(module)["down"] == "colwise_gather_output"
 
 
+def test_reasons_name_modules_whose_names_are_numbers() -> None:
+    """The reason was once that the input comes from `*`."""
+    layers = [nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)) for _ in range(2)]
+    inputs = {"input": torch.randn(4, 8, dtype=torch.float64)}
+
+    assert find_plan(layers[0], inputs).rules["2"].reason == "its input comes in slices from `0`"
+    assert find_plan(nn.Sequential(*layers), inputs).rules["*.2"].reason == "its input comes in slices from `*.0`"
+
+
 def test_a_size_that_ranks_cannot_divide_is_gathered_unevenly_or_stays_whole() -> None:
     module = nn.Sequential()
     module.forward = lambda x: module[1](module[0](x).tanh())  # type: ignore[method-assign]

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 from crosscut.config.checks import Choice, divisors, listed, shown
 from crosscut.config.errors import ConfigError
@@ -87,13 +88,19 @@ def checked_layers(layers: Sequence[str]) -> tuple[str, ...]:
         if not 0 < len(layer.split()) <= _MOST_PARTS or not KINDS.keys() >= set(layer.split()):
             raise ConfigError(
                 f"`model.layers` must list layers of 1 to {_MOST_PARTS} parts each ({listed(KINDS)}), but has the "
-                f'layer {shown(layer)}. Write for example layers = ["attention swiglu"].'
+                f'layer {shown(layer)}. Write for example layers = ["{_mixer_meant(layer)} swiglu"].'
             )
     if not written:
         raise ConfigError(
             '`model.layers` must list at least one layer, but is empty. Write for example layers = ["attention gelu"].'
         )
     return _shortest(written)
+
+
+def _mixer_meant(layer: str) -> str:
+    """Return the mixer that a layer seems to name. Attention if it names none."""
+    near = (mixer for word in layer.split()[:_MOST_PARTS] for mixer in get_close_matches(word, [*Mixer], 1))
+    return next(near, Mixer.ATTENTION)
 
 
 _PLACES = ("before", "output")

@@ -12,7 +12,7 @@ from crosscut.cutting.finding.draws import whole_dropouts
 from crosscut.cutting.finding.playback import Subject
 from crosscut.cutting.finding.reads import Read
 from crosscut.cutting.finding.search import Cut, Failed, Search, is_same
-from crosscut.cutting.finding.wires import Group, Wires, find_groups, pattern_of
+from crosscut.cutting.finding.wires import Group, Wires, find_groups, pattern_of, told_name
 from crosscut.cutting.looking.matrices import Matrix, may_be_matrix, stand_in
 from crosscut.cutting.plan import Plan, Rule, Style, Table
 
@@ -66,9 +66,9 @@ class Finding:
             return found
         names = [*{call.name: None for call in (*group.columns, *group.rows)}]
         if taken := next((name for name in names if name in self.rules), None):
-            return Failed(f"`{pattern_of(taken)}` is cut already")
+            return Failed(f"`{told_name(taken)}` is cut already")
         if tied := next((name for name in names if self._ties(name)), None):
-            return Failed(f"`{pattern_of(tied)}` has a weight that another layer has, too")
+            return Failed(f"`{told_name(tied)}` has a weight that another layer has, too")
         owners = self._owners(found)
         if isinstance(owners, Failed):
             return owners
@@ -105,8 +105,8 @@ class Finding:
 
     def _add(self, cut: Cut) -> None:
         """Add the rules of a cut."""
-        rows = [*{pattern_of(row.name): None for row in cut.group.rows}]
-        columns = [*{pattern_of(column.name): None for column in cut.group.columns}]
+        rows = [*{told_name(row.name): None for row in cut.group.rows}]
+        columns = [*{told_name(column.name): None for column in cut.group.columns}]
         for name, pieces in cut.pieces.items():
             style = Style.COLWISE if len(pieces.parts) == 1 else Style.PACKED_COLWISE
             if self.subject.matrices[name].is_embedding:

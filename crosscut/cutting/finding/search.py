@@ -15,7 +15,7 @@ from crosscut.cutting.finding.candidates import Candidates
 from crosscut.cutting.finding.pieces import Pieces, divisions
 from crosscut.cutting.finding.playback import Call, Draw, Run
 from crosscut.cutting.finding.reads import Read, changed
-from crosscut.cutting.finding.wires import Group, Wires, columns_to, pattern_of, without_inner
+from crosscut.cutting.finding.wires import Group, Wires, columns_to, pattern_of, told_name, without_inner
 
 _EXACT = 1e-9
 _MOST = 3
@@ -280,7 +280,7 @@ def _first_difference(draw: Draw, run: Run, rows: AbstractSet[Call], rank: int, 
     for call, whole in draw.run.inputs.items():
         expected = whole.chunk(size, -1)[rank] if call in rows else whole
         if (call in run.inputs or call in rows) and not is_same(run.inputs.get(call), expected):
-            return Failed(f"the input of `{pattern_of(call.name)}` differs if only a slice of the columns is there")
+            return Failed(f"the input of `{told_name(call.name)}` differs if only a slice of the columns is there")
     return None
 
 
@@ -299,7 +299,7 @@ def _divisors(values: Collection[int], size: int) -> list[int]:
 
 
 def _mixed(group: Group) -> Failed:
-    rows = [*{pattern_of(row.name): None for row in group.rows}]
+    rows = [*{told_name(row.name): None for row in group.rows}]
     return Failed(f"a slice of its output reaches all of the input of {_listed(rows)}")
 
 

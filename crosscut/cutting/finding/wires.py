@@ -77,6 +77,12 @@ def pattern_of(name: str) -> str:
     return next(iter(patterns([name])))
 
 
+def told_name(name: str) -> str:
+    """Name of a module for a reader: with `*` for numbers, except for the last one of a name without letters."""
+    outer, dot, last = name.rpartition(".")
+    return pattern_of(name) if any(map(str.isalpha, name)) else f"{pattern_of(outer)}{dot}{last}"
+
+
 def find_wires(draw: Draw) -> Wires:
     """Find all direct ways, by one forward pass and one short backward pass for each call."""
     leaves: dict[Call, Tensor] = {}
