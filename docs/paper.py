@@ -17,20 +17,28 @@ from crosscut.planner.compute import flops_per_step
 from crosscut.planner.paper.runs import (
     EPOCH_STEPS,
     PAPER_EPOCHS,
+    PAPER_FLOPS_PER_SECOND,
+    PAPER_HEADLINE,
     PAPER_HEADS,
     PAPER_SCALING,
     PAPER_SPEED_UPS,
     paper_epoch_days,
+    paper_highest,
     paper_run,
     paper_scaling,
     paper_speed_up,
 )
+from crosscut.planner.paper.sections import percent, points
 from crosscut.scaling.quality.results import QualityResults
 
 ROWS = Path(__file__).with_suffix(".toml")
 QUALITY = Path(__file__).with_name("quality-measured.json")
 STEPS = 300_000
 """Steps of the paper's trainings (section 4.1.1)."""
+
+EPOCH = ("megatron-8.3b-24-heads", 8)
+"""The 8.3B model of Table 4, and its tensor ranks."""
+DAY = 86_400
 
 INTRODUCTION = """\
 <!-- Written by `python docs/generate.py` from `docs/paper.toml`, with figures of the planner. Change them there. -->
@@ -42,6 +50,10 @@ Crosscut, with a command that shows it and our figure. Places are those of its f
 the settings of the BERTs were at hand. A figure that is called a forecast comes from the planner, which
 [scaling.md](scaling.md) compares with the paper row by row. [alive.html](alive.html), to be opened in a browser, shows
 the cuts, f and g, the loss, the memory, the norms and the scaling with numbers that move.
+
+Some commands need what does not come with Crosscut: your own text in place of `book.txt`, the test files
+`wiki.test.tokens` and `lambada_test.jsonl`, the folder `squad`, the files that `examples/corpus.toml` or
+`examples/gpt2-small.toml` names, or a BERT trained in `runs/bert`. `runs/demo` is the run of `make demo`.
 """
 
 
@@ -66,17 +78,19 @@ def link(code: str) -> str:
 
 def computed() -> dict[str, str]:
     """The figures that the rows name."""
-    large = paper_run("megatron-8.3b-24-heads", 8, 64)
+    large = paper_run(*EPOCH, 64)
     layers = large.model.num_layers
     kept = replace(large, training=replace(large.training, recompute=Recompute.NONE))
     in_layers = [each for each in step_traffic(kept) if each.count == layers and each.operation is Operation.ALL_REDUCE]
     quality = from_json(QualityResults, json.loads(QUALITY.read_text(encoding="utf-8")))
     perplexities = (mean(size.figures("validation")) for size in quality.sizes)
+    linear = 512 * PAPER_FLOPS_PER_SECOND
+    work = EPOCH_STEPS * flops_per_step(large, recompute=True) / DAY / linear
     heads = [paper_scaling(paper_run("megatron-8.3b", 8, num_heads=number)) for number in PAPER_HEADS]
     return {
         "without": f"{STEPS * flops_per_step(large) / 1e21:.2f}",
         "zettaflops": f"{STEPS * flops_per_step(large, recompute=True) / 1e21:.1f} zettaFLOPs",
-        "days": f"{STEPS / EPOCH_STEPS * PAPER_EPOCHS['megatron-8.3b-24-heads', 8]:.1f}",
+        "days": f"{STEPS / EPOCH_STEPS * PAPER_EPOCHS[EPOCH]:.1f}",
         "all_reduces": str(len(in_layers)),
         "parameters": listed(f"{count_parameters(ModelConfig(**PRESETS[name])) / 1e9:.2f}" for name in PAPER_SCALING),
         "weak_8": f"{paper_scaling(paper_run('megatron-8.3b', 8)):.1%}",
@@ -87,6 +101,9 @@ def computed() -> dict[str, str]:
         "tokens": short(quality.steps * quality.batch_size * quality.sequence_length),
         "sizes": listed(short(size.parameters) for size in quality.sizes),
         "rates": listed(f"{size.learning_rate:g}" for size in quality.sizes),
+        "headline": percent(paper_highest()),
+        "headline_more": points(paper_highest() - PAPER_HEADLINE / linear).removeprefix("+"),
+        "epoch_more": points(work / paper_epoch_days(*EPOCH) - work / PAPER_EPOCHS[EPOCH]).removeprefix("+"),
         "epochs": listed(f"{paper_epoch_days(*one):.2f}" for one in PAPER_EPOCHS),
     }
 

@@ -147,7 +147,8 @@ def test_the_curves_of_the_norms_are_those_that_were_recorded(figures: dict[str,
 def test_the_shares_of_scaling_are_those_of_the_study(figures: dict[str, Any]) -> None:
     page = (DOCS / "scaling.md").read_text()
     origin = re.search(r"## Origin of 76.*?(?=\n## )", page, re.DOTALL)[0]
-    assert [f"{one['paper']:.1%}" for one in figures["scaling"]] == re.findall(r"([\d.]+%) \|$", origin, re.MULTILINE)
+    shares = [(f"{one['paper']:.1%}", f"{one['ours']:.1%}") for one in figures["scaling"]]
+    assert shares == re.findall(r"\| ([\d.]+%) \| ([\d.]+%) \| \S+ points \|$", origin, re.MULTILINE)
     forecasts = re.findall(r"^\| megatron-8.3b \| 8 x \d+ \| [\d.]+% \| ([\d.]+%) \|", page, re.MULTILINE)
     assert [f"{one['ours']:.1%}" for one in figures["scaling"] if "Figure 6" in one["place"]] == forecasts
 

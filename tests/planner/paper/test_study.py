@@ -42,6 +42,7 @@ def test_the_fewest_tensor_ranks_that_fit_are_the_papers(short: Report) -> None:
 def test_three_meanings_are_kept_apart(short: Report) -> None:
     rows = next(section.rows for section in short.sections if section.title.startswith("Origin of 76"))
     assert [row[2] for row in rows] == ["75.6%", "77.0%", "74.0%", "69.2%"]
+    assert [row[4] for row in rows] == ["+6.3 points", "+2.0 points", "+4.0 points", "+11.5 points"]
 
 
 @pytest.mark.slow  # all sections
