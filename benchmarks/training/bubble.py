@@ -13,7 +13,7 @@ bubble and waiting, the FLOPs of a step, and the step time beside the planner's 
 two cores.
 
 Idle time is that of all ranks together, divided by their computing time. The bubble is the part that would remain if
-messages took no time, and the waiting is the other part (`crosscut.training.watching.passes`).
+messages took no time, and the waiting is the other part (`crosscut.training.profiling.passes`).
 """
 
 import statistics
@@ -56,7 +56,7 @@ from crosscut.parallel import ParallelMesh, make_mesh
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.planner.stages import schedule_of
 from crosscut.planner.time import bubble_share, step_time
-from crosscut.training.watching.passes import PassRecorder, PipelineStep, pipeline_steps
+from crosscut.training.profiling.passes import PassRecorder, PipelineStep, pipeline_steps
 
 SECONDS = Durations(forward=0.020, backward=0.020, weights=0.020)
 """Seconds of a forward pass, of the gradients of activations and of the weight gradients of all stages of a rank."""

@@ -30,6 +30,7 @@ from crosscut.training.evaluations import Evaluations
 from crosscut.training.in_memory import InMemory, key_for
 from crosscut.training.loop import Loop, RunOutcome
 from crosscut.training.precision import resolve_on
+from crosscut.training.profiling.profiler import Profiler, require_steps
 from crosscut.training.requirements import (
     require_capabilities,
     require_no_conversations,
@@ -47,7 +48,6 @@ from crosscut.training.spikes.record import new_record, resumed_record
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import print_banner
 from crosscut.training.watching.forecast import hardware_for
-from crosscut.training.watching.profiling import Profiler, require_steps
 from crosscut.training.watching.run_report import draw_samples, write_report
 
 

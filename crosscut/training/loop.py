@@ -29,6 +29,7 @@ from crosscut.training.evaluations import ModelScores
 from crosscut.training.loads.idle import IdleExperts, describe_collapses
 from crosscut.training.optimization.averaging import SCORED
 from crosscut.training.optimization.schedule import last_stable_step
+from crosscut.training.profiling.profiler import Profiler
 from crosscut.training.result import NonFiniteError, StepResult
 from crosscut.training.resuming import can_resume_after_hang
 from crosscut.training.saving import RunCheckpoints
@@ -38,7 +39,6 @@ from crosscut.training.tracking.measuring import RankMeter
 from crosscut.training.tracking.metrics import Metrics
 from crosscut.training.watching.diagnosis import explain_non_finite, require_equal_replicas
 from crosscut.training.watching.following import Follower
-from crosscut.training.watching.profiling import Profiler
 from crosscut.training.watching.throughput import Throughput
 
 

@@ -56,7 +56,7 @@ class Trainer:
     """
 
     observer: Observer | None = None
-    """Observer of the passes of pipeline stages, such as `watching.passes.PassRecorder`; None by default."""
+    """Observer of the passes of pipeline stages, such as `profiling.passes.PassRecorder`; None by default."""
 
     def __init__(
         self,

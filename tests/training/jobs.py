@@ -20,10 +20,10 @@ from crosscut.training.batches import TokenBatches, batches_of, samples_of
 from crosscut.training.job import Resume, run_training
 from crosscut.training.loop import Loop
 from crosscut.training.precision import resolve_on
+from crosscut.training.profiling.profiler import Profiler
 from crosscut.training.result import NonFiniteError
 from crosscut.training.step import Trainer
 from crosscut.training.watching.diagnosis import explain_non_finite
-from crosscut.training.watching.profiling import Profiler
 
 CPU = torch.device("cpu")
 

@@ -39,11 +39,11 @@ from crosscut.training.elastic import Restart, is_elastic
 from crosscut.training.evaluations import ModelScores
 from crosscut.training.in_memory import InMemory, forget, memory_saver
 from crosscut.training.loop import Loop, RunOutcome
+from crosscut.training.profiling.profiler import Profiler
 from crosscut.training.requirements import require_memory
 from crosscut.training.resuming import Resume, naming_newest_checkpoint, newest_checkpoint
 from crosscut.training.step import Trainer
 from crosscut.training.tracking.measuring import plan_of
-from crosscut.training.watching.profiling import Profiler
 
 
 @dataclass(frozen=True)

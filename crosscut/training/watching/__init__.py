@@ -1,1 +1,1 @@
-"""Progress, metrics, profiles and failure diagnosis of a training run."""
+"""Progress, metrics and failure diagnosis of a training run."""

@@ -6,7 +6,7 @@ from benchmarks.training.bubble import DRAWN, SECONDS, WAITS, draw, simulated, w
 from crosscut.architecture.pipeline import Pass, without_messages
 from crosscut.config import Layout
 from crosscut.planner.stages import schedule_of
-from crosscut.training.watching.passes import PipelineStep
+from crosscut.training.profiling.passes import PipelineStep
 from tests.benchmarks.conftest import run_program
 
 

@@ -9,7 +9,7 @@ import torch
 from crosscut.architecture.pipeline import Durations, Pass, Timed, Timeline, one_forward_one_backward, simulate
 from crosscut.config import RunConfig
 from crosscut.planner.stages import schedule_of_run
-from crosscut.training.watching.passes import PassRecorder, PipelineStep, RankPasses, pipeline_steps
+from crosscut.training.profiling.passes import PassRecorder, PipelineStep, RankPasses, pipeline_steps
 from tests.training.jobs import parts
 from tests.training.pipeline.jobs import LLAMA
 from tests.training.pipeline.test_equality import FOUR, layout_of

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from crosscut.architecture.pipeline import Durations, interleaved, one_forward_one_backward, simulate
-from crosscut.training.watching.passes import PipelineStep
-from crosscut.training.watching.pipeline_profile import PipelineProfile
+from crosscut.training.profiling.passes import PipelineStep
+from crosscut.training.profiling.pipeline_profile import PipelineProfile
 
 
 def printed(profile: PipelineProfile) -> str:

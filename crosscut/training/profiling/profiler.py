@@ -33,12 +33,12 @@ from crosscut.config.system.terminal import new_console
 from crosscut.logbook.schema import PROFILE_FOLDER
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.planner.stages import schedule_of_run
+from crosscut.training.profiling.passes import PassRecorder, RankPasses, pipeline_steps
+from crosscut.training.profiling.pipeline_profile import PASSES_FILE, PipelineProfile
+from crosscut.training.profiling.trace import STEP_NAME, Event, Shares, shares_of_steps
 from crosscut.training.step import Trainer
 from crosscut.training.watching.memory_account import Account, account_of
-from crosscut.training.watching.passes import PassRecorder, RankPasses, pipeline_steps
-from crosscut.training.watching.pipeline_profile import PASSES_FILE, PipelineProfile
 from crosscut.training.watching.throughput import synchronize
-from crosscut.training.watching.trace import STEP_NAME, Event, Shares, shares_of_steps
 
 TRACE_FILE = "trace.json.gz"
 FIGURES_FILE = "profile.json"

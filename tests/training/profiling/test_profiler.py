@@ -12,9 +12,9 @@ from crosscut.config import ConfigError
 from crosscut.config.system.markers import MARKER_FILE
 from crosscut.planner import parameters_per_rank
 from crosscut.planner.stages import schedule_of_run
+from crosscut.training.profiling.profiler import _operators, require_steps
+from crosscut.training.profiling.trace import STEP_NAME
 from crosscut.training.speed import compilation
-from crosscut.training.watching.profiling import _operators, require_steps
-from crosscut.training.watching.trace import STEP_NAME
 from tests.refusals import refusal
 from tests.training.jobs import loop
 

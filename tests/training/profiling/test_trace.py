@@ -2,7 +2,7 @@
 
 import pytest
 
-from crosscut.training.watching.trace import Shares, shares_of_steps, union
+from crosscut.training.profiling.trace import Shares, shares_of_steps, union
 
 
 def event(name: str, start: float, end: float, *, cat: str, tid: int = 1) -> dict:

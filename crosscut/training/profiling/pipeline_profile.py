@@ -10,7 +10,7 @@ from rich.table import Table
 from crosscut.architecture.pipeline import without_messages
 from crosscut.config import write_whole
 from crosscut.planner.time import bubble_share
-from crosscut.training.watching.passes import PassShares, PipelineStep
+from crosscut.training.profiling.passes import PassShares, PipelineStep
 
 PASSES_FILE = "passes.json"
 
