@@ -3,16 +3,18 @@
 Each function computes one quantity for any kind of layer. The planner adds up the results of all layers.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
+from typing import NamedTuple
 
 from crosscut.architecture.decoder import Decoder
 from crosscut.architecture.lowering import Lowered, flat, lower, run_again
 from crosscut.architecture.parameters import LocalParameter, Role
 from crosscut.architecture.parts import Layer
 from crosscut.architecture.steps import Multiply, Passes, Product, Rows, Step, Value, weight_gradients
+from crosscut.architecture.sublayers.heads.head import LossStep
 from crosscut.architecture.target import Kind, Target
 from crosscut.config.training import Recompute
 
@@ -237,6 +239,37 @@ def attention_products(layer: Layer, target: Target) -> tuple[Product, ...]:
     """
     steps = (step for step in flat(lower(layer, target)) if not step.is_scan)
     return tuple(product for step in steps for product in step.inner_products(target))
+
+
+class StepFlops(NamedTuple):
+    """FLOPs of some steps on one rank in one micro-batch, without those that recomputation repeats."""
+
+    forward: int
+    backward: int
+    """FLOPs of the gradients of both factors of each product. Frozen weights have no gradient."""
+    deferrable: int
+    """FLOPs of `backward` that a pipeline's schedule may compute after the backward pass: the gradients of weights."""
+
+    def times(self, count: int) -> "StepFlops":
+        """Return the FLOPs of `count` micro-batches."""
+        return StepFlops(count * self.forward, count * self.backward, count * self.deferrable)
+
+
+def step_flops(steps: Sequence[Step], target: Target) -> StepFlops:
+    """FLOPs of the matrix products of steps, on one rank in one micro-batch.
+
+    The loss computes its gradients in its forward pass, and ranks divide its vocabulary, which counts without padding.
+    """
+    weights, inner = _flops(steps, target), sum(p.flops for step in steps for p in step.inner_products(target))
+    gradients = sum(product.flops for product in weight_gradients(_products(steps, target)))
+    loss = 0
+    for step in steps:
+        if isinstance(step, LossStep):
+            passes = 2 if any(product.is_frozen for product in step.products(target)) else 3
+            loss += passes * step.flops(target) // target.tensor
+    deferring = [step for step in steps if isinstance(step, Multiply) and step.defers]
+    deferrable = sum(product.flops for product in weight_gradients(_products(deferring, target)))
+    return StepFlops(weights + inner + loss, weights + gradients + 2 * inner, deferrable)
 
 
 def weight_flops(layer: Layer, target: Target) -> int:

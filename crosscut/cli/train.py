@@ -40,9 +40,9 @@ class _TrainCommand(RunCommand):
 @click.option(
     "--profile",
     is_flag=True,
-    help="Profile three steps after two warm-up steps, then continue training. The run's folder then holds "
-    "a trace for ui.perfetto.dev, the shares of compute, communication and idle time, the slowest operators, and the "
-    "memory peak.",
+    help="Profile seven steps after two warm-up steps, then continue training. The run's folder then holds "
+    "a trace for ui.perfetto.dev, the shares of compute, communication and idle time, the slowest operators, the "
+    "memory peak, and time, FLOPs, parameters and share of the peak rate of each part of each layer.",
 )
 @click.option("--watch", is_flag=True, help="Show the run in the browser while it trains, as `crosscut watch` does.")
 def train(arguments: tuple[str, ...], resume: Literal["newest", "auto"] | None, profile: bool, watch: bool) -> None:

@@ -182,6 +182,8 @@ class Record:
         self._awaited: dict[int, int] = {}
         self.recent: deque[int] = deque(maxlen=_RECENT)
         """Times between the most recent calls of `progress`, in nanoseconds."""
+        self.on_phase: Callable[[int], None] | None = None
+        """Function that is called with each phase that the rank enters, also while no record is open."""
 
     def open(self, *, rank: int, world_size: int, on_device: bool = False) -> None:
         """Start recording. Raises `OSError` if there is not enough memory."""
@@ -303,6 +305,8 @@ class Record:
 
     def phase(self, phase: int, step: int = -1) -> None:
         """Record that the rank enters a phase of the program, and the step if it is given. Steps are counted from 0."""
+        if self.on_phase is not None:
+            self.on_phase(phase)
         if not self.is_open:
             return
         words, now = self._words, monotonic_ns()

@@ -29,6 +29,7 @@ SAMPLES_FILE, MEASUREMENTS_FILE = "samples.jsonl", "measurements.jsonl"
 PLAN_FILE, SUMMARY_FILE, SKIPS_FILE = "plan.json", "summary.json", "skips.json"
 PLOT_FILE, LOADS_PLOT_FILE, SAMPLE_FILE = "loss.png", "experts.png", "sample.txt"
 SPIKES_FOLDER, TENSORBOARD_FOLDER, PROFILE_FOLDER, WATCH_FOLDER = "spikes", "tensorboard", "profile", "watch"
+PARTS_FILE = f"{PROFILE_FOLDER}/parts.json"
 KEY_FILE = ".in-memory"
 HANG_REPORTS = "hang-*.txt"
 
@@ -290,6 +291,24 @@ _SKIPS = Kind("record", (
     Key("skips.sequences", "Number of sequences that are left out"),
     *(Key(f"events.{key.name}", key.meaning, key.unit) for key in _EVENT),
 ))  # fmt: skip
+_PARTS = Kind("profile", (
+    Key("peak", "Name of the peak rate"),
+    Key("peak_flops_per_second", "Peak rate of one rank", "1/second"),
+    Key("ranks.rank", "Number of the rank that computes for the longest time at a place of the pipeline"),
+    Key("ranks.pipeline", "Position of the rank along the pipeline, from 0"),
+    Key("ranks.seconds", "Time of the step, which is the sum of the times of all parts", "seconds"),
+    Key("ranks.parts.layer", "Layer of the part, from 0; null outside of the layers"),
+    Key("ranks.parts.part", "Name of a part of the model, or of a phase of the step"),
+    Key("ranks.parts.kind", "Kind of the part, such as `mamba2`"),
+    Key("ranks.parts.forward_seconds", "Time of the forward pass, or of a phase outside of the passes", "seconds"),
+    Key("ranks.parts.backward_seconds", "Time of the backward pass", "seconds"),
+    Key("ranks.parts.repeated_seconds", "Part of this time in which recomputation repeats the forward pass", "seconds"),
+    Key("ranks.parts.message_seconds", "Part of both times for messages; null on a GPU", "seconds"),
+    Key("ranks.parts.forward_flops", "Floating point operations of the forward pass, by the planner's count"),
+    Key("ranks.parts.backward_flops", "Floating point operations of the gradients, without repeated ones"),
+    Key("ranks.parts.parameters", "Number of parameters that the rank holds"),
+    Key("ranks.parts.utilisation", "Share of the peak rate, from 0 to 1; null without operations or above the peak"),
+))  # fmt: skip
 
 RUN_FILES = (
     RunFile(name=PLOT_FILE, form=Form.FILE, lifetime=Lifetime.STEPS, meaning="losses over the steps"),
@@ -313,6 +332,8 @@ RUN_FILES = (
             meaning="starts that continued an [elastic](../elastic.md) run"),
     RunFile(name=TENSORBOARD_FOLDER, form=Form.FOLDER, meaning="the figures for TensorBoard"),
     RunFile(name=PROFILE_FOLDER, form=Form.FOLDER, meaning="result of `--profile` ([profiling](../profiling.md))"),
+    RunFile(name=PARTS_FILE, form=Form.OBJECT, kinds=(_PARTS,), is_listed=False, is_own=False,
+            meaning="time, operations and parameters of each part of the model"),
     RunFile(name=SPIKES_FOLDER, form=Form.FOLDER, meaning="record and evidence of [loss spikes](../spikes.md)"),
     RunFile(name=f"{SPIKES_FOLDER}/{SKIPS_FILE}", form=Form.OBJECT, kinds=(_SKIPS,), is_listed=False, is_own=False,
             meaning="sequences that the run left out, and why"),

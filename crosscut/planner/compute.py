@@ -7,12 +7,28 @@ of Muon.
 from dataclasses import replace
 
 from crosscut.architecture import Target
-from crosscut.architecture.readings import gradient_flops, repeated_flops, weight_flops
+from crosscut.architecture.lowering import lower, lower_root
+from crosscut.architecture.readings import StepFlops, gradient_flops, repeated_flops, step_flops, weight_flops
 from crosscut.config.training import Recompute
-from crosscut.planner.candidate import Planned, recomputation_step
+from crosscut.planner.candidate import Planned, recomputation_step, target_of
 from crosscut.planner.flops import ONE_TOKEN, inner_flops, model_flops_per_token, part_flops_per_token
 from crosscut.planner.muon import muon_flops
 from crosscut.planner.stages import part_of
+
+
+def flops_of_parts(run: Planned) -> dict[tuple[int | None, str], StepFlops]:
+    """FLOPs of each part of the model on one rank in one step, without those that recomputation repeats. The keys are
+    the index of the layer and the name of the part, and (None, "head") for the head. In a pipeline, the result has the
+    parts of rank `Candidate.pipeline_rank`. Experts count with even loads.
+    """
+    part, target = part_of(run), target_of(run, device="cpu")
+    found: dict[tuple[int | None, str], StepFlops] = {}
+    for index, layer in zip(part.indexes, part.layers, strict=True):
+        for of, steps in zip(layer.parts, lower(layer, target), strict=True):
+            found[index, of.name] = step_flops(steps, target).times(run.num_micro_batches)
+    if part.is_last:
+        found[None, "head"] = step_flops(lower_root(part, target)[1], target).times(run.num_micro_batches)
+    return found
 
 
 def flops_per_step(run: Planned, *, recompute: bool = False) -> int:

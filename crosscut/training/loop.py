@@ -277,7 +277,7 @@ class Loop:
     def _launch_step(self, course: _Course) -> None:
         """Launch the next step and report the previous one. Raises `TrainingError` if the previous step failed."""
         step = course.done
-        profiled = self.profiler.around(step) if self.profiler else nullcontext()
+        profiled = self.profiler.around(step, self.throughput.peak) if self.profiler else nullcontext()
         with self._failures_explained(), profiled:
             course.follower.launch(lambda: self.meter.step(step, course.batches.take(step)))
         course.done += 1

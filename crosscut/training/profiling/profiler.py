@@ -1,9 +1,11 @@
-"""Profile of a few steps (`crosscut train --profile`): the time of each operator, and the modules that hold the memory.
+"""Profile of a few steps (`crosscut train --profile`): the time of each operator and of each part of the model, and the
+modules that hold the memory.
 
-After two warm-up steps, the first rank records three steps with `torch.profiler` and the memory of one more step. The
-run then continues normally. The recorded steps compute the same results, only more slowly. The device is idle at the
-start and at the end of each recorded step. All other ranks only measure how long their steps took. In a pipeline, all
-ranks also record the passes of their stages (`passes`).
+After two warm-up steps, the first rank records three steps with `torch.profiler` and the memory of one more step. Then
+all ranks time the parts of the model in three steps without the profiler (`part_times`). The run then continues
+normally. The recorded steps compute the same results, only more slowly. The device is idle at the start and at the end
+of each recorded step. In the first three steps, all other ranks only measure how long their steps took. In a pipeline,
+all ranks also record the passes of their stages (`passes`).
 """
 
 import gzip
@@ -33,18 +35,22 @@ from crosscut.config.system.terminal import new_console
 from crosscut.logbook.schema import PROFILE_FOLDER
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.planner.stages import schedule_of_run
+from crosscut.training.profiling.part_profile import print_parts, rank_parts, slowest_ranks, write_parts
+from crosscut.training.profiling.part_times import PartTimer
 from crosscut.training.profiling.passes import PassRecorder, RankPasses, pipeline_steps
 from crosscut.training.profiling.pipeline_profile import PASSES_FILE, PipelineProfile
 from crosscut.training.profiling.trace import STEP_NAME, Event, Shares, shares_of_steps
 from crosscut.training.step import Trainer
 from crosscut.training.watching.memory_account import Account, account_of
-from crosscut.training.watching.throughput import synchronize
+from crosscut.training.watching.throughput import PeakRate, synchronize
 
 TRACE_FILE = "trace.json.gz"
 FIGURES_FILE = "profile.json"
 
 WARM_UP_STEPS = 2
 RECORDED_STEPS = 3
+TIMED_STEPS = 3
+"""Number of steps in which the parts of the model are timed."""
 _TOLD = 10
 """Maximum number of operators, and of holders, in the printed tables."""
 
@@ -90,10 +96,13 @@ class Profiler:
         self._passes: list[RankPasses] = []
         self._recorder: torch.profiler.profile | None = None
         self._profile: Profile | None = None
+        self._timer = PartTimer(trainer)
 
     @contextmanager
-    def around(self, step: int) -> Iterator[None]:
-        """Context in which the caller runs step `step`. The first call starts the warm-up."""
+    def around(self, step: int, peak: PeakRate) -> Iterator[None]:
+        """Context in which the caller runs step `step`. The first call starts the warm-up. `peak` is the peak rate of
+        all ranks together.
+        """
         self._first = step if self._first is None else self._first
         index = step - self._first - WARM_UP_STEPS
         if 0 <= index < RECORDED_STEPS:
@@ -102,7 +111,11 @@ class Profiler:
         elif index == RECORDED_STEPS:
             with self._accounted():
                 yield
-            self._finish()
+        elif RECORDED_STEPS < index <= RECORDED_STEPS + TIMED_STEPS:
+            with self._timer.step():
+                yield
+            if index == RECORDED_STEPS + TIMED_STEPS:
+                self._finish(peak)
         else:
             yield
 
@@ -175,22 +188,27 @@ class Profiler:
         finally:
             handle.remove()
 
-    def _finish(self) -> None:
-        """Gather the seconds and the passes of all ranks, and write and print the profile on the first rank. All ranks
-        must call this method in the same step.
+    def _finish(self, peak: PeakRate) -> None:
+        """Gather the seconds, the passes and the parts of all ranks, and write and print the profile on the first rank.
+        All ranks must call this method in the same step.
         """
-        gathered = gather_to_first((self._seconds, self._passes))
+        parts = rank_parts(self.trainer, self._timer, peak)
+        gathered = gather_to_first((self._seconds, self._passes, parts))
         self._recorder = None
         if self._profile is None or gathered is None:
             return
-        self._profile.seconds_of_ranks = [seconds for seconds, _ in gathered]
-        pipeline = self._joined([passes for _, passes in gathered]) if self.mesh.is_staged else None
+        self._profile.seconds_of_ranks = [seconds for seconds, _, _ in gathered]
+        pipeline = self._joined([passes for _, passes, _ in gathered]) if self.mesh.is_staged else None
         if pipeline is not None:
             self._profile.pipelines = pipeline.rows()
             pipeline.write_passes(self.folder)
         told = {**asdict(self._profile), "steps": [shares._asdict() for shares in self._profile.steps]}
         write_json(self.folder / FIGURES_FILE, told)
-        print_profile(self._profile, self.folder, new_console(), pipeline=pipeline)
+        slowest = slowest_ranks([parts for _, _, parts in gathered])
+        write_parts(slowest, peak, self.folder, len(gathered))
+        console = new_console()
+        print_parts(slowest, peak, console, len(gathered))
+        print_profile(self._profile, self.folder, console, pipeline=pipeline)
 
     def _joined(self, passes: Sequence[Sequence[RankPasses]]) -> PipelineProfile:
         """Join the passes of all ranks. `passes` has one list per rank, with one entry for each recorded step."""
@@ -216,7 +234,7 @@ class Profiler:
 
 def require_steps(num_left: int) -> None:
     """Raise `ConfigError` if a run has fewer steps left than a profile needs."""
-    needed = WARM_UP_STEPS + RECORDED_STEPS + 1
+    needed = WARM_UP_STEPS + RECORDED_STEPS + 1 + TIMED_STEPS
     if num_left < needed:
         raise ConfigError(
             f"`training.steps` must leave at least {needed} steps for --profile, but leaves {num_left}. Train for more "
@@ -276,7 +294,7 @@ def print_profile(profile: Profile, folder: Path, console: Console, *, pipeline:
     else:
         console.print("holders of memory: unknown, because layers on the CPU are compiled. Set training.compile=off.\n")
     passes = "" if pipeline is None else f", {PASSES_FILE}"
-    text = f"{folder}/: {TRACE_FILE} (open it at ui.perfetto.dev), {FIGURES_FILE}{passes}"
+    text = f"{folder}/: {TRACE_FILE} (open it at ui.perfetto.dev), {FIGURES_FILE}, parts.json{passes}"
     console.print(text, highlight=False, soft_wrap=True)
 
 

@@ -21,15 +21,15 @@ from tests.training.jobs import loop
 
 @pytest.mark.slow
 def test_profile_of_two_ranks_tells_of_the_run_and_does_not_change_it(ranks, run_with, tmp_path):
-    plain_run = run_with("training.steps=7", "layout.tensor=2", f"output.folder={tmp_path / 'plain'}")
+    plain_run = run_with("training.steps=9", "layout.tensor=2", f"output.folder={tmp_path / 'plain'}")
     plain = ranks.run(2, loop, plain_run)[0]
-    run = run_with("training.steps=7", "layout.tensor=2")
+    run = run_with("training.steps=9", "layout.tensor=2")
     results = ranks.run(2, loop, run, None, None, True)
     for name, weight in plain["weights"].items():
         assert torch.equal(weight, results[0]["weights"][name]), name
 
     folder = Path(run.output.folder) / "profile"
-    assert {path.name for path in folder.iterdir()} == {MARKER_FILE, "profile.json", "trace.json.gz"}
+    assert {path.name for path in folder.iterdir()} == {MARKER_FILE, "profile.json", "parts.json", "trace.json.gz"}
     told = json.loads((folder / "profile.json").read_text())
     assert [step["step"] for step in told["steps"]] == [3, 4, 5], "as everywhere, counted from 1"
     for step in told["steps"]:
@@ -70,7 +70,7 @@ def test_profile_of_two_ranks_tells_of_the_run_and_does_not_change_it(ranks, run
 def test_profile_of_a_pipeline_tells_bubble_and_waiting_apart_and_does_not_change_the_run(
     ranks, run_with, tmp_path, layout, batch_size, num_layers
 ):
-    settings = ("training.steps=6", "training.validate_every=0", "checkpoint.every=0", "training.micro_batch_size=1")
+    settings = ("training.steps=9", "training.validate_every=0", "checkpoint.every=0", "training.micro_batch_size=1")
     settings = (*settings, f"model.num_layers={num_layers}", f"training.batch_size={batch_size}")
     settings = (*settings, *(f"layout.{setting}" for setting in layout.split()))
     run = run_with(*settings)
@@ -121,16 +121,20 @@ def compiled_loop(run):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_compiled_layers_on_the_cpu_have_no_account_of_memory(ranks, run_with):
-    run = run_with("training.steps=6", "training.validate_every=0", "model.dropout=0.0", "training.compile=on")
+    run = run_with("training.steps=9", "training.validate_every=0", "model.dropout=0.0", "training.compile=on")
     ranks.run(1, compiled_loop, run)
     told = json.loads((Path(run.output.folder) / "profile" / "profile.json").read_text())
     assert told["holders"] == {}
+    parts = json.loads((Path(run.output.folder) / "profile" / "parts.json").read_text())["ranks"][0]["parts"]
+    layers = [row for row in parts if row["layer"] is not None]
+    assert [(row["layer"], row["part"]) for row in layers] == [(0, "layer"), (1, "layer")], "a graph has no parts"
+    assert all(row["forward_flops"] and row["backward_seconds"] and row["parameters"] for row in layers)
     assert told["steps"][0]["compute"] > 0.0
 
 
 def test_run_with_too_few_steps_for_a_profile_is_refused():
-    require_steps(6)
-    assert refusal(ConfigError, require_steps, 5) == (
-        "`training.steps` must leave at least 6 steps for --profile, but leaves 5. Train for more steps, or "
+    require_steps(9)
+    assert refusal(ConfigError, require_steps, 8) == (
+        "`training.steps` must leave at least 9 steps for --profile, but leaves 8. Train for more steps, or "
         "remove --profile."
     )
