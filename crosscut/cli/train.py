@@ -40,7 +40,7 @@ class _TrainCommand(RunCommand):
 @click.option(
     "--profile",
     is_flag=True,
-    help="Profile seven steps after two warm-up steps, then continue training. The run's folder then holds "
+    help="Profile seven steps after three warm-up steps, then continue training. The run's folder then holds "
     "a trace for ui.perfetto.dev, the shares of compute, communication and idle time, the slowest operators, the "
     "memory peak, and time, FLOPs, parameters and share of the peak rate of each part of each layer.",
 )

@@ -111,7 +111,7 @@ def test_profile_needs_steps(fail, tmp_path):
     text.write_text("\n\n".join(f"Fellow citizens, address {i} of many, each long enough." * 9 for i in range(60)))
     message = fail("train", *TINY, f"data.text={text}", "--profile", "layout.tensor=1", "output.folder=run")
     assert message == (
-        "`training.steps` must leave at least 6 steps for --profile, but leaves 4. Train for more steps, or "
+        "`training.steps` must leave at least 10 steps for --profile, but leaves 4. Train for more steps, or "
         "remove --profile."
     )
 

@@ -104,7 +104,7 @@ def test_two_torchrun_nodes_make_one_run(book, tmp_path):
 
 @pytest.mark.slow  # PyTorch's recorder reads its settings once in a process, so this needs a process of its own
 def test_a_profile_lets_no_line_of_pytorchs_recorder_through(book, tmp_path):
-    run = ("training.steps=7", "layout.tensor=1", f"data.text={book}", f"output.folder={tmp_path / 'run'}")
+    run = ("training.steps=10", "layout.tensor=1", f"data.text={book}", f"output.folder={tmp_path / 'run'}")
     done = run_python("-m", "crosscut", "train", *TINY, *run, "--profile")
     assert done.returncode == 0, done.stderr
     assert ".cpp:" not in done.stderr

@@ -1,8 +1,8 @@
 """Profile of a few steps (`crosscut train --profile`): the time of each operator and of each part of the model, and the
 modules that hold the memory.
 
-After two warm-up steps, the first rank records three steps with `torch.profiler` and the memory of one more step. Then
-all ranks time the parts of the model in three steps without the profiler (`part_times`). The run then continues
+After three warm-up steps, the first rank records three steps with `torch.profiler` and the memory of one more step.
+Then all ranks time the parts of the model in three steps without the profiler (`part_times`). The run then continues
 normally. The recorded steps compute the same results, only more slowly. The device is idle at the start and at the end
 of each recorded step. In the first three steps, all other ranks only measure how long their steps took. In a pipeline,
 all ranks also record the passes of their stages (`passes`).
@@ -41,13 +41,15 @@ from crosscut.training.profiling.passes import PassRecorder, RankPasses, pipelin
 from crosscut.training.profiling.pipeline_profile import PASSES_FILE, PipelineProfile
 from crosscut.training.profiling.trace import STEP_NAME, Event, Shares, shares_of_steps
 from crosscut.training.step import Trainer
+from crosscut.training.tracking.measuring import MEASURED_STEP
 from crosscut.training.watching.memory_account import Account, account_of
 from crosscut.training.watching.throughput import PeakRate, synchronize
 
 TRACE_FILE = "trace.json.gz"
 FIGURES_FILE = "profile.json"
 
-WARM_UP_STEPS = 2
+WARM_UP_STEPS = MEASURED_STEP
+"""Steps before the first recorded one. The last of them counts its messages, whose operators then run twice."""
 RECORDED_STEPS = 3
 TIMED_STEPS = 3
 """Number of steps in which the parts of the model are timed."""

@@ -193,7 +193,7 @@ def test_time_of_a_part_is_found_in_its_own_row(ranks, name, place, recompute):
     ],
 )
 def test_profile_of_a_run_has_the_parts_of_the_slowest_ranks(ranks, run_with, layout, more):
-    settings = ("training.steps=9", "training.validate_every=0", "checkpoint.every=0", "model.num_layers=2", *more)
+    settings = ("training.steps=10", "training.validate_every=0", "checkpoint.every=0", "model.num_layers=2", *more)
     run = run_with(*settings, "training.batch_size=8", *(f"layout.{setting}" for setting in layout.split()))
     ranks.run(run.layout.world_size, loop, run, None, None, True, time_limit=300.0)
     told = json.loads((Path(run.output.folder) / PARTS_FILE).read_text())

@@ -21,9 +21,9 @@ from tests.training.jobs import loop
 
 @pytest.mark.slow
 def test_profile_of_two_ranks_tells_of_the_run_and_does_not_change_it(ranks, run_with, tmp_path):
-    plain_run = run_with("training.steps=9", "layout.tensor=2", f"output.folder={tmp_path / 'plain'}")
+    plain_run = run_with("training.steps=10", "layout.tensor=2", f"output.folder={tmp_path / 'plain'}")
     plain = ranks.run(2, loop, plain_run)[0]
-    run = run_with("training.steps=9", "layout.tensor=2")
+    run = run_with("training.steps=10", "layout.tensor=2")
     results = ranks.run(2, loop, run, None, None, True)
     for name, weight in plain["weights"].items():
         assert torch.equal(weight, results[0]["weights"][name]), name
@@ -31,7 +31,7 @@ def test_profile_of_two_ranks_tells_of_the_run_and_does_not_change_it(ranks, run
     folder = Path(run.output.folder) / "profile"
     assert {path.name for path in folder.iterdir()} == {MARKER_FILE, "profile.json", "parts.json", "trace.json.gz"}
     told = json.loads((folder / "profile.json").read_text())
-    assert [step["step"] for step in told["steps"]] == [3, 4, 5], "as everywhere, counted from 1"
+    assert [step["step"] for step in told["steps"]] == [4, 5, 6], "as everywhere, counted from 1"
     for step in told["steps"]:
         parts = [step[name] for name in ("compute", "overlapped", "communication", "idle")]
         assert sum(parts) == pytest.approx(1.0)
@@ -47,7 +47,7 @@ def test_profile_of_two_ranks_tells_of_the_run_and_does_not_change_it(ranks, run
 
     with gzip.open(folder / "trace.json.gz", "rt") as file:
         names = {event["name"] for event in json.load(file)["traceEvents"]}
-    assert {"aten::mm", "crosscut step 3", "crosscut step 5"} <= names
+    assert {"aten::mm", "crosscut step 4", "crosscut step 6"} <= names
 
     holders = told["holders"]
     assert sum(holders.values()) == told["peak_bytes"]
@@ -70,7 +70,7 @@ def test_profile_of_two_ranks_tells_of_the_run_and_does_not_change_it(ranks, run
 def test_profile_of_a_pipeline_tells_bubble_and_waiting_apart_and_does_not_change_the_run(
     ranks, run_with, tmp_path, layout, batch_size, num_layers
 ):
-    settings = ("training.steps=9", "training.validate_every=0", "checkpoint.every=0", "training.micro_batch_size=1")
+    settings = ("training.steps=10", "training.validate_every=0", "checkpoint.every=0", "training.micro_batch_size=1")
     settings = (*settings, f"model.num_layers={num_layers}", f"training.batch_size={batch_size}")
     settings = (*settings, *(f"layout.{setting}" for setting in layout.split()))
     run = run_with(*settings)
@@ -83,7 +83,7 @@ def test_profile_of_a_pipeline_tells_bubble_and_waiting_apart_and_does_not_chang
     folder = Path(run.output.folder) / "profile"
     rows = json.loads((folder / "profile.json").read_text())["pipelines"]
     places = [(row["step"], row["pipeline"], row["rank"]) for row in rows]
-    assert places == [(step, line, rank) for step in (3, 4, 5) for line in range(run.layout.data) for rank in (0, 1)]
+    assert places == [(step, line, rank) for step in (4, 5, 6) for line in range(run.layout.data) for rank in (0, 1)]
     for row in rows:
         assert row["stages"] == list(range(row["rank"], run.layout.num_stages, 2))
         shares = [row[name] for name in ("computing", "bubble", "waiting", "rest")]
@@ -99,7 +99,7 @@ def test_profile_of_a_pipeline_tells_bubble_and_waiting_apart_and_does_not_chang
         assert all(start < end for _, start, end in row["passes"])
     with gzip.open(folder / "trace.json.gz", "rt") as file:
         names = {event["name"] for event in json.load(file)["traceEvents"]}
-    assert {"pass F0", "pass B3", "crosscut step 3"} <= names
+    assert {"pass F0", "pass B3", "crosscut step 4"} <= names
 
 
 def test_compiled_graphs_are_not_told_apart_by_the_hashes_of_their_code():
@@ -121,7 +121,7 @@ def compiled_loop(run):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_compiled_layers_on_the_cpu_have_no_account_of_memory(ranks, run_with):
-    run = run_with("training.steps=9", "training.validate_every=0", "model.dropout=0.0", "training.compile=on")
+    run = run_with("training.steps=10", "training.validate_every=0", "model.dropout=0.0", "training.compile=on")
     ranks.run(1, compiled_loop, run)
     told = json.loads((Path(run.output.folder) / "profile" / "profile.json").read_text())
     assert told["holders"] == {}
@@ -133,8 +133,8 @@ def test_compiled_layers_on_the_cpu_have_no_account_of_memory(ranks, run_with):
 
 
 def test_run_with_too_few_steps_for_a_profile_is_refused():
-    require_steps(9)
-    assert refusal(ConfigError, require_steps, 8) == (
-        "`training.steps` must leave at least 9 steps for --profile, but leaves 8. Train for more steps, or "
+    require_steps(10)
+    assert refusal(ConfigError, require_steps, 9) == (
+        "`training.steps` must leave at least 10 steps for --profile, but leaves 9. Train for more steps, or "
         "remove --profile."
     )
