@@ -93,6 +93,11 @@ class OptimizerConfig:
     clip_norm: float = 1.0
     """Maximum global gradient norm. Larger gradients are scaled down to this norm."""
 
+    gradient_rank: int = 0
+    """Rank r of the matrices' gradients: the ranks that see different tokens send two factors of r columns instead of
+    a whole gradient, and keep what is left for later steps (PowerSGD, docs/sharding.md#gradients-in-low-rank). This
+    changes the trained model, in the same way on every layout. Usual values are 1 to 8. 0 sums whole gradients."""
+
     ema_decay: float = 0.0
     """Decay of an exponential moving average (EMA) of the weights. The average replaces the current weights for
     validation, evaluation, samples and the finished model. A usual value is 0.999. In the first steps, the decay is
@@ -100,7 +105,15 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         own = [rate_field(group) for group in ParameterGroup]
-        counts = ("learning_rate", "min_learning_rate", "weight_decay", *own, "warmup_steps", "decay_steps")
+        counts = (
+            "learning_rate",
+            "min_learning_rate",
+            "weight_decay",
+            *own,
+            "warmup_steps",
+            "decay_steps",
+            "gradient_rank",
+        )
         check_section(self, "optimizer", **dict.fromkeys(counts, 0))
         for name in ("beta1", "beta2", "ema_decay"):
             require_fraction(f"optimizer.{name}", getattr(self, name))
@@ -118,6 +131,9 @@ class OptimizerConfig:
                 '`optimizer.matrix_learning_rate` must be above 0 with optimizer.matrices="muon", but is 0. Muon needs '
                 "a higher rate than AdamW. Try 0.02."
             )
+        if self.gradient_rank:
+            remedy = "Muon gives all directions of an update the same size, and few are left. Remove one of the two."
+            require_value("optimizer.matrices", self.matrices, "adamw", "with `optimizer.gradient_rank`", remedy)
         for name in own:
             if getattr(self, name) and not self.learning_rate:
                 raise ConfigError(

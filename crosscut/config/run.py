@@ -141,6 +141,7 @@ class RunConfig(StepShape):
         _require_task(model, training)
         _require_warm_up(self.optimizer, training)
         _require_rates(model, self.optimizer)
+        _require_whole_gradients(layout, self.optimizer)
         require_float8(model, layout, training)
         require_compilable(model, layout, training)
         _require_samples(model, layout, self.output)
@@ -237,6 +238,17 @@ def _require_rates(model: ModelConfig, optimizer: OptimizerConfig) -> None:
         when = "for a model whose matrices have no biases and whose norms have no parameters"
         remedy = "Remove `optimizer.scalar_learning_rate`, or set model.norm_affine=true."
         require_value("optimizer.scalar_learning_rate", optimizer.scalar_learning_rate, 0, when, remedy)
+
+
+def _require_whole_gradients(layout: Layout, optimizer: OptimizerConfig) -> None:
+    """Raise `ConfigError` if gradients in low rank would need gradients that no rank holds whole."""
+    if layout.is_sharded:
+        remedy = (
+            "Data ranks that share one copy scatter the gradients, so no rank has one to approximate. Remove "
+            '`optimizer.gradient_rank`, or set layout.sharding="none".'
+        )
+        when = f'with layout.sharding="{layout.sharding}"'
+        require_value("optimizer.gradient_rank", optimizer.gradient_rank, 0, when, remedy)
 
 
 def _require_pairs(data: DataConfig, training: TrainingConfig) -> None:

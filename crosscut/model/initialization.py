@@ -3,7 +3,7 @@ parameter's name.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -68,9 +68,11 @@ _LAWS: dict[Law, Callable[[Tensor, float, float], Tensor]] = {
 
 
 @torch.no_grad()
-def zero_padding(model: GPT) -> None:
-    """Set the padding rows of the vocabulary to zero in all parameters that have such rows."""
-    parameters = dict(model.named_parameters())
-    for name, num_rows in model.padded_rows.items():
-        weight = parameters[name]
-        local_part(weight)[max(0, num_rows - local_offsets(weight)[0]) :] = 0.0
+def zero_padding(model: GPT, parameters: Mapping[str, Tensor] | None = None) -> None:
+    """Set the padding rows of the vocabulary to zero in all parameters that have such rows, or in tensors that are
+    distributed like parameters, by the names of these.
+    """
+    weights = dict(model.named_parameters()) if parameters is None else parameters
+    for name in weights.keys() & model.padded_rows.keys():
+        weight = weights[name]
+        local_part(weight)[max(0, model.padded_rows[name] - local_offsets(weight)[0]) :] = 0.0

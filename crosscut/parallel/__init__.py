@@ -39,6 +39,7 @@ from crosscut.parallel.recorder import CollectiveRecorder, Sent
 from crosscut.parallel.state.agreement import Drift, find_drift
 from crosscut.parallel.state.gradient_norm import GradientNorm, clip_gradients_, global_gradient_norm, measure_gradients
 from crosscut.parallel.state.gradients import GradientReducer, sum_copies
+from crosscut.parallel.state.low_rank import LowRankGradients
 from crosscut.parallel.state.parameters import (
     local,
     local_inside,
@@ -62,6 +63,7 @@ __all__ = [
     "GradientReducer",
     "LayerNorm",
     "LossSettings",
+    "LowRankGradients",
     "Multiplication",
     "NormPlace",
     "ParallelMesh",

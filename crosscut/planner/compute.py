@@ -12,6 +12,7 @@ from crosscut.architecture.readings import StepFlops, gradient_flops, repeated_f
 from crosscut.config.training import Recompute
 from crosscut.planner.candidate import Planned, recomputation_step, target_of
 from crosscut.planner.flops import ONE_TOKEN, inner_flops, model_flops_per_token, part_flops_per_token
+from crosscut.planner.messages.low_rank import low_rank_flops
 from crosscut.planner.muon import muon_flops
 from crosscut.planner.stages import part_of
 
@@ -67,7 +68,8 @@ def hardware_flops_per_rank(run: Planned, *, compiled: bool = False) -> int:
     The tensor ranks divide the products evenly, with exceptions: if there are fewer key-value heads, or groups of a
     scan's heads, than tensor ranks, several ranks compute the same head or group; and in latent attention, several
     ranks may compute the same latents or the same keys and values. This function includes the duplicated FLOPs, but
-    `flops_per_step` does not. This function also includes the products of Muon on the first rank. In a pipeline, the
+    `flops_per_step` does not. This function also includes the products of Muon on the first rank, and those
+    of gradients in low rank. In a pipeline, the
     result is for one rank of the pipeline (`Candidate.pipeline_rank`). Raises `ConfigError` if `model.vocab_size` is
     still 0.
     """
@@ -87,4 +89,4 @@ def hardware_flops_per_rank(run: Planned, *, compiled: bool = False) -> int:
         repeated += (2 * count + again[layer]) * inputs + count * weights + (3 * count + of_cores[layer]) * cores
     per_token = part_flops_per_token(part, run.model, length, mask_fraction=run.mask_fraction) + repeated
     flops = run.training.batch_size * length * per_token + recomputed_flops_per_step(run, compiled=compiled)
-    return flops // run.layout.ranks.per_owner + muon_flops(run)
+    return flops // run.layout.ranks.per_owner + muon_flops(run) + low_rank_flops(run)

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from crosscut.architecture import Decoder, Layer, Target, describe, flat, layer_parameters, lower
 from crosscut.architecture.readings import passes
 from crosscut.planner.candidate import Planned
+from crosscut.planner.messages.low_rank import low_rank
 from crosscut.planner.muon import MUON_BYTES, muon_share
 from crosscut.planner.parameters import Shares, known_vocab_size, trained_parameters_per_rank, trained_share
 from crosscut.planner.program import Program
@@ -31,6 +32,9 @@ ADAMW_BYTES = 28
 """Bytes per parameter in float32: AdamW reads weight, gradient and two moments, and writes weight and moments."""
 AVERAGE_BYTES = 12
 """Bytes per parameter in float32: the moving average reads average and weight, and writes the average."""
+LOW_RANK_BYTES = 64
+"""Bytes per element in float32 of a gradient in low rank: two tensors are divided or multiplied, two sums read two
+tensors and write one, the products read the term twice and write the gradient, and the memory is replaced."""
 _NORM_AND_CLIP_BYTES = 12
 _KERNELS = {True: (5, 12), False: (15, 30)}
 """Number of kernels in a layer's forward pass and in its backward pass, not counting matrix products. The key says
@@ -108,7 +112,8 @@ def optimizer_bytes(run: Planned, program: Program) -> float:
     The bytes are those of the gradient norm, of clipping and of the optimizer, which read and write the rank's shard of
     parameters, gradients and moments. If the run keeps a moving average of the weights, the bytes to update the rank's
     shard of the average are added. If several ranks sum whole gradients, the copies into and out of the buckets of
-    the all-reduce are added. Muon's products are not counted here; `step_time` adds them.
+    the all-reduce are added, and for gradients in low rank, the terms and the errors. Muon's products are not counted
+    here; `step_time` adds them.
     """
     part, layout, wide = part_of(run), run.layout, run.training.numbers.accumulation_bytes / 4
     own = trained_share(part, layout)
@@ -119,8 +124,10 @@ def optimizer_bytes(run: Planned, program: Program) -> float:
     updated = sum(elements / readers for readers, elements in of_plans) if program.shards_optimizer else own
     of_muon = muon_share(run) * wide * (MUON_BYTES - ADAMW_BYTES)
     average = AVERAGE_BYTES if run.optimizer.ema_decay else 0
+    in_low_rank = sum(low_rank(run, plan).gradients for plan in layout.plans)
     of_update = (ADAMW_BYTES + _NORM_AND_CLIP_BYTES + average) * (updated / own)
-    return own * wide * (of_update + 16 * (copied / own)) + of_muon
+    copied = max(copied - in_low_rank, 0)
+    return own * wide * (of_update + 16 * (copied / own)) + of_muon + in_low_rank * wide * LOW_RANK_BYTES
 
 
 @lru_cache(maxsize=4096)

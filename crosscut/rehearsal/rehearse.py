@@ -160,7 +160,9 @@ def _watch_progress(trainer: Trainer, num_micro_batches: int, tell: Callable[[in
 
 
 def _enter_state(ledger: Ledger, trainer: Trainer) -> None:
-    """Record the weights and their moving average. Also record the moments, unless the moments are in host memory."""
+    """Record the weights, their moving average and the memories of gradients in low rank. Also record the moments,
+    unless the moments are in host memory.
+    """
     precision = trainer.run.training.numbers
     is_mixed = precision.compute != precision.accumulation
     parameters = dict(trainer.model.named_parameters())
@@ -168,6 +170,8 @@ def _enter_state(ledger: Ledger, trainer: Trainer) -> None:
     if trainer.average is not None:
         trainer.average.begin()
         ledger.enter("optimizer", trainer.average.tensors)
+    if trainer.low_rank is not None:
+        ledger.enter("optimizer", trainer.low_rank.state())
     for name in STATE:
         states = {key: trainer.optimizer.state[p] for key, p in parameters.items()}
         moments = {key: state[name] for key, state in states.items() if name in state}

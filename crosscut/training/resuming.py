@@ -51,8 +51,8 @@ _MASKED = ("pairs", "mask_fraction", "mask_words")
 def identity_of(run: RunConfig, tokens: Tokens) -> dict[str, object]:
     """Return the values in which the run and a checkpoint must agree for the run to resume from the checkpoint. They
     are the model's settings except dropout and the padding of the vocabulary, the settings that determine the batches,
-    the optimizer for matrices, a hash of the tokens, a hash of the sentences if the samples are pairs of segments, and
-    each token folder's share of a mixture.
+    the optimizer for matrices, the rank of their gradients, a hash of the tokens, a hash of the sentences if the
+    samples are pairs of segments, and each token folder's share of a mixture.
     """
     folders = folders_of(tokens)
     manifests = [folder.manifest for folder in folders]
@@ -72,7 +72,8 @@ def identity_of_settings(run: RunConfig) -> dict[str, object]:
     batches = {f"training.{name}": getattr(run.training, name) for name in _BATCHES}
     is_masked = run.data.objective is Objective.MASKED
     masked = {f"data.{name}": getattr(run.data, name) for name in _MASKED} if is_masked else {}
-    others = {"data.objective": run.data.objective, "optimizer.matrices": run.optimizer.matrices}
+    optimizer = {f"optimizer.{name}": getattr(run.optimizer, name) for name in ("matrices", "gradient_rank")}
+    others = {"data.objective": run.data.objective, **optimizer}
     return {**model, **batches, **masked, **others}
 
 

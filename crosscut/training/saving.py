@@ -65,6 +65,7 @@ class RunCheckpoints:
         """
         RECORD.phase(RunPhase.CHECKPOINT)
         self.require_folder()
+        self._share_errors()
         config = Path(self.run.output.folder) / CONFIG_FILE
         self.saver.save(self._progress(step), written=lambda: write_toml(self.run, config), final=final)
 
@@ -73,7 +74,17 @@ class RunCheckpoints:
         run continues, and the failure is reported.
         """
         assert self.memory_saver is not None
+        self._share_errors()
         self.memory_saver.save(self._progress(step))
+
+    def _share_errors(self) -> None:
+        """Make the errors of gradients in low rank the same on all ranks that hold terms, so that the checkpoint suits
+        every layout.
+        """
+        if self.trainer.low_rank is not None:
+            for saver in self.savers:
+                saver.copying.wait()
+            self.trainer.low_rank.share_errors()
 
     def _progress(self, step: int) -> Progress:
         return Progress(

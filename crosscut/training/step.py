@@ -5,8 +5,9 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from crosscut.architecture.low_rank import has_low_rank
 from crosscut.architecture.pipeline import Stage, stages_of_rank
 from crosscut.checkpoint import AVERAGE
 from crosscut.config import ResolvedRun
@@ -17,6 +18,7 @@ from crosscut.model.heads.head import Scales
 from crosscut.model.running import PLAIN_LOSS, Runners
 from crosscut.model.stages import Observer, StageStep
 from crosscut.parallel import (
+    LowRankGradients,
     ParallelMesh,
     RandomStreams,
     clip_gradients_,
@@ -81,7 +83,11 @@ class Trainer:
         self.model = self._make_model(loss_chunk_tokens)
         enable_symmetric_memory(mesh)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.reducer = make_reducer(self.model, mesh)
+        matrices = self._low_rank_matrices()
+        self.reducer = make_reducer(self.model, mesh, apart=matrices)
+        rank, seed = run.optimizer.gradient_rank, run.training.seed
+        self.low_rank = LowRankGradients(matrices, mesh, rank=rank, seed=seed) if matrices else None
+        """Sums of the matrices' gradients in low rank; None without `optimizer.gradient_rank`."""
         home = InHostMemory() if "optimizer" in run.training.offload else None
         self.optimizer = make_optimizer(
             self.model,
@@ -119,6 +125,12 @@ class Trainer:
         )
         return model
 
+    def _low_rank_matrices(self) -> dict[str, nn.Parameter]:
+        """Return this rank's parameters whose gradients are summed in low rank, by name."""
+        rank = self.run.optimizer.gradient_rank
+        names = {parameter.name for parameter in self.model.part.parameters() if has_low_rank(parameter, rank)}
+        return {name: parameter for name, parameter in self.model.named_parameters() if name in names}
+
     def _stages(self) -> tuple[Stage, ...]:
         """Return the stages of this rank. If the pipeline has one rank, one stage holds the whole model."""
         pipeline = self.mesh.pipeline
@@ -129,10 +141,12 @@ class Trainer:
     @property
     def more_state(self) -> dict[str, dict[str, Tensor]]:
         """State that checkpoints store besides the model and the optimizer: the tensors of the loss scale under
-        `loss_scale`, and the average of the weights under `AVERAGE`. Without a loss scale or without an average, the
-        corresponding key is missing. The tensors are live, not copied.
+        `loss_scale`, the memories of gradients in low rank under `low_rank`, and the average of the weights under
+        `AVERAGE`. The key of what the run does not have is missing. The tensors are live, not copied.
         """
         state = {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state()}
+        if self.low_rank is not None:
+            state["low_rank"] = self.low_rank.state()
         return state if self.average is None else {**state, AVERAGE: self.average.tensors}
 
     def step(self, step: int, micro_batches: Sequence[Batch]) -> StepResult:
@@ -171,6 +185,8 @@ class Trainer:
             self.average.begin()
         self.optimizer.step()
         more = self.balance.update(held=held)
+        if self.low_rank is not None:
+            self.low_rank.commit(held)
         if self.average is not None:
             self.average.update(step)
         figures = DeviceFigures(loss, norm, held, measured.own)
@@ -208,6 +224,8 @@ class Trainer:
         if self.loss_scale is not None:
             self.loss_scale.unscale_(self.parameters)
             total = self.loss_scale.unscaled(total)
+        if self.low_rank is not None:
+            self.low_rank.reduce()
         return total
 
     def summed(self, part: Tensor) -> Tensor:

@@ -339,6 +339,11 @@ class _RunStep:
             if parameter.dim() == 1 or name in zero:
                 disturb_(parameter, std=0.1, seed=run.training.seed, name=name)
         zero_padding(self.model)
+        if self.trainer.low_rank is not None:  # a memory of zeros would hide bugs in its use
+            errors = self.trainer.low_rank.errors
+            for name, error in errors.items():
+                disturb_(error, std=0.01, seed=run.training.seed, name=f"{name} error")
+            zero_padding(self.model, errors)
         self.sent: Counter[Sent] = Counter()
         self.before: dict[str, Tensor] = {}
         """This rank's parts of the parameters before the step, if the run averages the weights."""

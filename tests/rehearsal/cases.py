@@ -101,6 +101,7 @@ MULTIPLIED = {
     "attention_multiplier": 0.2, "logit_divisor": 1.5,
 }  # fmt: skip
 AVERAGED = OptimizerConfig(ema_decay=0.999)
+LOW_RANK = OptimizerConfig(gradient_rank=2)
 MUON = OptimizerConfig(matrices="muon", matrix_learning_rate=0.02)
 WIDE = {"num_layers": 1, "hidden_size": 512}
 SIZES = {"num_layers": 3, "hidden_size": 128, "num_heads": 8, "vocab_size": 2048, "max_sequence_length": 128}
@@ -276,6 +277,9 @@ SMALL = (
     small("adapters, shared", "cuda", ZERO3, LAYERS | HALF, {**LLAMA, "lora_rank": 8}),
     small("averaged", "cpu", {"tensor": 2}, {}, {}, AVERAGED),
     small("averaged, shared", "cuda", ZERO3, HALF, {}, AVERAGED),
+    small("low rank", "cpu", {"data": 2}, {}, {}, LOW_RANK),
+    small("low rank, split", "cuda", SPLIT, HALF, LLAMA, LOW_RANK),
+    small("low rank, experts", "cuda", {**EXPERT_RANKS, "data": 4, "tensor": 2}, HALF, EXPERTS, LOW_RANK),
     small("states", "cpu", {}, {}, STATES),
     small("states, half precision", "cuda", {"tensor": 4}, HALF, STATES),
     small("states' scans again", "cpu", {"tensor": 2}, CORE, STATES),

@@ -1068,5 +1068,6 @@ for _of in (
     "experts",
     "schedule",
     "sharding",
+    "low_rank",
 ):  # they register their faults after those above
     import_module(f"tests.verification.faults.{_of}")

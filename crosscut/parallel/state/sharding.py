@@ -16,7 +16,7 @@ because the embedding of a frequent token sums many gradients. Parameters of lay
 precision, such as decay rates, also belong to the root.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -323,13 +323,14 @@ def param_groups_of(state: "FSDPState") -> "list[FSDPParamGroup]":
     return [group for group in [state._fsdp_param_group] if group is not None] if groups is None else groups
 
 
-def make_reducer(model: nn.Module, mesh: ParallelMesh) -> Reducer:
-    """Return a new reducer that sums the gradients of `model` on this mesh.
+def make_reducer(model: nn.Module, mesh: ParallelMesh, *, apart: Collection[str] = ()) -> Reducer:
+    """Return a new reducer that sums the gradients of `model` on this mesh. Without sharding, the reducer leaves out
+    the gradients of the parameters whose names are in `apart`.
 
     Raises `LayoutError` if a parameter is not a `DTensor`, or if the mesh shards the model but `shard_model` was not
     called, or if the backward pass of the model sums gradients itself.
     """
     require_gradients_to_sum(model)
     if mesh.sharding is None:
-        return GradientReducer(model.parameters(), mesh)
+        return GradientReducer((p for name, p in model.named_parameters() if name not in apart), mesh)
     return ShardedStageReducer(model, mesh) if mesh.is_staged else ShardedReducer(model, mesh)

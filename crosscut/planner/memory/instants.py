@@ -9,6 +9,7 @@ from crosscut.architecture.pipeline import Flight
 from crosscut.config import default_loss_chunk
 from crosscut.config.conventions import BUCKET_BYTES, PIECE_ELEMENTS
 from crosscut.planner.memory.stage import StageMemory
+from crosscut.planner.messages.low_rank import low_rank_memory
 from crosscut.planner.muon import largest_muon_share, muon_buffers
 
 FRAGMENTATION = 0.05
@@ -32,7 +33,8 @@ class MemoryForecast:
     """Weights in the accumulation type, if this type differs from the compute type."""
 
     optimizer: int = 0
-    """Moments of AdamW, the momentum of Muon, and the moving average of the weights."""
+    """Moments of AdamW, the momentum of Muon, the moving average of the weights, and the memories of gradients in low
+    rank."""
 
     activations: int = 0
     """Activations that layers save for the backward pass, and temporary tensors of the running layer."""
@@ -203,19 +205,21 @@ class Instants:
             pieces = 4 * min(PIECE_ELEMENTS, stage.trained - stage.of_muon) * stage.wide
             matrix = largest_muon_share(stage.run) * stage.wide
         buffers = max(pieces, matrix + muon_buffers(stage.run))
-        return self._at("step", gradients=stage.trained * stage.wide, buffers=buffers)
+        pending = low_rank_memory(stage.run) * stage.wide
+        return self._at("step", gradients=stage.trained * stage.wide, buffers=buffers + pending)
 
     def _at(self, instant: str, *, weights: int = 0, activations: int = 0, **held: int) -> MemoryForecast:
         stage = self.stage
         state = stage.own * stage.wide
         moments = 0 if stage.moments_wait else (2 * stage.trained - stage.of_muon) * stage.wide
         average = state if stage.run.optimizer.ema_decay else 0  # never offloaded
+        errors = low_rank_memory(stage.run) * stage.wide
         passing = weights + activations + sum(held.values())
         return MemoryForecast(
             instant=instant,
             weights=weights if stage.is_mixed else weights + state,
             master_weights=state if stage.is_mixed else 0,
-            optimizer=moments + average,
+            optimizer=moments + average + errors,
             activations=activations,
             allowance=int(FRAGMENTATION * passing) if stage.device == "cuda" else 0,
             **held,

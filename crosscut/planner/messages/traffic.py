@@ -25,8 +25,8 @@ from crosscut.architecture import (
     flat,
     lower,
     lower_root,
-    root_parameters,
 )
+from crosscut.architecture.low_rank import has_low_rank
 from crosscut.architecture.messages import (
     Phase,
     Sent,
@@ -41,6 +41,7 @@ from crosscut.config.conventions import num_pieces
 from crosscut.config.training import Recompute
 from crosscut.planner.candidate import Planned, is_compiled, recomputation_step, target_of
 from crosscut.planner.messages.collective import Collective, along, at_once
+from crosscut.planner.messages.low_rank import low_rank, low_rank_messages
 from crosscut.planner.messages.sharding import sharded_parameters
 from crosscut.planner.messages.staged import compared_ends, stage_messages, tied_gradients
 from crosscut.planner.muon import muon_messages
@@ -82,6 +83,7 @@ def step_traffic(
         *(_loss(run, loss_chunk_tokens, run.num_micro_batches) if part.is_last else []),
         *stage_messages(run, target),
         *_gradients(run, all_reduce),
+        *low_rank_messages(run, all_reduce),
         *tied_gradients(run, all_reduce),
         *_totals(run, all_reduce),
         *muon_messages(run),
@@ -276,15 +278,18 @@ def _gradients(run: Planned, all_reduce: partial[Collective]) -> list[Collective
     if run.layout.shard_size > 1:
         return sharded_parameters(run)
     layout, part = run.layout, part_of(run)
-    partial_ones = partial_gradients(part, layout)
+    in_low_rank = {plan: low_rank(run, plan) for plan in layout.plans}
+    partial_ones = partial_gradients(part, layout) - sum(sums.partial for sums in in_low_rank.values())
     replicated = along(all_reduce, layout.ranks.cuts)(purpose="replicated gradients", elements=partial_ones)
-    root = root_parameters(part, Target.of(layout))
+    target, rank = Target.of(layout), run.optimizer.gradient_rank
+    root = (p for p in part.root_parameters() if not p.is_frozen and not has_low_rank(p, rank))
+    last = sum(parameter.on(target).size for parameter in root)
     local = [
         along(all_reduce, plan.tokens)(
             purpose="gradients" if plan is layout.ranks else "gradients of experts",
             overlap=Overlap.BUCKETS,
-            elements=trained_parameters_per_rank(part, layout, plan),
-            last_elements=sum(p.size for p in root if not p.is_frozen) if plan is layout.ranks else 0,
+            elements=trained_parameters_per_rank(part, layout, plan) - in_low_rank[plan].gradients,
+            last_elements=last if plan is layout.ranks else 0,
         )
         for plan in layout.plans
     ]
