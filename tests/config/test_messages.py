@@ -37,7 +37,8 @@ LOWER_BOUNDS = {
         "training.micro_batch_size training.seed training.z_loss training.validate_every training.validation_sequences "
         "optimizer.learning_rate optimizer.min_learning_rate optimizer.embedding_learning_rate "
         "optimizer.head_learning_rate optimizer.matrix_learning_rate optimizer.scalar_learning_rate "
-        "optimizer.warmup_steps optimizer.decay_steps optimizer.weight_decay checkpoint.every checkpoint.keep_every "
+        "optimizer.warmup_steps optimizer.decay_steps optimizer.weight_decay optimizer.gradient_rank checkpoint.every "
+        "checkpoint.keep_every "
         "output.sample_tokens output.sample_temperature output.sample_every training.idle_expert_steps",
         1: "model.vocab_multiple "
         "model.num_layers model.hidden_size model.num_heads model.rotary_factor model.rotary_original_length "
