@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from crosscut.architecture.low_rank import has_low_rank
 from crosscut.architecture.pipeline import Stage, stages_of_rank
@@ -83,11 +83,8 @@ class Trainer:
         self.model = self._make_model(loss_chunk_tokens)
         enable_symmetric_memory(mesh)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        matrices = self._low_rank_matrices()
-        self.reducer = make_reducer(self.model, mesh, apart=matrices)
-        rank, seed = run.optimizer.gradient_rank, run.training.seed
-        self.low_rank = LowRankGradients(matrices, mesh, rank=rank, seed=seed) if matrices else None
-        """Sums of the matrices' gradients in low rank; None without `optimizer.gradient_rank`."""
+        self.low_rank = self._make_low_rank()
+        self.reducer = make_reducer(self.model, mesh, apart=self.low_rank.errors if self.low_rank else ())
         home = InHostMemory() if "optimizer" in run.training.offload else None
         self.optimizer = make_optimizer(
             self.model,
@@ -125,11 +122,12 @@ class Trainer:
         )
         return model
 
-    def _low_rank_matrices(self) -> dict[str, nn.Parameter]:
-        """Return this rank's parameters whose gradients are summed in low rank, by name."""
-        rank = self.run.optimizer.gradient_rank
+    def _make_low_rank(self) -> LowRankGradients | None:
+        """Make the sums of this rank's gradients in low rank; None if all are summed whole."""
+        rank, seed = self.run.optimizer.gradient_rank, self.run.training.seed
         names = {parameter.name for parameter in self.model.part.parameters() if has_low_rank(parameter, rank)}
-        return {name: parameter for name, parameter in self.model.named_parameters() if name in names}
+        matrices = {name: parameter for name, parameter in self.model.named_parameters() if name in names}
+        return LowRankGradients(matrices, self.mesh, rank=rank, seed=seed) if matrices else None
 
     def _stages(self) -> tuple[Stage, ...]:
         """Return the stages of this rank. If the pipeline has one rank, one stage holds the whole model."""

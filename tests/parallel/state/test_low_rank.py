@@ -73,6 +73,7 @@ def courses(layout: Layout, dim: int) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("layout", [Layout(), Layout(data=2), Layout(data=4), Layout(tensor=2, data=2)])
 def test_every_step_is_that_of_the_papers_algorithm(ranks, layout, dim):
