@@ -19,7 +19,8 @@ from crosscut.model import GPT, Batch
 from crosscut.model.stages import last_hidden_states
 from crosscut.parallel import Axis, LossSettings
 from crosscut.parallel.collectives import all_reduce
-from crosscut.parallel.cross_entropy import VocabularyPart, local_index, loss_chunk, require_fit, vocabulary_part
+from crosscut.parallel.cross_entropy import local_index, loss_chunk, require_fit, vocabulary_part
+from crosscut.parallel.distillation import VocabularyPart
 
 
 class TokenScores(NamedTuple):

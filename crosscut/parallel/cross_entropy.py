@@ -14,6 +14,9 @@ z-loss needs no additional message, because log Z follows from the numbers that 
 
     z-loss = c (log Z)^2         d z-loss / d logits = 2 c (log Z) p
 
+With a teacher, each token's loss is a mixture of the cross entropy and of the divergence from the teacher's
+distribution (`parallel.distillation`), and both use the same logits.
+
 A bias of the logits is cut along the vocabulary, like the output weight. Each rank adds its own part of the bias to its
 own logits, so the bias needs no message.
 
@@ -35,17 +38,8 @@ from crosscut.kernels.loss_passes import Logits, LossPasses, error_into, log_sof
 from crosscut.kernels.products import ORDINARY, add_product, multiply_into, product_in
 from crosscut.kernels.soft_cap import soft_cap_
 from crosscut.parallel.collectives import all_reduce
+from crosscut.parallel.distillation import Distillation, VocabularyPart, distil
 from crosscut.parallel.mesh import Axis
-
-
-class VocabularyPart(NamedTuple):
-    """Part of the vocabulary that one rank of the tensor axis holds."""
-
-    axis: Axis
-    first: int
-    """Token id of the part's first row."""
-    num_real: int
-    """Number of the part's rows that are not padding."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,7 +62,12 @@ class LossSettings:
     """Number C of tokens whose logits are in memory at once. None chooses a default."""
     passes: LossPasses | None = None
     """Compiled passes over the logits. None uses PyTorch's own operators, which work in place."""
+    distillation: Distillation | None = None
+    """Teacher whose distributions are targets, too, in place of the compiled passes. None means no teacher."""
 
+
+_NUM_LOSSES = 3
+"""Losses that are summed with a teacher: the mixture, the data's loss and the teacher's loss."""
 
 PLAIN_LOSS_SETTINGS = LossSettings()
 """Settings for the plain sum of the tokens' cross entropies, in chunks of the default size, without compiled passes."""
@@ -84,6 +83,24 @@ class _LossPlan(NamedTuple):
     needs_grad: bool
     needs_weight: bool
     """Whether the weight needs a gradient. False for a frozen weight."""
+
+    @property
+    def teaches(self) -> bool:
+        """Whether a teacher has a part of the loss."""
+        return self.settings.distillation is not None
+
+    @property
+    def passes(self) -> LossPasses | None:
+        """Compiled passes to use; None for PyTorch's own operators."""
+        return None if self.teaches else self.settings.passes
+
+
+class _Chunk(NamedTuple):
+    """Tokens of one chunk: their places among all tokens, their hidden states [C, H] and their targets [C]."""
+
+    piece: slice
+    hidden: Tensor
+    targets: Tensor
 
 
 class _OutputRows(NamedTuple):
@@ -125,8 +142,8 @@ def vocab_parallel_cross_entropy(
 
     The result is a float32 scalar (float64 if `hidden` is float64). Call `backward` at most once on the result.
 
-    Forward: for each chunk of C tokens, an all-reduce (max) of C elements and an all-reduce (sum) of 2 C elements.
-    Backward: nothing is sent. Source: paper, section 3.
+    Forward: for each chunk of C tokens, an all-reduce (max) of C elements and an all-reduce (sum) of 2 C elements, and
+    with a teacher the messages of `distil`. Backward: nothing is sent. Source: paper, section 3.
 
     Raises `LayoutError` if the shapes do not match, `ConfigError` if `settings.chunk_tokens` is below 1, and
     `RuntimeError` if a target is not a valid token id (on CUDA, when the device reaches the check).
@@ -137,8 +154,10 @@ def vocab_parallel_cross_entropy(
     # `Function.forward` runs without gradients, so `torch.is_grad_enabled()` must be read here.
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     plan = _LossPlan(settings, part, chunk, needs_grad, needs_grad and weight.requires_grad)
-    loss: Tensor = _ProjectAndCompare.apply(hidden, weight, settings.bias, targets, plan)
-    return loss
+    loss, parts = _ProjectAndCompare.apply(hidden, weight, settings.bias, targets, plan)
+    if settings.distillation is not None:
+        settings.distillation.sums.append(parts)
+    return loss  # type: ignore[no-any-return]
 
 
 def loss_chunk(chunk_tokens: int | None, hidden: Tensor, weight: Tensor) -> int:
@@ -188,6 +207,10 @@ def starts_of_chunks(num_tokens: int, chunk: int) -> Iterable[int]:
     return range(0, num_tokens, chunk)
 
 
+_Gradients = tuple[Tensor, Tensor | None, Tensor | None, None, None]
+"""Gradients of the hidden states, the weight and the bias; None for the other arguments of the loss."""
+
+
 class _LossContext(Protocol):
     needs_input_grad: tuple[bool, ...]
     gradients: tuple[Tensor, Tensor | None, Tensor | None, Tensor | float] | None
@@ -195,25 +218,27 @@ class _LossContext(Protocol):
     pass.
     """
 
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+
 
 class _ProjectAndCompare(Function):
     @staticmethod
     def forward(
         ctx: _LossContext, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, plan: _LossPlan
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor | None]:
         rows = _OutputRows(weight.to(hidden.dtype), bias)
         grad_hidden = torch.empty_like(hidden) if plan.needs_grad else None
         grad_weight = torch.empty_like(weight) if plan.needs_weight else None
         needs_bias = plan.needs_grad and ctx.needs_input_grad[2]
         grad_bias = None if bias is None or not needs_bias else torch.zeros_like(bias)
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        total = torch.zeros((), dtype=wide, device=hidden.device)
-        buffers = _buffers(hidden, rows.weight, plan, wide) if plan.settings.passes is None else None
+        total = torch.zeros(_NUM_LOSSES if plan.teaches else (), dtype=wide, device=hidden.device)
+        buffers = _buffers(hidden, rows.weight, plan, wide) if plan.passes is None else None
         for start in starts_of_chunks(hidden.shape[0], plan.chunk):
             piece = slice(start, start + plan.chunk)
-            losses, error = _losses_of_chunk(hidden[piece], rows, targets[piece], plan, buffers)
+            losses, error = _losses_of_chunk(_Chunk(piece, hidden[piece], targets[piece]), rows, plan, buffers)
             keep = targets[piece] != IGNORED
-            total += losses.masked_fill(~keep, 0.0).sum()
+            total += losses.masked_fill(~keep, 0.0).sum(-1)
             if error is not None and grad_hidden is not None:
                 keep = keep.unsqueeze(1)  # mask ignored tokens in tensors of width H, because the logits are wider
                 multiply_into(grad_hidden[piece], error, rows.weight.t())
@@ -229,11 +254,16 @@ class _ProjectAndCompare(Function):
             if grad_weight is not None and not hidden.shape[0]:
                 grad_weight.zero_()  # without a token, no chunk has filled the gradient
             ctx.gradients = (grad_hidden, grad_weight, grad_bias, scale)
-        return total * scale
+        if not plan.teaches:
+            return total * scale, None
+        ctx.mark_non_differentiable(parts := total[1:].clone())
+        return total[0] * scale, parts
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _LossContext, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
+    def backward(
+        ctx: _LossContext, grad: Tensor, _parts: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
         if ctx.gradients is None:
             raise RuntimeError(
                 "The loss of `vocab_parallel_cross_entropy` allows one backward pass, but a second backward pass has "
@@ -253,27 +283,55 @@ def _buffers(hidden: Tensor, rows: Tensor, plan: _LossPlan, wide: torch.dtype) -
 
 
 def _losses_of_chunk(
-    hidden: Tensor, rows: _OutputRows, targets: Tensor, plan: _LossPlan, buffers: _Buffers | None
+    chunk: _Chunk, rows: _OutputRows, plan: _LossPlan, buffers: _Buffers | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the losses [C] of the tokens of `hidden` [C, H] and, if gradients are needed, the gradients of the logits
-    [C, V/T]. No other tensor as large as the logits stays in memory.
+    """Return the losses of the tokens of a chunk, [C] or, with a teacher, [3, C], and, if gradients are needed, the
+    gradients of the logits [C, V/T]. Without a teacher, no other tensor as large as the logits stays in memory.
     """
     if buffers is None:
-        product = ORDINARY.output(hidden, rows.weight)
-        return _compare_compiled(product if rows.bias is None else product.add_(rows.bias), targets, plan)
-    product = product_in(buffers.logits, hidden, rows.weight)
+        product = ORDINARY.output(chunk.hidden, rows.weight)
+        return _compare_compiled(product if rows.bias is None else product.add_(rows.bias), chunk.targets, plan)
+    product = product_in(buffers.logits, chunk.hidden, rows.weight)
     in_place = product if product.dtype == buffers.logits.dtype else buffers.logits[: product.shape[0]].copy_(product)
     if rows.bias is not None:
         in_place.add_(rows.bias)
     slopes = None if buffers.slopes is None else buffers.slopes[: product.shape[0]]
     if plan.settings.soft_cap:
         soft_cap_(in_place, plan.settings.soft_cap, slopes)
-    log_p, losses, log_z = _compare(in_place, targets, plan.part)
+    log_p, losses, log_z = _compare(in_place, chunk.targets, plan.part)
     losses, growth = _with_z_loss(losses, log_z, plan.settings.z_loss)
+    taught = _taught(chunk, log_p, losses, plan)
     if not plan.needs_grad:
-        return losses, None
-    index, here = local_index(targets, plan.part)
-    return losses, error_into(product, log_p, index, here, growth=growth, slopes=slopes)
+        return taught.losses, None
+    index, here = local_index(chunk.targets, plan.part)
+    return taught.losses, taught.mixed(error_into(product, log_p, index, here, growth=growth, slopes=slopes), slopes)
+
+
+class _Taught(NamedTuple):
+    """Losses of a chunk's tokens, and the teacher's part of the gradients of the logits."""
+
+    losses: Tensor
+    """Losses [C] or, with a teacher, the mixture, the data's losses and the teacher's losses, [3, C]."""
+    error: Tensor | None = None
+    """Gradients [C, V/T] of the teacher's losses with respect to the capped logits; None without a teacher."""
+    alpha: float = 0.0
+
+    def mixed(self, error: Tensor, slopes: Tensor | None) -> Tensor:
+        """Return the gradients of the mixture, given those of the data's losses, which are changed in place."""
+        if self.error is None:
+            return error
+        own = self.error if slopes is None else self.error.mul_(slopes)
+        return error.mul_(1.0 - self.alpha).add_(own, alpha=self.alpha)
+
+
+def _taught(chunk: _Chunk, log_p: Tensor, losses: Tensor, plan: _LossPlan) -> _Taught:
+    """Add the teacher's losses to the data's losses [C], given the student's log probabilities [C, V/T]."""
+    teaching = plan.settings.distillation
+    if teaching is None:
+        return _Taught(losses)
+    alpha = teaching.mixture.alpha
+    distances, error = distil(log_p, teaching.logits(chunk.piece), plan.part, teaching.mixture)
+    return _Taught(torch.stack([torch.lerp(losses, distances, alpha), losses, distances]), error, alpha)
 
 
 def _compare(logits: Tensor, targets: Tensor, part: VocabularyPart) -> tuple[Tensor, Tensor, Tensor]:
