@@ -101,6 +101,10 @@ class Inputs(Generic[Array]):
     first and the last token of the answer in each sequence [B, 2]. A missing label is `IGNORED`, and a missing number
     is NaN.
     """
+    teacher: Annotated[Array | None, Field(Per.TOKEN, Element.REAL)] = None
+    """Last hidden states of a teacher for each token, [B, S, its hidden size], from which its logits follow. None
+    means that no teacher has a share of the loss.
+    """
     predicted: Annotated[Array | None, Field(Per.PREDICTED, Element.PLACE)] = None
     """Indexes of the tokens whose logits are computed, in the flattened batch. None means all tokens."""
     places: Annotated[Array | None, Field(Per.PLACE, Element.PLACE)] = None

@@ -21,6 +21,7 @@ from crosscut.config.model import Biases, ModelConfig
 from crosscut.config.optimizer import OptimizerConfig
 from crosscut.config.parts.kinds import Mixer
 from crosscut.config.parts.rotary import RotaryScaling
+from crosscut.config.teachers import TeacherConfig
 from crosscut.config.training import TrainingConfig
 
 
@@ -119,6 +120,7 @@ class RunConfig(StepShape):
     layout: Layout = field(default_factory=Layout)
     data: DataConfig = field(default_factory=DataConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -144,6 +146,8 @@ class RunConfig(StepShape):
         _require_whole_gradients(layout, self.optimizer)
         require_float8(model, layout, training)
         require_compilable(model, layout, training)
+        if self.teacher.teaches:
+            self.teacher_ranks.require_possible()
         _require_samples(model, layout, self.output)
         if self.evaluation.has_tasks:
             self.evaluation.window_for(training.sequence_length)

@@ -27,7 +27,7 @@ from crosscut.model.block import Block
 from crosscut.model.building import Builder
 from crosscut.model.cache import GenerationCache, Reading, reading_kernels
 from crosscut.model.embedding import Embedding
-from crosscut.model.heads.head import SUMS, Head, HeadBuilder, Scales
+from crosscut.model.heads.head import SUMS, Head, HeadBuilder, Scales, Teaching
 from crosscut.model.heads.table import build_head
 from crosscut.model.running import PLAIN_RUNNERS, Runners
 from crosscut.model.shared import Shared
@@ -150,10 +150,14 @@ class GPT(nn.Module):
         length = 0 if reading is not None else self.sharing.whole_length(batch) - num_filled
         shared = self.sharing.of(batch, places, length=length, dtype=x.dtype)
         x = self._layers_of(stage, x, shared, reading, LayerSums() if sums is None else sums)
-        y: Tensor = self.final_norm(x) if stage.is_last and self.final_norm is not None else x
-        if stage.is_last and self.config.logit_divisor != 1.0:  # the logits are linear in the hidden states
-            y = y / self.config.logit_divisor
+        y = self.ended(x) if stage.is_last else x
         return y if tied is None else (y, tied)
+
+    def ended(self, x: Tensor) -> Tensor:
+        """Return the last hidden states, given the output of the last layer, on a rank with the last stage."""
+        y: Tensor = x if self.final_norm is None else self.final_norm(x)
+        divisor = self.config.logit_divisor  # the logits are linear in the hidden states
+        return y if divisor == 1.0 else y / divisor
 
     def _layers_of(self, stage: Stage, x: Tensor, shared: Shared, reading: Reading | None, sums: LayerSums) -> Tensor:
         """Run the layers of a stage, and add what they return beside the residual stream to `sums`."""
@@ -174,14 +178,21 @@ class GPT(nn.Module):
         return list(self.blocks)[first : first + len(stage.layers)]
 
     def loss(
-        self, batch: Batch, scales: Scales = SUMS, *, z_loss: float = 0.0, sums: LayerSums | None = None
+        self,
+        batch: Batch,
+        scales: Scales = SUMS,
+        *,
+        z_loss: float = 0.0,
+        sums: LayerSums | None = None,
+        teaching: Teaching | None = None,
     ) -> Tensor:
         """Return the sum of all terms of the loss (`loss_terms`), each times its factor in `scales`: a scalar.
 
         The term `tokens` is the sum of the cross entropies of the targets, the term `order` the one of the order of
         segments, if the batch has the order, and the term `task` the sum of the losses of the labels of a model that
         solves a task (`task_logits` says where padding may be). `z_loss` is the coefficient of the z-loss that is added
-        to each cross entropy of a target (`parallel.cross_entropy`).
+        to each cross entropy of a target (`parallel.cross_entropy`). With `teaching`, a teacher has a share of the term
+        `tokens`, and the batch has the teacher's last hidden states.
 
         Terms of the layers count only if `scales` has their factors, and `sums` is given, to which they are added.
 
@@ -189,7 +200,7 @@ class GPT(nn.Module):
         over all data ranks), as a number or a scalar tensor on the device. Raises `ConfigError` for labels that the
         model cannot use, and if the labels of a task are missing.
         """
-        weights = self.head.weights(self._of_head(scales), z_loss)
+        weights = self.head.weights(self._of_head(scales), z_loss, teaching)
         self.head.require(batch)
         read, num_filled = self.head.inputs(batch, self.sharing.num_filled(batch.tokens.shape[1]))
         if self.part.head.uses_embedding and torch.is_grad_enabled():
@@ -215,11 +226,19 @@ class GPT(nn.Module):
         of_layers = {term.name for term in self.layer_terms}
         return {name: scale for name, scale in scales.items() if name not in of_layers}
 
-    def loss_of_hidden(self, hidden: Tensor, batch: Batch, scales: Scales = SUMS, *, z_loss: float = 0.0) -> Tensor:
+    def loss_of_hidden(
+        self,
+        hidden: Tensor,
+        batch: Batch,
+        scales: Scales = SUMS,
+        *,
+        z_loss: float = 0.0,
+        teaching: Teaching | None = None,
+    ) -> Tensor:
         """Return the loss of a model that predicts tokens, from its last hidden states [B, S, H] (under sequence
         parallelism [B, S/T, H]), without the terms of the layers. The other arguments are those of `loss`.
         """
-        return self.head.loss(hidden, batch, self.head.weights(self._of_head(scales), z_loss))
+        return self.head.loss(hidden, batch, self.head.weights(self._of_head(scales), z_loss, teaching))
 
     def task_logits(self, batch: Batch, *, num_choices: int = 1) -> Tensor:
         """Return the logits of the model's task, the same on all tensor ranks. Their shape is [B, classes] for the head

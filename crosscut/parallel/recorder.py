@@ -96,7 +96,7 @@ class CollectiveRecorder(TorchDispatchMode):
     The recorder finds the axis of a collective by its process group. If the group belongs to no axis of the mesh, the
     name of the group is recorded instead of the name of an axis. `grid` lists the axes of a grid of ranks that share
     images (`spatial.ImageGrid`): an exchange along such an axis is recorded as one send to each rank that gets
-    elements.
+    elements. `more` lists further axes, such as those of a teacher.
     """
 
     supports_higher_order_operators = True
@@ -104,13 +104,14 @@ class CollectiveRecorder(TorchDispatchMode):
     operators to keep random states. The recorder does not record these operators.
     """
 
-    def __init__(self, mesh: ParallelMesh, *, grid: Iterable[Axis] = ()) -> None:
+    def __init__(self, mesh: ParallelMesh, *, grid: Iterable[Axis] = (), more: Iterable[Axis] = ()) -> None:
         super().__init__()
         self.sent: list[Sent] = []
         self.element_bytes: list[int] = []
         """Number of bytes per element of each collective, in the order of `sent`."""
-        self._sizes = {axis.group_name: axis.size for axis in mesh.groups}
-        self._axis_of = {axis.group_name: axis.name for axis in mesh.groups}
+        axes = (*mesh.groups, *more)
+        self._sizes = {axis.group_name: axis.size for axis in axes}
+        self._axis_of = {axis.group_name: axis.name for axis in axes}
         self._of_grid = {axis.group_name: axis.name for axis in grid}
         self._axis_of |= self._of_grid
         if mesh.channels is not None:

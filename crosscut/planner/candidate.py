@@ -12,6 +12,7 @@ from crosscut.architecture.target import shared_target
 from crosscut.config import Layout, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
 from crosscut.config.conventions import AMPERE, MASKED_FRACTION
 from crosscut.config.layouts.step import StepShape
+from crosscut.config.teachers import TeacherConfig
 from crosscut.config.training import Recompute
 
 
@@ -23,6 +24,7 @@ class Candidate(StepShape):
     layout: Layout
     training: TrainingConfig
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     mask_fraction: float = MASKED_FRACTION
     pipeline_rank: int = 0
     """Pipeline position of the rank to forecast, from 0. The ranks of a pipeline hold different layers, so their
@@ -35,13 +37,14 @@ class Candidate(StepShape):
     def of(cls, run: "Planned", precision: str) -> "Candidate":
         """Return a candidate with the settings of `run`. `precision` replaces `training.precision = "auto"`."""
         training, rank = run.training.in_precision(precision), pipeline_rank_of(run)
-        return cls(run.model, run.layout, training, run.optimizer, run.mask_fraction, rank, expert_skew_of(run))
+        return replace(cls.at(run, rank), training=training)
 
     @classmethod
     def at(cls, run: "Planned", pipeline_rank: int) -> "Candidate":
         """Return a candidate with the settings of `run`, for a forecast of one rank of the run's pipeline."""
         skew = expert_skew_of(run)
-        return cls(run.model, run.layout, run.training, run.optimizer, run.mask_fraction, pipeline_rank, skew)
+        own = run.model, run.layout, run.training, run.optimizer, run.teacher, run.mask_fraction
+        return cls(*own, pipeline_rank, skew)
 
 
 Planned = RunConfig | Candidate

@@ -151,13 +151,19 @@ class ModelSource(TextEnds):
         dtype = getattr(torch, PRECISIONS[precision].compute)
         model = GPT(self.model, mesh=mesh, streams=RandomStreams(mesh, seed=0), dtype=dtype)
         shard_model(model, mesh, units=model.blocks, always_used=True)
+        self.fill(model)
+        return model.eval()
+
+    def fill(self, model: GPT) -> None:
+        """Load the weights into a model, or into the stages of a model that a rank has. Every rank of the model's mesh
+        must call this method. Raises `CheckpointError` if the weights cannot be read or are not finite.
+        """
         if self.is_published:
             load_weights(model, self.model, Path(str(self.folder)))
         else:
             group = AVERAGE if self.is_averaged else MODEL
             load_model(self.folder, model=model, padded=model.padded_rows, group=group)
         self.finish(model)
-        return model.eval()
 
     def finish(self, model: GPT) -> None:
         """Check weights that were loaded from the source, and merge the adapter. Every rank must call this method.

@@ -11,7 +11,7 @@ from crosscut.checkpoint.folders import require_replaceable
 from crosscut.config import ResolvedRun, RunConfig
 from crosscut.config.conventions import CONFIG_FILE
 from crosscut.config.system.terminal import echo, new_console, typed_command
-from crosscut.data import open_tokens
+from crosscut.data import Tokens, open_tokens
 from crosscut.launch.processes import choose_device
 from crosscut.logbook.contents import read_summary
 from crosscut.logbook.skips import SampleSkip
@@ -46,6 +46,7 @@ from crosscut.training.resuming import (
 )
 from crosscut.training.spikes.record import new_record, resumed_record
 from crosscut.training.step import Trainer
+from crosscut.training.teachers.requirements import find_teacher
 from crosscut.training.watching.banner import print_banner
 from crosscut.training.watching.forecast import hardware_for
 from crosscut.training.watching.run_report import draw_samples, write_report
@@ -121,9 +122,7 @@ def _prepare(resolved: ResolvedRun, profile: bool, resume: Resume, memory: InMem
     require_own_names(folder, is_new=is_new)
     tokens = tokens_of(run, is_resumed=not is_new)
     _note(*describe_vocabulary(run, tokens) if is_new else ())
-    run = with_vocabulary(run, tokens)
-    samples_of(run, tokens)  # raises if the tokens do not fit
-    Evaluations(run, tokens)  # raises if a text cannot be scored
+    run = _fitting(run, tokens)
     identity = identity_of(run, tokens)
     # With "auto", an earlier start may have been killed just before it wrote the report.
     progress = require_resumable(run, good.folder, identity, may_be_all=resume == "auto") if good else None
@@ -133,6 +132,7 @@ def _prepare(resolved: ResolvedRun, profile: bool, resume: Resume, memory: InMem
         require_steps(run.training.steps - done)
     if good is not None and progress:
         _note(*describe_new_settings(run, progress), describe_new_average(run, good.manifest))
+    teacher = find_teacher(resolved.with_config(run), tokens.tokenizer())
     if run.training.initialize_from and is_new:
         _note(*require_initial_weights(run, tokens))
     skips = (resumed_record(run, progress) if progress else new_record(run)).skips
@@ -144,6 +144,7 @@ def _prepare(resolved: ResolvedRun, profile: bool, resume: Resume, memory: InMem
         identity=identity,
         checkpoint=good.folder if good else None,
         done=done,
+        teacher=teacher,
         is_in_memory=is_in_memory,
         memory_key=key_for(run, is_resumed=not is_new),
         restart=restart,
@@ -151,6 +152,14 @@ def _prepare(resolved: ResolvedRun, profile: bool, resume: Resume, memory: InMem
         skips=skips,
     )
     return [prepared]
+
+
+def _fitting(run: RunConfig, tokens: Tokens) -> RunConfig:
+    """Return the run with its vocabulary. Raises an error if the tokens do not fit, or if a text cannot be scored."""
+    run = with_vocabulary(run, tokens)
+    samples_of(run, tokens)
+    Evaluations(run, tokens)
+    return run
 
 
 def _note(*texts: str) -> None:

@@ -195,6 +195,8 @@ def describe_new_settings(run: RunConfig, progress: Progress) -> list[str]:
         told.append(
             f"The z-loss changes at step {progress.step + 1}: `training.z_loss` is {now:g} instead of {before:g}."
         )
+    if saved.teacher.loss_settings != run.teacher.loss_settings:
+        told.append(f"The teacher or its share of the loss changes at step {progress.step + 1} (`teacher`).")
     return [text for text in told if text]
 
 

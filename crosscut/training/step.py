@@ -14,7 +14,7 @@ from crosscut.config import ResolvedRun
 from crosscut.flight import RECORD, RunPhase
 from crosscut.kernels.deferral import Deferral
 from crosscut.model import GPT, Batch, initialize
-from crosscut.model.heads.head import Scales
+from crosscut.model.heads.head import Scales, Teaching
 from crosscut.model.running import PLAIN_LOSS, Runners
 from crosscut.model.stages import Observer, StageStep
 from crosscut.parallel import (
@@ -41,6 +41,7 @@ from crosscut.training.precision import needs_loss_scale, torch_dtype
 from crosscut.training.result import DeviceFigures, StepResult
 from crosscut.training.runners import make_runners
 from crosscut.training.speed.compilation import compiled_loss, make_compiler
+from crosscut.training.teachers.teacher import PARTS, Teacher, make_teacher
 
 
 def in_turn(micro_batches: Sequence[Batch]) -> Iterable[tuple[int, Batch]]:
@@ -59,6 +60,10 @@ class Trainer:
 
     observer: Observer | None = None
     """Observer of the passes of pipeline stages, such as `profiling.passes.PassRecorder`; None by default."""
+    teacher: Teacher | None
+    """Teacher of the run; None without `teacher.folder`."""
+    _factor: Tensor
+    """Float64 scalar on the device: 1 / number of targets of the current step, over all ranks."""
 
     def __init__(
         self,
@@ -85,19 +90,19 @@ class Trainer:
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.low_rank = self._make_low_rank()
         self.reducer = make_reducer(self.model, mesh, apart=self.low_rank.errors if self.low_rank else ())
-        home = InHostMemory() if "optimizer" in run.training.offload else None
         self.optimizer = make_optimizer(
             self.model,
             run.optimizer,
             rules=rules_of(run.model, run.optimizer),
             muon_dtype=torch_dtype(run.training.numbers.muon),
-            home=home,
+            home=InHostMemory() if "optimizer" in run.training.offload else None,
         )
         self.average = WeightAverage(self.model, run.optimizer.ema_decay) if run.optimizer.ema_decay else None
         """Moving average of the weights; None without `optimizer.ema_decay`."""
         scales_loss = needs_loss_scale(run.precision) if scales_loss is None else scales_loss
         self.loss_scale = LossScale(mesh.device) if scales_loss else None
         self.balance = Balance(self.model, self.summed)
+        self.teacher = make_teacher(run, mesh)
         self._held = torch.zeros((), dtype=torch.float32, device=mesh.device)
         """Float32 scalar on the device: 1 once a step has failed and no later step may change the weights, else 0."""
 
@@ -182,7 +187,7 @@ class Trainer:
         if self.average is not None:
             self.average.begin()
         self.optimizer.step()
-        more = self.balance.update(held=held)
+        more = {**self.balance.update(held=held), **self._parts_of_loss()}
         if self.low_rank is not None:
             self.low_rank.commit(held)
         if self.average is not None:
@@ -242,7 +247,13 @@ class Trainer:
             if index == len(micro_batches) - 1:
                 self.reducer.arm()
             RECORD.phase(RunPhase.FORWARD)
-            loss = self.model.loss(batch, scales, z_loss=self.run.training.z_loss, sums=self.balance.sums)
+            loss = self.model.loss(
+                self._taught(batch),
+                scales,
+                z_loss=self.run.training.z_loss,
+                sums=self.balance.sums,
+                teaching=self._teaching,
+            )
             RECORD.phase(RunPhase.BACKWARD)
             loss.backward()
             total = total + loss.detach()
@@ -256,7 +267,7 @@ class Trainer:
             model=self.model,
             schedule=schedule_of(self.run.layout, len(micro_batches)),
             micro_batches=micro_batches,
-            loss=partial(self.model.loss_of_hidden, scales=scales, z_loss=self.run.training.z_loss),
+            loss=partial(self._loss_of_hidden, scales),
             scales=scales,
             sums=self.balance.sums,
             begin=lambda index: self.streams.restart(step=step, micro_batch=index),
@@ -264,6 +275,28 @@ class Trainer:
             deferral=self.deferral,
             observer=self.observer,
         ).run()
+
+    def _parts_of_loss(self) -> dict[str, Tensor]:
+        """Return the mean losses of the data and of the teacher, before their shares. Empty without a teacher.
+
+        Communication: an all-reduce over the ranks that see different tokens, and one over the stages of a pipeline.
+        """
+        if self.teacher is None:
+            return {}
+        return dict(zip(PARTS, self.summed(self.teacher.taken() * self._factor), strict=True))
+
+    def _loss_of_hidden(self, scales: Scales, hidden: Tensor, batch: Batch) -> Tensor:
+        """Return the loss of a micro-batch from the output of the last stage."""
+        z_loss = self.run.training.z_loss
+        return self.model.loss_of_hidden(hidden, self._taught(batch), scales, z_loss=z_loss, teaching=self._teaching)
+
+    @property
+    def _teaching(self) -> Teaching | None:
+        return None if self.teacher is None else self.teacher.teaching
+
+    def _taught(self, batch: Batch) -> Batch:
+        """Return a micro-batch with the results of the teacher, if the run has one."""
+        return batch if self.teacher is None else self.teacher.taught(batch)
 
     def _scales(self, micro_batches: Sequence[Batch]) -> Scales:
         """Return the factors that turn the terms of the loss into means over all ranks: 1 / number of rows of the
@@ -273,6 +306,7 @@ class Trainer:
         counts = [sum(batch.count(term.field) for batch in micro_batches) for term in terms]
         summed = all_reduce(torch.stack([torch.as_tensor(count) for count in counts]), self.mesh.tokens)
         scales = 1.0 / summed.double().clamp(min=1.0)
+        self._factor = scales[0]
         if self.loss_scale is not None:
             scales = self.loss_scale.scaled(scales)
         return {

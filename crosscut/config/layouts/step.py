@@ -7,6 +7,7 @@ from crosscut.config.layout import Layout
 from crosscut.config.layouts.compilation import reason_against_compiling
 from crosscut.config.layouts.context import ContextChoice, choose_context_attention
 from crosscut.config.model import ModelConfig
+from crosscut.config.teachers import TeacherConfig, TeacherRanks
 from crosscut.config.training import Compile, Recompute, TrainingConfig
 
 
@@ -16,6 +17,12 @@ class StepShape(ABC):
     model: ModelConfig
     layout: Layout
     training: TrainingConfig
+    teacher: TeacherConfig
+
+    @property
+    def teacher_ranks(self) -> TeacherRanks:
+        """Arrangement of the ranks for the teacher, if the run has one."""
+        return TeacherRanks(self.layout, self.teacher.tensor or self.layout.tensor)
 
     @property
     @abstractmethod

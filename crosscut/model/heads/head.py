@@ -1,24 +1,28 @@
 """Head of a model: computes the loss and the logits from the last hidden states.
 
-Shapes: B batch, S sequence, H hidden, N tokens, V vocabulary, T tensor ranks. Under sequence parallelism, the last
-hidden states are [B, S/T, H].
+Shapes: B batch, S sequence, H hidden, N tokens, C tokens of a chunk, V vocabulary, T tensor ranks. Under sequence
+parallelism, the last hidden states are [B, S/T, H].
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from crosscut.architecture.inputs import Element
 from crosscut.architecture.sublayers.heads.head import Head as Description
 from crosscut.config import ConfigError, ModelConfig
 from crosscut.kernels.products import Products
+from crosscut.kernels.soft_cap import soft_cap_
 from crosscut.model.batch import Batch
 from crosscut.model.building import Builder
 from crosscut.model.running import LossRunner
-from crosscut.parallel import LossSettings, VocabParallelEmbedding
+from crosscut.parallel import Distillation, LossSettings, Mixture, VocabParallelEmbedding
 
 Scales = Mapping[str, float | Tensor]
 """Factor of each term of the loss, by the term's name (`GPT.loss_terms`). A term that is missing has the factor 1."""
@@ -53,12 +57,52 @@ class LogitOperands(NamedTuple):
     """Function that computes the product."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Teaching:
+    """Head of a teacher on one rank, which is cut like the head of the model that learns, and its share of the loss."""
+
+    head: "Head[Any]"
+    mixture: Mixture
+    dtype: torch.dtype
+    """Element type of the teacher's logits in the loss: float32 or wider."""
+    sums: list[Tensor] = field(default_factory=list)
+    """Sums of the data's losses and of the teacher's losses [2], for each loss since the last step."""
+
+    def of(self, rows: Tensor) -> Distillation:
+        """Return the teacher's part in the loss of N tokens, given its last hidden states [N, H] of these tokens."""
+        with torch.no_grad():
+            logits = partial(_logits, self.head.operands(rows), self.dtype)
+        return Distillation(mixture=self.mixture, logits=logits, sums=self.sums)
+
+
+@torch.no_grad()
+def _logits(operands: LogitOperands, dtype: torch.dtype, piece: slice) -> Tensor:
+    """Return the logits [C, V/T] of some of the tokens, as a new tensor."""
+    rows, weight, settings, products = operands
+    logits = products.output(rows[piece], weight)
+    if settings.bias is not None:
+        logits = logits + settings.bias
+    logits = logits.to(dtype)
+    return soft_cap_(logits, settings.soft_cap) if settings.soft_cap else logits
+
+
 class Weights(NamedTuple):
-    """Factors of the terms of the loss."""
+    """Factors of the terms of the loss, and its teacher."""
 
     scales: Scales
     z_loss: float
     """Coefficient of the z-loss (`parallel.cross_entropy`)."""
+    teaching: Teaching | None = None
+    """Teacher; None if the loss is that of the data alone."""
+
+    def taught(self, rows: Tensor | None) -> Distillation | None:
+        """Return the teacher's part in the loss of N tokens, given its last hidden states [N, H]. None without a
+        teacher.
+        """
+        if self.teaching is None:
+            return None
+        assert rows is not None, "the batch has no results of the teacher"
+        return self.teaching.of(rows)
 
 
 class Head(ABC, Generic[_Part]):
@@ -113,9 +157,9 @@ class Head(ABC, Generic[_Part]):
         """
         raise NotImplementedError
 
-    def weights(self, scales: Scales, z_loss: float) -> Weights:
-        """Return the factors of the loss. Raises `ConfigError` for factors of terms that the loss does not have, which
-        would change nothing.
+    def weights(self, scales: Scales, z_loss: float, teaching: Teaching | None = None) -> Weights:
+        """Return the factors of the loss, and its teacher. Raises `ConfigError` for factors of terms that the loss does
+        not have, which would change nothing.
         """
         names = [term.name for term in self.part.loss_terms]
         if unknown := [name for name in scales if name not in names]:
@@ -123,7 +167,7 @@ class Head(ABC, Generic[_Part]):
                 f"`scales` must have only terms of the model's loss ({', '.join(names)}), but has `{unknown[0]}`. "
                 "Remove it."
             )
-        return Weights(scales, z_loss)
+        return Weights(scales, z_loss, teaching)
 
     def require(self, batch: Batch) -> None:
         """Raise `ConfigError` for labels that the head cannot use, or if labels are missing."""

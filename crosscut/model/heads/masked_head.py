@@ -37,11 +37,15 @@ class MaskedHead(TokenHead[architecture.MaskedHead]):
 
     def loss_of(self, entered: Tensor, targets: Tensor, batch: Batch, weight: Tensor, how: Weights) -> Tensor:
         """Return the loss of the masked tokens and, if the batch has it, the loss of the order of segments."""
-        rows, targets = entered.flatten(0, 1), targets.flatten()
+        rows, targets, taught = entered.flatten(0, 1), targets.flatten(), batch.teacher
+        taught = None if taught is None else taught.flatten(0, 1)
         if batch.predicted is not None:
             rows, targets = rows[batch.predicted], targets[batch.predicted]
-        bias = self.prediction.bias
-        loss = self.projection.loss(self.prediction(rows), targets, weight, how, local(bias, bias.dtype))
+            taught = None if taught is None else taught[batch.predicted]
+        bias = local(self.prediction.bias, self.prediction.bias.dtype)
+        loss = self.projection.loss(
+            self.prediction(rows), targets, weight, how, distillation=how.taught(taught), bias=bias
+        )
         if self.order is None or batch.order is None:
             return loss
         of_order = how.scales.get("order", 1.0) * order_loss(self.order(entered[:, 0]), batch.order)

@@ -25,8 +25,8 @@ class NextTokenHead(TokenHead[Part]):
 
     def loss_of(self, entered: Tensor, targets: Tensor, batch: Batch, weight: Tensor, how: Weights) -> Tensor:
         """Return the loss of all targets."""
-        del batch
-        return self.projection.loss(entered.flatten(0, 1), targets.flatten(), weight, how)
+        taught = how.taught(None if batch.teacher is None else batch.teacher.flatten(0, 1))
+        return self.projection.loss(entered.flatten(0, 1), targets.flatten(), weight, how, distillation=taught)
 
     def operands(self, hidden: Tensor) -> LogitOperands:
         """Return the operands of the product that computes the logits of the next tokens."""

@@ -16,6 +16,7 @@ from crosscut.kernels.products import ORDINARY
 from crosscut.model.batch import Batch
 from crosscut.model.heads.head import Head, HeadBuilder, LogitOperands, Weights
 from crosscut.parallel import (
+    Distillation,
     LossSettings,
     VocabParallelOutput,
     enter_tensor_parallel,
@@ -54,9 +55,18 @@ class OutputProjection:
         products = ORDINARY if self.output is None else self.output.products
         return LogitOperands(hidden, local(self.weight, hidden.dtype), settings, products)
 
-    def loss(self, hidden: Tensor, targets: Tensor, weight: Tensor, how: Weights, bias: Tensor | None = None) -> Tensor:
+    def loss(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        weight: Tensor,
+        how: Weights,
+        *,
+        distillation: Distillation | None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
         """Return the loss of the targets [N], given the hidden states [N, H] that predict them and this rank's rows of
-        the weight [V/T, H]: a scalar.
+        the weight [V/T, H]: a scalar. `distillation` is the teacher's part in the loss.
         """
         settings = LossSettings(
             scale=how.scales.get("tokens", 1.0),
@@ -65,6 +75,7 @@ class OutputProjection:
             soft_cap=self.soft_cap,
             chunk_tokens=self.runner.chunk_tokens,
             passes=self.runner.passes,
+            distillation=distillation,
         )
         return vocab_parallel_cross_entropy(
             hidden, weight, targets, vocab_size=self.vocab_size, axis=self.mesh.tensor, settings=settings

@@ -34,7 +34,13 @@ def candidates(run: Candidate, hardware: Hardware, layouts: list[Layout]) -> Ite
 def candidate_of(run: Candidate, layout: Layout, training: TrainingConfig | None = None) -> Candidate:
     """Return the candidate with this layout, and with everything else of the run."""
     return Candidate(
-        run.model, layout, training or run.training, run.optimizer, run.mask_fraction, expert_skew=run.expert_skew
+        run.model,
+        layout,
+        training or run.training,
+        run.optimizer,
+        run.teacher,
+        run.mask_fraction,
+        expert_skew=run.expert_skew,
     )
 
 

@@ -33,7 +33,7 @@ from crosscut.logbook.objects import write_object
 from crosscut.logbook.schema import PLAN_FILE, Lifetime
 from crosscut.parallel import ParallelMesh, make_mesh
 from crosscut.parallel.collectives import share_from_first
-from crosscut.pretrained import load_weights, require_finite
+from crosscut.pretrained import ModelSource, load_weights, require_finite
 from crosscut.training.batches import BatchSource
 from crosscut.training.elastic import Restart, is_elastic
 from crosscut.training.evaluations import ModelScores
@@ -89,6 +89,8 @@ class PreparedRun(ABC):
     """Number of steps done in the checkpoint; 0 for a new run."""
     is_in_memory: bool = False
     """Whether `checkpoint` is in the memory of the machines. Each machine then has a folder of its own."""
+    teacher: ModelSource | None = None
+    """Teacher of the run; None without `teacher.folder`."""
     memory_key: str = ""
     """Key of the run's checkpoints in memory; empty if the run keeps no checkpoints in memory."""
     restart: Restart | None = None
@@ -234,7 +236,7 @@ def _train(
 ) -> Stop | None:
     """Train one run on one rank. Returns None if all steps are done."""
     run, key = prepared.run.config, prepared.memory_key
-    trainer = Trainer(prepared.run, mesh)
+    trainer = _make_trainer(prepared, mesh)
     if checkpoint is None:
         prepared.initialize(trainer)
     parts = prepared.parts(trainer)
@@ -268,6 +270,15 @@ def _train(
         if key:
             forget(run, key)
     return Stop(outcome.last_step, outcome.interrupted) if outcome.stopped else None
+
+
+def _make_trainer(prepared: PreparedRun, mesh: ParallelMesh) -> Trainer:
+    """Make the trainer of a run, with the weights of its teacher."""
+    trainer = Trainer(prepared.run, mesh)
+    if trainer.teacher is not None:
+        assert prepared.teacher is not None, "the prepared run has no teacher"
+        trainer.teacher.load(prepared.teacher)
+    return trainer
 
 
 def _require_written(run: RunConfig, saver: Saver, unwritten: str) -> None:

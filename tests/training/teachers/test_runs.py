@@ -1,0 +1,100 @@
+"""A whole run with a teacher, its resume on another layout, and the teachers that are refused."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crosscut.config import ConfigError, LayoutError, RunConfig
+from crosscut.data import Tokenizer
+from crosscut.training.in_memory import InMemory
+from crosscut.training.job import _prepare
+from crosscut.training.precision import resolve_on
+from crosscut.training.teachers import requirements
+from crosscut.training.teachers.requirements import find_teacher
+from tests.ranks import RankPool
+from tests.refusals import refusal
+from tests.training.conftest import tiny_run
+from tests.training.jobs import CPU, rows_of, whole_run
+
+
+@pytest.fixture(scope="module")
+def teacher(ranks: RankPool, tokens_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a run whose model is wider than that of `tiny_run`."""
+    folder = tmp_path_factory.mktemp("teacher") / "run"
+    shape = ("model.hidden_size=96", "model.num_heads=4", "model.mlp_size=128", "model.num_layers=1")
+    ranks.run(1, whole_run, tiny_run(tokens_folder, folder, *shape, "training.steps=3", "optimizer.warmup_steps=1"))
+    return folder
+
+
+def learn(run: RunConfig) -> list[dict[str, Any]]:
+    return [row for row in rows_of(run) if "loss" in row]
+
+
+def test_a_run_reports_both_parts_and_resumes_on_another_layout(
+    ranks: RankPool, run_with: Any, teacher: Path, tmp_path: Path
+) -> None:
+    settings = (f"teacher.folder={teacher}", "teacher.alpha=0.25", "teacher.temperature=2", "teacher.tensor=1")
+    settings += ("model.dropout=0", "checkpoint.keep=10", "training.precision=float64")
+    whole = run_with(*settings)
+    ranks.run(1, whole_run, whole, time_limit=120.0)
+    rows = learn(whole)
+    assert len(rows) == 6
+    for row in rows:
+        assert row["loss"] == pytest.approx(0.75 * row["data_loss"] + 0.25 * row["distillation_loss"], rel=1e-9)
+    again = run_with(*settings, "layout.tensor=2")
+    shutil.rmtree(Path(again.checkpoints_folder) / "step-00000006")
+    (Path(again.output.folder) / "summary.json").unlink()
+    ranks.run(2, whole_run, again, "auto", time_limit=120.0)
+    for one, other in zip(rows, learn(again), strict=True):
+        assert other["distillation_loss"] == pytest.approx(one["distillation_loss"], rel=1e-9)
+
+
+def prepared(run: RunConfig) -> Any:
+    return _prepare(resolve_on(run, CPU), False, False, InMemory(run))[0]
+
+
+def test_teachers_that_cannot_teach_are_refused(
+    run_with: Any, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = tmp_path / "missing"
+    message = refusal(ConfigError, prepared, run_with(f"teacher.folder={missing}"))
+    assert message.startswith(
+        f"`teacher.folder` must name the folder of a run or a Hugging Face folder, but `{missing}`"
+    )
+    message = refusal(ConfigError, prepared, run_with(f"teacher.folder={teacher}", "model.vocab_size=512"))
+    assert "whose `model.vocab_size` is that of the run (512), but" in message
+    assert "has 500" in message
+    long = run_with(f"teacher.folder={teacher}", "training.sequence_length=2048", "model.max_sequence_length=2048")
+    assert "must be at most 128, the number of positions of the teacher" in refusal(ConfigError, prepared, long)
+    cut = run_with(f"teacher.folder={teacher}", "layout.data=3", "training.batch_size=6", "teacher.tensor=3")
+    assert "`teacher.tensor` must divide `model.num_heads` (4)" in refusal(LayoutError, prepared, cut)
+    monkeypatch.setattr(requirements, "available_memory", lambda: 100_000)
+    large = refusal(ConfigError, prepared, run_with(f"teacher.folder={teacher}"))
+    assert "must hold a model that fits into the memory of a rank (0.0 GB)" in large
+
+
+def test_a_teacher_with_another_tokenizer_is_refused(run_with: Any, teacher: Path) -> None:
+    other = Tokenizer.train(["another text with other pairs of letters, and no speech. " * 200], vocab_size=400)
+    message = refusal(ConfigError, find_teacher, resolve_on(run_with(f"teacher.folder={teacher}"), CPU), other)
+    assert "must hold a model with the tokenizer of the run, but the tokenizer" in message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["teacher.alpha=0.3"], "`teacher.folder` must name the teacher if `teacher.alpha` is 0.3, but is empty"),
+        (["teacher.folder=x", "teacher.alpha=0"], "`teacher.alpha` must be above 0, but is 0"),
+        (["teacher.folder=x", "teacher.alpha=2"], "`teacher.alpha` must be at most 1, but is 2"),
+        (["teacher.folder=x", "teacher.temperature=0"], "`teacher.temperature` must be above 0"),
+        (
+            ["teacher.folder=x", "teacher.beta=0.3"],
+            '`teacher.beta` must be left out with `teacher.loss` = "forward_kl"',
+        ),
+        (["teacher.folder=x", "teacher.precision=float8"], "`teacher.precision` must be 'auto'"),
+        (["teacher.folder=x", "teacher.tensor=3"], "`teacher.tensor` must divide the number of ranks (1), but is 3"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(run_with: Any, overrides: list[str], told: str) -> None:
+    assert told in refusal(ConfigError, run_with, *overrides)

@@ -1,0 +1,165 @@
+"""A model that learns from a teacher: the loss and its gradients on every layout, beside published logits."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from crosscut.config import IGNORED, Layout, RunConfig, load_run
+from crosscut.model import Batch
+from crosscut.parallel import CollectiveRecorder, make_mesh
+from crosscut.pretrained import find_model
+from crosscut.training.precision import resolve_on
+from crosscut.training.step import Trainer
+from tests.parallel.test_distillation import trl_loss
+from tests.pretrained.models import V, make, their_logits
+from tests.ranks import RankPool
+
+CPU = torch.device("cpu")
+S, BATCH = 16, 8
+JSD = {"loss": "jsd", "beta": 0.3, "temperature": 2.0, "alpha": 0.6}
+END = 7
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of `transformers`, with an output projection of its own."""
+    place = tmp_path_factory.mktemp("teacher")
+    make(place, "llama")
+    return place
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GPT-2 of `transformers`."""
+    place = tmp_path_factory.mktemp("tied")
+    make(place, "gpt2")
+    return place
+
+
+def run_of(layout: Layout, folder: Path, tensor: int, *, training: dict[str, Any] | None = None, **teacher: Any) -> Any:
+    """A run of a student of 4 layers in float64, with micro-batches of two sequences on one reader."""
+    return load_run(
+        {
+            "model": {
+                "num_layers": 4, "hidden_size": 32, "num_heads": 4, "vocab_size": V, "max_sequence_length": S,
+                "dropout": 0.0,
+            },
+            "training": {
+                "sequence_length": S, "steps": 10, "batch_size": BATCH, "precision": "float64", "z_loss": 0.01,
+                "micro_batch_size": max(1, 2 // layout.data), "document_mask": True, **(training or {}),
+            },
+            "optimizer": {"warmup_steps": 0},
+            "teacher": {"folder": str(folder), "tensor": tensor, **teacher},
+            "layout": asdict(layout),
+        }
+    )  # fmt: skip
+
+
+def whole_batch() -> Batch:
+    """A batch with documents and with targets that are not predicted, of uneven numbers on the data ranks."""
+    ids = torch.randint(1, V, (BATCH, S + 1), generator=torch.Generator().manual_seed(1))
+    ids[:, 5] = END
+    batch = Batch.from_ids(ids)
+    targets = batch.targets.clone()
+    targets[1, :9] = targets[6, 3] = IGNORED
+    return replace(batch, targets=targets)
+
+
+def steps(run: RunConfig, num_steps: int = 2) -> dict[str, Any]:
+    """On a rank: run steps on that batch. Returns losses, gradient norms, and the largest number of elements of a
+    message for each token.
+    """
+    mesh = make_mesh(run.layout, CPU)
+    trainer = Trainer(resolve_on(run, CPU), mesh)
+    assert trainer.teacher is not None
+    trainer.teacher.load(find_model(run.teacher.folder))
+    batch = whole_batch().with_documents(END) if run.training.document_mask else whole_batch()
+    own = batch.chunk(mesh.reader.size)[mesh.reader.rank]
+    told = []
+    for step in range(num_steps):
+        micro_batches = [part.part_of_rank(mesh.context) for part in own.chunk(run.num_micro_batches)]
+        with CollectiveRecorder(mesh, more=trainer.teacher.axes) as recorder:
+            values = trainer.step(step, micro_batches).values()
+        told += [values[name] for name in ("loss", "gradient_norm", "data_loss", "distillation_loss")]
+    weights = [] if trainer.teacher.models is None else [*trainer.teacher.models.trunk.parameters()]
+    return {
+        "told": told,
+        "sent": list(recorder.sent),
+        "is_fixed": not any(weight.requires_grad or weight.grad is not None for weight in weights),
+    }
+
+
+def student_logits(run: RunConfig) -> Tensor:
+    """On a rank: the logits of the student before training."""
+    trainer = Trainer(resolve_on(run, CPU), make_mesh(run.layout, CPU))
+    with torch.no_grad():
+        hidden = trainer.model.hidden_states(whole_batch())
+        return trainer.model.logits_of(hidden.flatten(0, 1))
+
+
+@pytest.mark.parametrize("settings", [{"loss": "forward_kl", "alpha": 1.0}, JSD], ids=["forward_kl", "jsd"])
+def test_the_teacher_is_that_of_transformers(ranks: RankPool, folder: Path, settings: dict[str, Any]) -> None:
+    training = {"document_mask": False, "z_loss": 0.0}
+    run = run_of(Layout(), folder, 1, training=training, precision="float64", **settings)
+    (found,) = ranks.run(1, steps, run, 1)
+    (student,) = ranks.run(1, student_logits, run)
+    batch = whole_batch()
+    targets, teacher = batch.targets.flatten(), their_logits(folder, torch.float64, batch.tokens).flatten(0, 1)
+    kept, beta, heat = targets != IGNORED, run.teacher.mixed_beta, run.teacher.temperature
+    learned = heat**2 * trl_loss(student, teacher, beta, heat)[kept].mean() / (beta * (1 - beta) or 1.0)
+    data = F.cross_entropy(student, targets, ignore_index=IGNORED)
+    loss = (1 - run.teacher.alpha) * data + run.teacher.alpha * learned
+    assert found["told"][0] == pytest.approx(float(loss), rel=1e-12)
+    assert found["told"][2:] == pytest.approx([float(data), float(learned)], rel=1e-12)
+    assert found["is_fixed"]
+
+
+_SPLIT = Layout(tensor=2, sequence_parallel=True, data=2, sharding="zero3")
+_SLOW = pytest.mark.slow  # another way to arrange the same exchange
+LAYOUTS = [
+    (Layout(tensor=2), 1),
+    (Layout(data=2, tensor=2), 4),
+    (Layout(context=2, tensor=2), 1),
+    (Layout(pipeline=2, tensor=2), 1),
+    pytest.param(Layout(tensor=2), 2, marks=_SLOW),
+    pytest.param(_SPLIT, 1, marks=_SLOW),
+    pytest.param(_SPLIT, 4, marks=_SLOW),
+    pytest.param(Layout(data=4), 2, marks=_SLOW),
+    pytest.param(Layout(context=2, data=2), 4, marks=_SLOW),
+    pytest.param(Layout(context=2, tensor=2, sequence_parallel=True), 2, marks=_SLOW),
+    pytest.param(Layout(pipeline=2, data=2), 2, marks=_SLOW),
+    pytest.param(Layout(pipeline=2, stages_per_rank=2), 1, marks=_SLOW),
+    pytest.param(Layout(pipeline=2, schedule="zero_bubble"), 1, marks=_SLOW),
+]
+
+
+@pytest.fixture(scope="module")
+def alone(ranks: RankPool, tied: Path) -> list[float]:
+    """Figures of the uncut student with an uncut teacher."""
+    found: list[float] = ranks.run(1, steps, run_of(Layout(), tied, 1, **JSD))[0]["told"]
+    return found
+
+
+@pytest.mark.parametrize(("layout", "tensor"), LAYOUTS, ids=str)
+def test_the_layouts_of_student_and_teacher_change_nothing(
+    ranks: RankPool, tied: Path, alone: list[float], layout: Layout, tensor: int
+) -> None:
+    """The second step shows the gradients of the first one. No rank gets the logits of the whole vocabulary."""
+    for result in ranks.run(layout.world_size, steps, run_of(layout, tied, tensor, **JSD), time_limit=120.0):
+        assert result["told"] == pytest.approx(alone, rel=1e-10)
+        widest = {sent.axis: sent.elements for sent in result["sent"] if sent.axis.startswith(("teacher", "tensor"))}
+        assert all(elements < BATCH * S * V / 2 for elements in widest.values())
+
+
+@pytest.mark.slow  # compiles
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
+def test_compiled_and_recomputed_layers_change_nothing(ranks: RankPool, tied: Path, alone: list[float]) -> None:
+    training = {"compile": "on", "recompute": "full"}
+    run = run_of(Layout(tensor=2), tied, 1, training=training, **JSD)
+    for result in ranks.run(2, steps, run, time_limit=240.0):
+        assert result["told"] == pytest.approx(alone, rel=1e-10)
