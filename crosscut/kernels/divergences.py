@@ -29,12 +29,15 @@ _FAR = 20.0
 
 
 def partial_divergences(log_s: Tensor, log_t: Tensor, beta: float) -> Tensor:
-    """Return the columns' parts of KL(t || m) and KL(s || m), as [2, C]. `log_s` and `log_t` [C, K] are the logarithms
-    of finite probabilities, which are normalised over the columns of all devices.
+    """Return the columns' parts of KL(t || m) and KL(s || m), as [2, C]; 0 for a divergence that D leaves out. `log_s`
+    and `log_t` [C, K] are the logarithms of probabilities above 0, which are normalised over the columns of all
+    devices.
     """
     ratio = log_t - log_s
-    of_teacher = -(log_t.exp() * _log_mixture(-ratio, 1.0 - beta)).sum(1)
-    of_student = -(log_s.exp() * _log_mixture(ratio, beta)).sum(1)
+    nothing = ratio.new_zeros(len(ratio))
+    of_student = nothing if beta == 0.0 else _log_mixture(ratio, beta).mul_(log_s.exp()).sum(1).neg_()
+    ratio = torch.sub(log_s, log_t, out=ratio)
+    of_teacher = nothing if beta == 1.0 else _log_mixture(ratio, 1.0 - beta).mul_(log_t.exp()).sum(1).neg_()
     return torch.stack([of_teacher, of_student])
 
 
@@ -46,21 +49,22 @@ def divergence(sums: Tensor, beta: float) -> Tensor:
     return of_teacher / (1.0 - beta) + of_student / beta
 
 
-def divergence_error(log_s: Tensor, log_t: Tensor, sums: Tensor, beta: float) -> Tensor:
-    """Return the gradients of the divergences with respect to the student's logits, [C, K]. `sums` [2, C] are KL(t ||
-    m) and KL(s || m) over all columns.
+def divergence_error_(log_s: Tensor, log_t: Tensor, sums: Tensor, beta: float) -> Tensor:
+    """Replace `log_s` [C, K] by the gradients of the divergences with respect to the student's logits, and return it.
+    `sums` [2, C] are KL(t || m) and KL(s || m) over all columns.
     """
     if beta == 0.0:
-        return log_s.exp() - log_t.exp()
-    return log_s.exp().mul_(_log_mixture(log_t - log_s, beta).add_(sums[1].unsqueeze(1))).div_(-beta)
+        return log_s.exp_().sub_(log_t.exp())
+    mixed = _log_mixture(log_t - log_s, beta).add_(sums[1].unsqueeze(1))
+    return log_s.exp_().mul_(mixed).div_(-beta)
 
 
 def _log_mixture(ratio: Tensor, weight: float) -> Tensor:
     """Return log(weight e^ratio + 1 - weight), which is log(m / s) for the ratio log(t / s) and the weight of t. It is
-    exact for a small weight, and does not overflow for a large ratio.
+    exact for a small weight, and does not overflow for a large ratio. With a weight of 1, `ratio` itself is returned.
     """
-    if weight in (0.0, 1.0):
-        return ratio * weight
-    near = torch.log1p(weight * torch.expm1(ratio.clamp(max=_FAR)))
-    rest = torch.log1p((1.0 - weight) / weight * torch.exp(-ratio.clamp(min=_FAR)))
-    return torch.where(ratio > _FAR, ratio + math.log(weight) + rest, near)
+    if weight == 1.0:
+        return ratio
+    near = ratio.clamp(max=_FAR).expm1_().mul_(weight).log1p_()
+    far = ratio.clamp(min=_FAR).neg_().exp_().mul_((1.0 - weight) / weight).log1p_().add_(ratio).add_(math.log(weight))
+    return torch.where(ratio > _FAR, far, near, out=near)

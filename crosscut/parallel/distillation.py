@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from crosscut.kernels.divergences import divergence, divergence_error, partial_divergences
+from crosscut.kernels.divergences import divergence, divergence_error_, partial_divergences
 from crosscut.parallel.collectives import all_reduce
 from crosscut.parallel.mesh import Axis
 
@@ -79,6 +80,7 @@ def distil(log_p: Tensor, teacher: Tensor, part: VocabularyPart, mixture: Mixtur
     log_s.sub_(log_z[0].unsqueeze(1))
     log_t.sub_(log_z[1].unsqueeze(1))
     sums = all_reduce(partial_divergences(log_s, log_t, beta), part.axis)
-    error = torch.zeros_like(log_p)
-    error[:, real] = divergence_error(log_s, log_t, sums, beta).mul_(heat)
+    error = divergence_error_(log_s, log_t, sums, beta).mul_(heat)
+    if part.num_real < log_p.shape[1]:
+        error = F.pad(error, (0, log_p.shape[1] - part.num_real))
     return heat * heat * divergence(sums, beta), error

@@ -15,6 +15,7 @@ from crosscut.planner.flops import ONE_TOKEN, inner_flops, model_flops_per_token
 from crosscut.planner.messages.low_rank import low_rank_flops
 from crosscut.planner.muon import muon_flops
 from crosscut.planner.stages import part_of
+from crosscut.planner.teacher import teacher_flops
 
 
 def flops_of_parts(run: Planned) -> dict[tuple[int | None, str], StepFlops]:
@@ -68,10 +69,9 @@ def hardware_flops_per_rank(run: Planned, *, compiled: bool = False) -> int:
     The tensor ranks divide the products evenly, with exceptions: if there are fewer key-value heads, or groups of a
     scan's heads, than tensor ranks, several ranks compute the same head or group; and in latent attention, several
     ranks may compute the same latents or the same keys and values. This function includes the duplicated FLOPs, but
-    `flops_per_step` does not. This function also includes the products of Muon on the first rank, and those
-    of gradients in low rank. In a pipeline, the
-    result is for one rank of the pipeline (`Candidate.pipeline_rank`). Raises `ConfigError` if `model.vocab_size` is
-    still 0.
+    `flops_per_step` does not. This function also includes the products of Muon on the first rank, those of gradients in
+    low rank, and those of a teacher. In a pipeline, the result is for one rank of the pipeline
+    (`Candidate.pipeline_rank`). Raises `ConfigError` if `model.vocab_size` is still 0.
     """
     part, length = part_of(run), run.training.sequence_length
     rank, alone = (replace(target, length=length) for target in (Target.of(run.layout), ONE_TOKEN))
@@ -89,4 +89,5 @@ def hardware_flops_per_rank(run: Planned, *, compiled: bool = False) -> int:
         repeated += (2 * count + again[layer]) * inputs + count * weights + (3 * count + of_cores[layer]) * cores
     per_token = part_flops_per_token(part, run.model, length, mask_fraction=run.mask_fraction) + repeated
     flops = run.training.batch_size * length * per_token + recomputed_flops_per_step(run, compiled=compiled)
-    return flops // run.layout.ranks.per_owner + muon_flops(run) + low_rank_flops(run)
+    taught = teacher_flops(run) if part.is_last and run.teacher.teaches else 0
+    return flops // run.layout.ranks.per_owner + muon_flops(run) + low_rank_flops(run) + taught

@@ -1,13 +1,15 @@
-"""Weights of a run's teacher on one rank."""
+"""A run's teacher on one rank: its weights, the shapes of its passes, and the FLOPs of a step."""
 
 from dataclasses import replace
 from functools import lru_cache
 
-from crosscut.architecture import Decoder, Target, describe, layer_parameters, root_parameters
+from crosscut.architecture import Decoder, Device, Target, describe, kept, layer_parameters, root_parameters
 from crosscut.architecture.pipeline import Stage
+from crosscut.architecture.readings import inner_products, weight_flops
 from crosscut.config import Layout, ModelConfig
 from crosscut.config.precision import PRECISIONS
 from crosscut.config.teachers import teacher_model
+from crosscut.config.training import Recompute
 from crosscut.planner.candidate import Planned
 
 
@@ -40,3 +42,73 @@ def _elements(part: Decoder, tensor: int) -> int:
     target = Target.of(Layout(tensor=tensor))
     layers = sum(count * sum(p.size for p in layer_parameters(layer, target)) for layer, count in part.kinds.items())
     return layers + sum(p.size for p in root_parameters(part, target))
+
+
+def fields_of_teacher(run: Planned) -> tuple[str, ...]:
+    """Names of the fields of a batch that the teacher reads and the run's batches have."""
+    given = describe(run.model).reads(document_mask=run.training.document_mask)
+    return tuple(name for name in describe(model_of_teacher(run)).embedding.reads(document_mask=True) if name in given)
+
+
+def teacher_target(run: Planned, *, device: Device = "cpu") -> Target:
+    """Shapes and data types with which one rank computes the teacher for a micro-batch."""
+    numbers = PRECISIONS[run.teacher.precision_in(run.training.precision)]
+    return replace(
+        Target.of(Layout(tensor=run.teacher_ranks.tensor)),
+        sequences=run.teacher_ranks.share(run.micro_batch_size),
+        length=run.training.sequence_length,
+        device=device,
+        compute=numbers.compute,
+        compute_bytes=numbers.compute_bytes,
+        sums_bytes=numbers.compute_bytes,
+        document_mask="documents" in fields_of_teacher(run),
+    )
+
+
+def head_target(run: Planned) -> Target:
+    """Shapes with which one rank computes the teacher's logits for its own tokens of a micro-batch."""
+    length = run.training.sequence_length // run.layout.context
+    predicted = run.predicted_tokens if "predicted" in describe(run.model).head.reads else None
+    numbers = PRECISIONS[run.teacher.precision_in(run.training.precision)]
+    return replace(
+        Target.of(Layout(tensor=run.layout.tensor)),
+        sequences=run.micro_batch_size,
+        length=length,
+        compute=numbers.compute,
+        compute_bytes=numbers.compute_bytes,
+        predicted=predicted,
+    )
+
+
+def teacher_flops(run: Planned) -> int:
+    """FLOPs of the teacher in a step on one rank that has it: one forward pass for each micro-batch."""
+    trunk, *others = (part for part, _ in parts_of_teacher(run))
+    target, head = teacher_target(run), (others or [trunk])[-1].head
+    flops = sum(product.flops for product in head.products(head_target(run)))
+    for layer, count in trunk.kinds.items():
+        inner = sum(product.flops for product in inner_products(layer, target))
+        flops += count * (weight_flops(layer, target) + inner)
+    return run.num_micro_batches * flops
+
+
+def teacher_pass_bytes(run: Planned, device: Device) -> int:
+    """Bytes of activations at the peak of a forward pass of the teacher on one rank."""
+    target = teacher_target(run, device=device)
+    (trunk, _), *_ = parts_of_teacher(run)
+    stream = target.tokens * trunk.embedding.tokens.shape[1] * target.compute_bytes
+    return 2 * stream + max(part.total for layer in trunk.kinds for part in kept(layer, target, Recompute.NONE))
+
+
+def teacher_results_bytes(run: Planned) -> int:
+    """Bytes of the teacher's last hidden states of a micro-batch on one rank."""
+    target = head_target(run)
+    return target.tokens * model_of_teacher(run).hidden_size * target.compute_bytes
+
+
+def teacher_logit_bytes(run: Planned) -> float:
+    """Bytes that the teacher's part in the loss holds for each logit of a chunk: the logits of the teacher and the log
+    probabilities of the model, in the accumulation type, and two or three tensors of the same size from which the
+    divergence follows.
+    """
+    held = 4 if run.teacher.mixed_beta in (0.0, 1.0) else 5.25
+    return held * run.training.numbers.accumulation_bytes

@@ -45,6 +45,7 @@ from crosscut.planner.passes import LayerPasses, ends_passes, layer_passes, opti
 from crosscut.planner.products import Speed
 from crosscut.planner.program import Program, crosscut_program
 from crosscut.planner.stages import alike_ranks, part_of, schedule_of_run, separates_weights, stages_of
+from crosscut.planner.teacher import head_target, parts_of_teacher, teacher_target
 
 _OPTIMIZER_KERNELS = 50
 _INSIDE = frozenset(get_args(MessageAxis))
@@ -258,6 +259,7 @@ def _rank_time(run: Candidate, program: Program, speed: Speed) -> _RankTime:
     timed = {layer: _layer(layer, target, speed, repeats_last=program.repeats_last) for layer in part.kinds}
     layers = _Layers(run, part, timed)
     logits = sum(_logits(product, speed) for product in part.head.products(target)) if part.is_last else 0.0
+    taught = _teacher_pass(run, speed) if part.is_last and run.teacher.teaches else 0.0
     ends = [speed.passes(num_bytes) for num_bytes in ends_passes(run, target)]
     host = [(part.is_first + part.is_last) / 4 * seconds for seconds in hardware.layer_host]
     cast, summed = (speed.passes(num_bytes) for num_bytes in weight_passes(run, program))
@@ -266,7 +268,7 @@ def _rank_time(run: Candidate, program: Program, speed: Speed) -> _RankTime:
     exchanges = tuple(exchange(collective, run, program, beside) for collective in traffic)
     products, attention, scan, passes = layers.again
     time = StepTime(
-        products=M * (layers.total(lambda layer: layer.all_products) + products + logits),
+        products=M * (layers.total(lambda layer: layer.all_products) + products + logits + taught),
         attention=M * (layers.total(lambda layer: sum(layer.attention)) + attention),
         scan=M * (layers.total(lambda layer: sum(layer.scan)) + scan),
         passes=M * (layers.total(lambda layer: sum(layer.passes)) + passes + (sum(ends) + sum(host)) + cast + summed),
@@ -279,7 +281,8 @@ def _rank_time(run: Candidate, program: Program, speed: Speed) -> _RankTime:
         exchanges=exchanges,
     )
     waits = [_waits(exchanges, phase) for phase in (Phase.FORWARD, Phase.BACKWARD)]
-    at_ends = Durations(forward=logits + ends[0] + host[0], backward=ends[1] + host[1], message=_transfer(exchanges))
+    before = logits + taught + ends[0] + host[0]
+    at_ends = Durations(forward=before, backward=ends[1] + host[1], message=_transfer(exchanges))
     shared = Durations(forward=cast + waits[0] / M, backward=waits[1] / M, weights=summed)
     return _RankTime(time, _durations(run, timed, shared, at_ends), time.exposed - sum(waits))
 
@@ -344,6 +347,17 @@ def _logits(product: Product, speed: Speed) -> float:
     weight is frozen, the gradient of the weight.
     """
     return (2 if product.is_frozen else 3) * speed.product(product, in_layer=False)
+
+
+def _teacher_pass(run: Candidate, speed: Speed) -> float:
+    """Seconds of a forward pass of the teacher for one micro-batch, without messages. The precision counts as that of
+    the run.
+    """
+    trunk, *others = (part for part, _ in parts_of_teacher(run))
+    target = teacher_target(run, device=speed.hardware.device)
+    logits = (others or [trunk])[-1].head.products(head_target(run))
+    layers = (count * _layer(layer, target, speed, repeats_last=False).forward for layer, count in trunk.kinds.items())
+    return sum(layers) + sum(speed.product(product, in_layer=False) for product in logits)
 
 
 @lru_cache(maxsize=256)

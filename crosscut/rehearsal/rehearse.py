@@ -136,7 +136,7 @@ def _count(run: ResolvedRun, mesh: ParallelMesh, tell: Callable[[int, int], None
     number = run.config.num_micro_batches
     _watch_progress(trainer, number if is_piped else min(number, MOST_PARTS), tell)
     batches = blank_batches(run.config, mesh.context)
-    recorder = CollectiveRecorder(mesh)
+    recorder = CollectiveRecorder(mesh, more=() if trainer.teacher is None else trainer.teacher.axes)
     with recorder, ledger, resizing_told_to(ledger.resized), equal_parts_once(ledger, recorder):
         loss = trainer.accumulate(0, batches)
         for parameter in trainer.parameters:
@@ -167,6 +167,9 @@ def _enter_state(ledger: Ledger, trainer: Trainer) -> None:
     is_mixed = precision.compute != precision.accumulation
     parameters = dict(trainer.model.named_parameters())
     ledger.enter("master_weights" if is_mixed else "weights", parameters)
+    if trainer.teacher is not None:
+        for model in trainer.teacher.each:
+            ledger.enter("weights", dict(model.named_parameters()))
     if trainer.average is not None:
         trainer.average.begin()
         ledger.enter("optimizer", trainer.average.tensors)

@@ -332,7 +332,9 @@ class _RunStep:
     def __init__(self, run: RunConfig, mesh: ParallelMesh, *, scales_loss: bool) -> None:
         self.run, self.mesh = run, mesh
         self.trainer = Trainer(resolve_on(run, mesh.device), mesh, scales_loss=scales_loss)
-        self.model = self.trainer.model
+        self.model, self.teacher = self.trainer.model, self.trainer.teacher
+        if self.teacher is not None:
+            self.teacher.initialize(run.training.seed + 1)
         zero = zero_matrices(run)
         for name, parameter in self.model.named_parameters():
             # A parameter of zeros, or a norm's weight of ones, would hide bugs in its use.
@@ -407,7 +409,8 @@ class _RunStep:
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:
-        with CollectiveRecorder(self.mesh) as recorder:
+        more = () if self.teacher is None else self.teacher.axes
+        with CollectiveRecorder(self.mesh, more=more) as recorder:
             yield
         self.sent.update(recorder.sent)
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from crosscut.config import IGNORED, Layout, padded_vocab_size
-from crosscut.kernels.divergences import divergence, divergence_error, partial_divergences
+from crosscut.kernels.divergences import divergence, divergence_error_, partial_divergences
 from crosscut.parallel import (
     CollectiveRecorder,
     Distillation,
@@ -136,7 +136,7 @@ def _divergences(beta: float, dtype: torch.dtype = torch.float64, factor: float 
     hidden, weight, teacher, _ = _example()
     log_s, log_t = (F.log_softmax(factor * x.to(dtype), 1) for x in (F.linear(hidden, weight), teacher))
     sums = partial_divergences(log_s, log_t, beta)
-    return divergence(sums, beta), divergence_error(log_s, log_t, sums, beta)
+    return divergence(sums, beta), divergence_error_(log_s, log_t, sums, beta)
 
 
 @pytest.mark.parametrize("end", [FORWARD, REVERSE])

@@ -11,21 +11,23 @@ import pytest
 import torch
 
 from crosscut.architecture import describe
-from crosscut.config import ConfigError, Layout, LayoutError, RunConfig
+from crosscut.config import ConfigError, Layout, LayoutError, ModelConfig, RunConfig, write_toml
+from crosscut.config.teachers import TeacherConfig
 from crosscut.kernels import onednn
 from crosscut.launch import process_group
 from crosscut.model import Batch
 from crosscut.parallel import cross_entropy, make_mesh
 from crosscut.parallel.random import RandomStreams
 from crosscut.parallel.state import gradient_norm
-from crosscut.planner import forecast_memory
+from crosscut.planner import forecast_memory, step_time
+from crosscut.planner.hardware import KNOWN_HARDWARE
 from crosscut.rehearsal import Rehearsal, rehearse, to_json
 from crosscut.training.optimization.optimizer import MOMENTS
 from crosscut.training.precision import resolve_on
 from crosscut.training.step import Trainer
 from crosscut.training.watching.memory_account import account_of
 from tests.refusals import refusal
-from tests.rehearsal.cases import LARGE, SMALL, Case, check_formulas
+from tests.rehearsal.cases import HALF, LARGE, LLAMA, SIZES, SMALL, SPLIT, ZERO3, Case, check_formulas, small
 from tests.rehearsal.showing import check_shown
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +65,29 @@ def test_messages_of_repeated_attention_are_shown_in_their_place(case):
 def test_the_average_of_the_weights_is_counted_to_the_byte(case):
     forecast = forecast_memory(rehearsed(case).run, device=case.device)
     assert rehearsed(case).peak.categories["optimizer"] == forecast.optimizer
+
+
+TEACHERS = [
+    ({"tensor": 2}, {}, {}, 1, {}),
+    (SPLIT, HALF, LLAMA, 2, {"loss": "jsd"}),
+    (ZERO3, HALF, {}, 4, {"loss": "reverse_kl", "temperature": 2.0}),
+    ({"tensor": 2}, {"recompute": "full", "micro_batch_size": 1}, {}, 2, {}),
+    ({"context": 2, "tensor": 2}, {"document_mask": True}, LLAMA, 1, {}),
+]
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize(("layout", "training", "model", "tensor", "teacher"), TEACHERS, ids=map(str, range(5)))
+def test_a_teacher_is_counted(tmp_path, layout, training, model, tensor, teacher):
+    """Its weights, its passes, its messages and its part of the loss. Only one instant is not exact."""
+    case = small("with a teacher", "cuda" if training == HALF else "cpu", layout, training, model)
+    shape = {"num_layers": 4, "hidden_size": 192, "mlp_size": 512, "layers": ("attention swiglu",)}
+    write_toml(replace(case.run, model=ModelConfig(**{**SIZES, **shape})), tmp_path / "config.toml")
+    run = replace(case.run, teacher=TeacherConfig(folder=str(tmp_path), tensor=tensor, **teacher))
+    found = rehearse(run, device=case.device)
+    check_formulas(found, memory=0.02, flops=1e-9)
+    check_shown(found)
+    assert step_time(run, KNOWN_HARDWARE["h100-sxm"]).total > step_time(case.run, KNOWN_HARDWARE["h100-sxm"]).total
 
 
 def test_values_of_another_width_are_not_padded_as_on_a_gpu():

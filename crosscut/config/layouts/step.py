@@ -6,6 +6,7 @@ from crosscut.config.conventions import predicted_rows
 from crosscut.config.layout import Layout
 from crosscut.config.layouts.compilation import reason_against_compiling
 from crosscut.config.layouts.context import ContextChoice, choose_context_attention
+from crosscut.config.layouts.ranks import Line
 from crosscut.config.model import ModelConfig
 from crosscut.config.teachers import TeacherConfig, TeacherRanks
 from crosscut.config.training import Compile, Recompute, TrainingConfig
@@ -23,6 +24,11 @@ class StepShape(ABC):
     def teacher_ranks(self) -> TeacherRanks:
         """Arrangement of the ranks for the teacher, if the run has one."""
         return TeacherRanks(self.layout, self.teacher.tensor or self.layout.tensor)
+
+    def line(self, name: str) -> Line:
+        """Return the line of ranks with this name: a line of the layout, or of the teacher."""
+        lines = self.teacher_ranks.lines
+        return lines[name] if name in lines else self.layout.line(name)
 
     @property
     @abstractmethod

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils._mode_utils import no_dispatch
 
 from crosscut.config import Layout
 from crosscut.config.layouts.ranks import Line
@@ -66,18 +67,22 @@ class TeacherMesh:
 
 def make_teacher_mesh(ranks: TeacherRanks, mesh: ParallelMesh) -> TeacherMesh:
     """Return the axes of the teacher on this rank, beside the axes of the run's model. Every rank must call this
-    function, those of other stages of a pipeline included.
+    function, those of other stages of a pipeline included. On a mesh of one rank, nothing is sent.
     """
     device = mesh.device
-    trunk = make_repeated_mesh(Layout(tensor=ranks.tensor), device)
-    taken = {axis.group_name for axis in mesh.groups}
-    axes = []
-    for axis in (replace(trunk.tensor, name=TEACHER), *(_axis(ranks.lines[name], device) for name in _EXCHANGES)):
+    if mesh.layout.world_size == 1:
+        axes = [mesh.tensor.alone(name) for name in _EXCHANGES]
+        return TeacherMesh(ranks=ranks, trunk=mesh, head=mesh, tokens=axes[0], shares=axes[1])
+    with no_dispatch():  # a mesh has real numbers, also in a dry run
+        trunk = make_repeated_mesh(Layout(tensor=ranks.tensor), device)
+        head = make_repeated_mesh(Layout(tensor=ranks.student.tensor), device) if ranks.is_apart else None
+        made = [_axis(ranks.lines[name], device) for name in _EXCHANGES]
+    taken, axes = {axis.group_name for axis in mesh.groups}, []
+    for axis in (replace(trunk.tensor, name=TEACHER), *made):
         axes.append(axis.apart_from(taken))  # two axes may have the same ranks, and messages carry the axis's name
         taken.add(axes[-1].group_name)
     trunk = replace(trunk, tensor=axes[0])
-    head = make_repeated_mesh(Layout(tensor=ranks.student.tensor), device) if ranks.is_apart else trunk
-    return TeacherMesh(ranks=ranks, trunk=trunk, head=head, tokens=axes[1], shares=axes[2])
+    return TeacherMesh(ranks=ranks, trunk=trunk, head=head or trunk, tokens=axes[1], shares=axes[2])
 
 
 def _axis(line: Line, device: torch.device) -> Axis:

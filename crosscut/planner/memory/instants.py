@@ -11,6 +11,7 @@ from crosscut.config.conventions import BUCKET_BYTES, PIECE_ELEMENTS
 from crosscut.planner.memory.stage import StageMemory
 from crosscut.planner.messages.low_rank import low_rank_memory
 from crosscut.planner.muon import largest_muon_share, muon_buffers
+from crosscut.planner.teacher import teacher_logit_bytes, teacher_pass_bytes, teacher_results_bytes
 
 FRAGMENTATION = 0.05
 """Bytes that the caching allocator loses in unusable blocks, as a share of a step's temporary bytes."""
@@ -101,7 +102,7 @@ class Instants:
         repeated = [layer for layer in range(last + 1) if self.stage.is_recomputed(layer)]
         ends = (last, max(repeated, default=0), min(1, last), 0)  # layer 0 gathers no other layer ahead
         layers = dict.fromkeys(ends if len(self.stage.layers) == 1 else self._ends_of_runs(repeated))
-        loss = [self._loss()] if decoder.is_last else []
+        loss = [*([self._teacher()] if self.stage.teacher else []), self._loss()] if decoder.is_last else []
         return [*loss, *map(self._backward, layers), *([self._embedding()] if decoder.is_first else [])]
 
     def _ends_of_runs(self, repeated: Sequence[int]) -> list[int]:
@@ -122,6 +123,14 @@ class Instants:
         """Forecast the bytes when the gradients are reduced, and when the weights are updated."""
         return [self._reduction(), self._update()]
 
+    def _teacher(self) -> MemoryForecast:
+        """Peak in a forward pass of the teacher: before the pass of the model or, in a pipeline, after it."""
+        stage = self.stage
+        weights, activations = self._held(stage.num_layers - 1) if stage.is_staged else (0, 0)
+        passing = teacher_pass_bytes(stage.run, stage.device)
+        gradients = self._summed(stage.num_layers if stage.accumulates else 0)
+        return self._at("teacher", weights=weights, activations=activations + passing, gradients=gradients)
+
     def _loss(self) -> MemoryForecast:
         stage, target, vocabulary = self.stage, self.stage.target, self.stage.root.vocabulary
         rows = vocabulary // stage.run.model.hidden_size
@@ -129,8 +138,11 @@ class Instants:
         chunk = min(predicted, default_loss_chunk(max(rows, 1), predicted, device=stage.device))
         weights, activations = self._held(stage.num_layers - 1)
         cast = stage.size * stage.is_mixed
-        on_cpu = stage.device == "cpu"  # the loss on a CPU is never compiled
-        logits = stage.decoder.loss.logit_bytes(replace(target, compiled=False) if on_cpu else target)
+        plain = stage.device == "cpu" or stage.teacher  # the loss on a CPU or with a teacher is never compiled
+        logits: float = stage.decoder.loss.logit_bytes(replace(target, compiled=False) if plain else target)
+        results = 0
+        if stage.teacher:
+            logits, results = logits + teacher_logit_bytes(stage.run), teacher_results_bytes(stage.run)
         # The last hidden states and their gradient. The head of a task does not gather these hidden states.
         ends = 2 * (stage.whole if vocabulary else stage.between)
         return self._at(
@@ -139,8 +151,8 @@ class Instants:
             gradients=self._summed(0)
             + stage.vocabulary_gradient * (stage.wide + cast)
             + self._unsummed(stage.num_layers - 1),
-            activations=activations + ends + chunk * stage.whole // target.tokens,
-            logits=chunk * rows * logits,
+            activations=activations + ends + chunk * stage.whole // target.tokens + results,
+            logits=int(chunk * rows * logits),
             buffers=self._gathered(stage.num_layers if self._keeps_weights else 0),
         )
 
@@ -217,7 +229,7 @@ class Instants:
         passing = weights + activations + sum(held.values())
         return MemoryForecast(
             instant=instant,
-            weights=weights if stage.is_mixed else weights + state,
+            weights=stage.teacher + (weights if stage.is_mixed else weights + state),
             master_weights=state if stage.is_mixed else 0,
             optimizer=moments + average + errors,
             activations=activations,

@@ -68,7 +68,7 @@ def collective_seconds(
 
     Gradients are sent in the buckets of `program`; without a program, as one message.
     """
-    line = run.layout.line(collective.axis)
+    line = run.line(collective.axis)
     where: Where = "node"
     link, rate = hardware.node, hardware.node.rate
     is_pair = collective.operation == Operation.SEND or collective.axis == "ends"

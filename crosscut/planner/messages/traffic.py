@@ -44,6 +44,7 @@ from crosscut.planner.messages.collective import Collective, along, at_once
 from crosscut.planner.messages.low_rank import low_rank, low_rank_messages
 from crosscut.planner.messages.sharding import sharded_parameters
 from crosscut.planner.messages.staged import compared_ends, stage_messages, tied_gradients
+from crosscut.planner.messages.teacher import DIVERGENCES, teacher_messages
 from crosscut.planner.muon import muon_messages
 from crosscut.planner.parameters import (
     known_vocab_size,
@@ -82,6 +83,7 @@ def step_traffic(
         *_of_layers(part, target, run.num_micro_batches, repeats),
         *(_loss(run, loss_chunk_tokens, run.num_micro_batches) if part.is_last else []),
         *stage_messages(run, target),
+        *(teacher_messages(run) if part.is_last and run.teacher.teaches else []),
         *_gradients(run, all_reduce),
         *low_rank_messages(run, all_reduce),
         *tied_gradients(run, all_reduce),
@@ -234,8 +236,9 @@ def _loss(run: Planned, chunk_tokens: int, M: int) -> list[Collective]:
     """Collectives of the loss: three scalars per token, never the logits (paper, section 3).
 
     For each chunk of tokens, the ranks reduce the largest logit, then the sum of exponentials together with the
-    target's logit.
+    target's logit, and with a teacher the numbers from which the divergence follows.
     """
+    statistics = (*describe(run.model).loss.statistics(), *(DIVERGENCES if run.teacher.teaches else ()))
     whole_chunks, rest = divmod(run.predicted_tokens, chunk_tokens)
     element_bytes = run.training.numbers.accumulation_bytes
     of_chunk = partial(Collective, operation=Operation.ALL_REDUCE, phase=Phase.FORWARD, element_bytes=element_bytes)
@@ -244,8 +247,7 @@ def _loss(run: Planned, chunk_tokens: int, M: int) -> list[Collective]:
     for chunks, tokens in ((whole_chunks, chunk_tokens), (1, rest)):
         if chunks and tokens:
             collectives += [
-                all_reduce(purpose=name, count=chunks * M, elements=width * tokens)
-                for name, width in describe(run.model).loss.statistics()
+                all_reduce(purpose=name, count=chunks * M, elements=width * tokens) for name, width in statistics
             ]
     return collectives
 
@@ -306,7 +308,7 @@ def _totals(run: Planned, all_reduce: partial[Collective]) -> list[Collective]:
     squares of all stages. At the end of the step, the data ranks sum the loss, and a verdict that tells whether every
     rank's gradients are finite. The ranks of a pipeline also sum the loss and the verdict, because only the last stage
     has the loss. If layers return sums beside the residual stream, such as the loads of experts, the data ranks and the
-    ranks of a pipeline sum them.
+    ranks of a pipeline sum them. With a teacher, they sum the two parts of the loss.
     """
     ranks = run.layout.ranks
     norm = partial(all_reduce, elements=1, element_bytes=8)
@@ -320,6 +322,10 @@ def _totals(run: Planned, all_reduce: partial[Collective]) -> list[Collective]:
         over_tokens(purpose="target tokens", elements=len(describe(run.model).loss_terms), element_bytes=8),
         over_tokens(purpose="reported loss and verdict", elements=2),
         over_tokens(purpose="sums of the layers", elements=sums, element_bytes=8, count=int(sums > 0)),
+        *(
+            along(norm, line)(purpose="parts of the loss", elements=2, count=int(run.teacher.teaches))
+            for line in (ranks.tokens, ranks.owners)
+        ),
         along(norm, ranks.owners)(purpose="gradient norm of all stages"),
         along(all_reduce, ranks.owners)(purpose="loss of the last stage and verdict", elements=2),
         along(all_reduce, ranks.owners)(

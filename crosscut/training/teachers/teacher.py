@@ -71,17 +71,20 @@ class Teacher:
         """Axes along which the teacher's messages are sent."""
         return self.mesh.axes
 
+    @property
+    def each(self) -> tuple[GPT, ...]:
+        """Models of the teacher on the rank, each once."""
+        return () if self.models is None else self.models.each
+
     def load(self, source: ModelSource) -> None:
         """Load the teacher's weights. Raises `CheckpointError` if they cannot be read."""
-        if self.models is not None:
-            for model in self.models.each:
-                source.fill(model)
+        for model in self.each:
+            source.fill(model)
 
     def initialize(self, seed: int) -> None:
         """Give the teacher random weights, which depend on the seed and the names of the parameters only."""
-        if self.models is not None:
-            for model in self.models.each:
-                initialize(model, seed)
+        for model in self.each:
+            initialize(model, seed)
 
     @torch.no_grad()
     def taught(self, batch: Batch) -> Batch:

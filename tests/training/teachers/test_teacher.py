@@ -158,6 +158,7 @@ def test_the_layouts_of_student_and_teacher_change_nothing(
 
 @pytest.mark.slow  # compiles
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_compiled_and_recomputed_layers_change_nothing(ranks: RankPool, tied: Path, alone: list[float]) -> None:
     training = {"compile": "on", "recompute": "full"}
     run = run_of(Layout(tensor=2), tied, 1, training=training, **JSD)
