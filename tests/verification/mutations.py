@@ -1069,5 +1069,6 @@ for _of in (
     "schedule",
     "sharding",
     "low_rank",
+    "teachers",
 ):  # they register their faults after those above
     import_module(f"tests.verification.faults.{_of}")

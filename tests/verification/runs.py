@@ -1,6 +1,7 @@
 """The run that the tests of this folder verify, and its verification on the pool of ranks."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 from unittest import mock
@@ -39,6 +40,10 @@ CLASSES: dict[str, Any] = {"head": "classes", "num_classes": 3}
 NUMBER: dict[str, Any] = {"head": "number"}
 SPANS: dict[str, Any] = {"head": "spans"}
 CHOICE: dict[str, Any] = {"head": "choice"}
+TEACHER: dict[str, Any] = {
+    "folder": str(Path(__file__).parent / "teacher"), "tensor": 1, "loss": "jsd", "beta": 0.3, "temperature": 2.0,
+    "alpha": 0.6,
+}  # fmt: skip
 
 
 def tiny_run(
@@ -46,16 +51,18 @@ def tiny_run(
     training: Mapping[str, Any] = MappingProxyType({}),
     optimizer: Mapping[str, Any] = MappingProxyType({}),
     data: Mapping[str, Any] = MappingProxyType({}),
+    teacher: Mapping[str, Any] = MappingProxyType({}),
     **model: Any,
 ) -> RunConfig:
-    """Tiny run with changed settings of `training`, `optimizer`, `data` and the model. The 300 vocabulary entries are
-    padded to 384 on one rank, and to 512 on more ranks.
+    """Tiny run with changed settings of `training`, `optimizer`, `data`, `teacher` and the model. The 300 vocabulary
+    entries are padded to 384 on one rank, and to 512 on more ranks.
     """
     shape = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 300, "max_sequence_length": 16}
     table = {
         "model": {**shape, "dropout": 0.1, **model},
         "training": {"sequence_length": 16, "steps": 10, **training},
         "data": {**data},
+        "teacher": {**teacher},
         "optimizer": {"warmup_steps": 0, **optimizer},
     }
     return load_run(table)

@@ -1,0 +1,39 @@
+"""A model that learns from a teacher on another number of tensor ranks is the uncut model with an uncut teacher."""
+
+from typing import Any
+
+import pytest
+
+from crosscut.config import Layout
+from tests.ranks import RankPool
+from tests.verification.runs import TEACHER, proven
+
+BOTH = Layout(tensor=2, data=2)
+SPLIT = Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True)
+FORWARD = {"folder": TEACHER["folder"], "tensor": 1, "alpha": 1.0}
+PACKED = {"training": {"document_mask": True, "micro_batch_size": 1}}
+LAYERS = {"training": {"recompute": "full", "z_loss": 0.01}, "logit_softcap": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [
+        (Layout(tensor=2), {}),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)  # other layouts have the same loss, and these exchanges
+            for case in (
+                (BOTH, PACKED),
+                (SPLIT, {"teacher": FORWARD}),
+                (Layout(context=2, tensor=2), PACKED),
+                (Layout(pipeline=2, tensor=2), LAYERS),
+                (Layout(pipeline=2, data=2, schedule="zero_bubble"), {}),
+                (BOTH, {"training": {"precision": "bfloat16"}}),
+                (Layout(tensor=4), {"teacher": {**FORWARD, "tensor": 0, "loss": "reverse_kl"}}),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_a_teacher_changes_nothing_about_the_layout(ranks: RankPool, layout: Layout, options: dict[str, Any]) -> None:
+    report = proven(ranks, layout, **{"teacher": TEACHER, **options})
+    assert any(check.name == "collectives" and check.same for check in report.checks)
