@@ -140,7 +140,7 @@ class RunConfig(StepShape):
         _require_same_documents(model, training)
         require_context(model, layout)
         _require_pairs(self.data, training)
-        _require_task(model, training)
+        _require_task(model, training, self.teacher)
         _require_warm_up(self.optimizer, training)
         _require_rates(model, self.optimizer)
         _require_whole_gradients(layout, self.optimizer)
@@ -268,7 +268,7 @@ def _require_pairs(data: DataConfig, training: TrainingConfig) -> None:
     require_value("training.document_mask", training.document_mask, False, "for pairs of segments", remedy)
 
 
-def _require_task(model: ModelConfig, training: TrainingConfig) -> None:
+def _require_task(model: ModelConfig, training: TrainingConfig, teacher: TeacherConfig) -> None:
     """Raise `ConfigError` for settings that a model for tasks does not have."""
     if not model.solves_task:
         return
@@ -276,6 +276,8 @@ def _require_task(model: ModelConfig, training: TrainingConfig) -> None:
     for name, plain in (("document_mask", False), ("z_loss", 0.0)):
         remedy = f"This setting is for models that predict tokens. Remove `training.{name}`."
         require_value(f"training.{name}", getattr(training, name), plain, when, remedy)
+    remedy = "A teacher has no part in the loss of labels. Remove the section `teacher`."
+    require_value("teacher.folder", teacher.folder, "", when, remedy)
 
 
 def _require_samples(model: ModelConfig, layout: Layout, output: OutputConfig) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from crosscut.config import ConfigError, LayoutError, ResolvedRun, RunConfig
-from crosscut.config.checks import require_value, shown
+from crosscut.config.checks import shown
 from crosscut.config.conventions import CHAT_FOLDER, CHECKPOINTS_FOLDER
 from crosscut.config.system.machine import available_memory
 from crosscut.config.system.markers import MARKER_FILE, marker_of
@@ -106,8 +106,6 @@ def require_for_tuning(run: RunConfig) -> None:
     """Raise `ConfigError` if a fine-tuning run is asked to look for loss spikes, to leave out sequences or to write
     samples.
     """
-    remedy = "Only `crosscut train` learns from a teacher. Remove the section `teacher`."
-    require_value("teacher.folder", run.teacher.folder, "", "in fine-tuning", remedy)
     settings = (
         ("training.on_spike", str(run.training.on_spike), "off"),
         ("training.skips", run.training.skips, ""),

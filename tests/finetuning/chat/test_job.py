@@ -57,6 +57,23 @@ def test_three_tensor_ranks_train_the_same_model_as_one(in_threes, tmp_path, for
         assert torch.equal(tensor.float(), initial[name]) == (bool(rank) and not is_matrix), name
 
 
+@pytest.mark.slow  # tests/training/teachers has the quick tests
+def test_a_teacher_on_another_number_of_ranks_teaches_only_the_answers(in_threes, tmp_path, forked_ranks):
+    """From the untuned model, whose predictions are those of the student before its first step."""
+    model = in_threes / "model"
+    settings = (f"teacher.folder={model}", "teacher.alpha=0.5", "teacher.loss=reverse_kl", "teacher.tensor=1")
+    for tensor in (1, 3):
+        finetune(
+            "chat", in_threes / "chats.jsonl", "--model", model, "--output", tmp_path / str(tensor),
+            f"layout.tensor={tensor}", *SETTINGS, *settings,
+        )  # fmt: skip
+    for name in ("loss", "data_loss", "distillation_loss"):
+        one, three = (rows_of(tmp_path / str(tensor), name) for tensor in (1, 3))
+        assert one == pytest.approx(three, rel=1e-6, abs=1e-12)
+    assert one[0] == pytest.approx(0.0, abs=1e-12)
+    assert one[-1] > 1e-6
+
+
 @pytest.mark.slow
 def test_a_run_is_resumed_on_another_layout_without_its_files(ranks, in_threes, tmp_path, forked_ranks):
     path, model, out = tmp_path / "chats.jsonl", in_threes / "model", tmp_path / "run"

@@ -93,6 +93,7 @@ def test_a_teacher_with_another_tokenizer_is_refused(run_with: Any, teacher: Pat
             '`teacher.beta` must be left out with `teacher.loss` = "forward_kl"',
         ),
         (["teacher.folder=x", "teacher.precision=float8"], "`teacher.precision` must be 'auto'"),
+        (["teacher.folder=x", "model.head=number"], "`teacher.folder` must be '' for a model with `model.head`"),
         (["teacher.folder=x", "teacher.tensor=3"], "`teacher.tensor` must divide the number of ranks (1), but is 3"),
     ],
 )
