@@ -104,7 +104,8 @@ CASES: list[tuple[Mixture, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("tensor", [1, 2, 4])  # with four ranks one holds real rows and padding, and one only padding
+# With four ranks, one holds real rows and padding, and one only padding.
+@pytest.mark.parametrize("tensor", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 def test_it_is_the_divergence_of_the_full_logits(ranks: RankPool, tensor: int) -> None:
     results = zip(*ranks.run(tensor, each, _loss, [(tensor, *case) for case in CASES]), strict=True)
     for (mixture, options), of_ranks in zip(CASES, results, strict=True):

@@ -7,6 +7,7 @@ from crosscut.config import Layout, ModelConfig
 from crosscut.config.layouts.compilation import reason_against_compiling
 from crosscut.config.layouts.context import reason_against_exchange
 from crosscut.config.layouts.limits import tensor_limits
+from crosscut.config.teachers import TeacherConfig, teacher_model
 from crosscut.planner.candidate import Candidate, Planned
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import MemoryForecast
@@ -24,6 +25,8 @@ def reason_against_arrangement(run: Planned, layout: Layout) -> str:
     model = run.model
     if reason := reason_against_tensor(model, layout.tensor) or reason_against_exchange(model, layout):
         return reason
+    if run.teacher.teaches and (reason := _reason_against_teacher(run.teacher, layout)):
+        return reason
     if model.num_experts % layout.expert:
         return f"{model.num_experts} experts cannot be divided evenly over {layout.expert} expert ranks"
     own, num_ranks = layout.share_of(batch), layout.pipeline
@@ -39,6 +42,15 @@ def reason_against_arrangement(run: Planned, layout: Layout) -> str:
             f"the {num_ranks} pipeline ranks need"
         )
     return ""
+
+
+def _reason_against_teacher(teacher: TeacherConfig, layout: Layout) -> str:
+    """Reason why the ranks of a layout cannot have the teacher, as a clause. Empty if they can."""
+    tensor, ranks = teacher.tensor or layout.tensor, layout.ranks.per_owner
+    if ranks % tensor:
+        return f"{tensor} tensor ranks of the teacher do not divide the {ranks} ranks that compute the loss"
+    reason = reason_against_tensor(teacher_model(teacher.folder), tensor)
+    return reason and f"the teacher cannot be cut: {reason}"
 
 
 def reason_against_several_stages(run: Planned, layout: Layout) -> str:

@@ -1,10 +1,15 @@
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from crosscut.config import ConfigError, LayoutError, RunConfig, load_run
+from crosscut.config import ConfigError, Layout, LayoutError, ModelConfig, RunConfig, TrainingConfig, load_run
 from crosscut.config.checks import divisors
-from crosscut.planner import flops_per_step
+from crosscut.config.teachers import TeacherConfig
+from crosscut.planner import Candidate, flops_per_step
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
 from crosscut.planner.search import Plans, search_layouts
+from crosscut.planner.search.reasons import reason_against_arrangement
 from tests.refusals import refusal
 from tests.timing import quickest
 
@@ -257,3 +262,16 @@ def test_ten_thousand_layouts_take_less_than_five_seconds() -> None:
 def test_thousands_of_pipelines_take_less_than_two_seconds() -> None:
     run = run_of(batch=4096, precision="bfloat16")
     assert quickest(lambda: search_layouts(run, H100, 1024), limit=2.0) < 2.0
+
+
+def test_layouts_that_cannot_have_the_teacher_are_refused(tmp_path: Path) -> None:
+    shape = {"num_layers": 2, "hidden_size": 36, "num_heads": 3, "vocab_size": 300, "max_sequence_length": 64}
+    (tmp_path / "config.toml").write_text("[model]\n" + "\n".join(f"{name} = {size}" for name, size in shape.items()))
+    model = ModelConfig(**{**shape, "hidden_size": 64, "num_heads": 4})
+    run = Candidate(model, Layout(), TrainingConfig(batch_size=8), teacher=TeacherConfig(folder=str(tmp_path)))
+    assert reason_against_arrangement(run, Layout(data=2)) == ""
+    cut = "the teacher cannot be cut: 3 attention heads cannot be divided evenly over 2 tensor ranks"
+    assert reason_against_arrangement(run, Layout(tensor=2)) == cut
+    fixed = replace(run, teacher=replace(run.teacher, tensor=3))
+    told = "3 tensor ranks of the teacher do not divide the 4 ranks that compute the loss"
+    assert reason_against_arrangement(fixed, Layout(data=2, tensor=2, pipeline=2)) == told

@@ -32,6 +32,7 @@ def learn(run: RunConfig) -> list[dict[str, Any]]:
     return [row for row in rows_of(run) if "loss" in row]
 
 
+@pytest.mark.slow  # test_teacher has the quick tests of a step
 def test_a_run_reports_both_parts_and_resumes_on_another_layout(
     ranks: RankPool, run_with: Any, teacher: Path, tmp_path: Path
 ) -> None:
