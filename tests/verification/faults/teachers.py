@@ -24,8 +24,8 @@ CONTEXT = Layout(context=2, tensor=2)
 Distil = Callable[[Tensor, Tensor, VocabularyPart, Mixture], tuple[Tensor, Tensor]]
 
 
-def of_teacher(description: str, layout: Layout = TENSOR, module: str = "loss", **options: Any) -> Any:
-    return fault(description, module, layout, teacher=TEACHER, **options)
+def of_teacher(description: str, layout: Layout = TENSOR, **options: Any) -> Any:
+    return fault(description, "loss", layout, teacher=TEACHER, **options)
 
 
 def in_loss(changed: Callable[..., tuple[Tensor, Tensor]]) -> Callable[[Patch], None]:
@@ -69,7 +69,7 @@ def no_square(distil: Distil, log_p: Tensor, logits: Tensor, part: VocabularyPar
     return losses / mixture.temperature**2, error / mixture.temperature**2
 
 
-@of_teacher("the gradient of the teacher's loss has the square of the temperature", module="final_norm")
+@of_teacher("the gradient of the teacher's loss has the square of the temperature")
 @in_loss
 def gradient_squared(distil: Distil, log_p: Tensor, logits: Tensor, part: VocabularyPart, mixture: Mixture) -> Any:
     losses, error = distil(log_p, logits, part, mixture)
