@@ -6,7 +6,7 @@ layout. Importing this package imports torch.
 
 from crosscut.config import IGNORED, RankFailure
 from crosscut.parallel.cross_entropy import LossSettings, vocab_parallel_cross_entropy
-from crosscut.parallel.distillation import Distillation, Mixture, distil
+from crosscut.parallel.distillation import Distillation, Mixture
 from crosscut.parallel.embedding import (
     PositionEmbedding,
     TiedWeight,
@@ -85,7 +85,6 @@ __all__ = [
     "VocabParallelOutput",
     "clip_gradients_",
     "copy_to_tensor_parallel",
-    "distil",
     "disturb_",
     "enable_symmetric_memory",
     "enter_tensor_parallel",
