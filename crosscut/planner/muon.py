@@ -12,7 +12,7 @@ from math import prod
 
 from crosscut.architecture import Decoder, Operation, Parameter, Product, Target
 from crosscut.architecture.messages import Phase
-from crosscut.architecture.muon import newton_schulz_products, num_turns, takes_muon, without_name
+from crosscut.architecture.optimizers.muon import newton_schulz_products, num_turns, takes_muon, without_name
 from crosscut.config.optimizer import MatrixOptimizer
 from crosscut.planner.candidate import Planned
 from crosscut.planner.messages.collective import Collective, along

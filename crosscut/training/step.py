@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from crosscut.architecture.low_rank import has_low_rank
+from crosscut.architecture.optimizers.low_rank import has_low_rank
 from crosscut.architecture.pipeline import Stage, stages_of_rank
 from crosscut.checkpoint import AVERAGE
 from crosscut.config import ResolvedRun

@@ -5,8 +5,8 @@ import pytest
 from crosscut.config import Layout, load_run
 from crosscut.config.layout import PipelineSchedule
 from crosscut.planner.candidate import Candidate
-from crosscut.planner.fullest import fullest_rank
 from crosscut.planner.memory import forecast_memory
+from crosscut.planner.memory.fullest import fullest_rank
 
 ZERO = PipelineSchedule.ZERO_BUBBLE
 LAYOUTS = [

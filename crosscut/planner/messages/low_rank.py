@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from crosscut.architecture import Decoder, Parameter, Target
-from crosscut.architecture.low_rank import has_low_rank
+from crosscut.architecture.optimizers.low_rank import has_low_rank
 from crosscut.config.layouts.ranks import RankPlan
 from crosscut.planner.candidate import Planned
 from crosscut.planner.messages.collective import Collective, along

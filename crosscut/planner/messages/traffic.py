@@ -26,7 +26,6 @@ from crosscut.architecture import (
     lower,
     lower_root,
 )
-from crosscut.architecture.low_rank import has_low_rank
 from crosscut.architecture.messages import (
     Phase,
     Sent,
@@ -35,6 +34,7 @@ from crosscut.architecture.messages import (
     products_at,
     repeated_messages,
 )
+from crosscut.architecture.optimizers.low_rank import has_low_rank
 from crosscut.config import default_loss_chunk
 from crosscut.config.checks import require_at_least
 from crosscut.config.conventions import num_pieces

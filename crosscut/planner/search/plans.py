@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from crosscut.config import RunConfig
 from crosscut.planner.candidate import Candidate
-from crosscut.planner.fullest import fullest_rank
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import MemoryForecast
+from crosscut.planner.memory.fullest import fullest_rank
 from crosscut.planner.products import Speed
 from crosscut.planner.search.proposals import kept_offload
 from crosscut.planner.search.reasons import memory_of_rank, reason_against_memory

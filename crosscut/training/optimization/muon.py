@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from crosscut.architecture.muon import NEWTON_SCHULZ_STEPS, without_name
+from crosscut.architecture.optimizers.muon import NEWTON_SCHULZ_STEPS, without_name
 from crosscut.architecture.parameters import Parameter
 from crosscut.parallel.state.parameters import local_part
 from crosscut.parallel.state.turns import given_back, num_holders, taken

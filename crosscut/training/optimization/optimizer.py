@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from crosscut.architecture import Parameter, describe
-from crosscut.architecture.muon import takes_muon
+from crosscut.architecture.optimizers.muon import takes_muon
 from crosscut.config import ModelConfig, OptimizerConfig
 from crosscut.config.optimizer import MatrixOptimizer
 from crosscut.parallel.state.parameters import local_part

@@ -10,7 +10,8 @@ linear in both numbers, so the peak is highest on the first or on the last of th
 from crosscut.architecture import Device
 from crosscut.config.conventions import AMPERE
 from crosscut.planner.candidate import Candidate
-from crosscut.planner.memory import MemoryForecast, forecast_memory
+from crosscut.planner.memory.forecast import forecast_memory
+from crosscut.planner.memory.instants import MemoryForecast
 from crosscut.planner.stages import alike_ranks, separates_weights
 
 

@@ -1,0 +1,1 @@
+"""Work of optimizers on parameters, beyond elementwise updates."""
