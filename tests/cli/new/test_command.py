@@ -107,7 +107,7 @@ def test_a_run_with_long_steps_says_how_many_of_them_a_failure_can_undo(tmp_path
     path = tmp_path / "run.toml"
     told = re.sub(r"\s*│\n│\s*", " ", run(str(path), *options(size="gpt2-small", tokens="1B")))
     assert re.search(rf"\nevery = {every}  # steps that a failure can undo: [\d.]+ \w+, as", path.read_text())
-    assert f" every {every} steps, which take" in told
+    assert f" every {every} steps (" in told
 
 
 @pytest.mark.parametrize("gpus", ["none", "8 x laptop"])
