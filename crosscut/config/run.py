@@ -146,7 +146,7 @@ class RunConfig(StepShape):
         _require_whole_gradients(layout, self.optimizer)
         require_float8(model, layout, training)
         require_compilable(model, layout, training)
-        if self.teacher.teaches:
+        if self.teacher.teaches and layout.world_size > 1:  # one rank may stand for a layout that is chosen later
             self.teacher_ranks.require_possible()
         _require_samples(model, layout, self.output)
         if self.evaluation.has_tasks:

@@ -22,7 +22,8 @@ from crosscut.generation.text import Around
 from crosscut.launch import Stopped, StopRequest
 from crosscut.launch.hangs import LEAST_BOUND, Reaction, Watch
 from crosscut.launch.stopping import INTERRUPTIBLE
-from crosscut.logbook.schema import MEASUREMENTS_FILE, SAMPLES_FILE
+from crosscut.logbook.contents import remove_outlived
+from crosscut.logbook.schema import MEASUREMENTS_FILE, SAMPLES_FILE, Lifetime
 from crosscut.training.batches import BatchesAhead, BatchSource
 from crosscut.training.elastic import Restart
 from crosscut.training.evaluations import ModelScores
@@ -114,6 +115,8 @@ class Loop:
         """Function that writes texts with the model, keyed by their prompts. Every rank calls it."""
         self.restart: Restart | None = None
         """Restart to record when the first step is done."""
+        self.outlived: Lifetime | None = None
+        """Lifetime of the files that the first step ends (`logbook.contents.remove_outlived`), on the first rank."""
         self.folder = Path(self.run.output.folder)
         self.throughput = Throughput.of(trainer.run, trainer.mesh)
         self.checkpoints = RunCheckpoints(trainer, batches, identity=identity or {}, lock=lock)
@@ -315,6 +318,9 @@ class Loop:
             metrics.loads(done, loads)
             if found := self.idle_experts.step(loads):
                 metrics.event(done, describe_collapses(done, found), [each.row for each in found])
+        if self.outlived is not None:
+            remove_outlived(self.folder, self.outlived)
+            self.outlived = None
         if self.restart is not None:
             self.restart.record(self.folder)
             self.restart = None

@@ -45,11 +45,10 @@ def show_plans(plans: "Plans", options: "ForecastOptions", asked: RunConfig) -> 
         for line in (
             *_margin(plans),
             _course(plans, options),
-            *_own(plans, options),
             *_details(plans),
         ):
             console.print(Text(line))
-    for line in _rejected(plans, console.width):
+    for line in (*_own(plans, options), *_rejected(plans, console.width)):
         console.print(Text(line))
 
 

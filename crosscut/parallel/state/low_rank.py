@@ -30,6 +30,9 @@ from crosscut.parallel.mesh import ParallelMesh, PlanAxes
 from crosscut.parallel.random import normal_
 from crosscut.parallel.state.parameters import cut_dim, local_part, plan_of, with_local_part
 
+_NOISE = 16.0
+"""Rounding of a column's dependent part, as a multiple of the type's precision times the root of its rows."""
+
 ROWS, COLUMNS = -2, -1
 """Dimensions of a matrix, also in a stack of matrices."""
 
@@ -130,12 +133,13 @@ class LowRankGradients:
         moved = [matrix.moved() for matrix in matrices]
         bases = [_orthonormal(local_part(matrix.basis)) for matrix in matrices]
         products = [m @ self._own(q, matrix, COLUMNS) for m, q, matrix in zip(moved, bases, matrices, strict=True)]
-        left = [_orthonormal(p) for p in self._summed(products, matrices, plan, ROWS)]
+        left = [_independent(p) for p in self._summed(products, matrices, plan, ROWS)]
         own = [self._own(p, matrix, ROWS) for p, matrix in zip(left, matrices, strict=True)]
         right = self._summed([m.mT @ p for m, p in zip(moved, own, strict=True)], matrices, plan, COLUMNS)
-        for matrix, m, p, q in zip(matrices, moved, own, right, strict=True):
+        for matrix, m, p, q, whole, before in zip(matrices, moved, own, right, left, bases, strict=True):
             gradient = p @ self._own(q, matrix, COLUMNS).mT
-            matrix.pending = m.mul_(matrix.num_terms).sub_(gradient), q
+            found = whole.any(-2, keepdim=True)  # other columns keep their former directions, which may find one later
+            matrix.pending = m.mul_(matrix.num_terms).sub_(gradient), torch.where(found, q, before)
             matrix.parameter.grad = with_local_part(matrix.parameter.detach(), gradient)
 
     def _own(self, factor: Tensor, matrix: _Matrix, dim: int) -> Tensor:
@@ -187,6 +191,18 @@ def _orthonormal(factor: Tensor) -> Tensor:
     """Return orthonormal columns that span the columns of a factor."""
     columns: Tensor = torch.linalg.qr(factor)[0]
     return columns
+
+
+def _independent(factor: Tensor) -> Tensor:
+    """Return orthonormal columns that span the columns of a factor, with zeros in place of those that depend on the
+    columns before them. A gradient of few tokens has fewer directions than the factor has columns; the others would be
+    rounding noise, which depends on the layout.
+    """
+    columns, triangle = torch.linalg.qr(factor)
+    sizes = triangle.diagonal(dim1=-2, dim2=-1).abs()
+    noise = _NOISE * factor.shape[-2] ** 0.5 * torch.finfo(factor.dtype).eps
+    independent: Tensor = columns * (sizes > noise * sizes.amax(-1, keepdim=True)).unsqueeze(-2)
+    return independent
 
 
 def _flat(factors: Sequence[Tensor]) -> Tensor:

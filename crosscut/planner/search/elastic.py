@@ -51,7 +51,10 @@ def _with_other_data_ranks(run: RunConfig, num_ranks: int) -> RunConfig:
     for data in range(num_ranks // fixed, 0, -1):
         if fitted := next(_with_data_ranks(run, data), None):
             return fitted
-    raise AssertionError("one data rank divides every batch")
+    raise LayoutError(  # one data rank divides every batch, but not every teacher
+        f"`teacher.tensor` must divide the number of ranks that are left (at most {num_ranks}), but is "
+        f"{run.teacher.tensor}. Start more processes, or choose a smaller teacher.tensor."
+    )
 
 
 def _with_data_ranks(run: RunConfig, data: int) -> Iterator[RunConfig]:

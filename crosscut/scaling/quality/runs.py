@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from crosscut.config import ConfigError, Layout, RunConfig, RunStopped, TrainingError, load_run, write_toml
+from crosscut.config import ConfigError, Layout, RunConfig, RunStopped, TrainingError, load_run, write_toml, write_whole
 from crosscut.config.checks import shown
 from crosscut.config.system.files import open_own, read_small
 from crosscut.config.system.machine import available_cores
@@ -30,6 +30,10 @@ from crosscut.planner.compute import flops_per_step
 from crosscut.planner.muon import muon_flops
 from crosscut.serving.processes import importing_crosscut
 from crosscut.training.driving.preparation import with_vocabulary
+from crosscut.training.resuming import identity_of
+
+_TOKENS_FILE = "tokens.sha256"
+"""File of a study's output with the hash of the tokens of its runs."""
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 
@@ -44,10 +48,18 @@ _LAST_LINES = 5
 
 
 def prepare_tokens(run: RunConfig, output: Path) -> Tokens:
-    """Prepare the tokens that all runs of a study share, by default in the folder `tokens` of the output. Raises the
-    errors of `data.prepare`.
+    """Prepare the tokens that all runs of a study share, by default in the folder `tokens` of the output. Raises
+    `ConfigError` if an earlier start had other tokens, and the errors of `data.prepare`.
     """
-    return prepare(run.data, output / "tokens", seed=run.training.seed)
+    tokens = prepare(run.data, output / "tokens", seed=run.training.seed)
+    own, file = str(identity_of(run, tokens)["data.tokens"]), output / _TOKENS_FILE
+    if file.is_file() and (known := read_small(file).strip()) != own:
+        raise ConfigError(
+            f"`--output` must be of runs on the same tokens (sha256 {own}), but those in `{output}` were trained on "
+            f"others ({shown(known)}). Choose another `--output`."
+        )
+    write_whole(file, f"{own}\n")
+    return tokens
 
 
 def run_in(output: Path, name: str, run: RunConfig, tokens: Tokens) -> RunConfig:
@@ -215,7 +227,8 @@ class _Processes:
     def start(self, run: RunConfig) -> None:
         """Start a run, or continue it from its last checkpoint."""
         threads = max(1, available_cores() // (self._at_once * run.layout.world_size))
-        command = [sys.executable, "-P", "-m", "crosscut", "train", str(_file(run)), "--resume", "auto"]
+        where = (f"output.folder={run.output.folder}", f"data.tokens={run.data.tokens}")  # the output may have moved
+        command = [sys.executable, "-P", "-m", "crosscut", "train", str(_file(run)), "--resume", "auto", *where]
         with open_own(_log(run), "wb") as log:
             process = subprocess.Popen(  # noqa: S603 - this Python with our own program
                 command,

@@ -47,6 +47,11 @@ def load_sizes(arguments: Sequence[str]) -> list[Size]:
             f"The run files must have different names, but {names.count(twice)} are called `{twice}`. Rename one: the "
             "name of the file is the name of the size."
         )
+    if same := next((size for size in sizes[1:] if size.run.model == sizes[0].run.model), None):
+        raise ConfigError(
+            f"The sizes must differ in their models, but `{sizes[0].name}` and `{same.name}` are the same. Give a run "
+            "file for each size, and no overrides of `model` that make them equal."
+        )
     for size in sizes:
         size.run.require_objective()
         _require_same(sizes[0], size)

@@ -251,10 +251,7 @@ def _train(
     loop.restart = prepared.restart if mesh.is_first_rank else None
     loop.samples = parts.samples
     if mesh.is_first_rank:
-        if prepared.outlived is not None:
-            remove_outlived(Path(run.output.folder), prepared.outlived)
-        with suppress(Exception):  # the plan is for readers, and the run goes on without it
-            write_object(Path(run.output.folder) / PLAN_FILE, plan_of(run, mesh.device))
+        _begin_folder(prepared, loop, mesh.device)
     if key:
         loop.checkpoints.memory_saver = memory_saver(run, key, trainer)
     if parts.begin is not None:
@@ -270,6 +267,20 @@ def _train(
         if key:
             forget(run, key)
     return Stop(outcome.last_step, outcome.interrupted) if outcome.stopped else None
+
+
+def _begin_folder(prepared: PreparedRun, loop: Loop, device: torch.device) -> None:
+    """Remove what an earlier start left in the run's folder, and write the plan. A start that makes no step leaves the
+    result of the run.
+    """
+    run = prepared.run.config
+    folder = Path(run.output.folder)
+    if prepared.outlived is Lifetime.RESULT:
+        loop.outlived = prepared.outlived
+    elif prepared.outlived is not None:
+        remove_outlived(folder, prepared.outlived)
+    with suppress(Exception):  # the plan is for readers, and the run goes on without it
+        write_object(folder / PLAN_FILE, plan_of(run, device))
 
 
 def _make_trainer(prepared: PreparedRun, mesh: ParallelMesh) -> Trainer:

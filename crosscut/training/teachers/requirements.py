@@ -20,6 +20,7 @@ def find_teacher(run: ResolvedRun, tokenizer: Tokenizer) -> ModelSource | None:
     config = run.config
     if not config.teacher.teaches:
         return None
+    config.teacher_ranks.require_possible()
     require_teachable(config)
     source = find_model(config.teacher.folder)
     if not tokenizer.has_ids_of(source.load_tokenizer()):

@@ -1,6 +1,6 @@
 """Gradients in low rank are those of the paper's algorithm and of PyTorch's own hook, on any number of ranks."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -53,7 +53,17 @@ def papers_algorithm(factor: Tensor, num_workers: int) -> Iterator[tuple[Tensor,
         yield got, errors.mean(0)
 
 
-def courses(layout: Layout, dim: int) -> list[tuple[Tensor, Tensor]]:
+def of_few_tokens(step: int, num: int) -> Tensor:
+    """Terms of a gradient that has fewer directions than a factor has columns in the first step."""
+    generator = torch.Generator().manual_seed(step)
+    left, right = (
+        torch.randn(4, *size, generator=generator, dtype=torch.float64) for size in ((ROWS, 1), (1, COLUMNS))
+    )
+    tokens = left @ right if step else left[[0] * 4] @ right[[0] * 4] * torch.tensor([0.2, 0.3, 0.4, 0.1]).view(4, 1, 1)
+    return tokens.view(num, -1, ROWS, COLUMNS).sum(1)
+
+
+def courses(layout: Layout, dim: int, terms: Callable[[int, int], Tensor] = terms) -> list[tuple[Tensor, Tensor]]:
     """Gradient and error memory of each step, put together over the tensor ranks, with the mean of the errors over the
     data ranks.
     """
@@ -83,6 +93,14 @@ def test_every_step_is_that_of_the_papers_algorithm(ranks, layout, dim):
     for (gradient, error), (of_paper, errors_of_paper) in zip(found, expected, strict=True):
         torch.testing.assert_close(gradient, of_paper, rtol=0, atol=1e-11)
         torch.testing.assert_close(error, errors_of_paper, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("layout", [Layout(data=4), Layout(tensor=2, data=2)])
+def test_directions_that_a_gradient_does_not_have_depend_on_no_layout(ranks, layout):
+    alone, found = (ranks.run(one.world_size, courses, one, 0, of_few_tokens)[0] for one in (Layout(), layout))
+    for (gradient, error), (expected, expected_error) in zip(found, alone, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-11)
+        torch.testing.assert_close(error, expected_error, rtol=0, atol=1e-11)
 
 
 def _first_factor() -> Tensor:

@@ -95,7 +95,10 @@ def test_a_teacher_with_another_tokenizer_is_refused(run_with: Any, teacher: Pat
         ),
         (["teacher.folder=x", "teacher.precision=float8"], "`teacher.precision` must be 'auto'"),
         (["teacher.folder=x", "model.head=number"], "`teacher.folder` must be '' for a model with `model.head`"),
-        (["teacher.folder=x", "teacher.tensor=3"], "`teacher.tensor` must divide the number of ranks (1), but is 3"),
+        (
+            ["teacher.folder=x", "teacher.tensor=3", "layout.data=2"],
+            "`teacher.tensor` must divide the number of ranks (2), but is 3",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(run_with: Any, overrides: list[str], told: str) -> None:
