@@ -46,7 +46,7 @@ def show_checkpoint(facts: Mapping[str, Any]) -> None:
         for key, value in fields.items() if isinstance(fields, Mapping) else (("", fields),):
             config.add_row(Text(f"{section}.{key}".rstrip(".")), Text(str(value)))
     if facts["config"]:
-        console.print(config)
+        new_console(width=_WIDTH).print(config)
 
 
 def show_comparison(result: "Comparison") -> None:

@@ -2,7 +2,8 @@
 
 The imports of a new Python process take two to three seconds. A fork of a process that has already done these imports
 starts within milliseconds and shares the memory of the imported code. The server is `multiprocessing`'s fork server: it
-runs no other code and never touches a GPU, so a fork is safe.
+runs no other code and never touches a GPU, so a fork is safe. Ctrl-C reaches all processes of a terminal. The server
+blocks it, and so does a fork until its imports are done.
 
 A fork inherits the environment variables and the output streams of the server, which may be out of date. `start_ranks`
 therefore gives each rank the environment variables and output streams of the caller. On systems other than Linux, where
@@ -16,8 +17,10 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
-from multiprocessing import forkserver, reduction
+from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.resource_sharer import DupFd
+from multiprocessing.util import register_after_fork
+from types import TracebackType
 from typing import Self
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
@@ -45,9 +48,12 @@ def start_server(modules: Iterable[str] = ()) -> None:
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # the server imports the same files
     os.environ[_MARK] = "1"
+    resource_tracker.ensure_running()  # which would unblock the signal
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # in the server, too: Ctrl-C does not end its imports
         forkserver.ensure_running()
     finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         del os.environ[_MARK]
         if before is None:
             del os.environ["PYTHONPATH"]
@@ -123,6 +129,18 @@ def _set_endings(action: signal.Handlers) -> None:
         signal.signal(number, action)
 
 
+def _unblock_interrupts(_server: object) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # end without a traceback
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not issubclass(kind, EOFError | ConnectionError | FileNotFoundError):  # the caller has gone before its ranks
+        sys.__excepthook__(kind, error, trace)
+
+
 if os.environ.pop(_MARK, ""):
+    sys.excepthook = _tell  # for errors before a fork has unpickled its function
     _set_endings(signal.SIG_IGN)
     os.register_at_fork(after_in_child=partial(_set_endings, signal.SIG_DFL))
+    register_after_fork(start_server, _unblock_interrupts)  # called when a fork has unpickled its function

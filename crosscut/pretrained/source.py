@@ -83,6 +83,11 @@ class ModelSource(TextEnds):
         return not self.is_published and is_sentence_encoder(self.tokenizer.parent)
 
     @property
+    def lasting_name(self) -> str:
+        """Name of the model for clients, which stays the same when the run continues: without the checkpoint's step."""
+        return self.name.partition("/")[0]
+
+    @property
     def title(self) -> str:
         """Name of the model, with the words "averaged weights" if the weights are an average, and with the name of the
         adapter.

@@ -164,7 +164,7 @@ def _write(source: ModelSource, mesh: ParallelMesh, options: ServerOptions, list
         _follow(partial(write_texts, decoder, None))
         return
     served = ServedDecoder(
-        name=source.name,
+        name=source.lasting_name,
         window=source.model.generation_length,
         tokenizer=source.tokenizer,
         vocab_size=min(source.model.vocab_size, tokenizer.vocab_size),
@@ -191,7 +191,7 @@ def _embed(source: ModelSource, mesh: ParallelMesh, options: ServerOptions, list
         _follow(partial(embed_texts, embedder, None))
         return
     served = ServedEncoder(
-        name=source.name,
+        name=source.lasting_name,
         window=encoder.max_tokens,
         size=encoder.steps.size(source.model.hidden_size),
         prompt=encoder.prompt,

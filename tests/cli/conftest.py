@@ -122,6 +122,7 @@ class Forked:
 def _run_in_fork(arguments: tuple[str, ...], streams: list[int]) -> None:
     from crosscut.cli import main
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a new program
     os.setsid()
     os.dup2(streams[0], 1)
     os.dup2(streams[1], 2)

@@ -235,14 +235,16 @@ def test_a_mistake_that_another_rank_tells_is_not_told_again(
     assert capsys.readouterr().err == ("" if is_told else f"crosscut: {error}\n")
 
 
-def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException) -> str:
-    """Message of a training that ends with an error of the operating system."""
+def ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, *, status: int = 2
+) -> str:
+    """Message of a training that ends with an error."""
     monkeypatch.setattr(sys, "argv", ["crosscut", "train"])
     monkeypatch.setattr(commands, "main", mock.Mock(side_effect=error))
     with pytest.raises(SystemExit) as stopped, handlers_restored():
         run_main()
     told = capsys.readouterr().err
-    assert stopped.value.code == 2, told
+    assert stopped.value.code == status, told
     assert "Traceback" not in told
     return told
 
@@ -293,6 +295,16 @@ def test_ctrl_c_says_how_to_continue_a_command_that_can(monkeypatch, capsys, com
     with pytest.raises(SystemExit) as stopped, handlers_restored():
         run_main()
     assert (stopped.value.code, capsys.readouterr().err) == (130, f"crosscut: Interrupted.{told}\n")
+
+
+def test_ctrl_c_in_the_body_of_a_class_is_no_failure(monkeypatch, capsys):
+    class Interrupted:
+        def __set_name__(self, *_: object) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises((RuntimeError, KeyboardInterrupt)) as error:  # the latter since Python 3.12
+        type("Class", (), {"field": Interrupted()})
+    assert ended(monkeypatch, capsys, error.value, status=130).startswith("crosscut: Interrupted.")
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")], ids=repr)

@@ -184,3 +184,18 @@ def test_a_second_ctrl_c_ends_a_run_at_once(fork, book, tmp_path):
     assert status == 130, errors
     assert list_checkpoints(run / "checkpoints") == []
     assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.4, 0.8, 1.6, 3.2, 6.4])
+def test_ctrl_c_while_a_run_starts_shows_no_traceback(tmp_path, book, seconds):
+    """While the modules of the program, of the server of the ranks and of the ranks are imported."""
+    command = (sys.executable, "-m", "crosscut", "train", *TINY, f"data.text={book}", "layout.tensor=2", *ENDLESS)
+    with subprocess.Popen(
+        (*command, f"output.folder={tmp_path / 'run'}"), stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGINT)
+        errors = process.communicate(timeout=120)[1]
+    assert process.returncode in {130, -signal.SIGINT}
+    assert "Traceback" not in errors

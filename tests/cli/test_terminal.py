@@ -117,6 +117,12 @@ def test_names_in_a_checkpoint_are_made_visible(on_terminal, run_folder, tmp_pat
     assert "\x9b" not in shown
 
 
+def test_figures_of_a_run_have_six_digits_on_a_terminal(on_terminal, crosscut_here, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1234567, "loss": 0.12345678}\n')
+    assert crosscut_here("metrics", str(tmp_path), status=0).stdout.split() == ["step,loss", "1234567,0.12345678"]
+    assert on_terminal("metrics", str(tmp_path)).split()[:2] == ["step,loss", "1234567,0.123457"]
+
+
 def test_names_of_files_of_prepare_are_made_visible(on_terminal, tmp_path, book):
     text = tmp_path / f"[bold]{EVIL}.txt"
     text.write_bytes(book.read_bytes())

@@ -150,6 +150,7 @@ def test_a_run_a_checkpoint_and_a_folder_of_them_are_found(trained):
     assert found[0] == found[1] == found[2]
     source = found[0]
     assert (source.name, str(source.folder)) == ("run/step-00000001", str(checkpoint))
+    assert source.lasting_name == "run"
     assert source.tokenizer == trained / "run" / "initial" / "tokenizer.json", "with its chat template, if it has one"
     assert (source.end_of_text, source.stops, source.begin_of_text) == (0, (11,), None)
     assert not source.is_published

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def metrics(run: Path, csv: Path | None) -> None:
     """Print the figures of a run as a CSV table, with a row for each step.
 
     RUN is the folder of a run, which may be training. A cell is empty if the step has no such figure. The columns are
-    the keys of metrics.jsonl (docs/tables/run-files.md).
+    the keys of metrics.jsonl (docs/tables/run-files.md). A terminal shows six digits; files and pipes get all digits.
     """
     try:
         rows = read_metrics(run)
@@ -40,11 +41,15 @@ def metrics(run: Path, csv: Path | None) -> None:
             f"`RUN` must be the folder of a run that has trained, but `{run}` has no rows in `{METRICS_FILE}`. "
             "Check the path."
         )
-    table = table_of(rows)
-    if csv is None:
-        echo(table, nl=False)
+    if csv is not None:
+        write_whole(csv, table_of(rows))
     else:
-        write_whole(csv, table)
+        echo(table_of(_rounded(rows) if sys.stdout.isatty() else rows), nl=False)
+
+
+def _rounded(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows with figures of six digits, for people."""
+    return [{key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()} for row in rows]
 
 
 def table_of(rows: Iterable[Row]) -> str:
