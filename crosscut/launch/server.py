@@ -20,7 +20,6 @@ from functools import partial
 from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.resource_sharer import DupFd
 from multiprocessing.util import register_after_fork
-from types import TracebackType
 from typing import Self
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
@@ -121,7 +120,10 @@ class PassedStream:
 
 
 def _number_here(duplicate: DupFd) -> int:
-    return duplicate.detach()
+    try:
+        return duplicate.detach()
+    except (EOFError, OSError):
+        os._exit(1)  # the caller has gone
 
 
 def _set_endings(action: signal.Handlers) -> None:
@@ -134,13 +136,7 @@ def _unblock_interrupts(_server: object) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if not issubclass(kind, EOFError | ConnectionError | FileNotFoundError):  # the caller has gone before its ranks
-        sys.__excepthook__(kind, error, trace)
-
-
 if os.environ.pop(_MARK, ""):
-    sys.excepthook = _tell  # for errors before a fork has unpickled its function
     _set_endings(signal.SIG_IGN)
     os.register_at_fork(after_in_child=partial(_set_endings, signal.SIG_DFL))
     register_after_fork(start_server, _unblock_interrupts)  # called when a fork has unpickled its function
