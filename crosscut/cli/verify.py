@@ -21,6 +21,7 @@ from crosscut.cli.arguments import (
 from crosscut.config import ConfigError, Layout, RunConfig, load_layout
 from crosscut.config.precision import PRECISIONS
 from crosscut.config.system.terminal import echo
+from crosscut.config.teachers.matching import require_teachable
 
 if TYPE_CHECKING:
     from crosscut.verification import LayoutReport
@@ -129,6 +130,8 @@ def _verify_runs(
 
     small = scale_down(dataclasses.replace(run, layout=Layout()), num_layers=layers, hidden_size=hidden)
     runs = [on_devices_there(for_verification(small, layout, precision)) for layout in asked]
+    for each in (run, *runs):  # the lengths of the run, and the layouts of the verified runs
+        require_teachable(each)
     return [with_scope(report, asked=run, verified=on) for report, on in zip(verify_runs(runs), runs, strict=True)]
 
 

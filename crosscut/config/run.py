@@ -137,7 +137,7 @@ class RunConfig(StepShape):
         require_batch(layout, training)
         require_stages(model, layout, training)
         require_sequence(model, layout, training)
-        _require_same_documents(model, training)
+        require_documents(model, training)
         require_context(model, layout)
         _require_pairs(self.data, training)
         _require_task(model, training, self.teacher)
@@ -290,19 +290,23 @@ def _require_samples(model: ModelConfig, layout: Layout, output: OutputConfig) -
         require_value("output.sample_every", output.sample_every, 0, f'for `model.head` = "{model.head}"', remedy)
 
 
-def _require_same_documents(model: ModelConfig, training: TrainingConfig) -> None:
-    """Raise `ConfigError` if rotary frequencies or a block mask would make a document depend on others."""
-    if Mixer.SPARSE_ATTENTION in model.kinds:
-        remedy = (
-            "Blocks are counted from the start of the sequence, and a document must not depend on the documents before "
-            "it. Choose other layers, or remove `training.document_mask`."
-        )
-        when = "with `sparse_attention` in `model.layers`"
-        require_value("training.document_mask", training.document_mask, False, when, remedy)
-    if model.rotary_scaling is RotaryScaling.DYNAMIC:
-        remedy = (
-            "The frequencies depend on the length of a whole sequence, and a document must not depend on the others. "
-            'Set model.rotary_scaling="yarn", or remove `training.document_mask`.'
-        )
-        when = 'with `model.rotary_scaling` = "dynamic"'
-        require_value("training.document_mask", training.document_mask, False, when, remedy)
+def require_documents(model: ModelConfig, training: TrainingConfig, *, of: str = "", other: str = "") -> None:
+    """Raise `ConfigError` if rotary frequencies or a block mask would make a document depend on others. For another
+    model than the run's own, `of` are the words that follow its settings, and `other` is the remedy.
+    """
+    blocks = (
+        "with `sparse_attention` in `model.layers`",
+        "Blocks are counted from the start of the sequence, and a document must not depend on the documents before it.",
+        "Choose other layers",
+    )
+    frequencies = (
+        'with `model.rotary_scaling` = "dynamic"',
+        "The frequencies depend on the length of a whole sequence, and a document must not depend on the others.",
+        'Set model.rotary_scaling="yarn"',
+    )
+    has_blocks = Mixer.SPARSE_ATTENTION in model.kinds
+    if not has_blocks and model.rotary_scaling is not RotaryScaling.DYNAMIC:
+        return
+    when, why, remedy = blocks if has_blocks else frequencies
+    do = f"{why} {other or remedy}, or remove `training.document_mask`."
+    require_value("training.document_mask", training.document_mask, False, when + of, do)

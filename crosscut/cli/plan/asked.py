@@ -9,6 +9,7 @@ from crosscut.cli.runs.named import named_preset
 from crosscut.config import ConfigError, Layout, RunConfig, load_run
 from crosscut.config.checks import listed
 from crosscut.config.system.terminal import echo
+from crosscut.config.teachers.matching import require_teachable
 
 if TYPE_CHECKING:
     from crosscut.planner.hardware import Hardware
@@ -21,7 +22,7 @@ def asked_run(
     `change_layout` takes the run's layout and returns the layout to use instead.
 
     A setting of `model.preset` or `training.initialize_from` also names a model. Raises `ConfigError` unless exactly
-    one of the run and the preset is given.
+    one of the run and the preset is given, and if the run's teacher cannot teach its model.
     """
     names_model = ("model.preset=", "training.initialize_from=") if model is None else ("model.preset=",)
     is_named = has_file(arguments) or any(each.startswith(names_model) for each in arguments)
@@ -33,9 +34,10 @@ def asked_run(
         )
     if model is not None:
         arguments = (f"model.preset={named_preset(model)}", *arguments)
-    if has_file(arguments):
-        return load_run(Path(arguments[0]), arguments[1:], change_layout=change_layout)
-    return load_run({}, arguments, change_layout=change_layout)
+    settings, overrides = (Path(arguments[0]), arguments[1:]) if has_file(arguments) else ({}, arguments)
+    run = load_run(settings, overrides, change_layout=change_layout)
+    require_teachable(run)
+    return run
 
 
 def with_vocabulary(run: RunConfig) -> RunConfig:

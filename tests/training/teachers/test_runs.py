@@ -68,7 +68,7 @@ def test_teachers_that_cannot_teach_are_refused(
     assert "whose `model.vocab_size` is that of the run (512), but" in message
     assert "has 500" in message
     long = run_with(f"teacher.folder={teacher}", "training.sequence_length=2048", "model.max_sequence_length=2048")
-    assert "must be at most 128, the number of positions of the teacher" in refusal(ConfigError, prepared, long)
+    assert "must be at most 128, the `model.max_sequence_length` of the teacher" in refusal(ConfigError, prepared, long)
     cut = run_with(f"teacher.folder={teacher}", "layout.data=3", "training.batch_size=6", "teacher.tensor=3")
     assert "`teacher.tensor` must divide `model.num_heads` (4)" in refusal(LayoutError, prepared, cut)
     monkeypatch.setattr(requirements, "available_memory", lambda: 100_000)
