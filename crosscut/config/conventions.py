@@ -11,6 +11,9 @@ it."""
 CONFIG_FILE = "config.toml"
 """File with the resolved config, in the run's folder."""
 
+MANIFEST_FILE = "manifest.json"
+"""File of a checkpoint that describes it and the run that wrote it."""
+
 CHECKPOINTS_FOLDER = "checkpoints"
 """Folder of the checkpoints, in the run's folder."""
 

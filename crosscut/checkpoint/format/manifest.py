@@ -17,11 +17,11 @@ from typing import Any, TypeAlias
 
 from crosscut.checkpoint.storage import Folder, reason
 from crosscut.config import CheckpointError, DamagedCheckpointError
-from crosscut.config.parts.kinds import layers_of_mlps
+from crosscut.config.conventions import MANIFEST_FILE
+from crosscut.config.parts.kinds import with_layers
 from crosscut.config.system.files import parse_json
 from crosscut.config.system.records import Count, from_json
 
-MANIFEST_FILE = "manifest.json"
 FORMAT = 2
 """Version of the checkpoint format. It increases when older versions of Crosscut cannot read new checkpoints."""
 _NAME = re.compile(r"step-([0-9]{8,18})")
@@ -195,14 +195,13 @@ def _with_layers(progress: Progress) -> Progress:
     the MLPs of their model.
     """
     model = progress.config.get("model")
-    if not isinstance(model, dict) or not (layers := layers_of_mlps(model.get("mlp_pattern") or model.get("mlp"))):
+    if not isinstance(model, dict) or (changed := with_layers(model)) == model:
         return progress
-    model = {**model, "layers": layers}
-    identity = {**progress.identity, "model.layers": layers}
-    for key in ("mlp", "mlp_pattern"):
-        model.pop(key, None)
-        identity.pop(f"model.{key}", None)
-    return replace(progress, config={**progress.config, "model": model}, identity=identity)
+    identity = {
+        name: value for name, value in progress.identity.items() if name not in ("model.mlp", "model.mlp_pattern")
+    }
+    identity["model.layers"] = changed["layers"]
+    return replace(progress, config={**progress.config, "model": changed}, identity=identity)
 
 
 def require_plain_name(name: str) -> None:

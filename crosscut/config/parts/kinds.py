@@ -1,7 +1,7 @@
 """Layers of a model by the names of their parts' kinds, such as "attention swiglu"."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
 from crosscut.config.checks import Choice, divisors, listed, shown
@@ -132,3 +132,10 @@ def layers_of_mlps(mlps: object) -> list[str]:
     if not isinstance(kinds, list | tuple) or not kinds or not all(kind in [*MLPS] for kind in kinds):
         return []
     return [*checked_layers([f"attention {kind}" for kind in kinds])]
+
+
+def with_layers(model: Mapping[str, object]) -> dict[str, object]:
+    """Return a model's settings with `layers` in place of the keys `mlp` and `mlp_pattern` of older checkpoints."""
+    layers = layers_of_mlps(model.get("mlp_pattern") or model.get("mlp"))
+    kept = {key: value for key, value in model.items() if key not in ("mlp", "mlp_pattern")}
+    return {**kept, "layers": layers} if layers else dict(model)

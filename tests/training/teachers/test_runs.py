@@ -1,12 +1,16 @@
 """A whole run with a teacher, its resume on another layout, and the teachers that are refused."""
 
+import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from crosscut.config import ConfigError, LayoutError, RunConfig
+from crosscut.config import ConfigError, LayoutError, RunConfig, write_toml
+from crosscut.config.conventions import CONFIG_FILE
+from crosscut.config.teachers import TeacherConfig, teacher_model
 from crosscut.data import Tokenizer
 from crosscut.training.in_memory import InMemory
 from crosscut.training.job import _prepare
@@ -62,7 +66,7 @@ def test_teachers_that_cannot_teach_are_refused(
     missing = tmp_path / "missing"
     message = refusal(ConfigError, prepared, run_with(f"teacher.folder={missing}"))
     assert message.startswith(
-        f"`teacher.folder` must name the folder of a run or a Hugging Face folder, but `{missing}`"
+        f"`teacher.folder` must name the folder of a run, a checkpoint or a Hugging Face folder, but `{missing}`"
     )
     message = refusal(ConfigError, prepared, run_with(f"teacher.folder={teacher}", "model.vocab_size=512"))
     assert "whose `model.vocab_size` is that of the run (512), but" in message
@@ -74,6 +78,27 @@ def test_teachers_that_cannot_teach_are_refused(
     monkeypatch.setattr(requirements, "available_memory", lambda: 100_000)
     large = refusal(ConfigError, prepared, run_with(f"teacher.folder={teacher}"))
     assert "must hold a model that fits into the memory of a rank (0.0 GB)" in large
+
+
+def test_a_checkpoint_says_its_own_model_whatever_lies_beside_it(
+    run_with: Any, teacher: Path, tmp_path: Path, tokens_folder: Path
+) -> None:
+    """Beside it, the run that learns has written its own config."""
+    own = tmp_path / "run"
+    shutil.copytree(teacher / "checkpoints", own / "teachers")
+    write_toml(run := run_with("model.num_heads=2"), own / CONFIG_FILE)
+    for place in (own / "teachers" / "step-00000003", own / "teachers"):
+        model = teacher_model(str(place))
+        assert (model.num_heads, model.hidden_size, model.dropout) == (4, 96, 0.0)
+    found = replace(run, teacher=TeacherConfig(folder=str(own / "teachers" / "step-00000003")))
+    source = find_teacher(resolve_on(found, CPU), Tokenizer.load(tokens_folder / "tokenizer.json"))
+    assert source is not None
+    assert source.model.hidden_size == 96
+    manifest = own / "teachers" / "step-00000003" / "manifest.json"
+    manifest.write_text(json.dumps({"progress": {"config": {}}}))
+    teacher_model.cache_clear()
+    message = refusal(ConfigError, teacher_model, str(manifest.parent))
+    assert message == f"`{manifest}` must hold the config of a run, but does not. Choose another checkpoint."
 
 
 def test_a_teacher_with_another_tokenizer_is_refused(run_with: Any, teacher: Path) -> None:
