@@ -39,13 +39,13 @@ from crosscut.training.requirements import (
 from crosscut.training.resuming import (
     Resume,
     choose_checkpoint,
-    describe_new_average,
-    describe_new_settings,
+    describe_changes,
     identity_of,
     require_resumable,
 )
 from crosscut.training.spikes.record import new_record, resumed_record
 from crosscut.training.step import Trainer
+from crosscut.training.teachers.record import teacher_record
 from crosscut.training.teachers.requirements import find_teacher
 from crosscut.training.watching.banner import print_banner
 from crosscut.training.watching.forecast import hardware_for
@@ -130,9 +130,9 @@ def _prepare(resolved: ResolvedRun, profile: bool, resume: Resume, memory: InMem
     require_replaceable(run.checkpoints_folder, after=done)
     if profile:
         require_steps(run.training.steps - done)
-    if good is not None and progress:
-        _note(*describe_new_settings(run, progress), describe_new_average(run, good.manifest))
     teacher = find_teacher(resolved.with_config(run), tokens.tokenizer())
+    record = teacher_record(teacher)
+    _note(*describe_changes(run, good.manifest, record) if good else ())
     if run.training.initialize_from and is_new:
         _note(*require_initial_weights(run, tokens))
     skips = (resumed_record(run, progress) if progress else new_record(run)).skips
@@ -141,7 +141,7 @@ def _prepare(resolved: ResolvedRun, profile: bool, resume: Resume, memory: InMem
     _note(*describe_settings(run, resolved.device, is_new=is_new), str(restart or ""), without_a_node(run))
     prepared = _TextRun(
         run=resolved.with_config(run),
-        identity=identity,
+        identity=identity | record,
         checkpoint=good.folder if good else None,
         done=done,
         teacher=teacher,

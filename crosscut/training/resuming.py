@@ -1,6 +1,6 @@
 """Choice of the checkpoint from which a run resumes, conditions under which the run may resume, and messages about
-changes in the resumed run: a jump in the learning rate, a different z-loss, and the beginning or end of a moving
-average of the weights.
+changes in the resumed run: a jump in the learning rate, a different z-loss or teacher, and the beginning or end of a
+moving average of the weights.
 """
 
 import dataclasses
@@ -31,6 +31,7 @@ from crosscut.logbook.contents import former_run, hang_steps, read_settings
 from crosscut.training.in_memory import InMemory
 from crosscut.training.optimization.schedule import describe_jump
 from crosscut.training.spikes.record import drop_abandoned, is_abandoned
+from crosscut.training.teachers.record import describe_other_teacher
 
 Resume = bool | Literal["auto"]
 """Whether to resume: `True` requires a checkpoint, `"auto"` resumes if there is a checkpoint and starts a new run if
@@ -182,10 +183,18 @@ def can_resume_after_hang(folder: Path, checkpoints: str | Path) -> bool:
     return sum(step > newest for step in hang_steps(folder)) <= _MOST_HANGS
 
 
-def describe_new_settings(run: RunConfig, progress: Progress) -> list[str]:
-    """Describe how new settings change the learning rate or the loss of a run that resumes. Return one message for each
-    change. `progress` holds the settings in the checkpoint. The list is empty if nothing changes at the next step, or
-    if the checkpoint has no readable config.
+def describe_changes(run: RunConfig, manifest: Manifest, teacher: Mapping[str, object]) -> list[str]:
+    """Describe how new settings change the learning rate, the loss or the average of a run that resumes from the
+    checkpoint with this manifest. Return one message for each change. `teacher` is the record of the run's teacher
+    (`teachers.record`).
+    """
+    told = [*_describe_new_settings(run, manifest.progress, teacher), _describe_new_average(run, manifest)]
+    return [text for text in told if text]
+
+
+def _describe_new_settings(run: RunConfig, progress: Progress, teacher: Mapping[str, object]) -> list[str]:
+    """Describe how new settings change the learning rate or the loss. `progress` holds the settings in the checkpoint.
+    The list is empty if nothing changes at the next step, or if the checkpoint has no readable config.
     """
     saved = former_run(progress.config)
     if saved is None or progress.step == run.training.steps:
@@ -195,12 +204,15 @@ def describe_new_settings(run: RunConfig, progress: Progress) -> list[str]:
         told.append(
             f"The z-loss changes at step {progress.step + 1}: `training.z_loss` is {now:g} instead of {before:g}."
         )
-    if saved.teacher.loss_settings != run.teacher.loss_settings:
-        told.append(f"The teacher or its share of the loss changes at step {progress.step + 1} (`teacher`).")
-    return [text for text in told if text]
+    other = describe_other_teacher(progress, teacher)
+    is_other = saved.teacher.folder != run.teacher.folder if other is None else bool(other)
+    if is_other or saved.teacher.loss_settings != run.teacher.loss_settings:
+        where = f"at step {progress.step + 1} (`teacher`)."
+        told.append(f"The teacher or its share of the loss changes {where}{other or ''}")
+    return told
 
 
-def describe_new_average(run: RunConfig, manifest: Manifest) -> str:
+def _describe_new_average(run: RunConfig, manifest: Manifest) -> str:
     """Return a message about the moving average of the weights (`optimizer.ema_decay`) if only the resumed run or only
     the checkpoint has an average. Otherwise, the message is empty.
     """

@@ -48,7 +48,7 @@ class Progress:
     """Seed of the run. Random streams are functions of seed and step, so their state is not stored."""
     identity: dict[str, JsonValue] = field(default_factory=dict)
     """Settings by name, such as the model's sizes and the order of the data. A run must have the same settings to
-    resume from the checkpoint."""
+    resume from the checkpoint. A teacher's checkpoint may differ."""
     config: dict[str, JsonValue] = field(default_factory=dict)
     """The resolved config of the run, as nested dictionaries. Empty if the run had no config."""
     skips: tuple[tuple[Count, Count], ...] = ()

@@ -82,8 +82,8 @@ class TeacherConfig:
 
     @property
     def loss_settings(self) -> tuple[object, ...]:
-        """Settings that change the loss. Ranks and precision do not."""
-        return self.folder, self.mixed_beta, self.temperature, self.alpha
+        """Settings that change the loss of the same teacher. Ranks and precision do not."""
+        return self.mixed_beta, self.temperature, self.alpha
 
     @property
     def mixed_beta(self) -> float:

@@ -50,8 +50,15 @@ from crosscut.training.loads.picture import plot_loads
 from crosscut.training.loop import Loop, RunOutcome
 from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities, require_for_tuning, require_own_names
-from crosscut.training.resuming import Resume, choose_checkpoint, identity_of_settings, require_resumable
+from crosscut.training.resuming import (
+    Resume,
+    choose_checkpoint,
+    describe_changes,
+    identity_of_settings,
+    require_resumable,
+)
 from crosscut.training.step import Trainer
+from crosscut.training.teachers.record import teacher_record
 from crosscut.training.teachers.requirements import find_teacher
 from crosscut.training.watching.banner import COUNTS, device_name, model_rows
 from crosscut.training.watching.run_report import plot_losses, summarize
@@ -193,14 +200,17 @@ def _prepare(order: ChatOrder, resolved: ResolvedRun, resume: Resume, memory: In
     final, done = resolved.with_config(run), 0
     tokenizer = folder / TOKENS_FOLDER if good else Path(run.training.initialize_from)
     teacher = find_teacher(final, Tokenizer.load(tokenizer / TOKENIZER_FILE))
+    record = teacher_record(teacher)
     if good is None:
         _fill_folder(run, folder, packed, end)
     else:
         done = require_resumable(run, good.folder, identity, may_be_all=resume == "auto").step
         mark_passed_over(good)
+        for text in describe_changes(run, good.manifest, record):
+            echo(text, err=True)
     _print_banner(final, packed, done)
     checkpoint = good.folder if good else None
-    return [_ChatRun(run=final, identity=identity, checkpoint=checkpoint, done=done, teacher=teacher)]
+    return [_ChatRun(run=final, identity=identity | record, checkpoint=checkpoint, done=done, teacher=teacher)]
 
 
 def _packed(order: ChatOrder, run: RunConfig) -> tuple[tuple[PackedChats, PackedChats], int | None]:

@@ -59,9 +59,11 @@ def test_three_tensor_ranks_train_the_same_model_as_one(in_threes, tmp_path, for
 
 @pytest.mark.slow  # tests/training/teachers has the quick tests
 def test_a_teacher_on_another_number_of_ranks_teaches_only_the_answers(in_threes, tmp_path, forked_ranks):
-    """From the untuned model, whose predictions are those of the student before its first step."""
-    model = in_threes / "model"
-    settings = (f"teacher.folder={model}", "teacher.alpha=0.5", "teacher.loss=reverse_kl", "teacher.tensor=1")
+    """From the untuned model, whose predictions are those of the student before its first step. A resumed run says that
+    the weights of its teacher have changed.
+    """
+    model, teacher = in_threes / "model", shutil.copytree(in_threes / "model", tmp_path / "teacher")
+    settings = (f"teacher.folder={teacher}", "teacher.alpha=0.5", "teacher.loss=reverse_kl", "teacher.tensor=1")
     for tensor in (1, 3):
         finetune(
             "chat", in_threes / "chats.jsonl", "--model", model, "--output", tmp_path / str(tensor),
@@ -72,6 +74,10 @@ def test_a_teacher_on_another_number_of_ranks_teaches_only_the_answers(in_threes
         assert one == pytest.approx(three, rel=1e-6, abs=1e-12)
     assert one[0] == pytest.approx(0.0, abs=1e-12)
     assert one[-1] > 1e-6
+    weights = teacher / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+    told = finetune("chat", "--resume", "--output", tmp_path / "1", "training.steps=5").output
+    assert "The teacher or its share of the loss changes at step 5 (`teacher`). `teacher.folder` now holds" in told
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """A whole run with a teacher, its resume on another layout, and the teachers that are refused."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from crosscut.config import ConfigError, LayoutError, RunConfig, write_toml
+from crosscut.config import ConfigError, LayoutError, RunConfig, load_run, write_toml
 from crosscut.config.conventions import CONFIG_FILE
 from crosscut.config.teachers import TeacherConfig, teacher_model
 from crosscut.data import Tokenizer
@@ -56,8 +57,34 @@ def test_a_run_reports_both_parts_and_resumes_on_another_layout(
         assert other["distillation_loss"] == pytest.approx(one["distillation_loss"], rel=1e-9)
 
 
-def prepared(run: RunConfig) -> Any:
-    return _prepare(resolve_on(run, CPU), False, False, InMemory(run))[0]
+def prepared(run: RunConfig, *, resume: bool = False) -> Any:
+    return _prepare(resolve_on(run, CPU), False, resume, InMemory(run))[0]
+
+
+def test_a_resumed_run_says_that_its_teacher_has_a_newer_checkpoint(
+    ranks: RankPool, run_with: Any, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The earlier checkpoint, also as a copy with another name, is the same teacher."""
+    newer = shutil.copytree(teacher, tmp_path / "teacher")
+    settings = (f"teacher.folder={newer}", "checkpoint.every=2")
+    ranks.run(1, whole_run, run_with(*settings, "training.steps=2", "optimizer.warmup_steps=0"))
+    shutil.copytree(newer / "checkpoints" / "step-00000003", pinned := tmp_path / "step-00000003")
+
+    def told(*changed: str) -> str:
+        capsys.readouterr()
+        prepared(run_with(*settings, "optimizer.warmup_steps=0", *changed), resume=True)
+        return capsys.readouterr().err
+
+    assert "teacher" not in told()
+    further = load_run(newer / "config.toml", (f"output.folder={newer}", "training.steps=4"))
+    ranks.run(1, whole_run, further, "auto")
+    message = re.escape(
+        "The teacher or its share of the loss changes at step 3 (`teacher`). `teacher.folder` now holds "
+    )
+    sha = r"\(sha256 \w{16}\)"
+    assert re.search(rf"{message}`teacher/step-0{{7}}4` {sha} instead of `teacher/step-0{{7}}3` {sha}\.\n", told())
+    assert "teacher" not in told(f"teacher.folder={pinned}")
+    assert "The teacher or its share" in told(f"teacher.folder={pinned}", "teacher.alpha=0.25")
 
 
 def test_teachers_that_cannot_teach_are_refused(

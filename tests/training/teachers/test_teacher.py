@@ -1,5 +1,6 @@
 """A model that learns from a teacher: the loss and its gradients on every layout, beside published logits."""
 
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from crosscut.parallel import CollectiveRecorder, make_mesh
 from crosscut.pretrained import find_model
 from crosscut.training.precision import resolve_on
 from crosscut.training.step import Trainer
+from crosscut.training.teachers.record import teacher_record
 from tests.parallel.test_distillation import trl_loss
 from tests.pretrained.models import V, make, their_logits
 from tests.ranks import RankPool
@@ -39,6 +41,17 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("tied")
     make(place, "gpt2")
     return place
+
+
+def test_the_record_of_a_teacher_changes_with_its_weights_and_not_with_its_place(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    ((_, one),), ((_, other),) = (teacher_record(find_model(place)).items() for place in (folder, copy))
+    assert (one["name"], other["name"]) == (folder.name, "copy")
+    assert one["sha256"] == other["sha256"]
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+    ((_, changed),) = teacher_record(find_model(copy)).items()
+    assert changed["sha256"] != one["sha256"]
 
 
 def run_of(layout: Layout, folder: Path, tensor: int, *, training: dict[str, Any] | None = None, **teacher: Any) -> Any:
