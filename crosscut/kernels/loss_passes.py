@@ -110,11 +110,12 @@ def error_into(
     index: Tensor,
     here: Tensor,
     *,
+    share: float = 1.0,
     growth: Tensor | None = None,
     slopes: Tensor | None = None,
 ) -> Tensor:
     """Write the gradients of the logits into `out` [C, V/T] and return `out`. The gradients are each token's
-    probabilities, minus 1 at the target.
+    probabilities, minus `share` at the target.
 
     `log_p` [C, V/T] are the log probabilities. `out` may be `log_p` itself, or have a narrower element type. `index`
     [C] is each target's column. `here` [C] is false for a target that another rank holds; its `index` is then any valid
@@ -124,7 +125,7 @@ def error_into(
     at_target = log_p.gather(1, index.unsqueeze(1)).exp_()
     if growth is not None:
         at_target.mul_(growth.unsqueeze(1))
-    at_target = at_target - here.unsqueeze(1).to(log_p.dtype)
+    at_target = at_target - share * here.unsqueeze(1).to(log_p.dtype)
     error = torch.exp(log_p, out=out)
     if growth is not None:
         error.mul_(growth.unsqueeze(1))

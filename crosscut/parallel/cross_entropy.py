@@ -15,7 +15,7 @@ z-loss needs no additional message, because log Z follows from the numbers that 
     z-loss = c (log Z)^2         d z-loss / d logits = 2 c (log Z) p
 
 With a teacher, each token's loss is a mixture of the cross entropy and of the divergence from the teacher's
-distribution (`parallel.distillation`), and both use the same logits.
+distribution (`parallel.distillation`), and both use the same logits. The z-loss is added to the mixture.
 
 A bias of the logits is cut along the vocabulary, like the output weight. Each rank adds its own part of the bias to its
 own logits, so the bias needs no message.
@@ -299,39 +299,47 @@ def _losses_of_chunk(
     if plan.settings.soft_cap:
         soft_cap_(in_place, plan.settings.soft_cap, slopes)
     log_p, losses, log_z = _compare(in_place, chunk.targets, plan.part)
-    losses, growth = _with_z_loss(losses, log_z, plan.settings.z_loss)
     taught = _taught(chunk, log_p, losses, plan)
+    losses, growth = _with_z_loss(taught.mixture, log_z, plan.settings.z_loss, share=taught.share)
+    losses = torch.stack([losses, *taught.parts]) if taught.parts else losses
     if not plan.needs_grad:
-        return taught.losses, None
+        return losses, None
     index, here = local_index(chunk.targets, plan.part)
-    return taught.losses, taught.mixed(error_into(product, log_p, index, here, growth=growth, slopes=slopes), slopes)
+    error = error_into(product, log_p, index, here, share=taught.share, growth=growth, slopes=slopes)
+    return losses, taught.added_to(error, slopes)
 
 
 class _Taught(NamedTuple):
     """Losses of a chunk's tokens, and the teacher's part of the gradients of the logits."""
 
-    losses: Tensor
-    """Losses [C] or, with a teacher, the mixture, the data's losses and the teacher's losses, [3, C]."""
+    mixture: Tensor
+    """Mixture of the data's losses and the teacher's losses, [C]."""
+    share: float = 1.0
+    """Share of the data's losses in the mixture."""
+    parts: tuple[Tensor, ...] = ()
+    """The data's losses and the teacher's losses, each [C]; empty without a teacher."""
     error: Tensor | None = None
     """Gradients [C, V/T] of the teacher's losses with respect to the capped logits; None without a teacher."""
-    alpha: float = 0.0
 
-    def mixed(self, error: Tensor, slopes: Tensor | None) -> Tensor:
-        """Return the gradients of the mixture, given those of the data's losses, which are changed in place."""
+    def added_to(self, error: Tensor, slopes: Tensor | None) -> Tensor:
+        """Add the teacher's share of the gradients in place, and return the sum."""
         if self.error is None:
             return error
         own = self.error if slopes is None else self.error.mul_(slopes)
-        return error.mul_(1.0 - self.alpha).add_(own, alpha=self.alpha)
+        return error.add_(own, alpha=1.0 - self.share)
 
 
 def _taught(chunk: _Chunk, log_p: Tensor, losses: Tensor, plan: _LossPlan) -> _Taught:
-    """Add the teacher's losses to the data's losses [C], given the student's log probabilities [C, V/T]."""
+    """Mix the teacher's losses with the data's losses [C], given the student's log probabilities [C, V/T]. Where no
+    target is, the teacher may say anything, NaN included.
+    """
     teaching = plan.settings.distillation
     if teaching is None:
         return _Taught(losses)
     alpha = teaching.mixture.alpha
     distances, error = distil(log_p, teaching.logits(chunk.piece), plan.part, teaching.mixture)
-    return _Taught(torch.stack([torch.lerp(losses, distances, alpha), losses, distances]), error, alpha)
+    error.masked_fill_((chunk.targets == IGNORED).unsqueeze(1), 0.0)
+    return _Taught(torch.lerp(losses, distances, alpha), 1.0 - alpha, (losses, distances), error)
 
 
 def _compare(logits: Tensor, targets: Tensor, part: VocabularyPart) -> tuple[Tensor, Tensor, Tensor]:
@@ -366,13 +374,14 @@ def _compare_compiled(product: Tensor, targets: Tensor, plan: _LossPlan) -> tupl
     return losses, passes.error(logits, highest, sums, index, growth)
 
 
-def _with_z_loss(losses: Tensor, log_z: Tensor, z_loss: float) -> tuple[Tensor, Tensor | None]:
-    """Add the z-loss to the losses [C]. Also return the factor [C] by which the z-loss multiplies each token's
-    probabilities in the gradient, or None without a z-loss.
+def _with_z_loss(losses: Tensor, log_z: Tensor, z_loss: float, *, share: float = 1.0) -> tuple[Tensor, Tensor | None]:
+    """Add the z-loss to the losses [C]. It is a term of the student's logits and has no share, whatever the teacher's.
+    Also return the factor [C] of each token's probabilities in the gradient, in which the cross entropy has the share
+    `share`; None if the factor is 1.
     """
     if not z_loss:
-        return losses, None
-    return losses + z_loss * log_z.square(), 1.0 + 2.0 * z_loss * log_z
+        return losses, None if share == 1.0 else torch.full_like(log_z, share)
+    return losses + z_loss * log_z.square(), share + 2.0 * z_loss * log_z
 
 
 def local_index(targets: Tensor, part: VocabularyPart) -> tuple[Tensor, Tensor]:

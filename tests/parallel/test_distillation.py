@@ -59,11 +59,11 @@ def _serial(mixture: Mixture, *, z_loss: float = 0.0, soft_cap: float = 0.0, bia
     logits = soft_cap * torch.tanh(logits / soft_cap) if soft_cap else logits
     kept = targets != IGNORED
     data = F.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
-    data = data + z_loss * logits.logsumexp(1)[kept].square().sum()
+    regular = z_loss * logits.logsumexp(1)[kept].square().sum()
     beta, heat = mixture.beta, mixture.temperature
     size = beta * (1 - beta) or 1.0
     teacher_loss = heat**2 * trl_loss(logits, teacher, beta, heat)[kept].sum() / size
-    loss = (1 - mixture.alpha) * data + mixture.alpha * teacher_loss
+    loss = (1 - mixture.alpha) * data + mixture.alpha * teacher_loss + regular
     loss.backward()
     parts = torch.stack([data, teacher_loss]).detach()
     return {"loss": loss.detach(), "parts": parts, **{name: leaf.grad for name, leaf in leaves.items()}}
@@ -78,6 +78,7 @@ def _loss(tensor: int, mixture: Mixture, options: dict[str, Any]) -> dict[str, A
         missing = [0, 0] * (whole.dim() - 1) + [0, padded_vocab_size(V, tensor) - V]
         return F.pad(whole, missing, value=1e3).chunk(tensor)[axis.rank].clone()
 
+    teacher[targets == IGNORED] += options.pop("hole", 0.0)
     teacher = own(teacher.t()).t()
     if "bias" in options:
         options["bias"] = own(options["bias"])
@@ -97,6 +98,7 @@ def _loss(tensor: int, mixture: Mixture, options: dict[str, Any]) -> dict[str, A
 
 CASES: list[tuple[Mixture, dict[str, Any]]] = [
     (Mixture(1.0, FORWARD), {}),
+    (Mixture(1.0, FORWARD), {"z_loss": 0.05}),
     (Mixture(0.7, FORWARD, 3.0), {"z_loss": 0.05, "soft_cap": 2.0}),
     (Mixture(0.7, JSD, 2.0), {"soft_cap": 2.0}),
     (Mixture(0.4, 0.5), {"bias": torch.linspace(-2, 2, V, dtype=torch.float64).sin()}),
@@ -123,6 +125,13 @@ def test_nine_elements_per_token_are_sent_and_none_per_entry(ranks: RankPool) ->
     for result in ranks.run(2, _loss, 2, *CASES[0]):
         assert {(sent.operation, sent.axis) for sent in result["sent"]} == {("all_reduce", "tensor")}
         assert [sent.elements for sent in result["sent"]] == [4, 8, 8, 8, 8] * 3 + [1, 2, 2, 2, 2]
+
+
+def test_a_teacher_that_is_not_finite_without_a_target_changes_nothing(ranks: RankPool) -> None:
+    for mixture, options in CASES[2:4]:
+        expected, found = (ranks.run(1, _loss, 1, mixture, {**options, "hole": hole})[0] for hole in (0.0, math.nan))
+        for name in ("loss", "parts", "hidden", "weight"):
+            torch.testing.assert_close(found[name], expected[name], **CLOSE)
 
 
 def test_without_a_teachers_share_it_is_the_cross_entropy(ranks: RankPool) -> None:

@@ -6,6 +6,13 @@ from crosscut.config.checks import Choice, LocalPath, check_section, require_at_
 from crosscut.config.errors import ConfigError
 from crosscut.config.precision import OF_MODELS, PRECISIONS, Precision
 
+_COLDEST, _HOTTEST = 0.01, 100
+"""Limits of the temperature. Outside, the divided logits or the divergence lose their digits in float32."""
+
+_LEAST_BETA = 1e-6
+"""Smallest difference of beta from its ends. Below, 1 - beta is 1 in float32, and a term of the divergence is infinite.
+"""
+
 
 class TeacherLoss(Choice):
     """The choices for `teacher.loss`."""
@@ -38,11 +45,11 @@ class TeacherConfig:
     beta) so that it goes from `forward_kl` at beta = 0 to `reverse_kl` at beta = 1 without a jump."""
 
     beta: float = 0.5
-    """Weight of the teacher in the mixture of `loss = "jsd"`, from 0 to 1."""
+    """Weight of the teacher in the mixture of `loss = "jsd"`: 0, 1 or from 1e-6 to 0.999999."""
 
     temperature: float = 1.0
-    """Number T by which the logits of both models are divided in the teacher's loss. The loss is multiplied by T^2, so
-    that its gradient keeps its size."""
+    """Number T from 0.01 to 100 by which the logits of both models are divided in the teacher's loss. The loss is
+    multiplied by T^2, so that its gradient keeps its size."""
 
     alpha: float = 0.5
     """Share of the teacher's loss, above 0 and up to 1: the loss is (1 - alpha) x the data's loss + alpha x the
@@ -53,10 +60,14 @@ class TeacherConfig:
         require_one_of("teacher.precision", self.precision, [Precision.AUTO, *OF_MODELS])
         for name in ("alpha", "beta"):
             require_at_least(f"teacher.{name}", getattr(self, name), 0, maximum=1)
-        for name in ("alpha", "temperature"):
-            if not getattr(self, name):
-                raise ConfigError(f"`teacher.{name}` must be above 0, but is 0. Remove `teacher.{name}`.")
-        require_at_least("teacher.temperature", self.temperature, 0)
+        if not self.alpha:
+            raise ConfigError("`teacher.alpha` must be above 0, but is 0. Remove `teacher.alpha`.")
+        require_at_least("teacher.temperature", self.temperature, _COLDEST, maximum=_HOTTEST)
+        if self.beta not in (0, 1) and not _LEAST_BETA <= self.beta <= 1 - _LEAST_BETA:
+            raise ConfigError(
+                f"`teacher.beta` must be 0, 1 or from {_LEAST_BETA:g} to {1 - _LEAST_BETA:g}, but is {self.beta}. "
+                f"Set teacher.beta={round(self.beta)}."
+            )
         if self.loss is not TeacherLoss.JSD and self.beta != TeacherConfig.beta:
             raise ConfigError(
                 f'`teacher.beta` must be left out with `teacher.loss` = "{self.loss}", but is {self.beta}. Set '

@@ -140,7 +140,16 @@ def test_a_teacher_with_another_tokenizer_is_refused(run_with: Any, teacher: Pat
         (["teacher.alpha=0.3"], "`teacher.folder` must name the teacher if `teacher.alpha` is 0.3, but is empty"),
         (["teacher.folder=x", "teacher.alpha=0"], "`teacher.alpha` must be above 0, but is 0"),
         (["teacher.folder=x", "teacher.alpha=2"], "`teacher.alpha` must be at most 1, but is 2"),
-        (["teacher.folder=x", "teacher.temperature=0"], "`teacher.temperature` must be above 0"),
+        (["teacher.folder=x", "teacher.temperature=0"], "`teacher.temperature` must be at least 0.01"),
+        (
+            ["teacher.folder=x", "teacher.temperature=1e-40"],
+            "`teacher.temperature` must be at least 0.01, but is 1e-40",
+        ),
+        (["teacher.folder=x", "teacher.temperature=1e20"], "`teacher.temperature` must be at most 100, but is 1e+20"),
+        (
+            ["teacher.folder=x", "teacher.loss=jsd", "teacher.beta=1e-8"],
+            "`teacher.beta` must be 0, 1 or from 1e-06 to 0.999999, but is 1e-08. Set teacher.beta=0.",
+        ),
         (
             ["teacher.folder=x", "teacher.beta=0.3"],
             '`teacher.beta` must be left out with `teacher.loss` = "forward_kl"',
