@@ -151,7 +151,7 @@ _METRICS = (
         Key("loss", "Mean over the target tokens (or examples) of the batch; null if it is not finite", "nats"),
         Key("gradient_norm", "Norm of the gradient of all parameters, before clipping"),
         Key("learning_rate", "Learning rate of the groups that have no rate of their own"),
-        Key("data_loss", "Part of the data in this loss, before its share", "nats", is_optional=True),
+        Key("data_loss", "Cross entropy of the data, before its share of this loss", "nats", is_optional=True),
         Key("distillation_loss", "Part of the teacher in this loss, before its share", "nats", is_optional=True),
         Key("loss_scale", "Factor of the loss before the backward pass", is_optional=True),
         Key("skipped", "1 if the step changed nothing, because its gradients overflowed", is_optional=True),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from crosscut.config import TrainingError
+from crosscut.config import IGNORED, TrainingError
 from crosscut.flight import RECORD, RunPhase
 from crosscut.model import GPT
 from crosscut.model.stages import forward_loss
@@ -21,6 +21,8 @@ from crosscut.training.speed.compilation import uncompiled
 from crosscut.training.step import Trainer
 
 _MAX_DOCUMENTS = 8
+_ROWS = 256
+"""Number of tokens whose logits of the teacher are checked at once."""
 
 
 class _Origin(NamedTuple):
@@ -67,11 +69,14 @@ def explain_non_finite(failure: NonFiniteError, trainer: Trainer, batches: Batch
     weights are the cause, and the error says that a device has probably failed. If only some ranks had a value that was
     not finite, the error names these ranks.
 
-    A loss scale that has fallen too low affects only the backward pass. If the failure has the error `exhausted` and
-    the forward pass is finite, the function therefore returns `exhausted`.
+    If the model's forward pass is finite and its teacher's is not, the error names the teacher. A loss scale that has
+    fallen too low affects only the backward pass. If the failure has the error `exhausted` and both forward passes are
+    finite, the function therefore returns `exhausted`.
     """
     step, exhausted = failure.step, failure.exhausted
     forward = _first_over_ranks(_origin_in_forward(step, trainer, batches), trainer)
+    if forward is None and not all(from_all_ranks(_teacher_is_finite(step, trainer, batches), trainer.mesh)):
+        return _fault_of_teacher(step, trainer)
     if forward is None and exhausted is not None:
         return exhausted
     backward = _first_over_ranks(_origin_in_backward(step, trainer, batches), trainer)
@@ -94,6 +99,35 @@ def explain_non_finite(failure: NonFiniteError, trainer: Trainer, batches: Batch
         f"appeared in {origin.place}, on a batch made of {shown}{more}. The weights and checkpoints are those from "
         f"before the step. Check these documents, or {way_out} and run again with --resume auto."
     )
+
+
+def _fault_of_teacher(step: int, trainer: Trainer) -> TrainingError:
+    """Return the error for a step in which the teacher's predictions are not finite."""
+    return TrainingError(
+        f"The teacher's predictions must be finite, but at step {step + 1}, those of `teacher.folder` "
+        f"(`{trainer.run.config.teacher.folder}`) are not, and those of the model are. The weights and checkpoints are "
+        'those from before the step. Set teacher.precision="float32", or choose another teacher, and run again with '
+        "--resume auto."
+    )
+
+
+def _teacher_is_finite(step: int, trainer: Trainer, batches: BatchSource) -> bool:
+    """Whether the teacher's logits are finite on this rank for all targets of the step. Every rank must call this
+    function.
+    """
+    teacher = trainer.teacher
+    if teacher is None or teacher.teaching is None:
+        return True
+    found = True
+    for batch in batches.micro_batches(step):  # to the end, because the other ranks wait for the exchange
+        rows = teacher.taught(batch).teacher
+        assert rows is not None
+        assert batch.targets is not None
+        shown = rows[batch.targets != IGNORED]
+        logits = teacher.teaching.of(shown).logits
+        pieces = (logits(slice(start, start + _ROWS)) for start in range(0, len(shown), _ROWS))
+        found &= all(bool(piece.isfinite().all()) for piece in pieces)
+    return found
 
 
 def _fault_of_machine(failure: NonFiniteError, mesh: ParallelMesh) -> TrainingError:

@@ -1,6 +1,7 @@
 """A model that learns from a teacher: the loss and its gradients on every layout, beside published logits."""
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,18 @@ from crosscut.config import IGNORED, Layout, RunConfig, load_run
 from crosscut.model import Batch
 from crosscut.parallel import CollectiveRecorder, make_mesh
 from crosscut.pretrained import find_model
+from crosscut.training.batches import BatchSource
 from crosscut.training.precision import resolve_on
+from crosscut.training.result import NonFiniteError
 from crosscut.training.step import Trainer
 from crosscut.training.teachers.record import teacher_record
+from crosscut.training.watching.diagnosis import explain_non_finite
 from tests.parallel.test_distillation import trl_loss
 from tests.pretrained.models import V, make, their_logits
 from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
+_SLOW = pytest.mark.slow  # another way to arrange the same exchange
 S, BATCH = 16, 8
 JSD = {"loss": "jsd", "beta": 0.3, "temperature": 2.0, "alpha": 0.6}
 END = 7
@@ -107,6 +112,47 @@ def steps(run: RunConfig, num_steps: int = 2) -> dict[str, Any]:
     }
 
 
+class _Given(BatchSource):
+    """The batch of `whole_batch` at each step."""
+
+    validation_bytes = 0
+
+    def share(self, step: int) -> Batch:
+        del step
+        return whole_batch().chunk(self.mesh.reader.size)[self.mesh.reader.rank]
+
+    def validation_batches(self) -> Iterator[Batch]:
+        yield from ()
+
+    def documents(self, step: int, micro_batch: int) -> list[tuple[str, int]]:
+        return [("chat.jsonl", step + micro_batch)]
+
+
+def explained(run: RunConfig, of_teacher: bool) -> str:
+    """On a rank: the error about a step in which the teacher, or the model, is not finite."""
+    trainer = Trainer(resolve_on(run, CPU), make_mesh(run.layout, CPU))
+    teacher = trainer.teacher
+    assert teacher is not None
+    teacher.load(find_model(run.teacher.folder))
+    broken = teacher.each[-1:] if of_teacher else (trainer.model,)
+    for model in broken:
+        next(model.parameters()).data.fill_(float("inf"))
+    batches = _Given(run, trainer.mesh)
+    with pytest.raises(NonFiniteError) as failure:
+        trainer.step(0, batches.micro_batches(0)).wait()
+    return str(explain_non_finite(failure.value, trainer, batches))
+
+
+@pytest.mark.parametrize("layout", [Layout(), pytest.param(Layout(pipeline=2, data=2), marks=_SLOW)], ids=str)
+def test_a_teacher_that_is_not_finite_is_named_and_not_the_data(ranks: RankPool, folder: Path, layout: Layout) -> None:
+    run = run_of(layout, folder, 1)
+    for told in ranks.run(layout.world_size, explained, run, True):
+        assert told.startswith("The teacher's predictions must be finite, but at step 1, those of `teacher.folder`")
+        assert "chat.jsonl" not in told
+    for told in ranks.run(layout.world_size, explained, run, False):
+        assert "on a batch made of chat.jsonl:0" in told
+
+
 def student_logits(run: RunConfig) -> Tensor:
     """On a rank: the logits of the student before training."""
     trainer = Trainer(resolve_on(run, CPU), make_mesh(run.layout, CPU))
@@ -137,7 +183,6 @@ def test_the_teacher_is_that_of_transformers(ranks: RankPool, folder: Path, sett
 
 
 _SPLIT = Layout(tensor=2, sequence_parallel=True, data=2, sharding="zero3")
-_SLOW = pytest.mark.slow  # another way to arrange the same exchange
 LAYOUTS = [
     (Layout(data=2, tensor=2), 4),
     pytest.param(Layout(tensor=2), 1, marks=_SLOW),
