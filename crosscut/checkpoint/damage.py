@@ -9,9 +9,10 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from crosscut.checkpoint.format.manifest import MANIFEST_FILE, FileEntry, Manifest, read_manifest, step_of
+from crosscut.checkpoint.format.manifest import FileEntry, Manifest, read_manifest, step_of
 from crosscut.checkpoint.storage import Folder, reason
 from crosscut.config import CheckpointError, DamagedCheckpointError
+from crosscut.config.conventions import MANIFEST_FILE
 from crosscut.config.system.byte_progress import byte_progress
 
 DATA_SUFFIX = ".safetensors"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from crosscut.checkpoint.damage import find_damage
 from crosscut.checkpoint.format.index import INDEX_FILE
-from crosscut.checkpoint.format.manifest import MANIFEST_FILE, Manifest, Progress, read_manifest, step_of
+from crosscut.checkpoint.format.manifest import Manifest, Progress, read_manifest, step_of
 from crosscut.checkpoint.storage import (
     DRAFT_SUFFIX,
     DROPPED_SUFFIX,
@@ -19,6 +19,7 @@ from crosscut.checkpoint.storage import (
     storage_errors_told,
 )
 from crosscut.config import CheckpointError, DamagedCheckpointError
+from crosscut.config.conventions import MANIFEST_FILE
 from crosscut.config.system.terminal import echo
 
 PASSED_OVER_FILE = "passed-over.txt"

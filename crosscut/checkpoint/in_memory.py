@@ -18,9 +18,10 @@ from pathlib import Path
 
 from crosscut.checkpoint.damage import sha256_of
 from crosscut.checkpoint.folders import list_checkpoints, remove_checkpoint
-from crosscut.checkpoint.format.manifest import MANIFEST_FILE, read_manifest, step_of
+from crosscut.checkpoint.format.manifest import read_manifest, step_of
 from crosscut.checkpoint.storage import Folder, LocalFolder
 from crosscut.config import CheckpointError
+from crosscut.config.conventions import MANIFEST_FILE
 from crosscut.config.system import deletion
 from crosscut.config.system.machine import machine_identity
 from crosscut.config.system.markers import ForeignFolderError

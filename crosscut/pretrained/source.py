@@ -18,12 +18,12 @@ from crosscut.checkpoint import (
     load_model,
     require_undamaged,
 )
-from crosscut.checkpoint.format.manifest import MANIFEST_FILE, Manifest, step_of
+from crosscut.checkpoint.format.manifest import Manifest, step_of
 from crosscut.checkpoint.maintenance.inspection import root_of
 from crosscut.checkpoint.storage import LocalFolder, folder_at
 from crosscut.config import CheckpointError, ConfigError, ModelConfig, RunConfig, load_run
 from crosscut.config.checks import require_one_of
-from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
+from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER, MANIFEST_FILE, TOKENS_FOLDER
 from crosscut.config.precision import OF_MODELS, PRECISIONS
 from crosscut.config.published.folders import MODEL_FILE, TOKENIZER_FILE
 from crosscut.config.published.sentences import is_sentence_encoder

@@ -9,11 +9,11 @@ from typing import Any
 from crosscut.checkpoint.damage import find_damage
 from crosscut.checkpoint.folders import is_left_over, list_checkpoints
 from crosscut.checkpoint.format.index import DTYPES_BY_NAME
-from crosscut.checkpoint.format.manifest import MANIFEST_FILE, Manifest, holds_average, read_manifest, step_of
+from crosscut.checkpoint.format.manifest import Manifest, holds_average, read_manifest, step_of
 from crosscut.checkpoint.maintenance.repair import ASIDE
 from crosscut.checkpoint.storage import Folder, folder_at
 from crosscut.config import CheckpointError, load_run
-from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
+from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE, MANIFEST_FILE
 
 
 def root_of(location: str) -> Folder:

@@ -14,7 +14,6 @@ from crosscut.checkpoint.damage import find_damage, sha256_of
 from crosscut.checkpoint.folders import is_checkpoint_file, is_left_over, list_checkpoints, remove_checkpoint
 from crosscut.checkpoint.format.index import INDEX_FILE
 from crosscut.checkpoint.format.manifest import (
-    MANIFEST_FILE,
     FileEntry,
     Manifest,
     Progress,
@@ -27,6 +26,7 @@ from crosscut.checkpoint.saving.writer import tensor_entries
 from crosscut.checkpoint.storage import Folder, LocalFolder, storage_errors_told
 from crosscut.checkpoint.stored import StoredTensors
 from crosscut.config import CheckpointError
+from crosscut.config.conventions import MANIFEST_FILE
 
 ASIDE = "damaged-"
 _SECONDS_IN_USE = 600

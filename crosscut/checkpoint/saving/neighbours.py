@@ -11,10 +11,10 @@ from typing import Any
 
 from crosscut.checkpoint.folders import is_checkpoint_file, remove_checkpoint
 from crosscut.checkpoint.format.index import INDEX_FILE
-from crosscut.checkpoint.format.manifest import MANIFEST_FILE
 from crosscut.checkpoint.in_memory import Hosts
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import CheckpointError
+from crosscut.config.conventions import MANIFEST_FILE
 from crosscut.parallel.collectives import own_rank
 from crosscut.parallel.state.files import Transfer, share_sizes, transfer_files
 

@@ -29,7 +29,6 @@ from crosscut.checkpoint.damage import DATA_SUFFIX
 from crosscut.checkpoint.folders import is_checkpoint_file, remove_checkpoint
 from crosscut.checkpoint.format.index import INDEX_FILE, Index, IndexedTensor, TensorPart, dtype_name, dump_index
 from crosscut.checkpoint.format.manifest import (
-    MANIFEST_FILE,
     FileEntry,
     JsonValue,
     Manifest,
@@ -42,6 +41,7 @@ from crosscut.checkpoint.format.tensor_file import Form, file_header, tensor_byt
 from crosscut.checkpoint.saving.neighbours import NeighbourCopies
 from crosscut.checkpoint.storage import Folder, LocalFolder, reason, storage_errors_told
 from crosscut.config import CheckpointError
+from crosscut.config.conventions import MANIFEST_FILE
 
 _BLOCK_BYTES = 1 << 20
 """Number of bytes that are hashed and written at a time, small enough to stay in the CPU's cache."""

@@ -45,7 +45,8 @@ def _settings_in(manifest: Path) -> dict[str, object]:
     """
     progress = read_json(manifest).get("progress")
     config = progress.get("config") if isinstance(progress, dict) else None
-    model, training = (config.get(name) if isinstance(config, dict) else None for name in ("model", "training"))
+    config = config if isinstance(config, dict) else {}
+    model, training = config.get("model"), config.get("training")
     if not isinstance(model, dict) or not isinstance(training, dict):
         raise ConfigError(f"`{manifest}` must hold the config of a run, but does not. Choose another checkpoint.")
     return {**config, "model": with_layers(model), "training": {**training, "initialize_from": ""}}
