@@ -8,15 +8,22 @@ its trial.
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 from crosscut.config import ConfigError, EvaluationConfig, RunConfig, write_json
 from crosscut.config.optimizer import OptimizerConfig
-from crosscut.scaling.quality.results import RateResults, SizeRates, machine_of, read_rates, size_rates
-from crosscut.scaling.quality.runs import prepare_tokens, run_in, train_all
+from crosscut.scaling.quality.results import RateResults, SizeRates, read_rates, shared_by, size_rates
+from crosscut.scaling.quality.runs import prepare_tokens, require_same, run_in, train_all
 from crosscut.scaling.quality.sizes import Size, load_sizes
 
 RATES_FILE = "rates.json"
+
+_SHARE_FILE = "share"
+"""File of a study's output with the share of the steps that its trials make."""
+
+_ROUNDING = 1e-9
+"""Number by which a product of a share and a number of steps may be too small in floating point."""
 
 _RATES = tuple(field.name for field in fields(OptimizerConfig) if field.name.endswith("learning_rate"))
 
@@ -30,6 +37,7 @@ def rate_study(
     Raises `ConfigError` before a run starts, and the errors of `train_all`.
     """
     sizes = load_sizes(arguments)
+    _require_steps(sizes, share)
     tokens = prepare_tokens(sizes[0].run, output)
     rates = sorted(set(rates))
     trials = {
@@ -37,21 +45,40 @@ def rate_study(
         for name, run in sizes
     }
     runs = [run for column in zip(*trials.values(), strict=True) for run in column]
+    require_same(output / _SHARE_FILE, f"{share:g}", partial(_told_of_share, share, output))
     train_all(runs, at_once=at_once, may_diverge=True)
     found = [size_rates(name, of) for name, of in trials.items()]
-    first = runs[0]
     results = RateResults(
-        machine=machine_of(first),
-        text=text_of(sizes[0].run),
-        vocab_size=first.model.vocab_size,
-        steps=first.training.steps,
-        share=share,
-        batch_size=first.training.batch_size,
-        sequence_length=first.training.sequence_length,
+        **vars(shared_by(runs[0], text_of(sizes[0].run))),
+        share=runs[0].training.steps / sizes[0].run.training.steps,
         sizes=tuple(sorted(found, key=lambda size: size.parameters)),
     )
     write_json(output / RATES_FILE, results)
     return results
+
+
+def _require_steps(sizes: Sequence[Size], share: float) -> None:
+    """Raise `ConfigError` for a share that leaves a trial too few steps to warm up, to train and to decay."""
+    for _, run in sizes:
+        least = 1 + (run.optimizer.warmup_steps > 0) + (run.optimizer.decay_steps > 0)
+        if _short(share, run.training.steps) < least:
+            raise ConfigError(
+                f"`--share` must be at least {least / run.training.steps:g}, which makes {least} of `training.steps` "
+                f"({run.training.steps}), but is {share:g}. Raise `--share`, or `training.steps`."
+            )
+
+
+def _short(share: float, steps: int) -> int:
+    """Number of whole steps in a share of the steps."""
+    return int(share * steps + _ROUNDING)
+
+
+def _told_of_share(share: float, output: Path, known: str) -> str:
+    """Return the message about a share that is not that of an earlier start."""
+    return (
+        f"`--share` must be {known}, as in an earlier start in `{output}`, but is {share:g}. Choose another `--output` "
+        "for another share."
+    )
 
 
 def text_of(run: RunConfig) -> tuple[str, ...]:
@@ -78,7 +105,7 @@ def trial(run: RunConfig, rate: float, share: float) -> RunConfig:
     training, optimizer, checkpoint = run.training, run.optimizer, run.checkpoint
 
     def short(steps: int) -> int:
-        return max(1, round(share * steps)) if steps else 0
+        return max(1, _short(share, steps)) if steps else 0
 
     return replace(
         run,

@@ -70,16 +70,23 @@ class SizeFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QualityResults:
-    """Results of the study of quality."""
+class StudyResults:
+    """Settings that all runs of a study share."""
 
     machine: Mapping[str, str]
     text: tuple[str, ...]
     """Names of the files of the text, without their folders."""
     vocab_size: int
     steps: int
+    """Number of steps of a run."""
     batch_size: int
     sequence_length: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualityResults(StudyResults):
+    """Results of the study of quality."""
+
     window: int
     """Window of the tasks in tokens."""
     stride: int
@@ -116,20 +123,25 @@ class SizeRates:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RateResults:
+class RateResults(StudyResults):
     """Results of the study of learning rates."""
 
-    machine: Mapping[str, str]
-    text: tuple[str, ...]
-    vocab_size: int
-    steps: int
-    """Number of steps of a trial."""
     share: float
     """Length of a trial as a share of the whole run."""
-    batch_size: int
-    sequence_length: int
     sizes: tuple[SizeRates, ...]
     """Sizes in the order of their parameters."""
+
+
+def shared_by(run: RunConfig, text: tuple[str, ...]) -> StudyResults:
+    """Return what all runs share, from one of them and the names of the files of its text."""
+    return StudyResults(
+        machine=machine_of(run),
+        text=text,
+        vocab_size=run.model.vocab_size,
+        steps=run.training.steps,
+        batch_size=run.training.batch_size,
+        sequence_length=run.training.sequence_length,
+    )
 
 
 def machine_of(run: RunConfig) -> dict[str, str]:

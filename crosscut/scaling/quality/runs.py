@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -52,14 +52,25 @@ def prepare_tokens(run: RunConfig, output: Path) -> Tokens:
     `ConfigError` if an earlier start had other tokens, and the errors of `data.prepare`.
     """
     tokens = prepare(run.data, output / "tokens", seed=run.training.seed)
-    own, file = str(identity_of(run, tokens)["data.tokens"]), output / _TOKENS_FILE
-    if file.is_file() and (known := read_small(file).strip()) != own:
-        raise ConfigError(
+    own = str(identity_of(run, tokens)["data.tokens"])
+
+    def told(known: str) -> str:
+        return (
             f"`--output` must be of runs on the same tokens (sha256 {own}), but those in `{output}` were trained on "
             f"others ({shown(known)}). Choose another `--output`."
         )
-    write_whole(file, f"{own}\n")
+
+    require_same(output / _TOKENS_FILE, own, told)
     return tokens
+
+
+def require_same(file: Path, own: str, told: Callable[[str], str]) -> None:
+    """Write a value to a file of a study's output. Raises `ConfigError` if an earlier start wrote another one. `told`
+    makes the message from that value.
+    """
+    if file.is_file() and (known := read_small(file).strip()) != own:
+        raise ConfigError(told(known))
+    write_whole(file, f"{own}\n")
 
 
 def run_in(output: Path, name: str, run: RunConfig, tokens: Tokens) -> RunConfig:

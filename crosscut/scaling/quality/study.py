@@ -9,7 +9,7 @@ from crosscut.config.checks import Settings
 from crosscut.data import Tokens
 from crosscut.planner import count_parameters
 from crosscut.scaling.quality.rates import chosen_rates, text_of, with_rate
-from crosscut.scaling.quality.results import QualityResults, machine_of, size_figures
+from crosscut.scaling.quality.results import QualityResults, shared_by, size_figures
 from crosscut.scaling.quality.runs import prepare_tokens, run_in, train_all
 from crosscut.scaling.quality.sizes import Size, load_sizes
 from crosscut.training.evaluations import Evaluations
@@ -40,12 +40,7 @@ def quality_study(
     window = run.evaluation.window_for(run.training.sequence_length)
     figures = [size_figures(size.name, of) for size, of in zip(sizes, zip(*turns, strict=True), strict=True)]
     results = QualityResults(
-        machine=machine_of(run),
-        text=text_of(sizes[0].run),
-        vocab_size=run.model.vocab_size,
-        steps=run.training.steps,
-        batch_size=run.training.batch_size,
-        sequence_length=run.training.sequence_length,
+        **vars(shared_by(run, text_of(sizes[0].run))),
         window=window,
         stride=run.evaluation.papers_stride(window),
         sizes=tuple(sorted(figures, key=lambda size: size.parameters)),

@@ -1,12 +1,14 @@
 """Learning rates: how a trial differs from the run, and how the best rate is chosen."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from crosscut.config import ConfigError, load_run, write_json
-from crosscut.scaling.quality.rates import chosen_rates, describe_choice, trial, with_rate
+from crosscut.scaling.quality import rates
+from crosscut.scaling.quality.rates import chosen_rates, describe_choice, rate_study, trial, with_rate
 from crosscut.scaling.quality.results import RateResults, SizeRates, Trial, read_rates
 from crosscut.scaling.quality.sizes import Size
 from tests.refusals import refusal
@@ -42,6 +44,24 @@ def test_a_trial_is_a_shorter_run_of_the_same_form() -> None:
     assert (short.training.validate_every, short.checkpoint.every) == (0, 20)
     assert not short.evaluation.has_tasks
     assert short.training.seed == run.training.seed and short.model == run.model
+
+
+def test_the_share_of_an_earlier_start_is_named_and_a_trial_never_makes_more_than_its_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert trial(RUN, 5e-3, 0.0199).training.steps == 19
+    monkeypatch.setattr(rates, "train_all", lambda *_, **__: sys.exit("trained"))
+    (file := tmp_path / "small.toml").write_text('recipe = "modern"\n')
+    settings = (str(file), *MODEL, "training.steps=100", "data.text=builtin:tales", "data.vocab_size=300")
+    options = {"rates": [1e-3, 2e-3], "at_once": 1, "output": tmp_path}
+    with pytest.raises(SystemExit, match="trained"):
+        rate_study(settings, share=0.2, **options)
+    assert refusal(ConfigError, rate_study, settings, share=0.5, **options) == (
+        f"`--share` must be 0.2, as in an earlier start in `{tmp_path}`, but is 0.5. Choose another `--output` for "
+        "another share."
+    )
+    message = refusal(ConfigError, rate_study, settings, share=0.005, **options)
+    assert message.startswith("`--share` must be at least 0.02, which makes 2 of `training.steps` (100), but is")
 
 
 @pytest.mark.parametrize(
