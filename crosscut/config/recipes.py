@@ -14,6 +14,9 @@ from crosscut.config.parts.rotary import Positions
 from crosscut.config.published.presets import DEMO_PRESET, MODERN
 from crosscut.config.run import RunConfig
 
+_BETWEEN_CHECKPOINTS = 3600.0
+"""Most seconds of steps between two checkpoints, if a step is shorter. A failure repeats half of them on average."""
+
 
 def _llama(learning_rate: float) -> dict[str, Settings]:
     """Optimizer of Llama 2 (arXiv 2307.09288, section 2.2)."""
@@ -103,6 +106,18 @@ def steps_between_validations(steps: int) -> int:
     each quarter.
     """
     return max(1, steps // 10, min(10, -(-steps // 4)))
+
+
+def steps_between_checkpoints(seconds: float, *, most: int) -> int:
+    """Return the largest number of steps of at most an hour that is `most`, or 1, 2 or 5 times a power of ten below
+    it. `seconds` is the time of a step. At least 1.
+    """
+    steps = max(1, int(_BETWEEN_CHECKPOINTS / seconds))
+    if steps >= most:
+        return most
+    digits = str(steps)
+    first = max(digit for digit in "125" if digit <= digits[0])
+    return int(first.ljust(len(digits), "0"))
 
 
 def num_parameters(model: ModelConfig) -> int:

@@ -21,7 +21,7 @@ from crosscut.config import (
 )
 from crosscut.config.loading.commented import Reasoned, nested
 from crosscut.config.published.presets import GPT2_VOCAB_SIZE
-from crosscut.config.recipes import LARGE, RECIPES, default_recipe
+from crosscut.config.recipes import LARGE, RECIPES, default_recipe, steps_between_checkpoints
 from crosscut.config.run import objective_of
 from crosscut.config.system.wording import short
 from crosscut.planner.parameters import count_active_parameters, count_parameters
@@ -40,9 +40,6 @@ _DEMO_VOCABULARY = 4096
 
 _MOST_DEVIATION = 1.5
 """Largest factor between the asked and the actual number of parameters."""
-
-_BETWEEN_CHECKPOINTS = 3600.0
-"""Most seconds of steps between two checkpoints, if a step is shorter. A failure repeats half of them on average."""
 
 _PLANNED = {
     "layout.tensor": "ranks that share the matrices of every layer; the planner chose the layout",
@@ -109,18 +106,6 @@ def new_run(folder: str, devices: Devices, size: Size, tokens: float | None, sou
     settings["output.folder"] = Reasoned(folder, "metrics, checkpoints and samples of the run")
     run = replace(run, checkpoint=replace(run.checkpoint, every=every), output=replace(run.output, folder=folder))
     return NewRun(settings=settings, run=run, plan=plan, plans=plans, source_tokens=source.num_tokens)
-
-
-def steps_between_checkpoints(seconds: float, *, most: int) -> int:
-    """Return the largest number of steps of at most an hour that is `most`, or 1, 2 or 5 times a power of ten below
-    it. `seconds` is the time of a step. At least 1.
-    """
-    steps = max(1, int(_BETWEEN_CHECKPOINTS / seconds))
-    if steps >= most:
-        return most
-    digits = str(steps)
-    first = max(digit for digit in "125" if digit <= digits[0])
-    return int(first.ljust(len(digits), "0"))
 
 
 def _searched(

@@ -11,6 +11,8 @@ from crosscut.cli.arguments import echo_json
 from crosscut.cli.plan.asked import asked_device, asked_run, with_vocabulary
 from crosscut.config import ConfigError, RunConfig, TrainingConfig, write_toml, write_whole
 from crosscut.config.checks import listed
+from crosscut.config.recipes import steps_between_checkpoints
+from crosscut.config.run import CheckpointConfig
 from crosscut.config.system.terminal import echo
 
 if TYPE_CHECKING:
@@ -148,13 +150,17 @@ def _search(asked: RunConfig, options: ForecastOptions) -> "Plans":
 
 
 def _write_best(plans: "Plans", path: Path, asked: RunConfig, tokens: float | None) -> None:
-    """Write a run with the fastest layout that leaves some memory free. The run has the model of `asked`, and enough
-    steps for `tokens` tokens unless `tokens` is None. Raises `ConfigError` if no layout fits.
+    """Write a run with the fastest layout that leaves some memory free. The run has the model of `asked`, enough steps
+    for `tokens` tokens unless `tokens` is None, and at most an hour of steps between checkpoints. Raises `ConfigError`
+    if no layout fits.
     """
     require_fitting(plans, "`--write` needs", "Try more devices with `--gpus`, or other devices with `--gpu`.")
     run = replace(plans.best.run(plans.asked), model=asked.model)
     if tokens is not None:
         run = _with_steps_for(run, tokens)
+    if run.checkpoint.every == CheckpointConfig.every:  # else the user has chosen it
+        every = steps_between_checkpoints(plans.best.time.total, most=run.checkpoint.every)
+        run = replace(run, checkpoint=replace(run.checkpoint, every=every))
     write_toml(run, path)
 
 

@@ -20,10 +20,10 @@ from crosscut.cli.new.settings import (
     TOKENS_PER_PARAMETER,
     NewRun,
     new_run,
-    steps_between_checkpoints,
 )
 from crosscut.config import ConfigError, DataConfig, DataError, RunConfig, load_run
 from crosscut.config.loading.commented import Reasoned, commented_toml
+from crosscut.config.recipes import steps_between_checkpoints
 from crosscut.data import prepare, read_documents
 from crosscut.data.text.sources import BUILTIN_CORPORA
 from crosscut.planner import count_parameters

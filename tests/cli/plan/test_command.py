@@ -244,6 +244,14 @@ def test_a_batch_that_grows_is_planned_whole_and_counts_for_the_steps(tmp_path: 
     assert "a batch of 2 sequences cannot be divided evenly over 4 data ranks" in run(*asked, "--gpus", "4")
 
 
+def test_checkpoints_of_the_written_run_are_at_most_an_hour_apart_unless_the_user_says_so(tmp_path: Path) -> None:
+    asked = ("plan", "--model", "gpt2-small", "--gpus", "2", "--gpu", "laptop", "--write", str(tmp_path / "best.toml"))
+    run(*asked)
+    assert 1 <= load_run(tmp_path / "best.toml").checkpoint.every < 500
+    run(*asked, "checkpoint.every=500")
+    assert load_run(tmp_path / "best.toml").checkpoint.every == 500
+
+
 def test_the_vocabulary_of_the_tokenizer_is_enough(tmp_path: Path) -> None:
     small = ("plan", "--model", "laptop-small", "--gpus", "2", "--gpu", "laptop", "data.vocab_size=4096")
     path = tmp_path / "best.toml"
