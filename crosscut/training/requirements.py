@@ -4,6 +4,8 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
+from crosscut.architecture import describe
+from crosscut.architecture.optimizers.low_rank import require_low_rank
 from crosscut.config import ConfigError, LayoutError, ResolvedRun, RunConfig
 from crosscut.config.checks import shown
 from crosscut.config.conventions import CHAT_FOLDER, CHECKPOINTS_FOLDER
@@ -23,7 +25,7 @@ from crosscut.training.tracking.trackers import require_trackers
 
 def require_capabilities(run: ResolvedRun, *, only_to_verify: bool = False) -> None:
     """Check that this machine supports the precision, the compilation, the symmetric memory and the trackers that the
-    run asks for.
+    run asks for, and that the model has gradients of the rank that the run asks for.
 
     With `only_to_verify`, a precision is also accepted if PyTorch emulates its 8-bit matrix products in software.
     Raises `ConfigError`, or `LayoutError` if symmetric memory is not supported.
@@ -33,6 +35,7 @@ def require_capabilities(run: ResolvedRun, *, only_to_verify: bool = False) -> N
     require_compilation(run, device)
     require_symmetric_memory(run.layout, device)
     require_trackers(run.config.output.trackers)
+    require_low_rank(describe(run.config.with_vocabulary().model).parameters(), run.optimizer.gradient_rank)
 
 
 def require_memory(run: RunConfig) -> None:

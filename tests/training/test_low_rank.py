@@ -4,13 +4,17 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from crosscut.checkpoint import list_checkpoints
-from crosscut.config import ConfigError, RunConfig
+from crosscut.cli.main import commands
+from crosscut.config import ConfigError, RunConfig, write_toml
 from crosscut.planner import step_traffic
+from crosscut.training.precision import resolve_on
+from crosscut.training.requirements import require_capabilities
 from tests.refusals import refusal
 from tests.rehearsal.cases import planned_messages
-from tests.training.jobs import are_equal, loop, losses_of, parts, record_step
+from tests.training.jobs import CPU, are_equal, loop, losses_of, parts, record_step
 
 LOW_RANK = ("optimizer.gradient_rank=2", "training.precision=float64", "model.dropout=0.0")
 
@@ -75,13 +79,24 @@ def test_a_step_that_overflows_in_float16_leaves_the_errors_as_they_were(ranks, 
     assert ranks.run(2, overflow, run) == [(True, True)] * 2
 
 
-def test_gradients_that_no_rank_holds_whole_are_refused(run_with):
+def test_gradients_that_cannot_be_in_low_rank_are_refused(run_with, tmp_path):
     shared = ("optimizer.gradient_rank=2", "layout.data=2", "layout.sharding=zero3")
     assert refusal(ConfigError, run_with, *shared) == (
         '`optimizer.gradient_rank` must be 0 with layout.sharding="zero3", but is 2. Data ranks that share one copy '
         "scatter the gradients, so no rank has one to approximate. Remove `optimizer.gradient_rank`, or set "
         'layout.sharding="none".'
     )
+    large = run_with("optimizer.gradient_rank=29")
+    told = (
+        "`optimizer.gradient_rank` must be at most 28 for this model, but is 29. A gradient is only summed in low rank "
+        "if it is at least 2 times as large as its factors. Set optimizer.gradient_rank=14."
+    )
+    assert refusal(ConfigError, require_capabilities, resolve_on(large, CPU)) == told
+    require_capabilities(resolve_on(run_with("optimizer.gradient_rank=28"), CPU))
+    write_toml(large, tmp_path / "run.toml")
+    for options in (("--gpu", "h100-sxm"), ("--dry-run",)):
+        words = ["plan", str(tmp_path / "run.toml"), *options]
+        assert refusal(ConfigError, CliRunner().invoke, commands, words, catch_exceptions=False).endswith(told)
     muon = ("optimizer.gradient_rank=2", "optimizer.matrices=muon", "optimizer.matrix_learning_rate=0.02")
     assert refusal(ConfigError, run_with, *muon) == (
         "`optimizer.matrices` must be 'adamw' with `optimizer.gradient_rank`, but is 'muon'. Muon gives all directions "

@@ -24,6 +24,9 @@ def asked_run(
     A setting of `model.preset` or `training.initialize_from` also names a model. Raises `ConfigError` unless exactly
     one of the run and the preset is given, and if the run's teacher cannot teach its model.
     """
+    from crosscut.architecture import describe
+    from crosscut.architecture.optimizers.low_rank import require_low_rank
+
     names_model = ("model.preset=", "training.initialize_from=") if model is None else ("model.preset=",)
     is_named = has_file(arguments) or any(each.startswith(names_model) for each in arguments)
     if is_named == (model is not None):
@@ -34,9 +37,12 @@ def asked_run(
         )
     if model is not None:
         arguments = (f"model.preset={named_preset(model)}", *arguments)
-    settings, overrides = (Path(arguments[0]), arguments[1:]) if has_file(arguments) else ({}, arguments)
-    run = load_run(settings, overrides, change_layout=change_layout)
+    if has_file(arguments):
+        run = load_run(Path(arguments[0]), arguments[1:], change_layout=change_layout)
+    else:
+        run = load_run({}, arguments, change_layout=change_layout)
     require_teachable(run)
+    require_low_rank(describe(run.with_vocabulary().model).parameters(), run.optimizer.gradient_rank)
     return run
 
 
