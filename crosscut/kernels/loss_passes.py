@@ -110,22 +110,21 @@ def error_into(
     index: Tensor,
     here: Tensor,
     *,
-    share: float = 1.0,
     growth: Tensor | None = None,
     slopes: Tensor | None = None,
 ) -> Tensor:
     """Write the gradients of the logits into `out` [C, V/T] and return `out`. The gradients are each token's
-    probabilities, minus `share` at the target.
+    probabilities, minus `here` at the target.
 
     `log_p` [C, V/T] are the log probabilities. `out` may be `log_p` itself, or have a narrower element type. `index`
-    [C] is each target's column. `here` [C] is false for a target that another rank holds; its `index` is then any valid
-    column. `growth` [C] multiplies the probabilities, and `slopes` [C, V/T], the derivatives of the soft cap, multiply
-    the gradients. For both, None means 1.
+    [C] is each target's column. `here` [C] is the target's share of the loss, or whether it has one; 0 for a target
+    that another rank holds, whose `index` is then any valid column. `growth` [C] multiplies the probabilities, and
+    `slopes` [C, V/T], the derivatives of the soft cap, multiply the gradients. For both, None means 1.
     """
     at_target = log_p.gather(1, index.unsqueeze(1)).exp_()
     if growth is not None:
         at_target.mul_(growth.unsqueeze(1))
-    at_target = at_target - share * here.unsqueeze(1).to(log_p.dtype)
+    at_target = at_target - here.unsqueeze(1).to(log_p.dtype)
     error = torch.exp(log_p, out=out)
     if growth is not None:
         error.mul_(growth.unsqueeze(1))

@@ -305,7 +305,7 @@ def _losses_of_chunk(
     if not plan.needs_grad:
         return losses, None
     index, here = local_index(chunk.targets, plan.part)
-    error = error_into(product, log_p, index, here, share=taught.share, growth=growth, slopes=slopes)
+    error = error_into(product, log_p, index, taught.share * here.to(log_p.dtype), growth=growth, slopes=slopes)
     return losses, taught.added_to(error, slopes)
 
 
