@@ -33,11 +33,18 @@ ROOM = 15 * 10**9
 """Bytes that the disk must have free for the build of PyTorch with CUDA, and for its download."""
 
 
-def check(installed: Environment) -> None:
-    """The three commands of a newcomer, from an empty folder."""
+def check_without_torch(installed: Environment) -> None:
+    """The package is the installed one, and commands that need no torch find its files."""
     code = "import crosscut; print(crosscut.__file__)"
     assert Path(installed.run("python", "-c", code).strip()).is_relative_to(installed.site_packages())
     assert installed.run("crosscut", "--version").split()[-1] == crosscut.__version__
+    installed.run("crosscut", "new", "run.toml", "--gpus", "none", "--size", "3M", "--tokens", "1M", "--data", "demo")
+    assert "1 x a laptop's processor" in installed.run("crosscut", "plan", "run.toml", "--gpu", "laptop")
+    assert "all_reduce over 2 tensor ranks" in installed.run("crosscut", "show", "demo", "--layout", "tensor=2")
+
+
+def check(installed: Environment) -> None:
+    """The three commands of a newcomer, from an empty folder."""
     assert "cpu, with gloo between ranks" in installed.run("crosscut", "doctor")
     installed.run("crosscut", "train", *SMALLER)
     config = tomllib.loads((installed.work / "runs/demo/config.toml").read_text(encoding="utf-8"))
@@ -47,15 +54,26 @@ def check(installed: Environment) -> None:
     assert "all_reduce over 2 tensor ranks" in shown
 
 
-def test_the_wheel_runs_with_the_packages_of_this_environment(packages: Packages, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def borrowing(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """The environment has the wheel and borrows all other packages, without the links to this checkout among them."""
-    installed = Environment(tmp_path / "venv", tmp_path)
+    folder = tmp_path_factory.mktemp("borrowing")
+    installed = Environment(folder / "venv", folder)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", installed.folder], check=True)
     pip = [sys.executable, "-m", "pip", "--quiet", "--python", installed.folder / "bin/python"]
     subprocess.run([*pip, "install", "--no-deps", "--no-compile", packages.wheel], check=True)
     borrowed = installed.site_packages() / "borrowed.pth"
     borrowed.write_text(sysconfig.get_path("purelib"), encoding="utf-8")
-    check(installed)
+    return installed
+
+
+def test_the_wheel_runs_with_the_packages_of_this_environment(borrowing: Environment) -> None:
+    check_without_torch(borrowing)
+
+
+@pytest.mark.slow  # each of its programs imports torch
+def test_the_wheel_trains_with_the_packages_of_this_environment(borrowing: Environment) -> None:
+    check(borrowing)
 
 
 @pytest.mark.slow  # downloads all dependencies; the test above finds what the wheel lacks
@@ -72,6 +90,7 @@ def test_the_wheel_runs_in_an_empty_environment(version: str, packages: Packages
     subprocess.run([python, "-m", "venv", installed.folder], check=True)
     install_torch(installed)
     install(installed, packages.wheel)
+    check_without_torch(installed)
     check(installed)
 
 
@@ -85,9 +104,7 @@ def test_commands_without_torch_run_on_other_versions(version: str, packages: Pa
     subprocess.run([python, "-m", "venv", installed.folder], check=True)
     installed.run("python", "-m", "pip", "install", "--quiet", "--no-deps", packages.wheel)
     install(installed, *WITHOUT_TORCH)
-    installed.run("crosscut", "new", "run.toml", "--gpus", "none", "--size", "3M", "--tokens", "1M", "--data", "demo")
-    assert "1 x a laptop's processor" in installed.run("crosscut", "plan", "run.toml", "--gpu", "laptop")
-    assert "all_reduce over 2 tensor ranks" in installed.run("crosscut", "show", "demo", "--layout", "tensor=2")
+    check_without_torch(installed)
     installed.run("crosscut", "prepare", "run.toml")
 
 

@@ -193,8 +193,9 @@ def test_tokens_without_sentences_are_refused_for_a_masked_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("It was the best of times. It was the worst of times. " * 400, encoding="utf-8")
     for objective in ("causal", "masked"):
-        config = DataConfig(text=("builtin:tales",), vocab_size=300, objective=objective, num_shards=1)
+        config = DataConfig(text=("text.txt",), vocab_size=300, objective=objective, num_shards=1)
         prepare(config, Path(objective), seed=1)
     answers = {"size": "laptop-bert", "tokens": "1M"}
     assert made(data="masked", **answers).run.data.tokens == "masked"
