@@ -76,7 +76,7 @@ def step(source: ModelSource, architecture: str, layout: Layout) -> tuple[Tensor
     return loss.detach() * layout.data, logits, named
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("architecture", MODELS)
 def test_losses_logits_and_gradients_are_those_of_transformers(ranks, folder, architecture, layout):

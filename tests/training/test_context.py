@@ -68,6 +68,7 @@ def test_each_rank_gets_its_own_tokens_of_the_same_batch(ranks, run_with):
         assert tokens == [[row[place] for place in places] for row in whole]
 
 
+@pytest.mark.slow  # context ranks have no state of their own, and test_resume.py resumes at another layout
 def test_a_run_goes_on_at_another_layout(ranks, run_with, tmp_path):
     options = ("training.precision=float64", "model.dropout=0", "training.steps=4", "training.validate_every=0")
     (expected,) = ranks.run(1, loop, run_with(*options))

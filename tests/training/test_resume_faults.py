@@ -145,7 +145,7 @@ def test_a_run_with_all_options_of_the_recipe_goes_on_to_the_last_bit(ranks, mix
     assert sorted(resumed[0]["losses"]) == [3, 4, 5]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(len(FAULTS))
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_a_resume_is_found(ranks, mixed_run, tmp_path_factory, once, fault):
     never_stopped = once("run", lambda: mixed_run(*HERE, *ALL, f"output.folder={tmp_path_factory.mktemp('whole')}/run"))

@@ -18,7 +18,7 @@ CASES = [
 ]
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(len(CASES))
 @pytest.mark.parametrize(("layout", "options"), CASES)
 def test_step_in_low_rank_is_proven(ranks, layout, options):
     proven(ranks, layout, optimizer={"gradient_rank": 1}, **options)

@@ -119,6 +119,7 @@ def test_validation_is_of_the_average_in_the_checkpoint(ranks, run_with, layout)
         assert torch.equal(weight, outcome["weights"][name]), "the average must not change the training"
 
 
+@pytest.mark.slow  # test_resume_faults.py resumes an average, and test_resume.py another layout
 def test_the_average_goes_on_on_another_layout(ranks, run_with):
     whole = train(ranks, run_with(*HERE, *EXACT, *EMA))[0]
     other = run_with(*HERE, *EXACT, *EMA, "layout.data=2", "layout.sharding=zero3")

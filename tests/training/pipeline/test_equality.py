@@ -60,7 +60,7 @@ def test_a_pipeline_trains_as_one_rank(ranks, run_with, once, layout, model):
     assert_equal(ranks.run(run.layout.world_size, course, run, 3), expected)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.slow  # those that recompute drop out, too
 @pytest.mark.parametrize("more", ["", "tensor=2", "data=2"])
 def test_dropout_does_not_depend_on_the_schedule(ranks, run_with, more):
     settings = (*FOUR, "model.dropout=0.1", *layout_of(more))

@@ -90,7 +90,7 @@ def test_a_run_resumes_on_any_layout(ranks, run_with, tmp_path, before, layout):
             torch.testing.assert_close(weight, whole["weights"][name], rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.slow  # test_resume.py resumes exactly without stages, and the test above with them
 @pytest.mark.parametrize("more", ["stages_per_rank=2", "", "schedule=zero_bubble"])
 def test_a_run_resumes_exactly_on_its_own_layout(ranks, run_with, tmp_path, more):
     settings = (*RESUMED, "model.dropout=0.1", *layout_of(f"pipeline=2 {more}"))
