@@ -15,6 +15,7 @@ def clean(folder: Path, *options: str) -> dict[str, Any]:
     return json.loads((folder / "report.json").read_text())  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow  # a whole benchmark
 def test_tiny_run_reports_differences_and_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mail").mkdir()
     (tmp_path / "mail" / "1.txt").write_bytes(b'Subject: caf\xe9\r\n\r\nA "quoted" word -- and Sm\xf6rg\xe5sbord.\r\n')

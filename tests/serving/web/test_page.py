@@ -123,6 +123,7 @@ def test_a_chat_goes_on(page):
     assert page.locator(".turn").count() == 0
 
 
+@pytest.mark.slow  # only the page's own program
 def test_a_model_without_a_template_tells_why_it_does_not_chat(context, whole):
     reason = "Chat is off, because this model has no chat template."
     with told_of_its_model(context, whole, chat=False) as page:
@@ -170,12 +171,17 @@ def test_what_the_server_refuses_is_shown(page):
     assert "fit in the model's window" in page.locator("#problem").inner_text()
 
 
+@pytest.mark.slow  # only the page's own style
 @pytest.mark.parametrize(
     ("size", "scheme"),
     [
-        pytest.param(DESK, "light", id="desk, light", marks=pytest.mark.slow),
-        pytest.param(DESK, "dark", id="desk, dark", marks=pytest.mark.slow),
-        pytest.param(PHONE, "light", id="phone, light", marks=pytest.mark.slow),
+        pytest.param(
+            DESK,
+            "light",
+            id="desk, light",
+        ),
+        pytest.param(DESK, "dark", id="desk, dark"),
+        pytest.param(PHONE, "light", id="phone, light"),
         pytest.param(PHONE, "dark", id="phone, dark"),
     ],
 )
