@@ -138,6 +138,8 @@ def _seeded() -> None:
         torch.manual_seed(0)
         if "PYTEST_XDIST_WORKER" in os.environ and torch.get_num_threads() > 1:
             torch.set_num_threads(1)
+    if "crosscut.training.watching.throughput" in sys.modules:
+        import tests.brief  # noqa: F401
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ _IMPORTED = (
     "crosscut.verification",
     "matplotlib.backends.backend_agg",
     "matplotlib.pyplot",
+    "tests.brief",
 )
 """Modules that the server imports, and all that they import."""
 

@@ -213,6 +213,7 @@ def test_other_layout_goes_on_up_to_rounding(ranks, run_with, pair):
 GROWING = ("training.batch_size=8", "training.initial_batch_size=4", "training.ramp_steps=4")
 
 
+@pytest.mark.slow  # one of the options of test_resume_faults.py
 def test_a_growing_batch_goes_on_to_the_last_bit(ranks, run_with):
     run = run_with(*HERE, *GROWING, *LAYOUTS["data 2"])
     whole, resumed = train(ranks, run), train(ranks, run, checkpoint_of(run, 3))

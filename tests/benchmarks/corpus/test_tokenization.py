@@ -15,6 +15,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow  # a whole benchmark
 def test_tiny_run_reports_speed_and_memory(text, tmp_path, capsys, monkeypatch) -> None:
     pytest.importorskip("psutil", reason="memory is measured with psutil, from the extra `benchmarks`")
     monkeypatch.setenv("RAYON_NUM_THREADS", "1")  # which the benchmark changes

@@ -151,6 +151,7 @@ FITS = "(width) => innerWidth === width && document.documentElement.scrollWidth 
 """Whether the page has drawn itself for a new width, without anything that is wider."""
 
 
+@pytest.mark.slow  # only the page's looks
 def test_nothing_is_wider_than_the_window(unfolded):
     page = unfolded
     for size, scheme in product((PHONE, DESK), ("dark", "light")):  # at last, the size of the other tests
@@ -177,6 +178,7 @@ OVERLAPS = """() => [...document.querySelectorAll(".histogram ol")].map((list) =
 WIDTHS = (1280, 800, 400)
 
 
+@pytest.mark.slow  # only the page's looks
 def test_labels_never_overlap(opened, audited, tmp_path):
     report = build_report(audited.results, audited.config, audited.work)
     amount = {"documents": 4_118_518_431, "bytes": 10**14, "tokens": 10**13}

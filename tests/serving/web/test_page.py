@@ -164,6 +164,7 @@ def test_copy_takes_the_text(page):
     assert page.evaluate("navigator.clipboard.readText()").startswith("Fellow citizens")
 
 
+@pytest.mark.slow  # only the page's own program
 def test_what_the_server_refuses_is_shown(page):
     page.fill("#prompt", "word " * 300)
     page.click("#run")

@@ -52,6 +52,7 @@ def test_a_page_is_fetched_once(packages: Path, tmp_path: Path) -> None:
     assert fetch([PAGE], cache, progress=False)["bell"].read_bytes() == HTML
 
 
+@pytest.mark.slow  # starts package managers
 def test_a_package_that_cannot_be_had_is_named_and_the_others_are_fetched(packages: Path, tmp_path: Path) -> None:
     gone = replace(PAGE, id="gone", package="gone", archive="gone-1.0-py3-none-any.whl")
     with pytest.raises(DataError, match=r"1 packages could not be fetched:\ngone 1\.0 \(pypi\) must be available, but"):
