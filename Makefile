@@ -1,4 +1,5 @@
-# `make demo` trains, `make test` tests; each first sets up what it needs in .venv.
+# `make demo` trains, `make test` tests; each first sets up what it needs in .venv. ARGS are more arguments of either, as
+# in `make demo ARGS=training.steps=60`.
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -7,9 +8,9 @@ BIN := .venv/bin
 demo: .venv/ready
 	@folder=runs/demo; number=1; \
 	while [ -e $$folder ]; do number=$$((number + 1)); folder=runs/demo-$$number; done; \
-	$(BIN)/crosscut train output.folder=$$folder
+	$(BIN)/crosscut train output.folder=$$folder $(ARGS)
 
-# The processes of the tests share compiled modules, whatever the shell is set to. ARGS are more arguments of pytest.
+# The processes of the tests share compiled modules, whatever the shell is set to.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
 IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
 

@@ -152,7 +152,7 @@ A recipe is a set of defaults with a name: `recipe = "paper"` in the first lines
 command line. A setting of the run always replaces the recipe's. A run without a recipe has
 
 - `continued`, if it trains published weights further (`training.initialize_from`);
-- `modern`, if its `model.preset` is `demo`, or if the command line has no file: the run then has the demo's model;
+- `modern`, if its model is the demo's: `model.preset` is `demo`, or the command line has neither a file nor a preset;
 - `small`, if its model has fewer than 100 million parameters in its matrices;
 - `llama` or, from 30 billion parameters on, `llama-large`, if its norms are RMS norms, as in Llama, Qwen and DeepSeek:
   the optimizer of Llama 2 ([arXiv 2307.09288](https://arxiv.org/abs/2307.09288), section 2.2), with the paper's batch;

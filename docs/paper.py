@@ -14,6 +14,7 @@ from crosscut.config.system.wording import markdown_table, short
 from crosscut.config.training import Recompute
 from crosscut.planner import count_parameters, step_traffic
 from crosscut.planner.compute import flops_per_step
+from crosscut.planner.paper.account import V100
 from crosscut.planner.paper.runs import (
     EPOCH_STEPS,
     PAPER_EPOCHS,
@@ -26,9 +27,12 @@ from crosscut.planner.paper.runs import (
     paper_highest,
     paper_run,
     paper_scaling,
+    paper_seconds,
     paper_speed_up,
 )
 from crosscut.planner.paper.sections import percent, points
+from crosscut.planner.program import PAPER_PROGRAM
+from crosscut.planner.time import step_time
 from crosscut.scaling.quality.results import QualityResults
 
 ROWS = Path(__file__).with_suffix(".toml")
@@ -45,11 +49,12 @@ INTRODUCTION = """\
 
 # The paper, place by place
 
-This page says where each part of the Megatron-LM paper ([arXiv 1909.08053](https://arxiv.org/abs/1909.08053)) is in
-Crosscut, with a command that shows it and our figure. Places are those of its first version; of the later version, only
-the settings of the BERTs were at hand. A figure that is called a forecast comes from the planner, which
-[scaling.md](scaling.md) compares with the paper row by row. [alive.html](alive.html), to be opened in a browser, shows
-the cuts, f and g, the loss, the memory, the norms and the scaling with numbers that move.
+This page says where each part of the Megatron-LM paper ([arXiv 1909.08053v1](https://arxiv.org/abs/1909.08053v1)) is in
+Crosscut, with a command that shows it and our figure. Places are those of its first version. Later versions, which
+arXiv shows first, number sections, figures and tables differently; of them, only the settings of the BERTs were at
+hand. A figure that is called a forecast comes from the planner, which [scaling.md](scaling.md) compares with the paper
+row by row. [alive.html](alive.html), to be opened in a browser, shows the cuts, f and g, the loss, the memory, the
+norms and the scaling with numbers that move.
 
 Some commands need what does not come with Crosscut: your own text in place of `book.txt`, the test files
 `wiki.test.tokens` and `lambada_test.jsonl`, the folder `squad`, the files that `examples/corpus.toml` or
@@ -86,10 +91,11 @@ def computed() -> dict[str, str]:
     perplexities = (mean(size.figures("validation")) for size in quality.sizes)
     linear = 512 * PAPER_FLOPS_PER_SECOND
     work = EPOCH_STEPS * flops_per_step(large, recompute=True) / DAY / linear
+    own, of_program = (step_time(large, V100, program=program).total for program in (None, PAPER_PROGRAM))
     heads = [paper_scaling(paper_run("megatron-8.3b", 8, num_heads=number)) for number in PAPER_HEADS]
     return {
         "without": f"{STEPS * flops_per_step(large) / 1e21:.2f}",
-        "zettaflops": f"{STEPS * flops_per_step(large, recompute=True) / 1e21:.1f} zettaFLOPs",
+        "zettaflops": f"{STEPS * flops_per_step(large, recompute=True) / 1e21:.1f}",
         "days": f"{STEPS / EPOCH_STEPS * PAPER_EPOCHS[EPOCH]:.1f}",
         "all_reduces": str(len(in_layers)),
         "parameters": listed(f"{count_parameters(ModelConfig(**PRESETS[name])) / 1e9:.2f}" for name in PAPER_SCALING),
@@ -97,6 +103,10 @@ def computed() -> dict[str, str]:
         "weak_512": f"{paper_scaling(paper_run('megatron-8.3b', 8, 64)):.1%}",
         "heads": listed(f"{share:.1%}" for share in heads),
         "speed_ups": listed(f"{paper_speed_up(tensor):.2f}" for tensor in PAPER_SPEED_UPS),
+        "own_step": f"{own:.2f}",
+        "paper_step": f"{paper_seconds(large):.2f}",
+        "unfused": f"{of_program - own:.2f}",
+        "account": f"{paper_seconds(large) - of_program:.2f}",
         "quality": f"Validation perplexity {listed(f'{one:.1f}' for one in perplexities)}",
         "tokens": short(quality.steps * quality.batch_size * quality.sequence_length),
         "sizes": listed(short(size.parameters) for size in quality.sizes),

@@ -51,8 +51,8 @@ def train(arguments: tuple[str, ...], resume: Literal["newest", "auto"] | None, 
     Without RUN.toml, the command trains the demo: a small model on tales for children, on two tensor-parallel
     ranks. The ranks share the CPU if there are fewer than two GPUs; with layout.tensor=1, the demo uses one GPU. Any
     key can be overridden, for example with data.text=book.txt layout.tensor=2 training.steps=500. With data.text or
-    data.tokens, only the recipe and the model come from the demo. All other settings have their usual defaults: one
-    rank, on the GPU if there is one.
+    data.tokens, only the recipe and the model come from the demo, and with model.preset neither of them. All other
+    settings have their usual defaults: one rank, on the GPU if there is one.
 
     The command starts the processes that the layout needs. Under torchrun (torchrun ... -m crosscut train RUN.toml),
     the command joins the processes that torchrun started.

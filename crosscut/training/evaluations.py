@@ -3,6 +3,7 @@ the last step.
 """
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Protocol
 
 from crosscut.architecture import describe
@@ -10,6 +11,7 @@ from crosscut.config import RunConfig
 from crosscut.data import Tokens
 from crosscut.evaluation import Task, evaluate, make_tasks
 from crosscut.launch import StopRequest
+from crosscut.logbook.contents import read_metrics
 from crosscut.model import GPT
 from crosscut.pretrained import speech_of_run
 from crosscut.training.speed.compilation import uncompiled
@@ -30,6 +32,9 @@ class ModelScores(Protocol):
     def is_due(self, step: int) -> bool:
         """Whether the model must be scored after `step` steps."""
 
+    def is_missing(self, step: int) -> bool:
+        """Whether the run was stopped after `step` steps, before it scored the model as it should have."""
+
     def figures(self, model: GPT, request: StopRequest | None = None, *, step: int) -> dict[str, float]:
         """Score the model after `step` steps, and return the figures by name. Every rank must call this method. The
         first rank shows a progress bar. With `request`, the method raises `Stopped` if the ranks agree to stop while
@@ -46,6 +51,8 @@ class Evaluations:
     def __init__(self, run: RunConfig, tokens: Tokens) -> None:
         """Read the texts of all tasks. Raises `ConfigError` or `DataError`."""
         self.run = run
+        rows = read_metrics(Path(run.output.folder))
+        self._scored = {row["step"] for row in rows if any(name.startswith(_PREFIXES) for name in row)}
         self.tasks: list[Task] = []
         if run.evaluation.has_tasks:
             # Training uses only the positions up to its sequence length, even if the model has more positions.
@@ -60,6 +67,10 @@ class Evaluations:
         """Whether the model must be scored after `step` steps."""
         every = self.run.evaluation.every
         return bool(self.tasks) and (step == self.run.training.steps or (every > 0 and step % every == 0))
+
+    def is_missing(self, step: int) -> bool:
+        """Whether the run was stopped after `step` steps, before it scored the model as it should have."""
+        return self.is_due(step) and step not in self._scored
 
     def figures(
         self,

@@ -145,6 +145,8 @@ class Loop:
             with StopRequest(INTERRUPTIBLE, lambda: _tell_request(request, metrics)) as request:
                 watch.obey(lambda: request.asked)
                 course = _Course(metrics, batches, follower, request, done=first, after=before)
+                if first and self.evaluations and self.evaluations.is_missing(first):
+                    self._evaluate(course)
                 while course.done < steps and not course.stopped:
                     try:
                         self._take_step(course)

@@ -143,7 +143,8 @@ def print_report(report: LayoutReport) -> None:
         modules.add_row(row.module, _number(row.forward), _number(row.gradient), _verdict(row.same))
     checks = plain_table(Column("check", no_wrap=True), *right("difference"), "verdict", folded(""))
     for check in report.checks:
-        checks.add_row(check.name, _number(check.difference), _verdict(check.same), Text(check.told, style="dim"))
+        verdict = Text("listed") if check.name == MESSAGES else _verdict(check.same)
+        checks.add_row(check.name, _number(check.difference), verdict, Text(check.told, style="dim"))
     scope = [
         Text(f"{title}: {', '.join(items)}.", style="dim")
         for title, items in (("Verified with", report.included), ("Not verified", report.left_out))

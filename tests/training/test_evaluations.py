@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 
+from crosscut.checkpoint import list_checkpoints
 from crosscut.config import ConfigError, DataError
 from crosscut.data import TokenFolder
 from crosscut.evaluation import evaluate
@@ -76,6 +77,23 @@ def test_without_an_interval_only_the_last_model_is_scored_also_for_tensorboard(
     events.Reload()
     noted = [event.value for event in events.Scalars("wikitext103_perplexity")]
     assert noted == pytest.approx([row["wikitext103_perplexity"]])
+
+
+def trained_again(run) -> int:
+    """Train, or resume at the end of the run. Number of its scores."""
+    trainer, batches = parts(run)
+    evaluations = Evaluations(run, TokenFolder.open(Path(run.tokens_folder), verify=False))
+    Loop(trainer, batches, evaluations=evaluations).train(*list_checkpoints(run.checkpoints_folder)[-1:])
+    return len(scores_of(run))
+
+
+def test_a_run_that_was_stopped_before_its_scores_gets_them_when_it_is_resumed(ranks, run_with, texts):
+    run = run_with(*texts, "training.steps=3")
+    ranks.run(1, trained_again, run)
+    metrics = Path(run.output.folder) / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(line for line in lines if "lambada_accuracy" not in line))
+    assert [ranks.run(1, trained_again, run)[0] for _ in range(2)] == [1, 1]
 
 
 def shown_while_training(run) -> list:

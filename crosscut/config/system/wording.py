@@ -10,6 +10,10 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
+RATES = ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"))
+"""Units of rates, such as FLOP/s, before the name of the unit."""
+
+
 def short(number: float, letters: Sequence[tuple[float, str]] = _LETTERS) -> str:
     """Format a number with up to three significant digits and a unit letter, such as 812K, 2.6M or 8.3B. `letters` has
     the units, the largest first.

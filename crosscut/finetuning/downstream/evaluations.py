@@ -30,6 +30,7 @@ class DevScores:
         self.task, self.run, self.padding = task, run, padding
         self.rows, self.examples = rows, examples
         self._best: tuple[int, float] | None = None
+        self._scored: set[int] = set()
         name = f"{DEV}_{task.score_names[0]}"
         for row in rows_before:
             step, score = row["step"], row.get(name)
@@ -48,6 +49,10 @@ class DevScores:
         every = self.run.training.validate_every
         return step == self.run.training.steps or (every > 0 and step % every == 0)
 
+    def is_missing(self, step: int) -> bool:
+        """Whether the run was stopped after `step` steps, before it scored the model as it should have."""
+        return self.is_due(step) and step not in self._scored
+
     def figures(self, model: GPT, request: StopRequest | None = None, *, step: int) -> dict[str, float]:
         """Score the model after `step` steps. Returns the scores under the names `dev_<score>`."""
         around = request.checked if request else iter
@@ -65,6 +70,7 @@ class DevScores:
         return {f"{DEV}_{name}": value for name, value in found.items()}
 
     def _note(self, step: int, score: float) -> None:
+        self._scored.add(step)
         if self._best is None or score > self._best[1]:
             self._best = (step, score)
 

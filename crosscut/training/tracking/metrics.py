@@ -18,6 +18,7 @@ from rich.table import Column
 
 from crosscut.config import OutputConfig, TrainingError
 from crosscut.config.system.terminal import new_console
+from crosscut.config.system.wording import RATES, short
 from crosscut.evaluation import Score
 from crosscut.evaluation.score_table import in_a_line
 from crosscut.logbook.rows import Row, RowFile
@@ -231,7 +232,7 @@ class _TrainingDisplay:
         told = (
             f"Training  step {step}/{self.num_steps}  {self._left(step)}loss {value['loss']:.4f}  "
             f"norm {value['gradient_norm']:.2f}  rate {value['learning_rate']:.1e}  {_scale(value)}"
-            f"{value['tokens_per_second']:,.0f} tokens/s  {value['model_flops_per_second'] / 1e12:.2f} TFLOP/s"
+            f"{value['tokens_per_second']:,.0f} tokens/s  {short(value['model_flops_per_second'], RATES)}FLOP/s"
         )
         told += f" ({value['utilisation']:.0%})" if "utilisation" in value else ""
         self._bar.update(self._task, completed=step, told=told)

@@ -64,6 +64,7 @@ def print_banner(
         ("validation", _validated(config, samples)),
         ("training", f"{_steps(done, training.steps)} of {batch} tokens: {epochs} epoch{'' if epochs == '1' else 's'}"),
         ("recipe", describe_recipe(config)),
+        *_teacher_rows(config),
         *_context_rows(config),
         *mixture_rows(mixture_facts(config, samples)),
         *average_rows(config),
@@ -84,6 +85,15 @@ def _validated(run: RunConfig, samples: RunSamples) -> str:
     sequences = f"{chosen:,} {kind}sequences" if chosen < every else f"all {counted(every, 'sequence')}"
     where = ", ".join(files) if len(files) <= _MOST_FILES else f"{len(files):,} files"
     return f"{sequences} of {documents} from {where}"
+
+
+def _teacher_rows(run: RunConfig) -> list[tuple[str, str]]:
+    """Return a row that names the teacher and its loss, or no row."""
+    teacher = run.teacher
+    if not teacher.teaches:
+        return []
+    told = f"{teacher.loss} at temperature {teacher.temperature:g}, {teacher.alpha:.0%} of the loss"
+    return [("teacher", f"{teacher.folder}: {told}")]
 
 
 def _context_rows(run: RunConfig) -> list[tuple[str, str]]:

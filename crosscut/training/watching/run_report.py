@@ -20,7 +20,7 @@ from crosscut.config import ConfigError, DataError, GenerationError, RunConfig, 
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
 from crosscut.config.system.console import facts_panel
 from crosscut.config.system.terminal import new_console, typed_command
-from crosscut.config.system.wording import short
+from crosscut.config.system.wording import RATES, short
 from crosscut.data import Tokens
 from crosscut.evaluation.score_table import in_a_line
 from crosscut.generation import Sampling, continue_text
@@ -304,7 +304,7 @@ def _summary_rows(run: RunConfig, summary: RunSummary) -> Iterator[tuple[str, st
     if summary["evaluation"]:
         yield "evaluation", Text(in_a_line(summary["evaluation"]))
     if summary["tokens_per_second"]:
-        rate, peak = (short(summary[f"{name}flops_per_second"], _RATES) for name in ("model_", "peak_"))
+        rate, peak = (short(summary[f"{name}flops_per_second"], RATES) for name in ("model_", "peak_"))
         peak, share = f"{peak}FLOP/s ({summary['peak']})", summary["utilisation"]
         told = f": above {peak}, as the machine was busy when this rate was measured, so no share is given"
         if share is not None and share <= 1:
@@ -315,4 +315,3 @@ def _summary_rows(run: RunConfig, summary: RunSummary) -> Iterator[tuple[str, st
 
 
 _SIZES = ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1.0, " "))
-_RATES = ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"))

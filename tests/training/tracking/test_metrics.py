@@ -146,7 +146,7 @@ def test_a_line_gives_no_share_of_a_peak_that_was_exceeded(tmp_path, capsys, mon
     with Metrics(tmp_path, num_steps=2, start=0, active=True) as metrics:
         metrics.step(1, {**VALUES, "utilisation": None})
     line = capsys.readouterr().out.strip()
-    assert line.endswith("100 tokens/s  0.00 TFLOP/s")
+    assert line.endswith("100 tokens/s  1 GFLOP/s")
     (row,) = read_metrics(tmp_path)
     assert (row["utilisation"], row["loss"]) == (None, 2.5)
 
