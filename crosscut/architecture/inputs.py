@@ -102,9 +102,12 @@ class Inputs(Generic[Array]):
     is NaN.
     """
     teacher: Annotated[Array | None, Field(Per.TOKEN, Element.REAL)] = None
-    """Last hidden states of a teacher for each token, [B, S, its hidden size], from which its logits follow. None
-    means that no teacher has a share of the loss.
+    """Last hidden states of a teacher for each token, [B, S, its hidden size], from which its logits follow; or, with
+    `teacher_ids`, the stored logits of its likeliest tokens and of the rest [B, S, k + 1]. None means that no teacher
+    has a share of the loss.
     """
+    teacher_ids: Annotated[Array | None, Field(Per.TOKEN)] = None
+    """Ids of the teacher's likeliest tokens, [B, S, k]. None if its logits are not stored ones."""
     predicted: Annotated[Array | None, Field(Per.PREDICTED, Element.PLACE)] = None
     """Indexes of the tokens whose logits are computed, in the flattened batch. None means all tokens."""
     places: Annotated[Array | None, Field(Per.PLACE, Element.PLACE)] = None

@@ -146,7 +146,7 @@ class RunConfig(StepShape):
         _require_whole_gradients(layout, self.optimizer)
         require_float8(model, layout, training)
         require_compilable(model, layout, training)
-        if self.teacher.teaches and layout.world_size > 1:  # one rank may stand for a layout that is chosen later
+        if self.teacher.is_computed and layout.world_size > 1:  # one rank may stand for a layout that is chosen later
             self.teacher_ranks.require_possible()
         _require_samples(model, layout, self.output)
         if self.evaluation.has_tasks:
@@ -277,7 +277,8 @@ def _require_task(model: ModelConfig, training: TrainingConfig, teacher: Teacher
         remedy = f"This setting is for models that predict tokens. Remove `training.{name}`."
         require_value(f"training.{name}", getattr(training, name), plain, when, remedy)
     remedy = "A teacher has no part in the loss of labels. Remove the section `teacher`."
-    require_value("teacher.folder", teacher.folder, "", when, remedy)
+    for name in ("folder", "cache"):
+        require_value(f"teacher.{name}", getattr(teacher, name), "", when, remedy)
 
 
 def _require_samples(model: ModelConfig, layout: Layout, output: OutputConfig) -> None:

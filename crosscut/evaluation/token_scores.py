@@ -19,7 +19,7 @@ from crosscut.model import GPT, Batch
 from crosscut.model.stages import last_hidden_states
 from crosscut.parallel import Axis, LossSettings
 from crosscut.parallel.collectives import all_reduce
-from crosscut.parallel.cross_entropy import local_index, loss_chunk, require_fit, vocabulary_part
+from crosscut.parallel.cross_entropy import local_index, loss_chunk, require_fit
 from crosscut.parallel.distillation import VocabularyPart
 
 
@@ -88,7 +88,7 @@ def vocab_parallel_scores(
     """
     chunk = loss_chunk(settings.chunk_tokens, hidden, weight)
     require_fit(hidden, weight, targets, vocab_size, axis)
-    part = vocabulary_part(weight, vocab_size, axis)
+    part = VocabularyPart.of(axis, weight.shape[0], vocab_size)
     rows = weight.to(hidden.dtype)
     wide = torch.promote_types(hidden.dtype, torch.float32)
     losses = torch.zeros(targets.shape, dtype=wide, device=hidden.device)

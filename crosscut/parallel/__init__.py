@@ -6,7 +6,7 @@ layout. Importing this package imports torch.
 
 from crosscut.config import IGNORED, RankFailure
 from crosscut.parallel.cross_entropy import LossSettings, vocab_parallel_cross_entropy
-from crosscut.parallel.distillation import Distillation, Mixture
+from crosscut.parallel.distillation import Distillation, Mixture, TopLogits, top_logits
 from crosscut.parallel.embedding import (
     PositionEmbedding,
     TiedWeight,
@@ -81,6 +81,7 @@ __all__ = [
     "ShardedReducer",
     "TiedWeight",
     "TokenTypeEmbedding",
+    "TopLogits",
     "VocabParallelEmbedding",
     "VocabParallelOutput",
     "clip_gradients_",
@@ -113,5 +114,6 @@ __all__ = [
     "shard_model",
     "sharded_parameter",
     "sum_copies",
+    "top_logits",
     "vocab_parallel_cross_entropy",
 ]

@@ -150,7 +150,7 @@ def vocab_parallel_cross_entropy(
     """
     chunk = loss_chunk(settings.chunk_tokens, hidden, weight)
     require_fit(hidden, weight, targets, vocab_size, axis)
-    part = vocabulary_part(weight, vocab_size, axis)
+    part = VocabularyPart.of(axis, weight.shape[0], vocab_size)
     # `Function.forward` runs without gradients, so `torch.is_grad_enabled()` must be read here.
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     plan = _LossPlan(settings, part, chunk, needs_grad, needs_grad and weight.requires_grad)
@@ -168,13 +168,6 @@ def loss_chunk(chunk_tokens: int | None, hidden: Tensor, weight: Tensor) -> int:
         return default_loss_chunk(weight.shape[0], hidden.shape[0], device=hidden.device.type)
     require_at_least("chunk_tokens", chunk_tokens, 1)
     return chunk_tokens
-
-
-def vocabulary_part(weight: Tensor, vocab_size: int, axis: Axis) -> VocabularyPart:
-    """Return this rank's part of the vocabulary. `weight` [V/T, H] holds the rows of this part."""
-    local_size = weight.shape[0]
-    first = axis.rank * local_size
-    return VocabularyPart(axis, first, max(0, min(local_size, vocab_size - first)))
 
 
 def require_fit(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, axis: Axis) -> None:

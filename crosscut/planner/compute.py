@@ -89,5 +89,5 @@ def hardware_flops_per_rank(run: Planned, *, compiled: bool = False) -> int:
         repeated += (2 * count + again[layer]) * inputs + count * weights + (3 * count + of_cores[layer]) * cores
     per_token = part_flops_per_token(part, run.model, length, mask_fraction=run.mask_fraction) + repeated
     flops = run.training.batch_size * length * per_token + recomputed_flops_per_step(run, compiled=compiled)
-    taught = teacher_flops(run) if part.is_last and run.teacher.teaches else 0
+    taught = teacher_flops(run) if part.is_last and run.teacher.is_computed else 0
     return flops // run.layout.ranks.per_owner + muon_flops(run) + low_rank_flops(run) + taught

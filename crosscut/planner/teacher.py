@@ -12,6 +12,8 @@ from crosscut.config.teachers import teacher_model
 from crosscut.config.training import Recompute
 from crosscut.planner.candidate import Planned
 
+_ID_BYTES = 8
+
 
 def model_of_teacher(run: Planned) -> ModelConfig:
     """Model of the run's teacher. Its vocabulary is padded like that of the run's model."""
@@ -105,10 +107,25 @@ def teacher_results_bytes(run: Planned) -> int:
     return target.tokens * model_of_teacher(run).hidden_size * target.compute_bytes
 
 
-def teacher_logit_bytes(run: Planned) -> float:
-    """Bytes that the teacher's part in the loss holds for each logit of a chunk: the logits of the teacher and the log
-    probabilities of the model, in the accumulation type, and two or three tensors of the same size from which the
-    divergence follows.
+def stored_logit_bytes(run: Planned) -> int:
+    """Bytes of a teacher's stored logits on one rank that computes the loss: those of all micro-batches of a step. 0 if
+    the run reads no stored logits.
     """
-    held = 4 if run.teacher.mixed_beta in (0.0, 1.0) else 5.25
-    return held * run.training.numbers.accumulation_bytes
+    if not run.teacher.cache:
+        return 0
+    k = min(run.teacher.k, run.model.vocab_size)
+    wide = 8 if run.teacher.precision_in(run.training.precision) == "float64" else 4
+    tokens = run.micro_batch_size * run.training.sequence_length // run.layout.context
+    return run.num_micro_batches * tokens * (4 * k + wide * (k + 1))
+
+
+def teacher_logit_bytes(run: Planned, rows: int) -> float:
+    """Bytes that the teacher's part in the loss holds for each token of a chunk, if a rank has `rows` rows of the
+    vocabulary: the log probabilities of both models, in the accumulation type, and two or three tensors of the same
+    size from which the divergence follows. Before that, stored logits are put into their columns, with an index, the
+    log probabilities and a temporary tensor.
+    """
+    wide = run.training.numbers.accumulation_bytes
+    held = (4 if run.teacher.mixed_beta in (0.0, 1.0) else 5.25) * wide * rows
+    k = min(run.teacher.k, run.model.vocab_size)
+    return max(held, 2 * wide * rows + (_ID_BYTES + 2 * wide) * k) if run.teacher.cache else held

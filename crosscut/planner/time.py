@@ -259,7 +259,7 @@ def _rank_time(run: Candidate, program: Program, speed: Speed) -> _RankTime:
     timed = {layer: _layer(layer, target, speed, repeats_last=program.repeats_last) for layer in part.kinds}
     layers = _Layers(run, part, timed)
     logits = sum(_logits(product, speed) for product in part.head.products(target)) if part.is_last else 0.0
-    taught = _teacher_pass(run, speed) if part.is_last and run.teacher.teaches else 0.0
+    taught = _teacher_pass(run, speed) if part.is_last and run.teacher.is_computed else 0.0
     ends = [speed.passes(num_bytes) for num_bytes in ends_passes(run, target)]
     host = [(part.is_first + part.is_last) / 4 * seconds for seconds in hardware.layer_host]
     cast, summed = (speed.passes(num_bytes) for num_bytes in weight_passes(run, program))

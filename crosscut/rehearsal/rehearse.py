@@ -29,6 +29,7 @@ from crosscut.rehearsal.ledger import Ledger, Peak
 from crosscut.rehearsal.pretence import Device, WithoutMemory, as_on
 from crosscut.training.optimization.optimizer import STATE
 from crosscut.training.step import Trainer
+from crosscut.training.teachers.cache import made_up_fields
 from crosscut.training.watching.storages import resizing_told_to
 
 _MOST_RANKS = 1 << 17
@@ -135,7 +136,9 @@ def _count(run: ResolvedRun, mesh: ParallelMesh, tell: Callable[[int, int], None
     is_piped = run.layout.num_stages > 1
     number = run.config.num_micro_batches
     _watch_progress(trainer, number if is_piped else min(number, MOST_PARTS), tell)
-    batches = blank_batches(run.config, mesh.context)
+    batches = blank_batches(run.config, mesh.context, has_loss=mesh.has_loss)
+    for batch in batches:
+        ledger.enter("activations", {name: each for name, each in batch.given().items() if name.startswith("teacher")})
     recorder = CollectiveRecorder(mesh, more=() if trainer.teacher is None else trainer.teacher.axes)
     with recorder, ledger, resizing_told_to(ledger.resized), equal_parts_once(ledger, recorder):
         loss = trainer.accumulate(0, batches)
@@ -184,9 +187,10 @@ def _enter_state(ledger: Ledger, trainer: Trainer) -> None:
             ledger.enter("optimizer", moments)
 
 
-def blank_batches(run: RunConfig, context: Axis) -> list[Batch]:
-    """Return micro-batches of zeros, with the fields that the model reads. In a multiple-choice task, all sequences of
-    a micro-batch are options of one question.
+def blank_batches(run: RunConfig, context: Axis, *, has_loss: bool = True) -> list[Batch]:
+    """Return micro-batches of zeros, with the fields that the model reads and, on a rank that computes the loss
+    (`has_loss`), stored logits of a teacher. In a multiple-choice task, all sequences of a micro-batch are options of
+    one question.
     """
     fields = describe(run.model).reads(document_mask=run.training.document_mask).values()
     size = run.micro_batch_size
@@ -198,5 +202,6 @@ def blank_batches(run: RunConfig, context: Axis) -> list[Batch]:
         zeros = {
             read.name: torch.zeros(shape, dtype=dtypes.get(read.kind, torch.long)) for read, shape in shapes.items()
         }
-        batches.append(Batch(**zeros).part_of_rank(context))
+        logits = made_up_fields(run, (size, run.training.sequence_length), torch.Generator()) if has_loss else {}
+        batches.append(Batch(**zeros, **logits).part_of_rank(context))
     return batches

@@ -27,10 +27,7 @@ def measured_study(arguments: Sequence[str], *, gpu: str | None, ranks: int | No
     """
     asked, devices = _run_and_devices(arguments, ranks)
     if asked.teacher.teaches:
-        raise ConfigError(
-            f"`teacher.folder` must be empty for a study of scaling, but is `{asked.teacher.folder}`. Set "
-            'teacher.folder="".'
-        )
+        raise ConfigError("A study of scaling must have no teacher, but the run has one. Remove the section `teacher`.")
     run = resolve_on(asked, torch.device(devices.kind))
     hardware = None if gpu is None else _hardware(gpu, run.config, devices)
     studies, left_out = study_cases(run, devices)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple, Self
 
 import torch
@@ -21,12 +22,14 @@ from crosscut.data import (
     training_samples,
     validation_samples,
 )
+from crosscut.data.logits import LogitStore
 from crosscut.data.sampler import Arrays, Samples, share_of_batch
 from crosscut.data.validation import ValidationSamples
 from crosscut.flight import RECORD, RunPhase
 from crosscut.model import Batch
 from crosscut.parallel import ParallelMesh
 from crosscut.training.spikes.order import SampleOrder
+from crosscut.training.teachers.cache import stored_fields
 
 _TOKENS_DESCRIBED = 64
 """Maximum number of tokens that the description of a sequence shows."""
@@ -115,6 +118,9 @@ class TokenBatches(BatchSource):
     def __init__(self, run: RunConfig, mesh: ParallelMesh, samples: RunSamples) -> None:
         super().__init__(run, mesh)
         self.training, self.validation, self._tokens = samples.training, samples.validation, samples.tokens
+        is_taught = bool(run.teacher.cache) and mesh.has_loss
+        self._logits = LogitStore.open(Path(run.teacher.cache)) if is_taught else None
+        """Stored logits of the run's teacher. None if there are none, or if this rank computes no loss."""
 
     def batch(self, rows: Arrays) -> Batch:
         """Make a batch on the host, with the fields that the model reads. The batch shares the memory of the arrays."""
@@ -123,8 +129,12 @@ class TokenBatches(BatchSource):
     def share(self, step: int) -> Batch:
         """Return this data rank's share of the batch of a step, in host memory."""
         batch_size, (rank, size) = self.run.training.batch_size_at(step), self.mesh.reader
-        rows = self.training.batch_from(self.order.first_sample(step), batch_size=batch_size, rank=rank, size=size)
-        return self.batch(rows)
+        first = self.order.first_sample(step)
+        batch = self.batch(self.training.batch_from(first, batch_size=batch_size, rank=rank, size=size))
+        if self._logits is None:
+            return batch
+        count, own = share_of_batch(batch_size, rank, size)
+        return replace(batch, **stored_fields(self._logits, first + own, count))
 
     def validation_batches(self) -> Iterator[Batch]:
         """Yield this data rank's validation batches, in order. Every rank gets the same number of batches. The

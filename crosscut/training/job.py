@@ -45,6 +45,7 @@ from crosscut.training.resuming import (
 )
 from crosscut.training.spikes.record import new_record, resumed_record
 from crosscut.training.step import Trainer
+from crosscut.training.teachers.cache import require_cache
 from crosscut.training.teachers.record import teacher_record
 from crosscut.training.teachers.requirements import find_teacher
 from crosscut.training.watching.banner import print_banner
@@ -131,6 +132,7 @@ def _prepare(resolved: ResolvedRun, profile: bool, resume: Resume, memory: InMem
     if profile:
         require_steps(run.training.steps - done)
     teacher = find_teacher(resolved.with_config(run), tokens.tokenizer())
+    require_cache(resolved.with_config(run), tokens)
     record = teacher_record(teacher)
     _note(*describe_changes(run, good.manifest, record) if good else ())
     if run.training.initialize_from and is_new:

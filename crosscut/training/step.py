@@ -61,7 +61,7 @@ class Trainer:
     observer: Observer | None = None
     """Observer of the passes of pipeline stages, such as `profiling.passes.PassRecorder`; None by default."""
     teacher: Teacher | None
-    """Teacher of the run; None without `teacher.folder`."""
+    """Teacher of the run; None without a teacher."""
     _factor: Tensor
     """Float64 scalar on the device: 1 / number of targets of the current step, over all ranks."""
 

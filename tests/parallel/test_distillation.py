@@ -15,10 +15,13 @@ from crosscut.parallel import (
     Distillation,
     LossSettings,
     Mixture,
+    TopLogits,
     copy_to_tensor_parallel,
     make_mesh,
+    top_logits,
     vocab_parallel_cross_entropy,
 )
+from crosscut.parallel.distillation import VocabularyPart
 from tests.parallel.twins import CLOSE, CPU, each, joined
 from tests.ranks import RankPool
 
@@ -51,8 +54,19 @@ def trl_loss(student: Tensor, teacher: Tensor, beta: float, temperature: float) 
     return (beta * of_teacher + (1 - beta) * of_student).sum(-1)
 
 
-def _serial(mixture: Mixture, *, z_loss: float = 0.0, soft_cap: float = 0.0, bias: Tensor | None = None) -> Any:
-    """Loss of the full logits and its gradients, with TRL's formula divided by beta (1 - beta) between its ends."""
+def _outcomes(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
+    """Log probabilities of the tokens `ids` [N, k] and of all others together, from full logits: [N, k + 1]."""
+    log_p = F.log_softmax(logits / temperature, 1)
+    rest = log_p.scatter(1, ids, -math.inf).logsumexp(1, keepdim=True)
+    return torch.cat([log_p.gather(1, ids), rest], 1)
+
+
+def _serial(
+    mixture: Mixture, *, z_loss: float = 0.0, soft_cap: float = 0.0, bias: Tensor | None = None, k: int = 0
+) -> Any:
+    """Loss of the full logits and its gradients, with TRL's formula divided by beta (1 - beta) between its ends. With
+    `k`, the divergence is that of the teacher's k likeliest tokens and of all others together.
+    """
     hidden, weight, teacher, targets = _example()
     leaves = {"hidden": hidden.requires_grad_(), "weight": weight.requires_grad_()}
     logits = F.linear(hidden, weight, bias)
@@ -62,7 +76,12 @@ def _serial(mixture: Mixture, *, z_loss: float = 0.0, soft_cap: float = 0.0, bia
     regular = z_loss * logits.logsumexp(1)[kept].square().sum()
     beta, heat = mixture.beta, mixture.temperature
     size = beta * (1 - beta) or 1.0
-    teacher_loss = heat**2 * trl_loss(logits, teacher, beta, heat)[kept].sum() / size
+    if k:
+        ids = teacher.topk(k).indices
+        distances = trl_loss(_outcomes(logits, ids, heat), _outcomes(teacher, ids, heat), beta, 1.0)
+    else:
+        distances = trl_loss(logits, teacher, beta, heat)
+    teacher_loss = heat**2 * distances[kept].sum() / size
     loss = (1 - mixture.alpha) * data + mixture.alpha * teacher_loss + regular
     loss.backward()
     parts = torch.stack([data, teacher_loss]).detach()
@@ -83,7 +102,14 @@ def _loss(tensor: int, mixture: Mixture, options: dict[str, Any]) -> dict[str, A
     if "bias" in options:
         options["bias"] = own(options["bias"])
     leaves = {"hidden": hidden.requires_grad_(), "weight": own(weight).requires_grad_()}
-    distillation = Distillation(mixture=mixture, logits=lambda piece: teacher[piece].clone())
+    if k := options.pop("k", 0):
+        part = VocabularyPart.of(axis, teacher.shape[1], V)
+        top = top_logits(teacher, part, k, mixture.temperature)
+        ids = top.ids.sort(1, descending=True).indices  # the order of the ids is of no meaning
+        top = TopLogits(top.ids.gather(1, ids), torch.cat([top.logits.gather(1, ids), top.logits[:, -1:]], 1))
+        distillation = Distillation(mixture=mixture, logits=lambda piece: TopLogits(*(each[piece] for each in top)))
+    else:
+        distillation = Distillation(mixture=mixture, logits=lambda piece: teacher[piece].clone())
     settings = LossSettings(distillation=distillation, chunk_tokens=4, **options)
     with CollectiveRecorder(mesh) as recorder:
         loss = vocab_parallel_cross_entropy(
@@ -103,6 +129,11 @@ CASES: list[tuple[Mixture, dict[str, Any]]] = [
     (Mixture(0.7, JSD, 2.0), {"soft_cap": 2.0}),
     (Mixture(0.4, 0.5), {"bias": torch.linspace(-2, 2, V, dtype=torch.float64).sin()}),
     (Mixture(0.7, REVERSE, 0.5), {"z_loss": 0.05}),
+    (Mixture(1.0, FORWARD), {"k": 1}),
+    (Mixture(0.7, FORWARD, 3.0), {"k": 7, "z_loss": 0.05, "soft_cap": 2.0}),
+    (Mixture(0.7, JSD, 2.0), {"k": 200, "soft_cap": 2.0}),
+    (Mixture(0.4, 0.5), {"k": 5, "bias": torch.linspace(-2, 2, V, dtype=torch.float64).sin()}),
+    (Mixture(0.7, REVERSE, 0.5), {"k": V - 1, "z_loss": 0.05}),
 ]
 
 
@@ -120,9 +151,23 @@ def test_it_is_the_divergence_of_the_full_logits(ranks: RankPool, tensor: int) -
         assert torch.count_nonzero(whole[V:]) == 0
 
 
+@pytest.mark.parametrize("beta", [FORWARD, JSD, REVERSE])
+def test_likeliest_logits_give_a_lower_bound_and_those_of_all_tokens_the_divergence(
+    ranks: RankPool, beta: float
+) -> None:
+    mixture = Mixture(0.7, beta, 2.0)
+    cases = [(2, mixture, {"k": k} if k else {}) for k in (0, 1, 5, 50, V)]
+    whole, *others = ranks.run(2, each, _loss, cases)[0]
+    losses = [float(result["parts"][1]) for result in others]
+    assert losses == sorted(losses)
+    assert losses[-2] < losses[-1]
+    for name in ("loss", "parts", "hidden", "weight"):
+        torch.testing.assert_close(others[-1][name], whole[name], rtol=1e-12, atol=1e-12)
+
+
 def test_nine_elements_per_token_are_sent_and_none_per_entry(ranks: RankPool) -> None:
     """Three of them are those of the cross entropy."""
-    for result in ranks.run(2, _loss, 2, *CASES[0]):
+    for result in [*ranks.run(2, _loss, 2, *CASES[0]), *ranks.run(2, _loss, 2, Mixture(1.0, FORWARD), {"k": 7})]:
         assert {(sent.operation, sent.axis) for sent in result["sent"]} == {("all_reduce", "tensor")}
         assert [sent.elements for sent in result["sent"]] == [4, 8, 8, 8, 8] * 3 + [1, 2, 2, 2, 2]
 

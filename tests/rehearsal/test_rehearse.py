@@ -90,6 +90,23 @@ def test_a_teacher_is_counted(tmp_path, layout, training, model, tensor, teacher
     assert step_time(run, KNOWN_HARDWARE["h100-sxm"]).total > step_time(case.run, KNOWN_HARDWARE["h100-sxm"]).total
 
 
+STORED = [(*TEACHERS[1], 16), (*TEACHERS[0], 1000), (*TEACHERS[3], 300), (*TEACHERS[4], 1000), (*TEACHERS[2], 64)]
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize(("layout", "training", "model", "_tensor", "teacher", "k"), STORED, ids=map(str, range(5)))
+def test_stored_logits_are_counted(layout, training, model, _tensor, teacher, k):
+    """Their bytes in the batch and in the loss. There are no weights, passes and messages of a teacher."""
+    case = small("with stored logits", "cuda" if training == HALF else "cpu", layout, training, model)
+    run = replace(case.run, teacher=TeacherConfig(cache="logits", k=k, **teacher))
+    found = rehearse(run, device=case.device)
+    check_formulas(found, memory=0.02, flops=1e-9)
+    check_shown(found)
+    plain = rehearse(case.run, device=case.device)
+    assert found.flops == plain.flops
+    assert {sent.axis for sent in found.sent} == {sent.axis for sent in plain.sent}
+
+
 def test_values_of_another_width_are_not_padded_as_on_a_gpu():
     (case,) = (case for case in SMALL if case.name == "latents, half precision")
     forecast = forecast_memory(rehearsed(case).run, device=case.device)

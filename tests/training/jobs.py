@@ -3,7 +3,7 @@
 import contextlib
 import io
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,14 +86,21 @@ def whole_run(run: RunConfig, resume: Resume = False) -> str:
     this rank.
     """
     printed = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+    with started_ranks(), contextlib.redirect_stdout(printed):
+        run_training(run, resume=resume)
+    return printed.getvalue()
+
+
+@contextlib.contextmanager
+def started_ranks() -> Iterator[None]:
+    """Context in which a command joins the ranks of the pool."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RANK", str(dist.get_rank()))
         patch.setenv("WORLD_SIZE", str(dist.get_world_size()))
         patch.setattr(
             "crosscut.launch.door.process_group", lambda *_: contextlib.nullcontext()
         )  # the pool has created the group
-        run_training(run, resume=resume)
-    return printed.getvalue()
+        yield
 
 
 def record_step(run: RunConfig) -> list[tuple[str, str, int, int]]:

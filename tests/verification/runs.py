@@ -45,6 +45,13 @@ TEACHER: dict[str, Any] = {
     "alpha": 0.6,
 }  # fmt: skip
 
+STORED: dict[str, Any] = {
+    "cache": "logits",
+    "k": 7,
+    **{name: TEACHER[name] for name in ("loss", "beta", "temperature")},
+}
+"""A teacher whose logits are stored; their values do not matter."""
+
 
 def tiny_run(
     *,

@@ -6,7 +6,7 @@ import pytest
 
 from crosscut.config import Layout
 from tests.ranks import RankPool
-from tests.verification.runs import TEACHER, proven
+from tests.verification.runs import BERT, MASKED, STORED, TEACHER, proven
 
 BOTH = Layout(tensor=2, data=2)
 SPLIT = Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True)
@@ -37,3 +37,26 @@ LAYERS = {"training": {"recompute": "full", "z_loss": 0.01}, "logit_softcap": 2.
 def test_a_teacher_changes_nothing_about_the_layout(ranks: RankPool, layout: Layout, options: dict[str, Any]) -> None:
     report = proven(ranks, layout, **{"teacher": TEACHER, **options})
     assert any(check.name == "collectives" and check.same for check in report.checks)
+
+
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [
+        (Layout(context=2, tensor=2), PACKED),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)  # other layouts have the same loss
+            for case in (
+                (SPLIT, {}),
+                (Layout(tensor=4), {"teacher": {"cache": "logits", "k": 300}}),
+                (Layout(pipeline=2, tensor=2), LAYERS),
+                (Layout(pipeline=2, data=2), {"teacher": {"cache": "logits", "k": 1, "loss": "reverse_kl"}}),
+                (BOTH, {**BERT, **MASKED}),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_stored_logits_change_nothing_about_the_layout(
+    ranks: RankPool, layout: Layout, options: dict[str, Any]
+) -> None:
+    proven(ranks, layout, **{"teacher": STORED, **options})

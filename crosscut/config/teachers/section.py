@@ -1,8 +1,16 @@
 """Settings of a run's teacher."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
-from crosscut.config.checks import Choice, LocalPath, check_section, require_at_least, require_one_of, shown
+from crosscut.config.checks import (
+    Choice,
+    LocalPath,
+    check_section,
+    require_at_least,
+    require_one_of,
+    require_value,
+    shown,
+)
 from crosscut.config.errors import ConfigError
 from crosscut.config.precision import OF_MODELS, PRECISIONS, Precision
 
@@ -38,6 +46,15 @@ class TeacherConfig:
     """Element type of the teacher's weights and activations: `float32`, `bfloat16`, `float16` or `float64`. `auto`
     means that of the run's activations."""
 
+    cache: LocalPath = ""
+    """Folder of stored logits, which `crosscut prepare teacher` writes. The run reads the logits of the teacher from
+    this folder, and does not compute the teacher. `folder` may then be empty; if it is not, the logits must be those of
+    this teacher. Empty computes the teacher in every step."""
+
+    k: int = 64
+    """Number of likeliest tokens whose logits `cache` holds for each token of the data. All other tokens of the
+    vocabulary count as one token in the loss, whose probability is the rest."""
+
     loss: TeacherLoss = TeacherLoss.FORWARD_KL
     """Divergence of the model's distribution s from the teacher's distribution t, over the whole vocabulary:
     `forward_kl` is KL(t || s), `reverse_kl` is KL(s || t), and `jsd` is KL(t || m) / (1 - beta) + KL(s || m) / beta
@@ -56,7 +73,7 @@ class TeacherConfig:
     teacher's loss."""
 
     def __post_init__(self) -> None:
-        check_section(self, "teacher", tensor=0)
+        check_section(self, "teacher", tensor=0, k=1)
         require_one_of("teacher.precision", self.precision, [Precision.AUTO, *OF_MODELS])
         for name in ("alpha", "beta"):
             require_at_least(f"teacher.{name}", getattr(self, name), 0, maximum=1)
@@ -73,11 +90,14 @@ class TeacherConfig:
                 f'`teacher.beta` must be left out with `teacher.loss` = "{self.loss}", but is {self.beta}. Set '
                 'teacher.loss="jsd", or remove `teacher.beta`.'
             )
+        if not self.cache:
+            when = "without `teacher.cache`"
+            require_value("teacher.k", self.k, TeacherConfig.k, when, "Set `teacher.cache`, or remove `teacher.k`.")
         self._require_folder()
 
     def _require_folder(self) -> None:
         """Raise `ConfigError` for settings of a teacher that is not given."""
-        if self.folder:
+        if self.teaches:
             return
         for field in fields(self):
             if (value := getattr(self, field.name)) != field.default:
@@ -89,12 +109,22 @@ class TeacherConfig:
     @property
     def teaches(self) -> bool:
         """Whether the run has a teacher."""
-        return bool(self.folder)
+        return bool(self.folder or self.cache)
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the run computes its teacher, and does not read stored logits."""
+        return bool(self.folder) and not self.cache
 
     @property
     def loss_settings(self) -> tuple[object, ...]:
         """Settings that change the loss of the same teacher. Ranks and precision do not."""
-        return self.mixed_beta, self.temperature, self.alpha
+        return self.mixed_beta, self.temperature, self.alpha, self.cache and self.k
+
+    @property
+    def computed(self) -> "TeacherConfig":
+        """Settings of the same teacher without stored logits."""
+        return replace(self, cache="", k=TeacherConfig.k)
 
     @property
     def mixed_beta(self) -> float:

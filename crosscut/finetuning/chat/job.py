@@ -172,6 +172,11 @@ def _require_supported(run: RunConfig, overrides: Sequence[str]) -> None:
             "`training.document_mask` must be true for `finetune chat`, but is false. Conversations in the "
             "same sequence must not see each other. Remove `training.document_mask`."
         )
+    if run.teacher.cache:
+        raise ConfigError(
+            f"`teacher.cache` must be empty for `finetune chat`, but is `{run.teacher.cache}`. Logits are stored for "
+            "the token shards of `crosscut train`. Remove `teacher.cache`."
+        )
     if run.evaluation.has_tasks:
         raise ConfigError(
             "`evaluation` must name no files for `finetune chat`, but names some. Remove these settings, and score "

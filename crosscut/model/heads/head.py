@@ -5,7 +5,7 @@ parallelism, the last hidden states are [B, S/T, H].
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -22,7 +22,7 @@ from crosscut.kernels.soft_cap import soft_cap_
 from crosscut.model.batch import Batch
 from crosscut.model.building import Builder
 from crosscut.model.running import LossRunner
-from crosscut.parallel import Distillation, LossSettings, Mixture, VocabParallelEmbedding
+from crosscut.parallel import Distillation, LossSettings, Mixture, TopLogits, VocabParallelEmbedding
 
 Scales = Mapping[str, float | Tensor]
 """Factor of each term of the loss, by the term's name (`GPT.loss_terms`). A term that is missing has the factor 1."""
@@ -59,20 +59,41 @@ class LogitOperands(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Teaching:
-    """Head of a teacher on one rank, which is cut like the head of the model that learns, and its share of the loss."""
+    """Share of a teacher in the loss on one rank, and its head, which is cut like the head of the model that learns."""
 
-    head: "Head[Any]"
     mixture: Mixture
     dtype: torch.dtype
     """Element type of the teacher's logits in the loss: float32 or wider."""
+    head: "Head[Any] | None" = None
+    """Head of the teacher; None if its logits are stored ones."""
     sums: list[Tensor] = field(default_factory=list)
     """Sums of the data's losses and of the teacher's losses [2], for each loss since the last step."""
 
-    def of(self, rows: Tensor) -> Distillation:
-        """Return the teacher's part in the loss of N tokens, given its last hidden states [N, H] of these tokens."""
-        with torch.no_grad():
-            logits = partial(_logits, self.head.operands(rows), self.dtype)
+    def of(self, batch: Batch) -> Distillation:
+        """Return the teacher's part in the loss of the N tokens whose logits are computed, given the batch with the
+        teacher's results for all tokens.
+        """
+        assert batch.teacher is not None, "the batch has no results of the teacher"
+        rows = _predicted(batch.teacher, batch)
+        logits: Callable[[slice], Tensor | TopLogits]
+        if batch.teacher_ids is not None:
+            logits = partial(_stored, _predicted(batch.teacher_ids, batch), rows, self.dtype)
+        else:
+            assert self.head is not None, "the batch has no stored logits"
+            with torch.no_grad():
+                logits = partial(_logits, self.head.operands(rows), self.dtype)
         return Distillation(mixture=self.mixture, logits=logits, sums=self.sums)
+
+
+def _predicted(field: Tensor, batch: Batch) -> Tensor:
+    """Return the rows of a field for the tokens whose logits are computed, [N, its width]."""
+    rows = field.flatten(0, 1)
+    return rows if batch.predicted is None else rows[batch.predicted]
+
+
+def _stored(ids: Tensor, logits: Tensor, dtype: torch.dtype, piece: slice) -> TopLogits:
+    """Return the stored logits of some of the tokens."""
+    return TopLogits(ids[piece], logits[piece].to(dtype))
 
 
 @torch.no_grad()
@@ -95,14 +116,9 @@ class Weights(NamedTuple):
     teaching: Teaching | None = None
     """Teacher; None if the loss is that of the data alone."""
 
-    def taught(self, rows: Tensor | None) -> Distillation | None:
-        """Return the teacher's part in the loss of N tokens, given its last hidden states [N, H]. None without a
-        teacher.
-        """
-        if self.teaching is None:
-            return None
-        assert rows is not None, "the batch has no results of the teacher"
-        return self.teaching.of(rows)
+    def taught(self, batch: Batch) -> Distillation | None:
+        """Return the teacher's part in the loss of the tokens whose logits are computed. None without a teacher."""
+        return None if self.teaching is None else self.teaching.of(batch)
 
 
 class Head(ABC, Generic[_Part]):

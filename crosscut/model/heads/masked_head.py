@@ -37,14 +37,12 @@ class MaskedHead(TokenHead[architecture.MaskedHead]):
 
     def loss_of(self, entered: Tensor, targets: Tensor, batch: Batch, weight: Tensor, how: Weights) -> Tensor:
         """Return the loss of the masked tokens and, if the batch has it, the loss of the order of segments."""
-        rows, targets, taught = entered.flatten(0, 1), targets.flatten(), batch.teacher
-        taught = None if taught is None else taught.flatten(0, 1)
+        rows, targets = entered.flatten(0, 1), targets.flatten()
         if batch.predicted is not None:
             rows, targets = rows[batch.predicted], targets[batch.predicted]
-            taught = None if taught is None else taught[batch.predicted]
         bias = local(self.prediction.bias, self.prediction.bias.dtype)
         loss = self.projection.loss(
-            self.prediction(rows), targets, weight, how, distillation=how.taught(taught), bias=bias
+            self.prediction(rows), targets, weight, how, distillation=how.taught(batch), bias=bias
         )
         if self.order is None or batch.order is None:
             return loss

@@ -25,7 +25,7 @@ class NextTokenHead(TokenHead[Part]):
 
     def loss_of(self, entered: Tensor, targets: Tensor, batch: Batch, weight: Tensor, how: Weights) -> Tensor:
         """Return the loss of all targets."""
-        taught = how.taught(None if batch.teacher is None else batch.teacher.flatten(0, 1))
+        taught = how.taught(batch)
         return self.projection.loss(entered.flatten(0, 1), targets.flatten(), weight, how, distillation=taught)
 
     def operands(self, hidden: Tensor) -> LogitOperands:

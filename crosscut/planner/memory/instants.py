@@ -138,11 +138,13 @@ class Instants:
         chunk = min(predicted, default_loss_chunk(max(rows, 1), predicted, device=stage.device))
         weights, activations = self._held(stage.num_layers - 1)
         cast = stage.size * stage.is_mixed
-        plain = stage.device == "cpu" or stage.teacher  # the loss on a CPU or with a teacher is never compiled
+        teaches = stage.run.teacher.teaches
+        plain = stage.device == "cpu" or teaches  # the loss on a CPU or with a teacher is never compiled
         logits: float = stage.decoder.loss.logit_bytes(replace(target, compiled=False) if plain else target)
-        results = 0
-        if stage.teacher:
-            logits, results = logits + teacher_logit_bytes(stage.run), teacher_results_bytes(stage.run)
+        results, of_teacher = 0, 0.0
+        if teaches:
+            of_teacher = teacher_logit_bytes(stage.run, rows)
+            results = teacher_results_bytes(stage.run) if stage.teacher else 0
         # The last hidden states and their gradient. The head of a task does not gather these hidden states.
         ends = 2 * (stage.whole if vocabulary else stage.between)
         return self._at(
@@ -152,7 +154,7 @@ class Instants:
             + stage.vocabulary_gradient * (stage.wide + cast)
             + self._unsummed(stage.num_layers - 1),
             activations=activations + ends + chunk * stage.whole // target.tokens + results,
-            logits=int(chunk * rows * logits),
+            logits=int(chunk * (rows * logits + of_teacher)),
             buffers=self._gathered(stage.num_layers if self._keeps_weights else 0),
         )
 
@@ -226,6 +228,7 @@ class Instants:
         moments = 0 if stage.moments_wait else (2 * stage.trained - stage.of_muon) * stage.wide
         average = state if stage.run.optimizer.ema_decay else 0  # never offloaded
         errors = low_rank_memory(stage.run) * stage.wide
+        activations += stage.stored_logits
         passing = weights + activations + sum(held.values())
         return MemoryForecast(
             instant=instant,

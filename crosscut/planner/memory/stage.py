@@ -14,7 +14,7 @@ from crosscut.planner.memory.parts import LayerMemory, count_first, layer_memory
 from crosscut.planner.muon import muon_share
 from crosscut.planner.parameters import Shares
 from crosscut.planner.stages import part_of, separates_weights
-from crosscut.planner.teacher import teacher_bytes
+from crosscut.planner.teacher import stored_logit_bytes, teacher_bytes
 
 
 class PassMemory(NamedTuple):
@@ -52,8 +52,10 @@ class StageMemory:
         self.root = root_sizes(self.rank, self.target.of_parameters, shares)
         self.vocabulary_gradient = self.root.vocabulary_gradient if decoder.is_last else 0
         """Elements of the gradient of the output projection, if the stage computes it."""
-        self.teacher = teacher_bytes(run) if self.rank.is_last and run.teacher.teaches else 0
-        """Bytes of the teacher's weights."""
+        self.teacher = teacher_bytes(run) if self.rank.is_last and run.teacher.is_computed else 0
+        """Bytes of the weights of a teacher that the run computes."""
+        self.stored_logits = stored_logit_bytes(run) if self.rank.is_last else 0
+        """Bytes of a teacher's stored logits."""
         self.of_muon = muon_share(run)
         """Elements that Muon updates. Muon keeps one moment of each element, and AdamW keeps two."""
         self.whole, self.between = residual_bytes(run, self.target)

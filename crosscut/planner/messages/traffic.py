@@ -83,7 +83,7 @@ def step_traffic(
         *_of_layers(part, target, run.num_micro_batches, repeats),
         *(_loss(run, loss_chunk_tokens, run.num_micro_batches) if part.is_last else []),
         *stage_messages(run, target),
-        *(teacher_messages(run) if part.is_last and run.teacher.teaches else []),
+        *(teacher_messages(run) if part.is_last and run.teacher.is_computed else []),
         *_gradients(run, all_reduce),
         *low_rank_messages(run, all_reduce),
         *tied_gradients(run, all_reduce),

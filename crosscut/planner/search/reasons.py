@@ -25,7 +25,7 @@ def reason_against_arrangement(run: Planned, layout: Layout) -> str:
     model = run.model
     if reason := reason_against_tensor(model, layout.tensor) or reason_against_exchange(model, layout):
         return reason
-    if run.teacher.teaches and (reason := _reason_against_teacher(run.teacher, layout)):
+    if run.teacher.is_computed and (reason := _reason_against_teacher(run.teacher, layout)):
         return reason
     if model.num_experts % layout.expert:
         return f"{model.num_experts} experts cannot be divided evenly over {layout.expert} expert ranks"

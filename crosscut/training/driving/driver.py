@@ -90,7 +90,7 @@ class PreparedRun(ABC):
     is_in_memory: bool = False
     """Whether `checkpoint` is in the memory of the machines. Each machine then has a folder of its own."""
     teacher: ModelSource | None = None
-    """Teacher of the run; None without `teacher.folder`."""
+    """Teacher of the run, whose weights are loaded; None if the run computes no teacher."""
     memory_key: str = ""
     """Key of the run's checkpoints in memory; empty if the run keeps no checkpoints in memory."""
     restart: Restart | None = None
@@ -286,8 +286,7 @@ def _begin_folder(prepared: PreparedRun, loop: Loop, device: torch.device) -> No
 def _make_trainer(prepared: PreparedRun, mesh: ParallelMesh) -> Trainer:
     """Make the trainer of a run, with the weights of its teacher."""
     trainer = Trainer(prepared.run, mesh)
-    if trainer.teacher is not None:
-        assert prepared.teacher is not None, "the prepared run has no teacher"
+    if prepared.teacher is not None and trainer.teacher is not None:
         trainer.teacher.load(prepared.teacher)
     return trainer
 

@@ -12,13 +12,14 @@ from crosscut.pretrained import ModelSource, find_model
 
 
 def find_teacher(run: ResolvedRun, tokenizer: Tokenizer) -> ModelSource | None:
-    """Return the teacher of a run whose vocabulary is known; None if the run has none. `tokenizer` is that of the run.
+    """Return the teacher of a run whose vocabulary is known; None if the run computes no teacher. `tokenizer` is that
+    of the run.
 
     Raises `ConfigError` for a teacher that is missing, that does not fit the run's model, tokenizer or layout, or that
     does not fit into memory, and `CheckpointError` or `DataError` for a teacher whose files cannot be read.
     """
     config = run.config
-    if not config.teacher.teaches:
+    if not config.teacher.is_computed:
         return None
     config.teacher_ranks.require_possible()
     require_teachable(config)

@@ -36,16 +36,19 @@ def make_teacher(run: ResolvedRun, mesh: ParallelMesh) -> "Teacher | None":
     """Return the run's teacher on this rank, with weights of zero; None if the run has none. Every rank must call this
     function. The layout of the run may have more ranks than the mesh.
     """
-    settings = run.config.teacher
+    settings, wide = run.config.teacher, torch.promote_types(torch_dtype(run.training.numbers.compute), torch.float32)
     if not settings.teaches:
         return None
+    if not settings.is_computed:
+        stored = Teacher(mesh.device)
+        stored.teaching = Teaching(mixture=mixture_of(settings), dtype=wide) if mesh.has_loss else None
+        return stored
     tensor = min(run.config.teacher_ranks.tensor, mesh.layout.ranks.per_owner)
     model = replace(teacher_model(settings.folder), vocab_multiple=run.model.vocab_multiple)
     dtype = torch_dtype(settings.precision_in(run.precision))
     own = make_teacher_mesh(TeacherRanks(mesh.layout, tensor), mesh)
-    found = Teacher(settings, own)
+    found = ComputedTeacher(own)
     if mesh.has_loss:
-        wide = torch.promote_types(torch_dtype(run.training.numbers.compute), torch.float32)
         found.models = _Models.of(model, own, dtype)
         found.teaching = Teaching(head=found.models.head.head, mixture=mixture_of(settings), dtype=wide)
     return found
@@ -57,24 +60,22 @@ def mixture_of(settings: TeacherConfig) -> Mixture:
 
 
 class Teacher:
-    """Teacher of a run on one rank."""
+    """Teacher of a run on one rank. Its logits are stored ones, and the batches have them (`teachers.cache`)."""
 
-    def __init__(self, settings: TeacherConfig, mesh: TeacherMesh) -> None:
-        self.settings, self.mesh = settings, mesh
-        self.models: _Models | None = None
-        """Models of the teacher; None on a rank that computes no loss."""
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.teaching: Teaching | None = None
         """Part of the teacher in the loss; None on a rank that computes no loss."""
 
     @property
     def axes(self) -> tuple[Axis, ...]:
         """Axes along which the teacher's messages are sent."""
-        return self.mesh.axes
+        return ()
 
     @property
     def each(self) -> tuple[GPT, ...]:
         """Models of the teacher on the rank, each once."""
-        return () if self.models is None else self.models.each
+        return ()
 
     def load(self, source: ModelSource) -> None:
         """Load the teacher's weights. Raises `CheckpointError` if they cannot be read."""
@@ -85,6 +86,37 @@ class Teacher:
         """Give the teacher random weights, which depend on the seed and the names of the parameters only."""
         for model in self.each:
             initialize(model, seed)
+
+    def taught(self, batch: Batch) -> Batch:
+        """Return this rank's part of a micro-batch with the teacher's results."""
+        return batch
+
+    def taken(self) -> Tensor:
+        """Return the sums of the data's losses and of the teacher's losses [2] since the last call, on this rank."""
+        sums = [] if self.teaching is None else self.teaching.sums
+        total = sum((each.double() for each in sums), torch.zeros(2, dtype=torch.float64, device=self.device))
+        sums.clear()
+        return total
+
+
+class ComputedTeacher(Teacher):
+    """Teacher that computes its results in every step."""
+
+    def __init__(self, mesh: TeacherMesh) -> None:
+        super().__init__(mesh.trunk.device)
+        self.mesh = mesh
+        self.models: _Models | None = None
+        """Models of the teacher; None on a rank that computes no loss."""
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """Axes along which the teacher's messages are sent."""
+        return self.mesh.axes
+
+    @property
+    def each(self) -> tuple[GPT, ...]:
+        """Models of the teacher on the rank, each once."""
+        return () if self.models is None else self.models.each
 
     @torch.no_grad()
     def taught(self, batch: Batch) -> Batch:
@@ -100,13 +132,6 @@ class Teacher:
         whole = Batch(**{name: x.bool() if name in flags else x for name, x in zip(read, fields.unbind(), strict=True)})
         hidden = self.mesh.returned(self.models.trunk(whole), len(batch.tokens))
         return replace(batch, teacher=self.models.ended(hidden))
-
-    def taken(self) -> Tensor:
-        """Return the sums of the data's losses and of the teacher's losses [2] since the last call, on this rank."""
-        sums, device = [] if self.teaching is None else self.teaching.sums, self.mesh.trunk.device
-        total = sum((each.double() for each in sums), torch.zeros(2, dtype=torch.float64, device=device))
-        sums.clear()
-        return total
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ from crosscut.architecture.inputs import Element, Read
 from crosscut.config import IGNORED, ModelConfig, RunConfig
 from crosscut.model import Batch
 from crosscut.parallel import seed_of
+from crosscut.training.teachers.cache import made_up_fields
 from crosscut.verification.batches.packing import pack
 
 END_OF_TEXT = 1
@@ -59,7 +60,8 @@ def made_up_batch(run: RunConfig) -> Batch:
         made["order"][0] = IGNORED  # so that the data ranks have different numbers of pairs
     if "predicted" in reads:
         made["targets"] = _few(run, targets)
-    return Batch(**{name: made[name] for name in reads if name not in _MADE_LATER})
+    fields = {name: made[name] for name in reads if name not in _MADE_LATER}
+    return Batch(**fields, **made_up_fields(run, (batch, length), generator))
 
 
 def _few(run: RunConfig, targets: Tensor) -> Tensor:

@@ -45,15 +45,18 @@ def separated(batch: Batch, *, end_of_text: int) -> list[Batch]:
     filled up with padding: tokens without a target, of type 0, to which no token attends.
     """
     length = batch.tokens.shape[1]
-    fillings = {"tokens": 0, "targets": IGNORED, "segments": 0, "mask": False}
-    given = {name: getattr(batch, name).tolist() for name in fillings if getattr(batch, name) is not None}
+    plain = {"tokens": 0, "targets": IGNORED, "segments": 0, "mask": False}
+    stored = ("teacher", "teacher_ids")  # a token without a target has any of them
+    given = {name: getattr(batch, name).tolist() for name in (*plain, *stored) if getattr(batch, name) is not None}
+    fillings = {name: plain.get(name, values[0][0]) for name, values in given.items()}
     rows: dict[str, list[list[int]]] = {name: [] for name in given}
     for i, tokens in enumerate(given["tokens"]):
         starts = [0, *(place for place in range(1, length) if tokens[place] == end_of_text), length]
         for start, stop in pairwise(starts):
             for name, values in given.items():
                 rows[name].append([*values[i][start:stop], *[fillings[name]] * (length - stop + start)])
-    parts = {name: torch.tensor(column, device=batch.tokens.device) for name, column in rows.items()}
+    like = {name: getattr(batch, name) for name in rows}
+    parts = {name: torch.tensor(x, dtype=like[name].dtype, device=like[name].device) for name, x in rows.items()}
     return Batch(**parts).chunk(len(rows["tokens"]) // len(batch.tokens))
 
 

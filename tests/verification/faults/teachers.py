@@ -16,9 +16,9 @@ from crosscut.parallel import Mixture, cross_entropy, distillation
 from crosscut.parallel.distillation import VocabularyPart
 from crosscut.parallel.owners import teacher as owners
 from crosscut.parallel.owners.teacher import TeacherMesh
-from crosscut.training.teachers.teacher import Teacher
-from tests.verification.mutations import PACKED, TENSOR, Patch, fault, instead_of
-from tests.verification.runs import TEACHER
+from crosscut.training.teachers.teacher import ComputedTeacher
+from tests.verification.mutations import DATA, PACKED, TENSOR, Patch, fault, instead_of
+from tests.verification.runs import STORED, TEACHER
 
 CONTEXT = Layout(context=2, tensor=2)
 Distil = Callable[[Tensor, Tensor, VocabularyPart, Mixture], tuple[Tensor, Tensor]]
@@ -99,13 +99,13 @@ def swapped_alpha(plain: Any, chunk: Any, log_p: Tensor, losses: Tensor, plan: A
     return plain(chunk, log_p, losses, plan)
 
 
-def _is_cut(teacher: Teacher) -> bool:
+def _is_cut(teacher: ComputedTeacher) -> bool:
     return teacher.mesh.ranks.student.world_size > 1
 
 
 @of_teacher("the teacher sees all documents of a sequence", training=PACKED)
-@instead_of(Teacher, "taught")
-def all_documents(taught: Any, self: Teacher, batch: Batch) -> Batch:
+@instead_of(ComputedTeacher, "taught")
+def all_documents(taught: Any, self: ComputedTeacher, batch: Batch) -> Batch:
     if not _is_cut(self):
         return taught(self, batch)  # type: ignore[no-any-return]
     found = taught(self, replace(batch, documents=None, positions=None))
@@ -113,8 +113,8 @@ def all_documents(taught: Any, self: Teacher, batch: Batch) -> Batch:
 
 
 @of_teacher("the teacher drops like a model that learns")
-@instead_of(Teacher, "taught")
-def drops(taught: Any, self: Teacher, batch: Batch) -> Batch:
+@instead_of(ComputedTeacher, "taught")
+def drops(taught: Any, self: ComputedTeacher, batch: Batch) -> Batch:
     found: Batch = taught(self, batch)
     assert found.teacher is not None
     return replace(found, teacher=F.dropout(found.teacher, 0.1)) if _is_cut(self) else found
@@ -139,3 +139,52 @@ def first_sequences(gathered: Any, self: TeacherMesh, fields: Tensor) -> Tensor:
 @instead_of(owners, "join_zigzag")
 def pieces_in_order(_plain: Any, parts: Any, dim: int) -> Tensor:
     return torch.cat(tuple(parts), dim)
+
+
+def of_stored(description: str, layout: Layout = TENSOR, **options: Any) -> Any:
+    return fault(description, "loss", layout, teacher=STORED, **options)
+
+
+of_stored("the stored logits' rest of the vocabulary is that of a rank")(of_messages(lambda i, _: i == 1))
+
+
+@of_stored("each rank takes the ids of stored logits for those of its own part")
+@instead_of(distillation, "_columns")
+def own_ids(plain: Any, ids: Tensor, part: VocabularyPart) -> Tensor:
+    return plain(ids, part._replace(first=0))  # type: ignore[no-any-return]
+
+
+@of_stored("stored logits of other ranks fall into the last column of a rank")
+@instead_of(distillation, "_columns")
+def last_column(plain: Any, ids: Tensor, part: VocabularyPart) -> Tensor:
+    found: Tensor = plain(ids, part)
+    return found.clamp(max=part.num_real - 1) if part.axis.size > 1 else found
+
+
+@of_stored("the stored logits are not divided by the temperature")
+@instead_of(distillation, "_beside")
+def not_heated(plain: Any, log_s: Tensor, top: Any, part: VocabularyPart, heat: float) -> Tensor:
+    colder = top._replace(logits=top.logits * heat) if part.axis.size > 1 else top
+    return plain(log_s, colder, part, heat)  # type: ignore[no-any-return]
+
+
+@of_stored("the rest of the vocabulary has no part in the loss of stored logits")
+@instead_of(distillation, "_beside")
+def no_rest(plain: Any, log_s: Tensor, top: Any, part: VocabularyPart, heat: float) -> Tensor:
+    if part.axis.size > 1:
+        top = top._replace(logits=torch.cat([top.logits[:, :-1], top.logits[:, -1:] - 100], 1))
+    return plain(log_s, top, part, heat)  # type: ignore[no-any-return]
+
+
+@of_stored("every data rank reads the stored logits of the first one", DATA)
+@instead_of(Batch, "chunk")
+def of_first_reader(chunk: Any, self: Batch, num_parts: int) -> Any:
+    parts = chunk(self, num_parts)  # without micro-batches, these are the parts of the data ranks
+    return [replace(part, teacher=parts[0].teacher, teacher_ids=parts[0].teacher_ids) for part in parts]
+
+
+@of_stored("every context rank reads the stored logits of the first one", CONTEXT)
+@instead_of(Batch, "part_of_rank")
+def part_of_first(part_of_rank: Any, self: Batch, axis: Any) -> Batch:
+    found, first = part_of_rank(self, axis), part_of_rank(self, replace(axis, rank=0))
+    return replace(found, teacher=first.teacher, teacher_ids=first.teacher_ids)
