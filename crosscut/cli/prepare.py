@@ -21,7 +21,7 @@ class _PrepareCommand(RunCommand):
 
 @click.command(cls=_PrepareCommand)
 @run_arguments(f"[teacher] [CORPUS.toml|{RUN}]")
-@click.option("--teacher", "for_teacher", is_flag=True, hidden=True)
+@click.option("--teacher", "for_teacher", is_flag=True, hidden=True, help="The same as the word `teacher`.")
 @click.option(
     "--explain",
     metavar="ID",

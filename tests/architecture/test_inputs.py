@@ -47,7 +47,8 @@ def test_labels_have_the_form_of_the_head(head: str, shape: tuple[int, ...], ele
 
 def test_every_other_field_has_the_shape_of_the_table() -> None:
     shapes = {name: Read(name).shape(6, 8, predicted=5) for name in FIELDS if name != "labels"}
-    of_tokens = dict.fromkeys(("tokens", "targets", "positions", "documents", "segments", "mask", "teacher"), (6, 8))
+    names = ("tokens", "targets", "positions", "documents", "segments", "mask", "teacher", "teacher_ids")
+    of_tokens = dict.fromkeys(names, (6, 8))
     assert shapes == {**of_tokens, "order": (6,), "predicted": (5,), "places": (8,)}
 
 
