@@ -45,9 +45,8 @@ from crosscut.training.resuming import (
 )
 from crosscut.training.spikes.record import new_record, resumed_record
 from crosscut.training.step import Trainer
-from crosscut.training.teachers.cache import require_cache
+from crosscut.training.teachers.cache import teacher_of
 from crosscut.training.teachers.record import teacher_record
-from crosscut.training.teachers.requirements import find_teacher
 from crosscut.training.watching.banner import print_banner
 from crosscut.training.watching.forecast import hardware_for
 from crosscut.training.watching.run_report import draw_samples, write_report
@@ -131,8 +130,7 @@ def _prepare(resolved: ResolvedRun, profile: bool, resume: Resume, memory: InMem
     require_replaceable(run.checkpoints_folder, after=done)
     if profile:
         require_steps(run.training.steps - done)
-    teacher = find_teacher(resolved.with_config(run), tokens.tokenizer())
-    require_cache(resolved.with_config(run), tokens)
+    teacher = teacher_of(resolved.with_config(run), tokens)
     record = teacher_record(teacher)
     _note(*describe_changes(run, good.manifest, record) if good else ())
     if run.training.initialize_from and is_new:

@@ -21,6 +21,7 @@ from crosscut.data.hashing import sha256_of_all
 from crosscut.data.logits import LogitForm, LogitStore
 from crosscut.pretrained import ModelSource, find_model
 from crosscut.training.resuming import identity_of
+from crosscut.training.teachers.requirements import find_teacher
 
 _SETTINGS = ("training.sequence_length", "training.seed", "training.document_mask")
 """Settings of `[training]` on which a teacher's logits depend: the cut of the samples, and their documents."""
@@ -71,16 +72,19 @@ def num_samples_of(run: RunConfig) -> int:
     return run.training.samples_before(run.training.steps)
 
 
-def require_cache(run: ResolvedRun, tokens: Tokens) -> None:
-    """Raise an error if the run reads stored logits and the store does not have them: `ConfigError` for the logits of
-    other data, of another teacher or of too few sequences, and `DamagedDataError` for damaged files.
+def teacher_of(run: ResolvedRun, tokens: Tokens) -> ModelSource | None:
+    """Return the teacher that a run computes; None if the run computes none.
+
+    Raises the errors of `find_teacher`. If the run reads stored logits, raises `ConfigError` for those of other data,
+    of another teacher or of too few sequences, and `DamagedDataError` for damaged files.
     """
     settings = run.config.teacher
     if not settings.cache:
-        return
+        return find_teacher(run, tokens.tokenizer())
     store = LogitStore.open(Path(settings.cache))
     store.require(form_of(run, tokens, find_model(settings.folder) if settings.folder else None))
     store.require_samples(num_samples_of(run.config), verify=run.config.data.verify)
+    return None
 
 
 def stored_fields(store: LogitStore, first: int, count: int) -> dict[str, Tensor]:
