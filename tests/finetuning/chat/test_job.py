@@ -168,6 +168,7 @@ ASKED = ("{chats}", "--model", "{model}")
         ((*ASKED, "data.text=a.txt"), ConfigError, "`data` must not be set for `finetune chat`"),
         ((*ASKED, "training.document_mask=false"), ConfigError, "`training.document_mask` must"),
         ((*ASKED, "evaluation.text=README.md"), ConfigError, "`evaluation` must name no files"),
+        ((*ASKED, "teacher.cache=logits"), ConfigError, "`teacher.cache` must be empty for `finetune chat`"),
         ((*ASKED, "layout.tensor=3"), CrosscutError, "`layout.tensor` must divide"),
         ((*ASKED, "--lora-rank", "-1"), ConfigError, "`model.lora_rank` must be at least 0"),
     ],
