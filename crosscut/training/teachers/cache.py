@@ -2,7 +2,6 @@
 batch.
 """
 
-import hashlib
 import json
 from math import gcd, inf
 from pathlib import Path
@@ -11,16 +10,13 @@ import torch
 from torch import Tensor
 
 from crosscut.architecture import describe
-from crosscut.checkpoint.format.manifest import MANIFEST_FILE
 from crosscut.config import ConfigError, ResolvedRun, RunConfig
-from crosscut.config.published.folders import MODEL_FILE
-from crosscut.config.published.weights import weight_files
 from crosscut.config.system.records import to_json
 from crosscut.data import Tokens
-from crosscut.data.hashing import sha256_of_all
 from crosscut.data.logits import LogitForm, LogitStore
 from crosscut.pretrained import ModelSource, find_model
 from crosscut.training.resuming import identity_of
+from crosscut.training.teachers.record import digest_of
 from crosscut.training.teachers.requirements import find_teacher
 
 _SETTINGS = ("training.sequence_length", "training.seed", "training.document_mask")
@@ -47,7 +43,7 @@ def form_of(run: ResolvedRun, tokens: Tokens, source: ModelSource | None) -> Log
         "teacher.k": settings.k,
         "teacher.temperature": settings.temperature,
         "teacher.precision": settings.precision_in(run.precision),
-        **({} if source is None else {_WEIGHTS: fingerprint_of(source)}),
+        **({} if source is None else {_WEIGHTS: digest_of(source)}),
     }
     return LogitForm(
         k=settings.k,
@@ -56,15 +52,6 @@ def form_of(run: ResolvedRun, tokens: Tokens, source: ModelSource | None) -> Log
         length=config.training.sequence_length,
         depends_on={name: json.dumps(to_json(value)) for name, value in values.items()},
     )
-
-
-def fingerprint_of(source: ModelSource) -> str:
-    """Return a hash of the weights of a model and of the files that describe it."""
-    if source.is_published:
-        folder = Path(str(source.folder))
-        files = sha256_of_all([folder / MODEL_FILE, *weight_files(folder)], description=f"hash {folder}")
-        return hashlib.sha256("".join(files).encode()).hexdigest()[:16]
-    return hashlib.sha256(source.folder.read(MANIFEST_FILE)).hexdigest()[:16]
 
 
 def num_samples_of(run: RunConfig) -> int:

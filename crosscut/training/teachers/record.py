@@ -21,7 +21,7 @@ def teacher_record(teacher: ModelSource | None) -> dict[str, object]:
     """Return the entry about the teacher that joins the identity of a run in its checkpoints. Empty without a teacher.
     Raises `OSError` if a file of a published teacher cannot be read.
     """
-    return {} if teacher is None else {_KEY: {"name": teacher.name, "sha256": _digest(teacher)}}
+    return {} if teacher is None else {_KEY: {"name": teacher.name, "sha256": digest_of(teacher)}}
 
 
 def describe_other_teacher(progress: Progress, record: Mapping[str, object]) -> str | None:
@@ -37,7 +37,7 @@ def describe_other_teacher(progress: Progress, record: Mapping[str, object]) -> 
     return f" `teacher.folder` now holds {here} instead of {then}."
 
 
-def _digest(teacher: ModelSource) -> str:
+def digest_of(teacher: ModelSource) -> str:
     """Hash of the teacher's files. That of a checkpoint follows from the hashes in its manifest."""
     if not teacher.is_published:
         hashes = {name: entry.sha256 for name, entry in read_manifest(teacher.folder).files.items()}

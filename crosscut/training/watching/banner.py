@@ -93,7 +93,7 @@ def _teacher_rows(run: RunConfig) -> list[tuple[str, str]]:
     if not teacher.teaches:
         return []
     told = f"{teacher.loss} at temperature {teacher.temperature:g}, {teacher.alpha:.0%} of the loss"
-    return [("teacher", f"{teacher.folder}: {told}")]
+    return [("teacher", f"{teacher.cache or teacher.folder}: {told}")]
 
 
 def _context_rows(run: RunConfig) -> list[tuple[str, str]]:
