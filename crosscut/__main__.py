@@ -5,10 +5,13 @@ import signal
 
 def main() -> None:
     """Run `crosscut.cli.main`. Ctrl-C while its modules are imported ends the program without a traceback."""
-    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not in the background of a script
+    if is_default:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from crosscut.cli import main as run
 
-    signal.signal(signal.SIGINT, handler)
+    if is_default:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     run()
 
 

@@ -169,8 +169,8 @@ def _is_unread(stream: TextIO) -> bool:
 
 def _end(error: BaseException) -> NoReturn:
     """Report an error and exit with its status."""
-    if not isinstance(error, CrosscutError):  # Python replaces a Ctrl-C in the body of a class by an error of its own
-        error = next((one for one in _with_causes(error) if isinstance(one, KeyboardInterrupt)), error)
+    if isinstance(error, RuntimeError) and isinstance(error.__cause__, KeyboardInterrupt):
+        error = error.__cause__  # Python before 3.12 replaces a Ctrl-C in the body of a class by an error of its own
     match error:
         case CrosscutError(is_told=True):
             _fail(error, 2, "")
@@ -238,17 +238,11 @@ def _at_limit_on_files(error: BaseException) -> BaseException | None:
     A message such as "must be writable, but is not" may hide it. The errors in whose handling the message was raised
     are therefore looked at, too.
     """
-    errors = _with_causes(error)
-    by_number = (one for one in errors if isinstance(one, OSError) and one.errno in (errno.EMFILE, errno.ENFILE))
-    return next(chain(by_number, (one for one in errors if "Too many open files" in str(one))), None)
-
-
-def _with_causes(error: BaseException) -> list[BaseException]:
-    """Return an error and the errors in whose handling it was raised, the last one first."""
     errors = [error]
     while following := errors[-1].__cause__ or errors[-1].__context__:
         errors.append(following)
-    return errors
+    by_number = (one for one in errors if isinstance(one, OSError) and one.errno in (errno.EMFILE, errno.ENFILE))
+    return next(chain(by_number, (one for one in errors if "Too many open files" in str(one))), None)
 
 
 def _require_text(arguments: Sequence[str]) -> None:

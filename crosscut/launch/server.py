@@ -46,18 +46,18 @@ def start_server(modules: Iterable[str] = ()) -> None:
     context.set_forkserver_preload([__name__, *modules])
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # the server imports the same files
-    os.environ[_MARK] = "1"
     resource_tracker.ensure_running()  # which would unblock the signal
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # in the server, too, so its imports go on
+    os.environ[_MARK] = "1"
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # in the server, too: Ctrl-C does not end its imports
         forkserver.ensure_running()
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         del os.environ[_MARK]
         if before is None:
             del os.environ["PYTHONPATH"]
         else:
             os.environ["PYTHONPATH"] = before
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)  # last, as a Ctrl-C that waits is raised here
 
 
 def start_ranks(
@@ -122,7 +122,7 @@ class PassedStream:
 def _number_here(duplicate: DupFd) -> int:
     try:
         return duplicate.detach()
-    except (EOFError, OSError):
+    except (EOFError, ConnectionError, FileNotFoundError):
         os._exit(1)  # the caller has gone
 
 

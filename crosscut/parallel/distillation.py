@@ -73,6 +73,12 @@ class TopLogits(NamedTuple):
     exp(z / T) over all other tokens.
     """
 
+    @property
+    def known(self) -> Tensor:
+        """Whether the logits of a token are numbers [C]. That of the rest is -inf if there are no other tokens."""
+        rest = self.logits[:, -1]
+        return self.logits[:, :-1].isfinite().all(1) & (rest.isfinite() | rest.isneginf())
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Distillation:

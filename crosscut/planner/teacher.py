@@ -108,15 +108,15 @@ def teacher_results_bytes(run: Planned) -> int:
 
 
 def stored_logit_bytes(run: Planned) -> int:
-    """Bytes of a teacher's stored logits on one rank that computes the loss: those of all micro-batches of a step. 0 if
-    the run reads no stored logits.
+    """Bytes of a teacher's stored logits on one rank that computes the loss: those of all micro-batches of a step, and
+    of the next step, which are read ahead. 0 if the run reads no stored logits.
     """
     if not run.teacher.cache:
         return 0
     k = min(run.teacher.k, run.model.vocab_size)
     wide = 8 if run.teacher.precision_in(run.training.precision) == "float64" else 4
     tokens = run.micro_batch_size * run.training.sequence_length // run.layout.context
-    return run.num_micro_batches * tokens * (4 * k + wide * (k + 1))
+    return 2 * run.num_micro_batches * tokens * (4 * k + wide * (k + 1))
 
 
 def teacher_logit_bytes(run: Planned, rows: int) -> float:

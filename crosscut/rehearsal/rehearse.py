@@ -136,8 +136,8 @@ def _count(run: ResolvedRun, mesh: ParallelMesh, tell: Callable[[int, int], None
     is_piped = run.layout.num_stages > 1
     number = run.config.num_micro_batches
     _watch_progress(trainer, number if is_piped else min(number, MOST_PARTS), tell)
-    batches = blank_batches(run.config, mesh.context, has_loss=mesh.has_loss)
-    for batch in batches:
+    batches, ahead = (blank_batches(run.config, mesh.context, has_loss=mesh.has_loss) for _ in range(2))
+    for batch in (*batches, *ahead):  # those of the next step are read ahead
         ledger.enter("activations", {name: each for name, each in batch.given().items() if name.startswith("teacher")})
     recorder = CollectiveRecorder(mesh, more=() if trainer.teacher is None else trainer.teacher.axes)
     with recorder, ledger, resizing_told_to(ledger.resized), equal_parts_once(ledger, recorder):

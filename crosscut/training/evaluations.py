@@ -51,8 +51,6 @@ class Evaluations:
     def __init__(self, run: RunConfig, tokens: Tokens) -> None:
         """Read the texts of all tasks. Raises `ConfigError` or `DataError`."""
         self.run = run
-        rows = read_metrics(Path(run.output.folder))
-        self._scored = {row["step"] for row in rows if any(name.startswith(_PREFIXES) for name in row)}
         self.tasks: list[Task] = []
         if run.evaluation.has_tasks:
             # Training uses only the positions up to its sequence length, even if the model has more positions.
@@ -70,7 +68,8 @@ class Evaluations:
 
     def is_missing(self, step: int) -> bool:
         """Whether the run was stopped after `step` steps, before it scored the model as it should have."""
-        return self.is_due(step) and step not in self._scored
+        rows = read_metrics(Path(self.run.output.folder)) if self.is_due(step) else []
+        return self.is_due(step) and not last_figures(row for row in rows if row["step"] == step)
 
     def figures(
         self,

@@ -24,6 +24,7 @@ from crosscut.launch.hangs import LEAST_BOUND, Reaction, Watch
 from crosscut.launch.stopping import INTERRUPTIBLE
 from crosscut.logbook.contents import remove_outlived
 from crosscut.logbook.schema import MEASUREMENTS_FILE, SAMPLES_FILE, Lifetime
+from crosscut.parallel.collectives import share_from_first
 from crosscut.training.batches import BatchesAhead, BatchSource
 from crosscut.training.elastic import Restart
 from crosscut.training.evaluations import ModelScores
@@ -145,7 +146,7 @@ class Loop:
             with StopRequest(INTERRUPTIBLE, lambda: _tell_request(request, metrics)) as request:
                 watch.obey(lambda: request.asked)
                 course = _Course(metrics, batches, follower, request, done=first, after=before)
-                if first and self.evaluations and self.evaluations.is_missing(first):
+                if first == steps and self._lacks_scores():
                     self._evaluate(course)
                 while course.done < steps and not course.stopped:
                     try:
@@ -166,6 +167,11 @@ class Loop:
             stopped=course.stopped,
             interrupted=course.stopped and request.interrupted,
         )
+
+    def _lacks_scores(self) -> bool:
+        """Whether the run was stopped between its last step and the scores of it. The first rank decides."""
+        missing = self.evaluations is not None and self.evaluations.is_missing(self.run.training.steps)
+        return bool(share_from_first(missing, is_late=False))
 
     def _take_step(self, course: _Course) -> None:
         """Launch a step and do the chores that are due after it. Raises `SpikeFound` on all ranks after a spike."""

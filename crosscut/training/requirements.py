@@ -27,15 +27,16 @@ def require_capabilities(run: ResolvedRun, *, only_to_verify: bool = False) -> N
     """Check that this machine supports the precision, the compilation, the symmetric memory and the trackers that the
     run asks for, and that the model has gradients of the rank that the run asks for.
 
-    With `only_to_verify`, a precision is also accepted if PyTorch emulates its 8-bit matrix products in software.
-    Raises `ConfigError`, or `LayoutError` if symmetric memory is not supported.
+    With `only_to_verify`, a precision is also accepted if PyTorch emulates its 8-bit matrix products in software, and
+    the rank may be that of the whole model. Raises `ConfigError`, or `LayoutError` without support for symmetric memory.
     """
     device = choose_device(run.device)
     (require_imitable_precision if only_to_verify else require_precision)(run.precision, device)
     require_compilation(run, device)
     require_symmetric_memory(run.layout, device)
     require_trackers(run.config.output.trackers)
-    require_low_rank(describe(run.config.with_vocabulary().model).parameters(), run.optimizer.gradient_rank)
+    if not only_to_verify:
+        require_low_rank(describe(run.config.with_vocabulary().model).parameters(), run.optimizer.gradient_rank)
 
 
 def require_memory(run: RunConfig) -> None:

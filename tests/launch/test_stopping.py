@@ -168,6 +168,7 @@ def test_a_second_signal_ends_the_process_at_once_but_a_copy_of_the_first_does_n
 def stopped_and_slow(told: Connection) -> None:
     """In a process of its own: stop when asked, say so, and take a while to end."""
     stopping.SAME_REQUEST = 0.1
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a new program
     multiprocessing.process._parent_process = None  # type: ignore[attr-defined]  # no rank of a launching process
     with process_group(CPU), StopRequest() as request:
         told.send("ready")

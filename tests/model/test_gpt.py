@@ -60,7 +60,7 @@ def short(batch: Batch) -> Batch:
     return Batch(**{name: tensor[:, :-1] for name, tensor in batch.given().items() if name in names})
 
 
-@pytest.mark.one_in(23)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("layout", [Layout(), *[layout for layout in LAYOUTS if layout.data == 1]], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_is_the_plain_model(ranks: RankPool, family: str, layout: Layout) -> None:

@@ -222,3 +222,10 @@ def test_equal_distributions_have_no_divergence_and_close_ones_one_of_no_directi
     for values in every:
         torch.testing.assert_close(values, every[0], rtol=1e-3, atol=1e-15)
     assert divergence(partial_divergences(log_s, log_s, JSD), JSD).abs().max() < math.ulp(1.0)
+
+
+def test_only_the_rest_may_be_nothing() -> None:
+    inf, nan = math.inf, math.nan
+    rows = [[1.0, 2.0], [1.0, -inf], [1.0, inf], [1.0, nan], [nan, 1.0], [-inf, 1.0]]
+    top = TopLogits(torch.zeros(len(rows), 1), torch.tensor(rows))
+    assert top.known.tolist() == [True, True, False, False, False, False]

@@ -10,7 +10,7 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
-RATES = ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"))
+RATES = ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"), (0.0, " "))
 """Units of rates, such as FLOP/s, before the name of the unit."""
 
 

@@ -9,12 +9,12 @@ from crosscut.config.teachers.shape import teacher_model
 
 
 def require_teachable(run: RunConfig) -> None:
-    """Raise `ConfigError` unless the run has no teacher, or the teacher's model can teach the run's model on the run's
-    layout. A vocabulary of size 0 is not known yet, and is not compared.
+    """Raise `ConfigError` unless the run computes no teacher, or the teacher's model can teach the run's model on the
+    run's layout. A vocabulary of size 0 is not known yet, and is not compared.
 
     Every command that reads a run with a teacher calls this function, so they refuse the same teachers.
     """
-    if not run.teacher.teaches:
+    if not run.teacher.is_computed:
         return
     teacher, model, folder = teacher_model(run.teacher.folder), run.model, run.teacher.folder
     for name, value in (("head", model.head), ("vocab_size", model.vocab_size), ("num_classes", model.num_classes)):

@@ -6,6 +6,7 @@ decay have the same share of its steps as in the whole run. The best rate has th
 its trial.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -62,8 +63,9 @@ def _require_steps(sizes: Sequence[Size], share: float) -> None:
     for _, run in sizes:
         least = 1 + (run.optimizer.warmup_steps > 0) + (run.optimizer.decay_steps > 0)
         if _short(share, run.training.steps) < least:
+            lowest = math.ceil(least / run.training.steps * 1e4) / 1e4
             raise ConfigError(
-                f"`--share` must be at least {least / run.training.steps:g}, which makes {least} of `training.steps` "
+                f"`--share` must be at least {lowest:g}, which makes {least} of `training.steps` "
                 f"({run.training.steps}), but is {share:g}. Raise `--share`, or `training.steps`."
             )
 

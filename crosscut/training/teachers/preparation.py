@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crosscut.config import ConfigError, Layout, ResolvedRun, RunConfig, default_loss_chunk
+from crosscut.config import IGNORED, ConfigError, Layout, ResolvedRun, RunConfig, TrainingError, default_loss_chunk
 from crosscut.config.system.terminal import echo
 from crosscut.data import open_tokens
 from crosscut.data.folders import unwritable
@@ -23,6 +23,7 @@ from crosscut.evaluation.progress import Bar, progress
 from crosscut.launch import Ranks, in_ranks
 from crosscut.launch.door import Done
 from crosscut.launch.processes import choose_device
+from crosscut.model import Batch
 from crosscut.parallel import TopLogits, make_mesh, top_logits
 from crosscut.parallel.distillation import VocabularyPart
 from crosscut.pretrained import ModelSource
@@ -75,6 +76,7 @@ def _task_of(resolved: ResolvedRun) -> _Task | Done[None]:
     computed = resolved.with_config(replace(run, teacher=run.teacher.computed))
     source = find_teacher(computed, tokens.tokenizer())
     assert source is not None, "the run computes no teacher"
+    _require_exact(resolved.with_config(run), source)
     form, number = form_of(resolved.with_config(run), tokens, source), num_samples_of(run)
     folder = Path(run.teacher.cache)
     store = LogitStore.make(folder, form)
@@ -88,6 +90,16 @@ def _task_of(resolved: ResolvedRun) -> _Task | Done[None]:
     )
     _require_space(folder, samples * form.sample_bytes)
     return _Task(computed, folder, store.form, source, parts) if parts else Done(None)
+
+
+def _require_exact(run: ResolvedRun, source: ModelSource) -> None:
+    """Raise `ConfigError` for a teacher whose logits lose digits in the type in which they are stored."""
+    precision = run.config.teacher.precision_in(run.precision)
+    if source.model.logit_softcap and precision not in ("float32", "float64"):
+        raise ConfigError(
+            f"`teacher.precision` must be float32 or float64 to store the logits of `{source.title}`, because its soft "
+            f'cap is computed in float32, but is {precision}. Set teacher.precision="float32".'
+        )
 
 
 def _require_space(folder: Path, needed: int) -> None:
@@ -144,7 +156,18 @@ class _Writer:
             batch = self.teacher.taught(batches.batch(arrays).to_device(batches.mesh.device))
             assert self.teacher.teaching is not None, "the rank computes no logits"
             top = self._top(self.teacher.teaching.of(batch).logits, count * self.form.length)
+            self._require_finite(top, batch, samples.start + first)
             yield slice(first, first + count), self._encoded(top).reshape(count, self.form.length)
+
+    def _require_finite(self, top: TopLogits, batch: Batch, first: int) -> None:
+        """Raise `TrainingError` if a logit of a token with a target is not finite. `first` is the first sample."""
+        assert batch.targets is not None
+        if not bool((top.known | (batch.targets.flatten() == IGNORED)).all()):
+            raise TrainingError(
+                f"The teacher's predictions must be finite, but those of `teacher.folder` "
+                f"(`{self.batches.run.teacher.folder}`) are not, in or after sequence {first}. The parts that are "
+                'written are kept. Set teacher.precision="float32", or choose another teacher.'
+            )
 
     def _top(self, logits: Callable[[slice], Tensor | TopLogits], num_tokens: int) -> TopLogits:
         """Return the likeliest logits of all tokens of a micro-batch, in chunks."""

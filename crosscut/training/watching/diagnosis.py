@@ -103,11 +103,14 @@ def explain_non_finite(failure: NonFiniteError, trainer: Trainer, batches: Batch
 
 def _fault_of_teacher(step: int, trainer: Trainer) -> TrainingError:
     """Return the error for a step in which the teacher's predictions are not finite."""
+    teacher = trainer.run.config.teacher
+    whose = f"`teacher.cache` (`{teacher.cache}`)" if teacher.cache else f"`teacher.folder` (`{teacher.folder}`)"
+    remedy = 'Set teacher.precision="float32", or choose another teacher'
+    remedy = "Store them in a new folder, with `crosscut prepare teacher`" if teacher.cache else remedy
     return TrainingError(
-        f"The teacher's predictions must be finite, but at step {step + 1}, those of `teacher.folder` "
-        f"(`{trainer.run.config.teacher.folder}`) are not, and those of the model are. The weights and checkpoints are "
-        'those from before the step. Set teacher.precision="float32", or choose another teacher, and run again with '
-        "--resume auto."
+        f"The teacher's predictions must be finite, but at step {step + 1}, those of {whose} are not, and those of the "
+        "model are. The weights and checkpoints are those from before the step. "
+        f"{remedy}, and run again with --resume auto."
     )
 
 
@@ -126,8 +129,8 @@ def _teacher_is_finite(step: int, trainer: Trainer, batches: BatchSource) -> boo
         counts = counts if batch.predicted is None else counts[batch.predicted]
         for start in range(0, len(counts), _ROWS):
             piece = logits(slice(start, start + _ROWS))
-            known = piece.logits[:, :-1] if isinstance(piece, TopLogits) else piece  # the rest may be nothing
-            found &= bool((known.isfinite().all(1) | ~counts[start : start + _ROWS]).all())
+            known = piece.known if isinstance(piece, TopLogits) else piece.isfinite().all(1)
+            found &= bool((known | ~counts[start : start + _ROWS]).all())
     return found
 
 

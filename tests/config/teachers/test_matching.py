@@ -61,3 +61,9 @@ def test_a_teacher_may_read_fewer_fields_than_the_model_and_its_vocabulary_may_b
     require_teachable(run)
     unknown = load_run(written(tmp_path, "other"), (*MASKED, "model.vocab_size=0", f"teacher.folder={folder}"))
     require_teachable(unknown)
+
+
+def test_a_run_with_stored_logits_needs_no_teacher(tmp_path: Path) -> None:
+    words = (str(written(tmp_path, "run")), f"teacher.cache={tmp_path / 'cache'}")
+    told = CliRunner().invoke(commands, ["plan", *words, "--gpu", "h100-sxm"], catch_exceptions=False).output
+    assert "layouts fit, 0 do not" in told

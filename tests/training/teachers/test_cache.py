@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crosscut.config import ConfigError, DamagedDataError, RunConfig
+from crosscut.config import ConfigError, DamagedDataError, RunConfig, TrainingError
 from crosscut.data import logits as stored
 from crosscut.data.logits import LogitStore
 from crosscut.pretrained import find_model
@@ -17,6 +17,7 @@ from crosscut.training.job import _prepare
 from crosscut.training.precision import resolve_on
 from crosscut.training.teachers import preparation
 from crosscut.training.teachers.preparation import prepare_teacher
+from crosscut.training.teachers.teacher import ComputedTeacher
 from tests.ranks import RankPool
 from tests.refusals import refusal
 from tests.training.conftest import tiny_run
@@ -161,6 +162,24 @@ def test_damaged_and_missing_parts_are_refused(make: Any, whole: list[float], tm
     assert "but is missing" in refusal(DamagedDataError, prepared, run)
     part.with_suffix(".json").unlink()
     assert "holds those of 8" in refusal(ConfigError, prepared, run)
+
+
+def store_nothing(run: RunConfig) -> None:
+    """On a rank: store the logits of a teacher whose weights are not numbers."""
+
+    def load(teacher: ComputedTeacher, _source: object) -> None:
+        for parameter in (each for model in teacher.each for each in model.parameters()):
+            parameter.data.fill_(float("nan"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ComputedTeacher, "load", load)
+        store(run)
+
+
+def test_predictions_that_are_not_finite_are_not_stored(ranks: RankPool, make: Any, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="predictions must be finite, but those of `teacher"):
+        ranks.run(1, store_nothing, make(f"teacher.cache={tmp_path / 'cache'}"))
+    assert not list((tmp_path / "cache").glob("*.rows"))
 
 
 def test_a_store_that_cannot_be_made_is_refused(
