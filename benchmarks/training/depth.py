@@ -171,8 +171,10 @@ def groups(found: Mapping[str, Any], seeds: int) -> dict[tuple[str, int, float],
 
 
 def is_stable(runs: Sequence[Mapping[str, Any]], frequency_loss: float) -> bool:
-    """Whether every seed ended with a finite loss that is lower than that of a guess from the tokens' frequencies."""
-    return all(one["validation_loss"] is not None and one["validation_loss"] < frequency_loss for one in runs)
+    """Whether every seed ended with a finite loss that is at least 1% below that of a guess from the tokens'
+    frequencies.
+    """
+    return all(one["validation_loss"] is not None and one["validation_loss"] < 0.99 * frequency_loss for one in runs)
 
 
 def table_of(found: Mapping[str, Any], seeds: int) -> str:
@@ -229,6 +231,8 @@ def draw(found: Mapping[str, Any], seeds: int, path: Path) -> None:
         xscale="log",
         title="Every learning rate: median of the seeds",
     )
+    rates.minorticks_off()
+    rates.set_xticks(RATES, [f"{rate:g}" for rate in RATES])
     curves.set(
         xlabel="training step",
         ylabel="training loss (nats per token)",
