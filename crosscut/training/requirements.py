@@ -28,7 +28,7 @@ def require_capabilities(run: ResolvedRun, *, only_to_verify: bool = False) -> N
     run asks for, and that the model has gradients of the rank that the run asks for.
 
     With `only_to_verify`, a precision is also accepted if PyTorch emulates its 8-bit matrix products in software, and
-    the rank may be that of the whole model. Raises `ConfigError`, or `LayoutError` without support for symmetric memory.
+    the rank may be that of the whole model. Raises `ConfigError`, or `LayoutError` if symmetric memory is not there.
     """
     device = choose_device(run.device)
     (require_imitable_precision if only_to_verify else require_precision)(run.precision, device)
