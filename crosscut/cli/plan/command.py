@@ -141,7 +141,10 @@ class _PlanCommand(RunCommand):
 )
 @_json
 @file_option("--html", help="Write an interactive page with figures of this run and its layouts.")
-@file_option("--write", help="Write a RUN.toml with the fastest layout without a star, for `crosscut train`.")
+@file_option(
+    "--write",
+    help="Write a RUN.toml with the fastest layout without a star, and with at most an hour between checkpoints.",
+)
 def plan(is_list: bool, **options: OptionValue) -> None:
     """Forecast the memory and the speed of each layout of a model.
 

@@ -1,6 +1,7 @@
 """The command `crosscut plan`: search the layouts of a run, and print or write the plans."""
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ import click
 
 from crosscut.cli.arguments import echo_json
 from crosscut.cli.plan.asked import asked_device, asked_run, with_vocabulary
-from crosscut.config import ConfigError, RunConfig, TrainingConfig, write_toml, write_whole
+from crosscut.config import ConfigError, Layout, RunConfig, TrainingConfig, write_toml, write_whole
 from crosscut.config.checks import listed
 from crosscut.config.recipes import steps_between_checkpoints
 from crosscut.config.run import CheckpointConfig
@@ -92,9 +93,10 @@ def price_per_hour(_context: click.Context, _option: click.Parameter, text: str 
 
 def show_forecast(options: ForecastOptions) -> None:
     """Search the layouts, print the plans, and write the files that `--html` and `--write` name."""
-    asked = asked_run(options.arguments, options.model)
+    asked = _asked(options)
     plans = _search(asked, options)
     if options.write is not None:
+        plans = _with_checkpoints(plans)
         _write_best(plans, options.write, asked, options.tokens)
     if options.html is not None:
         from crosscut.planner.paper.figures import page
@@ -109,6 +111,22 @@ def show_forecast(options: ForecastOptions) -> None:
 
         show_plans(plans, options, asked)
     _show_written(plans, options, asked)
+
+
+def _asked(options: ForecastOptions) -> RunConfig:
+    """Load the run to plan. The run's own layout need not suit it if the plan is for another number of ranks."""
+
+    def without_ranks(layout: Layout) -> Layout:
+        if options.gpus in (None, layout.world_size) or layout.elastic is not Layout.elastic:
+            return layout
+        return Layout(context=layout.context, context_attention=layout.context_attention)
+
+    try:
+        return asked_run(options.arguments, options.model)
+    except ConfigError:
+        with suppress(ConfigError):
+            return asked_run(options.arguments, options.model, change_layout=without_ranks)
+        raise
 
 
 def _show_written(plans: "Plans", options: ForecastOptions, asked: RunConfig) -> None:
@@ -149,19 +167,24 @@ def _search(asked: RunConfig, options: ForecastOptions) -> "Plans":
     return search_layouts(with_vocabulary(asked), device, num_ranks, expert_skew=options.expert_skew)
 
 
-def _write_best(plans: "Plans", path: Path, asked: RunConfig, tokens: float | None) -> None:
-    """Write a run with the fastest layout that leaves some memory free. The run has the model of `asked`, enough steps
-    for `tokens` tokens unless `tokens` is None, and at most an hour of steps between checkpoints. Raises `ConfigError`
-    if no layout fits.
+def _with_checkpoints(plans: "Plans") -> "Plans":
+    """Return the plans of the run that `--write` writes: it has at most an hour of steps between checkpoints, unless
+    the user has chosen another number. Raises `ConfigError` if no layout fits.
     """
     require_fitting(plans, "`--write` needs", "Try more devices with `--gpus`, or other devices with `--gpu`.")
+    checkpoint = plans.asked.checkpoint
+    if checkpoint.every != CheckpointConfig.every:
+        return plans
+    every = steps_between_checkpoints(plans.best.time.total, most=checkpoint.every)
+    return replace(plans, asked=replace(plans.asked, checkpoint=replace(checkpoint, every=every)))
+
+
+def _write_best(plans: "Plans", path: Path, asked: RunConfig, tokens: float | None) -> None:
+    """Write a run with the fastest layout that leaves some memory free. The run has the model of `asked`, and enough
+    steps for `tokens` tokens unless `tokens` is None.
+    """
     run = replace(plans.best.run(plans.asked), model=asked.model)
-    if tokens is not None:
-        run = _with_steps_for(run, tokens)
-    if run.checkpoint.every == CheckpointConfig.every:  # else the user has chosen it
-        every = steps_between_checkpoints(plans.best.time.total, most=run.checkpoint.every)
-        run = replace(run, checkpoint=replace(run.checkpoint, every=every))
-    write_toml(run, path)
+    write_toml(run if tokens is None else _with_steps_for(run, tokens), path)
 
 
 def require_fitting(plans: "Plans", needs: str, remedy: str) -> None:

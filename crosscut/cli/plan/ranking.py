@@ -48,8 +48,12 @@ class Column(NamedTuple):
 
 
 def columns(plans: "Plans", options: "ForecastOptions") -> list[Column]:
-    """Columns for the fastest `options.top` layouts. A column of numbers that are all 0 is left out."""
-    shown = plans.fitting[: options.top]
+    """Columns for the fastest `options.top` layouts and, in the last row, the best one if it is slower. A column of
+    numbers that are all 0 is left out.
+    """
+    shown = [*plans.fitting[: options.top]]
+    if plans.best not in shown:
+        shown.append(plans.best)
     peak = f"{_teraflops(shown[0].peak)} TF/s"
     found = [
         *_settings(shown),
@@ -108,7 +112,7 @@ def _settings(shown: Sequence["Plan"]) -> list[Column]:
     candidates = [plan.candidate for plan in shown]
     sequence = [_sequence(candidate.layout) for candidate in candidates]
     sharding = [_with_number(c.layout.sharding, c.layout.shard_group) for c in candidates]
-    recompute = [_with_number(c.training.recompute, _several(c.training.recompute_every)) for c in candidates]
+    recompute = [recompute_text(candidate) for candidate in candidates]
     return [
         Column("tensor\nx data", [f"{c.layout.tensor} x {c.layout.data}" for c in candidates],
                "ranks that share every layer x ranks that share the batch", is_number=False),
@@ -161,9 +165,10 @@ def _sequence(layout: Layout) -> str:
     return "pieces" if layout.symmetric_memory else "split"
 
 
-def _several(number: int) -> int:
-    """The number that `_with_number` shows after a value: `number` itself, or 0 (not shown) if `number` is 1."""
-    return number if number > 1 else 0
+def recompute_text(candidate: "Candidate") -> str:
+    """Recomputation of a layout, such as `operators`, or `full/2` for one in two layers."""
+    every = candidate.training.recompute_every
+    return _with_number(candidate.training.recompute, every if every > 1 else 0)
 
 
 def _with_number(value: str, number: int) -> str:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from crosscut.cli.plan.forecast import steps_for
-from crosscut.cli.plan.ranking import checkpoints_text, columns, duration_text, legend, ranking, seconds_text
+from crosscut.cli.plan.ranking import (
+    checkpoints_text,
+    columns,
+    duration_text,
+    legend,
+    ranking,
+    recompute_text,
+    seconds_text,
+)
 from crosscut.config import RunConfig
 from crosscut.config.recipes import describe_recipe
 from crosscut.config.system.terminal import new_console
@@ -43,7 +51,7 @@ def show_plans(plans: "Plans", options: "ForecastOptions", asked: RunConfig) -> 
         for part in (ranking(shown, width=_WIDTH), "", legend(shown), ""):
             console.print(part, crop=False)
         for line in (
-            *_margin(plans),
+            *_margin(plans, options.top),
             _course(plans, options),
             *_details(plans),
         ):
@@ -73,15 +81,18 @@ def _heading(plans: "Plans", options: "ForecastOptions", asked: RunConfig) -> It
         yield f"The plan chooses the values of {', '.join(given)}; {effect}."
 
 
-def _margin(plans: "Plans") -> Iterator[str]:
-    """The fastest layout that leaves a margin of memory, if the first layout leaves none."""
+def _margin(plans: "Plans", top: int) -> Iterator[str]:
+    """The fastest layout that leaves a margin of memory, if the first layout leaves none. The table has `top` rows
+    before it.
+    """
     first, roomy = plans.fitting[0], plans.best
     if roomy is first:
         return
     row, slower = plans.fitting.index(roomy) + 1, roomy.time.total / first.time.total - 1
+    last = ", the last row" if row > top else ""
     yield (
-        f"The first layout without a star is number {row}, which is described below: {roomy.candidate.layout}, "
-        f"micro-batch {roomy.candidate.micro_batch_size}, {roomy.memory.total / 1e9:.1f} GB, {slower:.1%} slower.\n"
+        f"The first layout without a star is number {row}{last}, which is described below: {_in_full(roomy)}, "
+        f"{roomy.memory.total / 1e9:.1f} GB, {slower:.1%} slower.\n"
     )
 
 
@@ -103,12 +114,10 @@ def _own(plans: "Plans", options: "ForecastOptions") -> Iterator[str]:
     """The layout in the run's file, which may be slower than all that are shown."""
     match plans.own:
         case Plan() as own:
-            training = own.candidate.training
             yield (
-                f"The run's own layout ({own.candidate.layout}, recompute {training.recompute}, micro-batch "
-                f"{own.candidate.micro_batch_size}) needs {own.memory.total / 1e9:.1f} GB, takes "
-                f"{seconds_text(own.time.total)} s a step at {own.utilisation:.1%} of the peak, and "
-                f"{_duration(own, plans, options)} for the training."
+                f"The run's own layout ({_in_full(own)}) needs {own.memory.total / 1e9:.1f} GB and takes "
+                f"{seconds_text(own.time.total)} s a step at {own.utilisation:.1%} of the peak. The whole training "
+                f"takes {_duration(own, plans, options)}{_cost(own, plans, options)}."
             )
         case Rejected() as own:
             yield f"The run's own layout does not fit: {own.reason}."
@@ -122,6 +131,20 @@ def _tokens(plans: "Plans", options: "ForecastOptions") -> float:
 def _duration(plan: Plan, plans: "Plans", options: "ForecastOptions") -> str:
     """Time of the whole training with a layout."""
     return duration_text(budget(plan, plans.num_ranks, tokens=_tokens(plans, options), price=None)["days"])
+
+
+def _cost(plan: Plan, plans: "Plans", options: "ForecastOptions") -> str:
+    """Cost of the whole training with a layout, if the user has given a price."""
+    if options.price is None:
+        return ""
+    cost = budget(plan, plans.num_ranks, tokens=_tokens(plans, options), price=options.price)
+    return f" and costs {short(cost['money'])} {options.price.currency}".rstrip()
+
+
+def _in_full(plan: Plan) -> str:
+    """Layout, recomputation and micro-batch of a plan."""
+    candidate = plan.candidate
+    return f"{candidate.layout}, recompute {recompute_text(candidate)}, micro-batch {candidate.micro_batch_size}"
 
 
 def _in_words(number: int) -> str:

@@ -137,13 +137,20 @@ SHOWN = {
         "do not; the closest is: tensor 1 x data 16, not", " 76.7* ", " 69.6 ", "*: above 90% of the memory",
         "The first layout without a star is number 4, which is described below: tensor 2 x data 8",
     ),
+    "--gpu h100-sxm --model llama3-8b --gpus 16 training.batch_size=64 --top 1": (
+        " 72.7* ", " 68.6 ", "is number 4, the last row, which is described below: tensor 2 x data 8, ",
+        ", recompute operators, micro-batch 4, 68.6 GB, ",
+    ),
     "--model laptop-small --gpu laptop training.batch_size=1 training.compile=off": ("5 layouts fit, 0 do not.",),
     f"{IN_PAPER} --top 1": ("no above 90%",),
     "--model llama3-8b --gpu h100-sxm": ("512 sequences of 8,192 tokens per step",),
     "--model llama3-8b --gpu h100-sxm training.sequence_length=2048": ("512 sequences of 2,048 tokens per step",),
     "--model gpt2-medium --gpus 2 --gpu v100-32gb training.batch_size=8 training.recompute=selective layout.tensor=2": (
         "The plan chooses the values of training.recompute, layout.tensor; the run's own layout is described below.",
-        "The run's own layout (tensor 2 x data 1, recompute selective, micro-batch 8) needs ",
+        "The run's own layout (tensor 2 x data 1, recompute selective, micro-batch 8) needs ", "no costs",
+    ),
+    "--model gpt2-medium --gpus 2 --gpu v100-32gb training.batch_size=8 layout.tensor=2 --tokens 1B --price 2EUR": (
+        " hours and costs 28.6 EUR.",
     ),
     "--model gpt2-medium --gpus 4 --gpu v100-32gb training.batch_size=8 layout.tensor=2": (
         "The plan chooses the values of layout.tensor; the given values have no effect.", "no The run's own layout",
@@ -346,6 +353,26 @@ def test_the_layout_that_is_written_leaves_some_memory_free(tmp_path: Path) -> N
     assert "The first layout without a star is number 2, which is described below: " in text
     assert "the run with layout 2, the first without a star" in text
     assert load_run(path).layout.sharding == "zero3"
+
+
+def test_the_checkpoints_of_the_output_are_those_of_the_written_run(tmp_path: Path) -> None:
+    path = tmp_path / "best.toml"
+    asked = ("plan", "--model", "gpt2-small", "--gpu", "laptop", "--tokens", "1B")
+    text, facts = run(*asked, "--write", str(path)), json.loads(run(*asked, "--write", str(path), "--json"))
+    every = load_run(path).checkpoint.every
+    assert every < 1000
+    assert f" every {every} steps (" in text
+    assert facts["checkpoint"]["every"] == every
+    assert " every 1,000 steps (" in run(*asked)
+
+
+def test_a_layout_of_other_ranks_need_not_suit_the_run(tmp_path: Path) -> None:
+    path, best = tmp_path / "run.toml", tmp_path / "best.toml"
+    path.write_text("[model]\nnum_layers = 8\n[layout]\ntensor = 8\npipeline = 4\n")
+    smaller = ("model.num_layers=2", "model.hidden_size=64", "model.num_heads=4", "training.batch_size=2")
+    run("plan", str(path), *smaller, "--gpus", "2", "--gpu", "laptop", "--write", str(best))
+    assert load_run(best).layout.world_size == 2
+    assert "`layout.tensor` must divide" in message("plan", str(path), *smaller, "--gpu", "laptop")
 
 
 def test_a_run_that_must_be_compiled_is_planned_with_what_can_be(tmp_path: Path) -> None:
