@@ -396,9 +396,12 @@ class ModelConfig(HashedOnce):
             return
         if not self.head_size:
             if self.hidden_size % self.num_heads:
+                step = 2 * self.num_heads  # rotary positions need heads of even sizes
+                below = self.hidden_size // step * step
                 raise ConfigError(
                     f"`model.num_heads` must divide `model.hidden_size` ({self.hidden_size}), but is {self.num_heads}. "
-                    f"Try {listed(d for d in divisors(self.hidden_size) if d <= 2 * self.num_heads)}."
+                    f"Try {listed(d for d in divisors(self.hidden_size) if d <= 2 * self.num_heads)}, or a hidden size "
+                    f"of {listed(size for size in (below, below + step) if size)}."
                 )
             object.__setattr__(self, "head_size", self.hidden_size // self.num_heads)
         if self.qk_norm_over is NormSpan.ALL_HEADS:

@@ -133,7 +133,10 @@ MESSAGES = {
     "optimizer.decay_steps=9": '`optimizer.decay_steps` must be 0 with optimizer.schedule="cosine", but is 9. Set '
     'optimizer.schedule="wsd", or remove `optimizer.decay_steps`.',
     "optimizer.schedule=step": "`optimizer.schedule` must be 'cosine', 'linear', 'wsd' or 'constant', but is 'step'.",
-    "model.num_heads=5": "`model.num_heads` must divide `model.hidden_size` (48), but is 5. Try 1, 2, 3, 4, 6 or 8.",
+    "model.num_heads=5": "`model.num_heads` must divide `model.hidden_size` (48), but is 5. Try 1, 2, 3, 4, 6 or 8, or "
+    "a hidden size of 40 or 50.",
+    "model.num_heads=32": "`model.num_heads` must divide `model.hidden_size` (48), but is 32. Try 1, 2, 3, 4, 6, 8, "
+    "12, 16, 24 or 48, or a hidden size of 64.",
     "model.num_kv_heads=4": "`model.num_kv_heads` must divide `model.num_heads` (6), but is 4. Try 1, 2, 3 or 6.",
     "model.norm_epsilon=0.0": "`model.norm_epsilon` must be above 0 and finite, but is 0.0.",
     "model.layers=relu": "`model.layers` must list layers of 1 to 8 parts each (attention, sliding_attention, "

@@ -24,10 +24,7 @@ _BUILTIN_TOKENS = {DEMO_TEXT: 2.9e5, "builtin:state-of-the-union": 2.7e6}
 _PLAIN_FORMATS = ("text", "jsonl", "tsv")
 """Formats of files whose bytes are mostly text, unless they are compressed."""
 
-_WITHOUT_DATA = (
-    "Check the path. To plan before the data exist, type, for example, `crosscut plan gpt2-xl --gpus 32 --gpu h100 "
-    "--write run.toml`, and set `data.text` later."
-)
+_WITHOUT_DATA = "Check the path, or type `--data none` to name the data later."
 """Advice about data that do not exist."""
 
 _BYTES_PER_TOKEN = 4
@@ -57,7 +54,7 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Answer to `--data`: text, or tokens that exist."""
+    """Answer to `--data`: text, or tokens that exist. Empty if the user names the data later."""
 
     text: str = ""
     """File, folder or glob, or the demo's corpus."""
@@ -113,11 +110,13 @@ def read_tokens(text: str) -> float | None:
 
 
 def read_data(text: str) -> Source:
-    """Read `demo`, or the name of a folder of token shards or of text: a file, a folder or a glob."""
+    """Read `demo`, `none`, or the name of a folder of token shards or of text: a file, a folder or a glob."""
     from crosscut.data.manifest import MANIFEST_NAME, TokenManifest
     from crosscut.data.text.sources import find_sources
 
     text = DEMO_TEXT if text.strip() == "demo" else text.strip()
+    if text == "none":
+        return Source()
     for folder in (Path(text), Path(text, TOKENS_FOLDER)):
         if (folder / MANIFEST_NAME).is_file():
             manifest = TokenManifest.read(folder)

@@ -27,7 +27,7 @@ _QUESTIONS = {
     "gpus": _Question("GPUs, such as `8 x h100`, or none", "none", read_devices),
     "size": _Question("Size of the model: parameters such as 125M, or a preset such as gpt2-small", "10M", read_size),
     "tokens": _Question("Tokens to train on, such as 300M, or auto for as many as suit the size", "auto", read_tokens),
-    "data": _Question("Text or token shards: a file, a folder or a glob, or demo", "demo", read_data),
+    "data": _Question("Text or token shards: a file, a folder or a glob, demo, or none for later", "demo", read_data),
 }
 
 
@@ -40,7 +40,11 @@ _QUESTIONS = {
     metavar="300M|auto",
     help="Number of tokens to train on. auto takes 20 for each parameter, but reads the data at most four times.",
 )
-@click.option("--data", metavar="NAME|demo", help="File, folder or glob of text, folder of token shards, or demo.")
+@click.option(
+    "--data",
+    metavar="NAME|demo|none",
+    help="File, folder or glob of text, folder of token shards, demo, or none to name them later.",
+)
 def new(path: Path, **typed: str | None) -> None:
     """Write a run file with comments, after four questions.
 

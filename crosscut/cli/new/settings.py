@@ -78,6 +78,11 @@ class NewRun:
         return self.run.training.steps * self.step_tokens
 
     @property
+    def epochs(self) -> float:
+        """Number of times that each token of the data is read. 0 if the size of the data is unknown."""
+        return self.num_tokens / self.source_tokens if self.source_tokens else 0.0
+
+    @property
     def step_tokens(self) -> int:
         """Number of tokens of one step."""
         return self.run.training.batch_size * self.run.training.sequence_length
@@ -213,7 +218,11 @@ def _data(size: Size, source: Source) -> dict[str, Reasoned]:
             vocabulary = (
                 'at most, as the published model has; `tokenizer = "tokenizer.json"` would take its own tokenizer'
             )
-        found["data.text"] = Reasoned((source.text,), "the text of --data, which becomes tokens before the first step")
+        found["data.text"] = (
+            Reasoned((source.text,), "the text of --data, which becomes tokens before the first step")
+            if source.text
+            else Reasoned((), 'name files, folders or globs of text here, or shards as `tokens = "FOLDER"`, to train')
+        )
         found["data.vocab_size"] = Reasoned(_vocabulary(size, source), vocabulary)
     if size.preset and (objective := objective_of(ModelConfig(**PRESETS[size.preset]))) != DataConfig.objective:
         found["data.objective"] = Reasoned(str(objective), "what the model is made to predict")

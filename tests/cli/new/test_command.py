@@ -57,7 +57,7 @@ def made(**answers: str) -> NewRun:
     [
         {},
         {"gpus": "8 x h100", "size": "125M", "tokens": "auto"},
-        {"gpus": "6 h200", "size": "20M"},
+        {"gpus": "6 h200", "size": "20M", "data": "none"},
         {"gpus": "4xa100-80gb", "size": "bert-base", "tokens": "1B"},
         pytest.param({"gpus": "64 x v100-32gb", "size": "8.3B"}, marks=pytest.mark.slow),
         pytest.param({"gpus": "16 x h100", "size": "mixtral-8x7b"}, marks=pytest.mark.slow),
@@ -177,6 +177,33 @@ def test_the_size_of_data_is_estimated_where_bytes_tell_it(tmp_path: Path) -> No
         assert read_data(corpus).num_tokens == pytest.approx(text / 4, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        ({"tokens": "auto"}, ""),
+        (
+            {"tokens": "29M"},
+            "reads each token of the data 100 times; more than 4 times teach a model little. Name",
+        ),
+        ({"tokens": "29M", "size": "125M"}, "little, and a vocabulary of 4,096 tokens is small for this model. Name"),
+    ],
+)
+def test_data_that_are_read_very_often_are_warned_of(answers: dict[str, str], told: str, tmp_path: Path) -> None:
+    text = " ".join(run(str(tmp_path / "run.toml"), *options(**answers)).split())
+    assert told in text
+    assert ("Warning: " in text) == bool(told)
+
+
+def test_the_data_can_be_named_later(tmp_path: Path, book: Path) -> None:
+    path = tmp_path / "run.toml"
+    told = run(str(path), *options(gpus="16 x h100", data="none"))
+    assert f"# set data.text or data.tokens in {path}" in told
+    assert f"torchrun ... -m crosscut train {path} --resume auto  # on every node" in told
+    assert "Warning" not in told
+    assert "\ntext = []  # name files, folders or globs of text here, or shards as " in path.read_text()
+    assert load_run(path, [f"data.text={book}"]).data.text == (str(book),)
+
+
 def test_data_of_unknown_size_is_told(tmp_path: Path) -> None:
     path = tmp_path / "book.txt.gz"
     path.write_bytes(b"compressed")
@@ -257,9 +284,8 @@ TOO_LARGE = (
 )
 NODES = "`--gpus` must give the devices of all nodes as one number, but is `4 x 8 x h100`. Type `32 x h100`."
 NO_TEXT = (
-    "`--data` must name existing files, but nothing matches `nothing.txt`. Check the path. To plan before the data "
-    "exist, type, for example, `crosscut plan gpt2-xl --gpus 32 --gpu h100 --write run.toml`, and set `data.text` "
-    "later."
+    "`--data` must name existing files, but nothing matches `nothing.txt`. Check the path, or type `--data none` to "
+    "name the data later."
 )
 A_CORPUS = (
     "`--data` must name text or token shards, but names `corpus.toml`. If this file describes a corpus, type `crosscut "
