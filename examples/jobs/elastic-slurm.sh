@@ -11,6 +11,8 @@
 #SBATCH --no-kill
 #SBATCH --open-mode=append
 
+# `python`, `torchrun` and `crosscut` are those of this environment. For an image, see slurm.sh.
+export PATH=/shared/crosscut/bin:$PATH
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=110 # seconds for two steps and a checkpoint: less than those of --signal
 host=$(hostname)

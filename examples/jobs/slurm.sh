@@ -12,9 +12,14 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 
+# `crosscut` below is the one of the environment in which Crosscut is installed (docs/install.md), on all nodes:
+export PATH=/shared/crosscut/bin:$PATH
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
 
+# In the image of Containerfile instead, which has its own PATH, with pyxis or with Apptainer. Not tested on a cluster.
+#   srun --label --container-image=/shared/crosscut.sqsh --container-mounts="$PWD:/work" --container-workdir=/work bash -c
+#   srun --label apptainer exec --nv --bind "$PWD:/work" --pwd /work /shared/crosscut.sif bash -c
 srun --label bash -c 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
 exec crosscut train run.toml layout.tensor=8 layout.data=2 --resume auto'
 status=$?

@@ -121,11 +121,14 @@ def test_readme_commands_are_runs(tmp_path, monkeypatch):
 
 def test_the_job_on_a_cluster_is_planned_and_fits_its_nodes(tmp_path, monkeypatch):
     page = ROOT / "docs" / "cluster.md"
-    (planned,) = re.findall(r"^crosscut (plan .*--write run.toml)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    text = page.read_text(encoding="utf-8").replace("\\\n", "")
     monkeypatch.chdir(tmp_path)
-    assert CliRunner().invoke(group, shlex.split(planned)).exit_code == 0
+    for planned in re.findall(r"^crosscut (plan .*--write .*)$", text, re.MULTILINE):
+        assert CliRunner().invoke(group, shlex.split(planned)).exit_code == 0, planned
     commands = check_commands(page, tmp_path, monkeypatch)
-    assert [command.num_ranks for command in commands] == [None, 32]
+    assert [command.num_ranks for command in commands] == [None, None, 32]
+    ranks = [load_run(Path(name)).layout.world_size for name in ("small.toml", "trial.toml", "run.toml")]
+    assert ranks == [1, 8, 32]
 
 
 def test_commands_are_found_with_their_arguments_and_ranks():
