@@ -100,6 +100,12 @@ class Decoder:
         """
         return self.embedding.reads(document_mask=document_mask) | self.head.reads
 
+    @property
+    def reads_without_loss(self) -> dict[str, Read]:
+        """Fields of a batch from which the last hidden states and the logits of a task follow, documents included."""
+        mask = {name: read for name, read in self.head.reads.items() if name == "mask"}
+        return self.embedding.reads(document_mask=True) | mask
+
     @cached_property
     def layer_terms(self) -> tuple[LossTerm, ...]:
         """Terms of the loss that the layers return beside the residual stream, without repetition."""

@@ -108,6 +108,10 @@ class Inputs(Generic[Array]):
     """
     teacher_ids: Annotated[Array | None, Field(Per.TOKEN)] = None
     """Ids of the teacher's likeliest tokens, [B, S, k]. None if its logits are not stored ones."""
+    teacher_labels: Annotated[Array | None, Field(Per.SEQUENCE, Element.REAL)] = None
+    """Logits of a teacher for a model that solves a task, as the teacher's head gives them for each sequence: [B, C] or
+    [B, S, 2]. None means that no teacher has a share of the loss.
+    """
     predicted: Annotated[Array | None, Field(Per.PREDICTED, Element.PLACE)] = None
     """Indexes of the tokens whose logits are computed, in the flattened batch. None means all tokens."""
     places: Annotated[Array | None, Field(Per.PLACE, Element.PLACE)] = None

@@ -19,6 +19,7 @@ from crosscut.config.layouts.limits import require_expert_axis, require_tensor_a
 from crosscut.config.layouts.step import StepShape
 from crosscut.config.model import Biases, ModelConfig
 from crosscut.config.optimizer import OptimizerConfig
+from crosscut.config.parts.head import HeadKind
 from crosscut.config.parts.kinds import Mixer
 from crosscut.config.parts.rotary import RotaryScaling
 from crosscut.config.teachers import TeacherConfig
@@ -276,9 +277,11 @@ def _require_task(model: ModelConfig, training: TrainingConfig, teacher: Teacher
     for name, plain in (("document_mask", False), ("z_loss", 0.0)):
         remedy = f"This setting is for models that predict tokens. Remove `training.{name}`."
         require_value(f"training.{name}", getattr(training, name), plain, when, remedy)
-    remedy = "A teacher has no part in the loss of labels. Remove the section `teacher`."
-    for name in ("folder", "cache"):
-        require_value(f"teacher.{name}", getattr(teacher, name), "", when, remedy)
+    remedy = "Only logits of tokens can be stored. Set `teacher.folder`, and remove `teacher.cache`."
+    require_value("teacher.cache", teacher.cache, "", when, remedy)
+    if model.head is HeadKind.NUMBER:
+        remedy = "A number has no distribution to learn. Remove the section `teacher`."
+        require_value("teacher.folder", teacher.folder, "", when, remedy)
 
 
 def _require_samples(model: ModelConfig, layout: Layout, output: OutputConfig) -> None:

@@ -192,7 +192,7 @@ class GPT(nn.Module):
         segments, if the batch has the order, and the term `task` the sum of the losses of the labels of a model that
         solves a task (`task_logits` says where padding may be). `z_loss` is the coefficient of the z-loss that is added
         to each cross entropy of a target (`parallel.cross_entropy`). With `teaching`, a teacher has a share of the term
-        `tokens`, and the batch has the teacher's last hidden states.
+        `tokens` or `task`, and the batch has the teacher's results.
 
         Terms of the layers count only if `scales` has their factors, and `sums` is given, to which they are added.
 

@@ -120,6 +120,17 @@ def distil(log_p: Tensor, teacher: Tensor | TopLogits, part: VocabularyPart, mix
     return heat * heat * divergence(sums, beta), error
 
 
+def distil_labels(logits: Tensor, teacher: Tensor, counts: Tensor, axis: Axis, mixture: Mixture) -> Tensor:
+    """Return T^2 D for each of N labels, or 0 where `counts` [N] is false, as a tensor with a gradient. `logits` [N, K]
+    and `teacher` [N, K] are the student's and the teacher's logits, whole on each rank. `axis` has one rank, so nothing
+    is sent.
+    """
+    known = logits.detach()
+    losses, error = distil(known, teacher.clone(), VocabularyPart(axis, 0, logits.shape[1]), mixture)
+    error.masked_fill_(~counts.unsqueeze(1), 0.0)
+    return losses.masked_fill(~counts, 0.0) + (error * (logits - known)).sum(1)  # adds 0, which has the gradient
+
+
 def top_logits(logits: Tensor, part: VocabularyPart, k: int, temperature: float) -> TopLogits:
     """Return the logits of the `k` likeliest tokens, given logits [C, V/T] for this rank's part of the vocabulary.
 

@@ -6,6 +6,7 @@ from functools import lru_cache
 from crosscut.architecture import Decoder, Device, Target, describe, kept, layer_parameters, root_parameters
 from crosscut.architecture.pipeline import Stage
 from crosscut.architecture.readings import inner_products, weight_flops
+from crosscut.architecture.steps import Rows, Value
 from crosscut.config import Layout, ModelConfig
 from crosscut.config.precision import PRECISIONS
 from crosscut.config.teachers import teacher_model
@@ -20,6 +21,13 @@ def model_of_teacher(run: Planned) -> ModelConfig:
     return replace(teacher_model(run.teacher.folder), vocab_multiple=run.model.vocab_multiple)
 
 
+def learns_labels(run: Planned) -> bool:
+    """Whether the run's model learns the labels of a task, and no tokens, so that the teacher's own ranks compute its
+    logits.
+    """
+    return describe(run.model).head.vocabulary is None
+
+
 def teacher_bytes(run: Planned) -> int:
     """Bytes of the teacher's weights on one rank that has the teacher, for a run whose precision is decided."""
     size = PRECISIONS[run.teacher.precision_in(run.training.precision)].compute_bytes
@@ -31,7 +39,7 @@ def parts_of_teacher(run: Planned) -> list[tuple[Decoder, int]]:
     head, or the whole teacher if both are cut alike.
     """
     whole, ranks = describe(model_of_teacher(run)), run.teacher_ranks
-    if not ranks.is_apart:
+    if not ranks.is_apart or learns_labels(run):
         return [(whole, ranks.tensor)]
     layers = len(whole.layers)
     trunk, head = Stage(range(layers), is_last=False), Stage(range(layers, layers), is_first=False)
@@ -49,7 +57,7 @@ def _elements(part: Decoder, tensor: int) -> int:
 def fields_of_teacher(run: Planned) -> tuple[str, ...]:
     """Names of the fields of a batch that the teacher reads and the run's batches have."""
     given = describe(run.model).reads(document_mask=run.training.document_mask)
-    return tuple(name for name in describe(model_of_teacher(run)).embedding.reads(document_mask=True) if name in given)
+    return tuple(name for name in describe(model_of_teacher(run)).reads_without_loss if name in given)
 
 
 def teacher_target(run: Planned, *, device: Device = "cpu") -> Target:
@@ -68,7 +76,11 @@ def teacher_target(run: Planned, *, device: Device = "cpu") -> Target:
 
 
 def head_target(run: Planned) -> Target:
-    """Shapes with which one rank computes the teacher's logits for its own tokens of a micro-batch."""
+    """Shapes with which one rank computes the teacher's logits for its own tokens of a micro-batch, or for the
+    sequences of its group in a task.
+    """
+    if learns_labels(run):
+        return teacher_target(run)
     length = run.training.sequence_length // run.layout.context
     predicted = run.predicted_tokens if "predicted" in describe(run.model).head.reads else None
     numbers = PRECISIONS[run.teacher.precision_in(run.training.precision)]
@@ -102,9 +114,18 @@ def teacher_pass_bytes(run: Planned, device: Device) -> int:
 
 
 def teacher_results_bytes(run: Planned) -> int:
-    """Bytes of the teacher's last hidden states of a micro-batch on one rank."""
+    """Bytes of the teacher's results for a micro-batch on one rank."""
     target = head_target(run)
-    return target.tokens * model_of_teacher(run).hidden_size * target.compute_bytes
+    return result_of_teacher(run).elements(target) * target.compute_bytes
+
+
+def result_of_teacher(run: Planned) -> Value:
+    """Result of the teacher that the ranks exchange: its last hidden states, or its logits of a task."""
+    model = model_of_teacher(run)
+    if not learns_labels(run):
+        return Value("last hidden states", model.hidden_size, Rows.TOKENS)
+    *_, loss = describe(model).root_steps[1]
+    return loss.reads[0]
 
 
 def stored_logit_bytes(run: Planned) -> int:

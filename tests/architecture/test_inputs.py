@@ -49,7 +49,7 @@ def test_every_other_field_has_the_shape_of_the_table() -> None:
     shapes = {name: Read(name).shape(6, 8, predicted=5) for name in FIELDS if name != "labels"}
     names = ("tokens", "targets", "positions", "documents", "segments", "mask", "teacher", "teacher_ids")
     of_tokens = dict.fromkeys(names, (6, 8))
-    assert shapes == {**of_tokens, "order": (6,), "predicted": (5,), "places": (8,)}
+    assert shapes == {**of_tokens, "order": (6,), "teacher_labels": (6,), "predicted": (5,), "places": (8,)}
 
 
 def test_each_term_of_a_loss_is_divided_by_the_rows_of_what_it_predicts() -> None:

@@ -27,7 +27,7 @@ from crosscut.training.precision import resolve_on
 from crosscut.training.step import Trainer
 from crosscut.training.watching.memory_account import account_of
 from tests.refusals import refusal
-from tests.rehearsal.cases import HALF, LARGE, LLAMA, SIZES, SMALL, SPLIT, ZERO3, Case, check_formulas, small
+from tests.rehearsal.cases import BERT, HALF, LARGE, LLAMA, SIZES, SMALL, SPLIT, ZERO3, Case, check_formulas, small
 from tests.rehearsal.showing import check_shown
 
 ROOT = Path(__file__).parents[2]
@@ -88,6 +88,20 @@ def test_a_teacher_is_counted(tmp_path, layout, training, model, tensor, teacher
     check_formulas(found, memory=0.02, flops=1e-9)
     check_shown(found)
     assert step_time(run, KNOWN_HARDWARE["h100-sxm"]).total > step_time(case.run, KNOWN_HARDWARE["h100-sxm"]).total
+
+
+@pytest.mark.slow  # only the head differs from the cases above
+@pytest.mark.parametrize(
+    ("layout", "training", "tensor"), [({"tensor": 2}, {}, 1), (SPLIT, HALF, 4)], ids=map(str, range(2))
+)
+def test_a_teacher_of_labels_is_counted(tmp_path, layout, training, tensor):
+    """Its own ranks compute its logits, and exchange only these."""
+    model = {**BERT, "head": "classes", "num_classes": 3}
+    case = small("with a teacher of labels", "cuda" if training else "cpu", layout, training, model)
+    write_toml(replace(case.run, model=replace(case.run.model, num_layers=4, mlp_size=512)), tmp_path / "config.toml")
+    found = rehearse(replace(case.run, teacher=TeacherConfig(folder=str(tmp_path), tensor=tensor)), device=case.device)
+    check_formulas(found, memory=0.02, flops=1e-9)
+    check_shown(found)
 
 
 STORED = [(*TEACHERS[1], 16), (*TEACHERS[0], 1000), (*TEACHERS[3], 300), (*TEACHERS[4], 1000), (*TEACHERS[2], 64)]

@@ -1,12 +1,13 @@
 """A model that learns from a teacher on another number of tensor ranks is the uncut model with an uncut teacher."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from crosscut.config import Layout
+from crosscut.config import Layout, load_run, write_toml
 from tests.ranks import RankPool
-from tests.verification.runs import BERT, MASKED, STORED, TEACHER, proven
+from tests.verification.runs import BERT, CHOICE, CLASSES, MASKED, SPANS, STORED, TEACHER, proven
 
 BOTH = Layout(tensor=2, data=2)
 SPLIT = Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True)
@@ -60,3 +61,36 @@ def test_stored_logits_change_nothing_about_the_layout(
     ranks: RankPool, layout: Layout, options: dict[str, Any]
 ) -> None:
     proven(ranks, layout, **{"teacher": STORED, **options})
+
+
+TWO = {"training": {"micro_batch_size": 2}}
+
+
+@pytest.mark.parametrize(
+    ("layout", "model", "tensor", "options"),
+    [
+        (Layout(tensor=2), {**BERT, **CLASSES}, 1, {}),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)  # other layouts and heads have the same exchange
+            for case in (
+                (BOTH, {**BERT, **CLASSES}, 4, TWO),
+                (SPLIT, {**BERT, **CLASSES}, 2, TWO),
+                (SPLIT, CLASSES, 1, {}),
+                (Layout(data=4), {**BERT, **CHOICE}, 2, TWO),
+                (Layout(tensor=2, sequence_parallel=True), {**BERT, **SPANS}, 1, {}),
+                (BOTH, SPANS, 4, {}),
+                (BOTH, {**BERT, **CHOICE}, 1, {"training": {"precision": "bfloat16", "micro_batch_size": 2}}),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_a_teacher_of_labels_changes_nothing_about_the_layout(
+    ranks: RankPool, tmp_path: Path, layout: Layout, model: dict[str, Any], tensor: int, options: dict[str, Any]
+) -> None:
+    """The result proves losses, gradients and messages."""
+    shape = {"num_layers": 3, "hidden_size": 48, "num_heads": 4, "vocab_size": 300, "max_sequence_length": 16}
+    write_toml(load_run({"model": {**shape, **model}, "training": {"sequence_length": 16}}), tmp_path / "config.toml")
+    teacher = {**TEACHER, "folder": str(tmp_path), "tensor": tensor}
+    report = proven(ranks, layout, **{"teacher": teacher, **model, **options})
+    assert any(check.name == "collectives" and check.same for check in report.checks)

@@ -17,8 +17,9 @@ def require_teachable(run: RunConfig) -> None:
     if not run.teacher.is_computed:
         return
     teacher, model, folder = teacher_model(run.teacher.folder), run.model, run.teacher.folder
-    for name, value in (("head", model.head), ("vocab_size", model.vocab_size), ("num_classes", model.num_classes)):
-        if (theirs := getattr(teacher, name)) != value and (value or name != "vocab_size"):
+    for name in ("head", "attention", "vocab_size", "num_classes"):
+        theirs, value = getattr(teacher, name), getattr(model, name)
+        if theirs != value and (value or name != "vocab_size"):
             raise ConfigError(
                 f"`teacher.folder` must hold a model whose `model.{name}` is that of the run ({value}), but "
                 f"`{folder}` has {theirs}. Choose another teacher, or train a model with model.{name}={theirs}."

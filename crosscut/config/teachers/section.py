@@ -36,7 +36,8 @@ class TeacherConfig:
 
     folder: LocalPath = ""
     """Folder of the teacher: of a run, of a checkpoint, or a Hugging Face folder. The teacher must have the vocabulary,
-    the tokenizer and the kind of head of the run's model. Empty trains without a teacher."""
+    the tokenizer and the kind of head of the run's model, and for a task its labels in the same order. Empty trains
+    without a teacher."""
 
     tensor: int = 0
     """Number of tensor ranks of the teacher. The ranks are those of the run, in a pipeline those of the last stage, and

@@ -41,6 +41,7 @@ from crosscut.finetuning.downstream.predictions import predict, probabilities_of
 from crosscut.finetuning.downstream.report import print_results, write_report
 from crosscut.finetuning.downstream.settings import TaskOrder, settings_of
 from crosscut.finetuning.downstream.task import DEV, PARTS, TABLE, TEST, TRAIN, Example, TunedTask, files_of, of_kind
+from crosscut.finetuning.downstream.teacher import teacher_for
 from crosscut.finetuning.encoding.rows import EncodedRows
 from crosscut.finetuning.encoding.texts import Long
 from crosscut.finetuning.encoding.tokens import TextEncoder
@@ -57,8 +58,15 @@ from crosscut.training.loads.picture import plot_loads
 from crosscut.training.loop import Loop, RunOutcome
 from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities, require_for_tuning, require_own_names
-from crosscut.training.resuming import Resume, choose_checkpoint, identity_of_settings, require_resumable
+from crosscut.training.resuming import (
+    Resume,
+    choose_checkpoint,
+    describe_changes,
+    identity_of_settings,
+    require_resumable,
+)
 from crosscut.training.step import Trainer
+from crosscut.training.teachers.record import teacher_record
 from crosscut.training.watching.banner import device_name, model_rows
 from crosscut.training.watching.run_report import plot_losses
 
@@ -110,9 +118,12 @@ def _prepare(
     is_new = source is not None and not resume  # if not, the folder holds the runs, as after a hang
     kept = _new(order, resolved.config, source) if source is not None and is_new else _resumed(order)
     kept = dataclasses.replace(kept, run=resolved.with_config(kept.run).config)
+    runs = [run for run in map(kept.run_of, kept.seeds) if result_of(run) is None]
+    own = Path(kept.run_of(kept.seeds[0]).output.folder) / TOKENS_FOLDER / TOKENIZER_FILE
+    tokenizer = source.tokenizer if source is not None and is_new else own
+    teacher = teacher_for(kept, resolved.with_config(kept.run), tokenizer) if runs else None
     identity = _identity(kept)
-    runs = [kept.run_of(seed) for seed in kept.seeds]
-    prepared = [_seed_run(kept, resolved.with_config(run), identity, memory) for run in runs if result_of(run) is None]
+    prepared = [_seed_run(kept, resolved.with_config(run), identity, memory, teacher) for run in runs]
     if any(each.checkpoint is None for each in prepared):
         source = source or find_model(kept.model)
         prepared = [dataclasses.replace(each, source=source) for each in prepared]
@@ -151,16 +162,27 @@ def _resumed(order: TaskOrder) -> TaskRuns:
     return dataclasses.replace(kept, ensemble=kept.ensemble or order.ensemble)
 
 
-def _seed_run(kept: TaskRuns, run: ResolvedRun, identity: Mapping[str, object], memory: InMemory) -> "_SeedRun":
+def _seed_run(
+    kept: TaskRuns, run: ResolvedRun, identity: Mapping[str, object], memory: InMemory, teacher: ModelSource | None
+) -> "_SeedRun":
     seed = run.training.seed
-    identity = {**identity, "training.seed": seed}
-    title = f"seed {seed}" if kept.num_seeds > 1 else ""
+    identity, record = {**identity, "training.seed": seed}, teacher_record(teacher)
+    prepared = _SeedRun(
+        run=run,
+        identity=identity | record,
+        checkpoint=None,
+        teacher=teacher,
+        kept=kept,
+        title=f"seed {seed}" if kept.num_seeds > 1 else "",
+    )
     good = choose_checkpoint(run.config, "auto", memory)
     if good is None:
-        return _SeedRun(run=run, identity=identity, checkpoint=None, kept=kept, title=title)
+        return prepared
     done = require_resumable(run.config, good.folder, identity, may_be_all=True).step
     mark_passed_over(good)
-    return _SeedRun(run=run, identity=identity, checkpoint=good.folder, done=done, kept=kept, title=title)
+    for text in describe_changes(run.config, good.manifest, record):
+        echo(text, err=True)
+    return dataclasses.replace(prepared, checkpoint=good.folder, done=done)
 
 
 def _identity(kept: TaskRuns) -> dict[str, object]:

@@ -65,7 +65,7 @@ class Teaching:
     dtype: torch.dtype
     """Element type of the teacher's logits in the loss: float32 or wider."""
     head: "Head[Any] | None" = None
-    """Head of the teacher; None if its logits are stored ones."""
+    """Head of a teacher that predicts tokens; None if its logits are stored ones, or those of a task."""
     sums: list[Tensor] = field(default_factory=list)
     """Sums of the data's losses and of the teacher's losses [2], for each loss since the last step."""
 

@@ -6,6 +6,7 @@ Shapes: B sequences, S tokens of a sequence, H hidden, C logits.
 from abc import abstractmethod
 from typing import Generic, TypeVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -16,8 +17,9 @@ from crosscut.config import IGNORED, ConfigError
 from crosscut.config.checks import divisors, listed
 from crosscut.model.batch import Batch
 from crosscut.model.building import Builder
-from crosscut.model.heads.head import Head, Weights
+from crosscut.model.heads.head import Head, Teaching, Weights
 from crosscut.parallel import replicated_parameter
+from crosscut.parallel.distillation import distil_labels
 
 _Part = TypeVar("_Part", bound=Part)
 
@@ -40,8 +42,25 @@ class TaskHead(Head[_Part], Generic[_Part]):
         del tied
         assert batch.labels is not None
         logits = self.task_logits(hidden, batch, len(batch.tokens) // len(batch.labels))
-        loss = self.loss_of(logits.float() if logits.element_size() < 4 else logits, batch.labels)
+        logits = logits.float() if logits.element_size() < 4 else logits
+        loss = self.loss_of(logits, batch.labels)
+        if how.teaching is not None:
+            loss = self._mixed(loss, logits, batch, how.teaching)
         return (how.scales.get(NAME, 1.0) * loss).to(loss.dtype)
+
+    def _mixed(self, loss: Tensor, logits: Tensor, batch: Batch, teaching: Teaching) -> Tensor:
+        """Return the mixture of the sum of the labels' losses and of the teacher's losses. Each label has a
+        distribution over dimension 1 of the logits, and the losses of a sequence's labels have equal shares.
+        """
+        assert batch.labels is not None
+        assert batch.teacher_labels is not None, "the batch has no results of the teacher"
+        teacher = batch.teacher_labels.to(logits.dtype).view(logits.shape)
+        ours, theirs = (each.movedim(1, -1).flatten(0, -2) for each in (logits, teacher))
+        counts, alpha = batch.labels.flatten() != IGNORED, teaching.mixture.alpha
+        each = distil_labels(ours, theirs, counts, self.mesh.tensor.alone("labels"), teaching.mixture)
+        learned = each.sum() / self.part.labels.width
+        teaching.sums.append(torch.stack([loss, learned]).detach())
+        return (1 - alpha) * loss + alpha * learned
 
     def require_task(self, num_sequences: int, num_choices: int) -> None:
         """Raise `ConfigError` if `num_choices` does not divide the number of sequences."""

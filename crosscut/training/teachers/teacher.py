@@ -3,7 +3,8 @@
 The teacher's layers (its trunk) are cut over its own tensor ranks. Its head is cut like the head of the run's model:
 each rank holds the rows of the teacher's output projection for its own part of the vocabulary. The logits of both
 models are therefore cut alike, and no logits are sent (decision 99). If both are cut over as many tensor ranks, trunk
-and head are one model.
+and head are one model. The logits of a task are few: the teacher's own ranks compute them, too, and only these logits
+are returned.
 
 In a pipeline, the ranks of the last stage have the teacher. It has no gradients and no optimizer state.
 
@@ -50,13 +51,19 @@ def make_teacher(run: ResolvedRun, mesh: ParallelMesh) -> "Teacher | None":
     found = ComputedTeacher(own)
     if mesh.has_loss:
         found.models = _Models.of(model, own, dtype)
-        found.teaching = Teaching(head=found.models.head.head, mixture=mixture_of(settings), dtype=wide)
+        head = None if _solves(model) else found.models.head.head
+        found.teaching = Teaching(head=head, mixture=mixture_of(settings), dtype=wide)
     return found
 
 
 def mixture_of(settings: TeacherConfig) -> Mixture:
     """Return the mixture of the teacher's loss and the data's loss."""
     return Mixture(settings.alpha, settings.mixed_beta, settings.temperature)
+
+
+def _solves(model: ModelConfig) -> bool:
+    """Whether a teacher solves a task, and predicts no tokens."""
+    return describe(model).head.vocabulary is None
 
 
 class Teacher:
@@ -120,7 +127,8 @@ class ComputedTeacher(Teacher):
 
     @torch.no_grad()
     def taught(self, batch: Batch) -> Batch:
-        """Return this rank's part of a micro-batch with the teacher's last hidden states, [B, S/C, H].
+        """Return this rank's part of a micro-batch with the teacher's last hidden states, [B, S/C, H], or with its
+        logits of a task.
 
         Communication: the ranks of a block gather the fields that the teacher reads and its results, and the teacher's
         tensor ranks send the messages of a forward pass.
@@ -130,6 +138,9 @@ class ComputedTeacher(Teacher):
         fields = self.mesh.gathered(torch.stack([each.long() for each in read.values()]))
         flags = {name for name, each in self.models.reads.items() if each is Element.FLAG}
         whole = Batch(**{name: x.bool() if name in flags else x for name, x in zip(read, fields.unbind(), strict=True)})
+        if _solves(self.models.trunk.config):
+            logits = self.mesh.returned(self.models.trunk.task_logits(whole), len(batch.tokens))
+            return replace(batch, teacher_labels=logits)
         hidden = self.mesh.returned(self.models.trunk(whole), len(batch.tokens))
         return replace(batch, teacher=self.models.ended(hidden))
 
@@ -146,7 +157,7 @@ class _Models:
         """Make the models on the mesh of the teacher, in evaluation mode and without gradients."""
         layers = model.num_layers
         stages = [Stage(range(layers))]
-        if mesh.ranks.is_apart:
+        if mesh.ranks.is_apart and not _solves(model):
             stages = [Stage(range(layers), is_last=False), Stage(range(layers, layers), is_first=False)]
         made = [
             GPT(model, mesh=on, streams=RandomStreams(on, seed=0), dtype=dtype, runners=Runners(stages=(stage,)))
@@ -163,8 +174,8 @@ class _Models:
 
     @property
     def reads(self) -> dict[str, Element]:
-        """Type of each field that the layers read, by the field's name."""
-        fields = describe(self.trunk.config).embedding.reads(document_mask=True)
+        """Type of each field that the teacher reads, by the field's name."""
+        fields = describe(self.trunk.config).reads_without_loss
         return {name: read.kind for name, read in fields.items()}
 
     def ended(self, hidden: Tensor) -> Tensor:

@@ -123,7 +123,11 @@ def _teacher_is_finite(step: int, trainer: Trainer, batches: BatchSource) -> boo
         return True
     found = True
     for batch in batches.micro_batches(step):  # to the end, because the other ranks wait for the exchange
-        logits = teacher.teaching.of(teacher.taught(batch)).logits
+        taught = teacher.taught(batch)
+        if taught.teacher_labels is not None:
+            found &= bool(taught.teacher_labels.isfinite().all())
+            continue
+        logits = teacher.teaching.of(taught).logits
         assert batch.targets is not None
         counts = batch.targets.flatten() != IGNORED
         counts = counts if batch.predicted is None else counts[batch.predicted]
