@@ -179,7 +179,7 @@ def _transposed(net: Any) -> None:
 
 
 def _doubled(net: Any) -> None:
-    net.norm.image_layer.spatial.momentum = 0.2
+    net.norm.momentum = 0.2  # which the cut layer follows
 
 
 def _local_statistics(net: Any) -> None:
