@@ -11,6 +11,8 @@ Legend: S tokens of a sample, k likeliest tokens.
 """
 
 import hashlib
+import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +24,7 @@ import numpy.typing as npt
 from crosscut.config.errors import ConfigError, DamagedDataError, DataError
 from crosscut.config.system.deletion import remove_made
 from crosscut.config.system.files import json_or_none, read_json, write_json, write_whole
+from crosscut.config.system.folder_lock import LOCK_FILE
 from crosscut.config.system.records import Count, from_json
 from crosscut.data.folders import is_taken
 from crosscut.data.hashing import sha256_of_all
@@ -32,6 +35,9 @@ _FORMAT = 1
 _MOST_TOKENS, _MOST_BYTES = 1 << 16, 1 << 26
 """Maximum number of tokens and of bytes of a part, if a sample is not larger. A killed command loses one part."""
 _AGAIN = "Run `crosscut prepare teacher` with the file of the run."
+
+_UNFINISHED = re.compile(r"\.(logits-\d{5,}\.(rows|json)|cache\.json)\.[0-9a-f]{8}")
+"""Names of the temporary files of `write_whole`."""
 
 Rows: TypeAlias = npt.NDArray[np.void]
 
@@ -95,41 +101,51 @@ class LogitStore:
     """The part from which rows were read last."""
 
     @classmethod
-    def open(cls, folder: Path) -> Self:
-        """Open a store. Raises `ConfigError` if there is none, and `DamagedDataError` if `cache.json` is damaged."""
+    def open(cls, folder: Path, *, remedy: str = _AGAIN) -> Self:
+        """Open a store. Raises `ConfigError` if there is none, `DamagedDataError` if `cache.json` is damaged, and
+        `DataError` if it has another format. `remedy` ends the messages about the last two.
+        """
         if not (folder / MANIFEST).is_file():
             raise ConfigError(
                 f"`teacher.cache` must name a folder with stored logits, but `{folder}` has no `{MANIFEST}`. {_AGAIN}"
             )
-        table = read_json(folder / MANIFEST, DataError, invalid=DamagedDataError, remedy=_AGAIN)
+        table = read_json(folder / MANIFEST, DataError, invalid=DamagedDataError, remedy=remedy)
         try:
             form = from_json(LogitForm, table)
         except (KeyError, ValueError, ZeroDivisionError) as error:
             raise DamagedDataError(
-                f"`{folder / MANIFEST}` must describe stored logits, but does not: {error}. {_AGAIN}"
+                f"`{folder / MANIFEST}` must describe stored logits, but does not: {error}. {remedy}"
             ) from None
         if form.format != _FORMAT:
-            raise DataError(f"`{folder / MANIFEST}` must have the format {_FORMAT}, but has {form.format}. {_AGAIN}")
+            raise DataError(f"`{folder / MANIFEST}` must have the format {_FORMAT}, but has {form.format}. {remedy}")
         return cls(folder, form)
 
     @classmethod
-    def make(cls, folder: Path, form: LogitForm) -> Self:
-        """Make a store, or open one with the same form. Files that a killed process left unfinished are removed. Raises
-        `ConfigError` for a folder with other content.
+    def find(cls, folder: Path, form: LogitForm) -> Self:
+        """Open a store with this form, or return a new one, which `begin` makes. Raises `ConfigError` for a folder with
+        other content, and the errors of `open`.
         """
-        if is_taken(folder) and not (folder / MANIFEST).is_file():
+        is_there = (folder / MANIFEST).is_file()
+        if not is_there and is_taken(folder) and not all(_is_own(path) for path in folder.iterdir()):
             raise ConfigError(
                 f"`teacher.cache` must be an empty folder or one with stored logits, but `{folder}` has no "
                 f"`{MANIFEST}`. Choose another folder."
             )
-        if not is_taken(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / MANIFEST, form)
-        store = cls.open(folder)
+        remedy = "Delete the folder with its logits, or choose another `teacher.cache`."
+        store = cls.open(folder, remedy=remedy) if is_there else cls(folder, form)
         store.require(form)
-        for left in folder.glob(".logits-*"):
-            remove_made(left)
         return store
+
+    def begin(self) -> None:
+        """Make the store if it is new, and remove the files that a killed process left unfinished. Call this method
+        only while no other process writes to the store. Raises `OSError` if the disk is full.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for left in self.folder.iterdir():
+            if _UNFINISHED.fullmatch(left.name) and stat.S_ISREG(left.lstat().st_mode):
+                remove_made(left)
+        if not (self.folder / MANIFEST).is_file():
+            write_json(self.folder / MANIFEST, self.form)
 
     def require(self, form: LogitForm) -> None:
         """Raise `ConfigError` unless the logits are those that a run with this form needs."""
@@ -153,8 +169,8 @@ class LogitStore:
             held += found.samples
         if held < number:
             raise ConfigError(
-                f"`teacher.cache` must hold the logits of {number:,} sequences, which the run reads, but "
-                f"`{self.folder}` holds those of {held:,}. {_AGAIN}"
+                f"`teacher.cache` must hold the logits of {number:,} sequences, which the run reads or leaves out, but "
+                f"`{self.folder}` holds those of {held:,}: {number - held:,} are missing. {_AGAIN}"
             )
         for part, found in parts.items():
             path, length = self._path(part), found.samples * self.form.sample_bytes
@@ -179,16 +195,22 @@ class LogitStore:
         size, found = self.form.part_samples, []
         for part, first in enumerate(range(0, number, size)):
             wanted = range(first, min(first + size, number))
-            whole, path = self._described(part), self._path(part)
-            length = path.stat().st_size if path.is_file() else -1
-            if whole is None or whole.samples < len(wanted) or length != whole.samples * self.form.sample_bytes:
+            if self._whole(part) < len(wanted):
                 found.append(wanted)
         return found
+
+    def _whole(self, part: int) -> int:
+        """Number of samples of a part. 0 if it is not whole."""
+        described, path = self._described(part), self._path(part)
+        length = path.stat().st_size if path.is_file() else -1
+        return described.samples if described and length == described.samples * self.form.sample_bytes else 0
 
     def write(self, samples: range, rows: Rows) -> None:
         """Write the rows [samples, S] of the part that holds these samples. Raises `OSError` if the disk is full."""
         part = samples.start // self.form.part_samples
         path = self._path(part)
+        if not self._whole(part):  # a whole one may be in use by a run with fewer steps
+            remove_made(path.with_suffix(".json"))
         write_whole(path, data := np.ascontiguousarray(rows).tobytes())
         write_json(path.with_suffix(".json"), _Part(len(samples), hashlib.sha256(data).hexdigest())._asdict())
 
@@ -213,19 +235,19 @@ class LogitStore:
 
     def _file(self, part: int, samples: int) -> ArrayFile:
         """Open a part that must have at least so many samples."""
-        if part not in self._opened:
+        held = self._opened.get(part)  # another thread may open another part in the meantime
+        if held is None:
             found = self._described(part)
+            held = ArrayFile(self._path(part), self.form.row, found.samples * self.form.length if found else 0)
             self._opened.clear()
-            self._opened[part] = ArrayFile(
-                self._path(part), self.form.row, found.samples * self.form.length if found else 0
-            )
-        if len(self._opened[part]) < samples * self.form.length:
+            self._opened[part] = held
+        if len(held) < samples * self.form.length:
             raise DataError(
                 f"`teacher.cache` must hold the logits of sequence {part * self.form.part_samples + samples:,} of the "
-                f"run, but `{self.folder}` does not. The run may have left out sequences after a spike. Run `crosscut "
-                "prepare teacher` with more `training.steps`, and resume the run."
+                f"run, but `{self.folder}` does not. The run may have left out sequences after a spike. {_AGAIN} Then "
+                "resume the run."
             )
-        return self._opened[part]
+        return held
 
     def _described(self, part: int) -> _Part | None:
         """Description of a part. None if the part is not whole."""
@@ -236,3 +258,8 @@ class LogitStore:
 
     def _path(self, part: int) -> Path:
         return self.folder / f"logits-{part:05}.rows"
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a file may be in the folder of a store that is not begun: the lock, or what a killed process left."""
+    return path.name == LOCK_FILE or bool(_UNFINISHED.fullmatch(path.name) and stat.S_ISREG(path.lstat().st_mode))

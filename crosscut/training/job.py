@@ -43,10 +43,9 @@ from crosscut.training.resuming import (
     identity_of,
     require_resumable,
 )
-from crosscut.training.spikes.record import new_record, resumed_record
+from crosscut.training.spikes.record import new_record, resumed_record, write_new_record
 from crosscut.training.step import Trainer
-from crosscut.training.teachers.cache import teacher_of
-from crosscut.training.teachers.record import teacher_record
+from crosscut.training.teachers.cache import record_of, teacher_of
 from crosscut.training.watching.banner import print_banner
 from crosscut.training.watching.forecast import hardware_for
 from crosscut.training.watching.run_report import draw_samples, write_report
@@ -130,12 +129,12 @@ def _prepare(resolved: ResolvedRun, profile: bool, resume: Resume, memory: InMem
     require_replaceable(run.checkpoints_folder, after=done)
     if profile:
         require_steps(run.training.steps - done)
-    teacher = teacher_of(resolved.with_config(run), tokens)
-    record = teacher_record(teacher)
+    spikes = resumed_record(run, progress) if progress else new_record(run)
+    teacher = teacher_of(resolved.with_config(run), tokens, spikes.skips)
+    record = record_of(run, teacher)
     _note(*describe_changes(run, good.manifest, record) if good else ())
-    if run.training.initialize_from and is_new:
-        _note(*require_initial_weights(run, tokens))
-    skips = (resumed_record(run, progress) if progress else new_record(run)).skips
+    _note(*require_initial_weights(run, tokens) if run.training.initialize_from and is_new else ())
+    write_new_record(run, spikes, is_new=is_new)
     restart = Restart.of(run, progress, "memory" if is_in_memory else "disk")
     fill_folder(run, good)
     _note(*describe_settings(run, resolved.device, is_new=is_new), str(restart or ""), without_a_node(run))
@@ -149,7 +148,7 @@ def _prepare(resolved: ResolvedRun, profile: bool, resume: Resume, memory: InMem
         memory_key=key_for(run, is_resumed=not is_new),
         restart=restart,
         profile=profile,
-        skips=skips,
+        skips=spikes.skips,
     )
     return [prepared]
 

@@ -15,12 +15,19 @@ from crosscut.training.spikes.order import agree
 
 
 def new_record(run: RunConfig) -> SkipRecord:
-    """Return the record of a new run: the skips in the file `training.skips`, without the spikes that caused them. The
-    new record replaces an older record in the run's folder. Raises `ConfigError` if `training.skips` cannot be read or
-    the record cannot be written.
+    """Return the record of a new run: the skips in the file `training.skips`, without the spikes that caused them.
+    Raises `ConfigError` if the file cannot be read.
     """
     path = run.training.skips
-    record = SkipRecord(skips=read_record(Path(path)).skips if path else ())
+    return SkipRecord(skips=read_record(Path(path)).skips if path else ())
+
+
+def write_new_record(run: RunConfig, record: SkipRecord, *, is_new: bool) -> None:
+    """Replace an older record in the folder of a new run. A resumed run keeps its own. Raises `ConfigError` if the
+    record cannot be written.
+    """
+    if not is_new:
+        return
     folder = Path(run.output.folder)
     try:
         if record.skips:
@@ -35,7 +42,6 @@ def new_record(run: RunConfig) -> SkipRecord:
             f"`{folder}` must be a writable folder, but is not: {error.strerror}. Grant access, or choose "
             "another `output.folder`."
         ) from None
-    return record
 
 
 def resumed_record(run: RunConfig, progress: Progress) -> SkipRecord:

@@ -3,6 +3,7 @@ batch.
 """
 
 import json
+from collections.abc import Sequence
 from math import gcd, inf
 from pathlib import Path
 
@@ -14,14 +15,15 @@ from crosscut.config import ConfigError, ResolvedRun, RunConfig
 from crosscut.config.system.records import to_json
 from crosscut.data import Tokens
 from crosscut.data.logits import LogitForm, LogitStore
+from crosscut.logbook.skips import SampleSkip
 from crosscut.pretrained import ModelSource, find_model
 from crosscut.training.resuming import identity_of
-from crosscut.training.teachers.record import digest_of
+from crosscut.training.spikes.order import SampleOrder
+from crosscut.training.teachers.record import TEACHER, digest_of, stored_record, teacher_record
 from crosscut.training.teachers.requirements import find_teacher
 
 _SETTINGS = ("training.sequence_length", "training.seed", "training.document_mask")
 """Settings of `[training]` on which a teacher's logits depend: the cut of the samples, and their documents."""
-_WEIGHTS = "teacher.folder"
 
 
 def form_of(run: ResolvedRun, tokens: Tokens, source: ModelSource | None) -> LogitForm:
@@ -43,7 +45,7 @@ def form_of(run: ResolvedRun, tokens: Tokens, source: ModelSource | None) -> Log
         "teacher.k": settings.k,
         "teacher.temperature": settings.temperature,
         "teacher.precision": settings.precision_in(run.precision),
-        **({} if source is None else {_WEIGHTS: digest_of(source)}),
+        **({} if source is None else {TEACHER: digest_of(source, whole=True)}),
     }
     return LogitForm(
         k=settings.k,
@@ -54,13 +56,13 @@ def form_of(run: ResolvedRun, tokens: Tokens, source: ModelSource | None) -> Log
     )
 
 
-def num_samples_of(run: RunConfig) -> int:
-    """Number of sequences that a run reads."""
-    return run.training.samples_before(run.training.steps)
+def num_samples_of(run: RunConfig, skips: Sequence[SampleSkip]) -> int:
+    """Number of sequences that a run reads or leaves out until its last step."""
+    return SampleOrder(run.training, tuple(skips)).samples_after(run.training.steps)
 
 
-def teacher_of(run: ResolvedRun, tokens: Tokens) -> ModelSource | None:
-    """Return the teacher that a run computes; None if the run computes none.
+def teacher_of(run: ResolvedRun, tokens: Tokens, skips: Sequence[SampleSkip]) -> ModelSource | None:
+    """Return the teacher that a run with these skips computes; None if the run computes none.
 
     Raises the errors of `find_teacher`. If the run reads stored logits, raises `ConfigError` for those of other data,
     of another teacher or of too few sequences, and `DamagedDataError` for damaged files.
@@ -70,8 +72,14 @@ def teacher_of(run: ResolvedRun, tokens: Tokens) -> ModelSource | None:
         return find_teacher(run, tokens.tokenizer())
     store = LogitStore.open(Path(settings.cache))
     store.require(form_of(run, tokens, find_model(settings.folder) if settings.folder else None))
-    store.require_samples(num_samples_of(run.config), verify=run.config.data.verify)
+    store.require_samples(num_samples_of(run.config, skips), verify=run.config.data.verify)
     return None
+
+
+def record_of(run: RunConfig, teacher: ModelSource | None) -> dict[str, object]:
+    """Return the entry about the run's teacher in its checkpoints, be it computed or stored."""
+    cache = run.teacher.cache
+    return stored_record(LogitStore.open(Path(cache)).form) if cache else teacher_record(teacher)
 
 
 def stored_fields(store: LogitStore, first: int, count: int) -> dict[str, Tensor]:

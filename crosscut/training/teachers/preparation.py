@@ -6,6 +6,7 @@ ranks computes parts of the store of its own. The logits stay cut: the ranks of 
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from crosscut.config import IGNORED, ConfigError, Layout, ResolvedRun, RunConfig, TrainingError, default_loss_chunk
+from crosscut.config.system.folder_lock import FolderLock
 from crosscut.config.system.terminal import echo
 from crosscut.data import open_tokens
 from crosscut.data.folders import unwritable
@@ -23,6 +25,7 @@ from crosscut.evaluation.progress import Bar, progress
 from crosscut.launch import Ranks, in_ranks
 from crosscut.launch.door import Done
 from crosscut.launch.processes import choose_device
+from crosscut.logbook.skips import own_record
 from crosscut.model import Batch
 from crosscut.parallel import TopLogits, make_mesh, top_logits
 from crosscut.parallel.distillation import VocabularyPart
@@ -30,6 +33,7 @@ from crosscut.pretrained import ModelSource
 from crosscut.training.batches import TokenBatches, batches_of, samples_of
 from crosscut.training.driving.preparation import tokens_of, with_vocabulary
 from crosscut.training.precision import resolve_on, torch_dtype
+from crosscut.training.spikes.record import new_record
 from crosscut.training.teachers.cache import form_of, num_samples_of
 from crosscut.training.teachers.requirements import find_teacher
 from crosscut.training.teachers.teacher import Teacher, make_teacher
@@ -66,20 +70,24 @@ def prepare_teacher(run: RunConfig) -> None:
     tensor = run.teacher_ranks.tensor
     layout = Layout(tensor=tensor, data=max(run.layout.world_size // tensor, 1))
     ranks = Ranks(layout=layout, device=run.training.device)
-    in_ranks(ranks, partial(_store, layout), prepare=partial(_task_of, resolved))
+    with ExitStack() as until_the_end:
+        in_ranks(ranks, partial(_store, layout), prepare=partial(_task_of, resolved, until_the_end))
 
 
-def _task_of(resolved: ResolvedRun) -> _Task | Done[None]:
-    """Prepare the tokens, check the teacher and the folder, and print the size of the store."""
+def _task_of(resolved: ResolvedRun, until_the_end: ExitStack) -> _Task | Done[None]:
+    """Prepare the tokens, check the teacher, lock the folder until the stack is closed, check it, and print the size of
+    the store.
+    """
     tokens = tokens_of(resolved.config, is_resumed=False)
     run = with_vocabulary(resolved.config, tokens)
     computed = resolved.with_config(replace(run, teacher=run.teacher.computed))
     source = find_teacher(computed, tokens.tokenizer())
     assert source is not None, "the run computes no teacher"
     _require_exact(resolved.with_config(run), source)
-    form, number = form_of(resolved.with_config(run), tokens, source), num_samples_of(run)
+    form, number = form_of(resolved.with_config(run), tokens, source), _num_samples(run)
     folder = Path(run.teacher.cache)
-    store = LogitStore.make(folder, form)
+    until_the_end.enter_context(FolderLock(folder).held(partial(echo, err=True)))
+    store = LogitStore.find(folder, form)
     parts = tuple(store.missing(number))
     samples = sum(map(len, parts))
     size = number * form.sample_bytes
@@ -89,6 +97,7 @@ def _task_of(resolved: ResolvedRun) -> _Task | Done[None]:
         f"{(number - samples) * form.sample_bytes / 1e9:,.2f} GB are stored."
     )
     _require_space(folder, samples * form.sample_bytes)
+    store.begin()
     return _Task(computed, folder, store.form, source, parts) if parts else Done(None)
 
 
@@ -100,6 +109,12 @@ def _require_exact(run: ResolvedRun, source: ModelSource) -> None:
             f"`teacher.precision` must be float32 or float64 to store the logits of `{source.title}`, because its soft "
             f'cap is computed in float32, but is {precision}. Set teacher.precision="float32".'
         )
+
+
+def _num_samples(run: RunConfig) -> int:
+    """Number of sequences that the run reads or leaves out, as a new run or after its own record of spikes."""
+    own = own_record(Path(run.output.folder))
+    return max(num_samples_of(run, record.skips) for record in (new_record(run), own) if record)
 
 
 def _require_space(folder: Path, needed: int) -> None:

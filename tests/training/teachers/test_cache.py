@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from crosscut.config import ConfigError, DamagedDataError, RunConfig, TrainingError
+from crosscut.config.system.folder_lock import FolderLock
 from crosscut.data import logits as stored
 from crosscut.data.logits import LogitStore
+from crosscut.logbook.skips import SampleSkip, SkipRecord
 from crosscut.pretrained import find_model
 from crosscut.training.in_memory import InMemory
 from crosscut.training.job import _prepare
@@ -21,7 +23,7 @@ from crosscut.training.teachers.teacher import ComputedTeacher
 from tests.ranks import RankPool
 from tests.refusals import refusal
 from tests.training.conftest import tiny_run
-from tests.training.jobs import CPU, parts, started_ranks
+from tests.training.jobs import CPU, parts, started_ranks, whole_run
 
 SETTINGS = ("training.precision=float64", "model.dropout=0", "training.document_mask=true", "training.steps=4")
 JSD = ("teacher.loss=jsd", "teacher.beta=0.3", "teacher.temperature=2")
@@ -101,7 +103,7 @@ def test_a_killed_command_continues_and_other_ranks_store_the_same_logits(ranks:
     assert [path.stat().st_size for path in rows] == [8 * 32 * (20 * 10 + 8)] * 2
     whole = rows[0].stat().st_mtime_ns
     rows[1].with_suffix(".json").unlink()  # as if killed before a part was described
-    (folder / ".logits-00001.rows.0123").write_bytes(b"unfinished")
+    (folder / ".logits-00001.rows.0123abcd").write_bytes(b"unfinished")
     ranks.run(1, store, make(k=20), time_limit=120.0)
     for one, other in zip(LogitStore.open(folder).read(0, 16), before, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12)
@@ -111,8 +113,8 @@ def test_a_killed_command_continues_and_other_ranks_store_the_same_logits(ranks:
     assert len(list(folder.glob("*.rows"))) == 3
 
 
-def prepared(run: RunConfig) -> Any:
-    return _prepare(resolve_on(run, CPU), False, False, InMemory(run))[0]
+def prepared(run: RunConfig, *, resume: bool = False) -> Any:
+    return _prepare(resolve_on(run, CPU), False, resume, InMemory(run))[0]
 
 
 def test_logits_that_are_not_those_of_the_run_are_refused(make: Any, whole: list[float], tmp_path: Path) -> None:
@@ -152,7 +154,7 @@ def test_damaged_and_missing_parts_are_refused(make: Any, whole: list[float], tm
     shutil.copytree(make().teacher.cache, copy)
     run, part = make(f"teacher.cache={copy}"), copy / "logits-00001.rows"
     more = make(f"teacher.cache={copy}", "training.steps=5")
-    assert "must hold the logits of 20 sequences, which the run reads, but" in refusal(ConfigError, prepared, more)
+    assert "must hold the logits of 20 sequences, which the run reads or" in refusal(ConfigError, prepared, more)
     content = part.read_bytes()
     part.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert "must have the SHA-256" in refusal(DamagedDataError, prepared, run)
@@ -182,6 +184,38 @@ def test_predictions_that_are_not_finite_are_not_stored(ranks: RankPool, make: A
     assert not list((tmp_path / "cache").glob("*.rows"))
 
 
+def test_sequences_that_the_run_leaves_out_are_counted_and_another_teacher_is_told(
+    ranks: RankPool, make: Any, whole: list[float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = SkipRecord(skips=(SampleSkip(2, 8),))
+    record.write(tmp_path)
+    cache = shutil.copytree(make().teacher.cache, tmp_path / "copy")
+    folders = (f"teacher.cache={cache}", f"output.folder={tmp_path / 'run'}")
+    told = f"hold the logits of 24 sequences, which the run reads or leaves out, but `{cache}` holds those of 16: 8 are"
+    given = make(*folders, f"training.skips={tmp_path}/spikes/skips.json")
+    assert told in refusal(ConfigError, prepared, given)
+    assert not (tmp_path / "run").exists()
+    ranks.run(1, whole_run, run := make(*folders, "checkpoint.every=1", "checkpoint.keep=9"))
+    shutil.rmtree(Path(run.checkpoints_folder) / "step-00000004")
+    again = make(*folders, "teacher.folder=", "checkpoint.every=1", "checkpoint.keep=9")
+    manifest = cache / "cache.json"
+    text = manifest.read_text()
+    table = json.loads(text)
+    manifest.write_text(json.dumps(table | {"depends_on": table["depends_on"] | {"teacher.folder": '"0123"'}}))
+    prepared(again, resume=True)
+    assert "`teacher.cache` now holds `stored logits` (sha256 0123) instead of" in capsys.readouterr().err
+    manifest.write_text(text)
+    prepared(run, resume=True)
+    assert "teacher" not in capsys.readouterr().err
+    record.write(tmp_path / "run")
+    assert told in refusal(ConfigError, prepared, run, resume=True)
+    for each in (given, run):
+        shutil.rmtree(cache)
+        shutil.copytree(make().teacher.cache, cache)
+        ranks.run(1, store, each)
+        assert prepared(run, resume=True).skips == record.skips
+
+
 def test_a_store_that_cannot_be_made_is_refused(
     run_with: Any, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,4 +229,7 @@ def test_a_store_that_cannot_be_made_is_refused(
     monkeypatch.setattr(preparation.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))  # type: ignore[attr-defined]
     full = make(f"teacher.cache={tmp_path / 'full'}")
     assert "of free space, but" in refusal(ConfigError, prepare_teacher, full)
+    assert not (tmp_path / "full").exists()
+    with FolderLock(tmp_path / "full").held(print):
+        assert "is in use by process" in refusal(ConfigError, prepare_teacher, full)
     assert "`teacher.k` must be 64 without `teacher.cache`" in refusal(ConfigError, run_with, "teacher.k=3")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from crosscut.config import IGNORED, Layout, RunConfig, load_run
@@ -19,7 +20,7 @@ from crosscut.training.batches import BatchSource
 from crosscut.training.precision import resolve_on
 from crosscut.training.result import NonFiniteError
 from crosscut.training.step import Trainer
-from crosscut.training.teachers.record import teacher_record
+from crosscut.training.teachers.record import digest_of, teacher_record
 from crosscut.training.watching.diagnosis import explain_non_finite
 from tests.parallel.test_distillation import trl_loss
 from tests.pretrained.models import V, make, their_logits
@@ -57,6 +58,21 @@ def test_the_record_of_a_teacher_changes_with_its_weights_and_not_with_its_place
     weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
     ((_, changed),) = teacher_record(find_model(copy)).items()
     assert changed["sha256"] != one["sha256"]
+
+
+def test_stored_logits_belong_to_every_byte_of_published_weights(tmp_path: Path) -> None:
+    make(tmp_path, "llama")
+    weights = tmp_path / "model.safetensors"
+    source, tensors = find_model(tmp_path), load_file(weights)
+    tensors["a.large"] = torch.zeros(1 << 20)
+    found = []
+    for value in (0.0, 1.0):
+        tensors["a.large"][1 << 19] = value
+        save_file(tensors, weights, metadata={"format": "pt"})
+        found.append((digest_of(source), digest_of(source, whole=True)))
+    (ends, whole), (same_ends, other) = found
+    assert ends == same_ends
+    assert whole != other
 
 
 def run_of(layout: Layout, folder: Path, tensor: int, *, training: dict[str, Any] | None = None, **teacher: Any) -> Any:
