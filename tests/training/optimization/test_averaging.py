@@ -13,7 +13,7 @@ from crosscut.evaluation import evaluate_loss
 from crosscut.parallel.state.parameters import local_part
 from crosscut.training.loop import Loop
 from crosscut.training.optimization.averaging import decay_after
-from crosscut.training.resuming import describe_new_average
+from crosscut.training.resuming import describe_changes
 from crosscut.training.watching.diagnosis import require_equal_replicas
 from tests.training.jobs import loop, parts, whole_run
 from tests.training.optimization.test_muon import MUON
@@ -154,7 +154,8 @@ def test_an_average_that_a_resume_drops_is_told(ranks, run_with):
 
 def note(run: RunConfig) -> str:
     """Message of a run about its average when the run resumes from its newest checkpoint."""
-    return describe_new_average(run, latest_good_checkpoint(run.checkpoints_folder).manifest)
+    told = describe_changes(run, latest_good_checkpoint(run.checkpoints_folder).manifest, {})
+    return "".join(text for text in told if "moving average" in text)
 
 
 def weights_of(run: RunConfig, checkpoint: Path) -> dict[str, Tensor]:
