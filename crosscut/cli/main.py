@@ -67,8 +67,8 @@ _LEAST_ADDRESS_SPACE = 1_500_000_000
 """Address space in bytes below which PyTorch, or a library that PyTorch loads, may end the process without an error."""
 
 _TO_CONTINUE = {
-    "train": " To continue the run from its last checkpoint, use --resume auto.",
-    "finetune": " To continue the run from its last checkpoint, use --resume.",
+    "train": " To continue the run from its last checkpoint, if it has one, use --resume auto.",
+    "finetune": " To continue the run from its last checkpoint, if it has one, use --resume.",
     "prepare": " To continue preparing, start the same command again.",
 }
 """Sentence for each command that can continue what an earlier process began."""

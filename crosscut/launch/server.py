@@ -3,7 +3,8 @@
 The imports of a new Python process take two to three seconds. A fork of a process that has already done these imports
 starts within milliseconds and shares the memory of the imported code. The server is `multiprocessing`'s fork server: it
 runs no other code and never touches a GPU, so a fork is safe. Ctrl-C reaches all processes of a terminal. The server
-blocks it, and so does a fork until its imports are done.
+blocks it, and so does a fork until its imports are done. The caller waits for the server's imports before it makes the
+semaphores that its ranks open, because a fork whose caller has gone would not find them.
 
 A fork inherits the environment variables and the output streams of the server, which may be out of date. `start_ranks`
 therefore gives each rank the environment variables and output streams of the caller. On systems other than Linux, where
@@ -14,9 +15,9 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.resource_sharer import DupFd
 from multiprocessing.util import register_after_fork
@@ -47,17 +48,37 @@ def start_server(modules: Iterable[str] = ()) -> None:
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # the server imports the same files
     resource_tracker.ensure_running()  # which would unblock the signal
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # in the server, too, so its imports go on
-    os.environ[_MARK] = "1"
+    with _interrupts_blocked():  # in the server, too, so its imports go on
+        os.environ[_MARK] = "1"
+        try:
+            forkserver.ensure_running()
+        finally:
+            del os.environ[_MARK]
+            if before is None:
+                del os.environ["PYTHONPATH"]
+            else:
+                os.environ["PYTHONPATH"] = before
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        forkserver.ensure_running()
+        yield
     finally:
-        del os.environ[_MARK]
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)  # last, as a Ctrl-C that waits is raised here
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # raises a Ctrl-C that waits
+
+
+@cache
+def _wait_for_server() -> None:
+    """Wait until the server has done its imports. Ctrl-C ends the wait."""
+    fork = multiprocessing.get_context("forkserver").Process(target=_do_nothing, daemon=True)
+    fork.start()  # returns when the server has answered
+    fork.join()
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def start_ranks(
@@ -74,8 +95,9 @@ def start_ranks(
         envs = {rank: dict(more) for rank, more in environments.items()}
         return start(entry, dict.fromkeys(environments, arguments), envs, start_method="spawn")
     start_server([entry.__module__])
+    _wait_for_server()
     envs = {rank: {**os.environ, **more} for rank, more in environments.items()}
-    with ExitStack() as outputs:
+    with ExitStack() as outputs, _interrupts_blocked():
         streams = tuple(outputs.enter_context(PassedStream(number)) for number in (1, 2))
         own = {rank: (entry, arguments, set(envs[rank]), streams) for rank in envs}
         return start(_in_fork, own, envs, start_method="forkserver")
@@ -138,5 +160,6 @@ def _unblock_interrupts(_server: object) -> None:
 
 if os.environ.pop(_MARK, ""):
     _set_endings(signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an import that makes a lock starts a tracker, which unblocks it
     os.register_at_fork(after_in_child=partial(_set_endings, signal.SIG_DFL))
     register_after_fork(start_server, _unblock_interrupts)  # called when a fork has unpickled its function

@@ -276,15 +276,15 @@ def test_limit_on_open_files_is_told_with_its_remedy(monkeypatch, capsys, error)
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert ended(monkeypatch, capsys, error) == (
         f"crosscut: A process must be able to open more files than `ulimit -n` allows ({limit}){named}. Raise the "
-        "limit: ulimit -n 4096. To continue the run from its last checkpoint, use --resume auto.\n"
+        "limit: ulimit -n 4096. To continue the run from its last checkpoint, if it has one, use --resume auto.\n"
     )
 
 
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ("train", " To continue the run from its last checkpoint, use --resume auto."),
-        ("finetune", " To continue the run from its last checkpoint, use --resume."),
+        ("train", " To continue the run from its last checkpoint, if it has one, use --resume auto."),
+        ("finetune", " To continue the run from its last checkpoint, if it has one, use --resume."),
         ("prepare", " To continue preparing, start the same command again."),
         ("verify", ""),
     ],

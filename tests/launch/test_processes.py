@@ -4,6 +4,7 @@ import atexit
 import multiprocessing.process
 import os
 import platform
+import re
 import resource
 import signal
 import subprocess
@@ -20,7 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from crosscut.launch import launch, process_group, processes, stopping
+from crosscut.launch import launch, process_group, processes, server, stopping
 from crosscut.launch.processes import keep_process_group
 from crosscut.launch.stopping import Stopped, StopRequest
 from crosscut.parallel import RankFailure
@@ -121,6 +122,21 @@ def test_a_rank_that_runs_out_of_memory_is_named_without_a_traceback(tmp_path):
         "`training.recompute`."
     )
     assert "\n" not in message
+
+
+def interrupts_kept_out(folder: str) -> None:
+    """On a rank: note whether Ctrl-C is blocked or ignored here and in the server."""
+    statuses = (Path(f"/proc/{process}/status").read_text() for process in (os.getpid(), os.getppid()))
+    masks = ([int(mask, 16) for mask in re.findall(r"Sig(?:Blk|Ign):\s*(\w+)", status)] for status in statuses)
+    kept_out = [any(mask >> (signal.SIGINT - 1) & 1 for mask in of_process) for of_process in masks]
+    (Path(folder) / os.environ["RANK"]).write_text(str(kept_out))
+
+
+@pytest.mark.skipif(not server.FORKS, reason="ranks are forks on Linux only")
+@pytest.mark.usefixtures("nothing_left")
+def test_ctrl_c_reaches_ranks_and_not_their_server(tmp_path):
+    launch(interrupts_kept_out, (str(tmp_path),), num_ranks=2)
+    assert (tmp_path / "1").read_text() == "[False, True]"
 
 
 @pytest.mark.slow  # `tests/cli/test_train.py` kills a rank of a run
