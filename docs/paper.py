@@ -56,9 +56,11 @@ hand. A figure that is called a forecast comes from the planner, which [scaling.
 row by row. [alive.html](alive.html), to be opened in a browser, shows the cuts, f and g, the loss, the memory, the
 norms and the scaling with numbers that move.
 
-Some commands need what does not come with Crosscut: your own text in place of `book.txt`, the test files
-`wiki.test.tokens` and `lambada_test.jsonl`, the folder `squad`, the files that `examples/corpus.toml` or
-`examples/gpt2-small.toml` names, or a BERT trained in `runs/bert`. `runs/demo` is the run of `make demo`.
+On two cores, forecasts take seconds, proofs and the short runs of this page minutes, and `crosscut study quality` and
+`crosscut study rate` half an hour each. Some commands need what does not come with Crosscut: your own text in place of
+`book.txt`, the test files `wiki.test.tokens` and `lambada_test.jsonl`, the folder `squad`, the files that
+`examples/corpus.toml` or `examples/gpt2-small.toml` names, or a BERT trained in `runs/bert`. `runs/demo` is the run of
+`make demo`.
 """
 
 

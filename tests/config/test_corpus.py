@@ -59,6 +59,9 @@ MESSAGES = {
     "sources = {name = 'web', files = ['web.jsonl']}": "`sources` must be one or more sections [[sources]], but is "
     "{'name': 'web', 'files': ['web.jsonl']}.",
     "url = {}": "`url` must be a section of a corpus, but there is no such key. The nearest is `urls`.",
+    "recipe = 'llama'\noutput.folder = 'x'": "The file of a corpus must not have sections of a run, but has `recipe`, "
+    "`output`. Describe the corpus in a file of its own, prepare it with `crosscut prepare`, and give the run the "
+    "folder with its tokens: `data.tokens`.",
     "folder = ''": "`folder` must name a folder for the corpus, but is empty.",
     "duplicates.jaccard = 0.2": "`duplicates.jaccard` must be between 0.3 and 1, but is 0.2. The paper uses 0.7.",
     "duplicates.recall = 1.0": "`duplicates.recall` must be above 0 and at most 0.9999, but is 1.0.",

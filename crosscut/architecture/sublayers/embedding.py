@@ -107,7 +107,7 @@ class Embedding:
             steps.append(normalise)
             x = replace(normed, is_cheap=False)
         if self.dropout:
-            mask = dropout_mask("embedding mask", hidden)
+            mask = dropout_mask("embedding dropout mask", hidden)
             out = replace(x, name="input", rows=Rows.STREAM)
             steps += [Draw(gives=(mask,)), Drop(reads=(x, mask), gives=(out,), keeps=(mask,))]
             x = out

@@ -16,7 +16,7 @@ def add_residual(name: str, x: Value, *, around: Value, dropout: float) -> tuple
     out = replace(around, name=f"after {name}", is_cheap=False)
     if not dropout:
         return out, [Add(reads=(x, around), gives=(out,))]
-    mask = dropout_mask(f"{name} mask", x.width)
+    mask = dropout_mask(f"{name} dropout mask", x.width)
     dropped = replace(x, name=f"{x.name}, dropped")
     return out, [
         Draw(gives=(mask,)),

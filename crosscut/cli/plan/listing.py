@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from rich.text import Text
+
 from crosscut.cli.arguments import echo_json
 from crosscut.config import PRESETS, DataConfig, ModelConfig
 from crosscut.config.system.console import figures_table
@@ -32,6 +34,8 @@ def show_lists(*, as_json: bool) -> None:
         devices.add_row(key, *(three_digits(figure) for figure in figures), precision)
     console = new_console(width=100)
     console.print(models)
+    size = DataConfig().vocab_size
+    console.print(Text(f"A preset without a vocabulary has that of its tokenizer; {size:,} entries are counted.\n"))
     console.print(devices)
 
 

@@ -77,7 +77,9 @@ def _heading(plans: "Plans", options: "ForecastOptions", asked: RunConfig) -> It
         yield f"The fullest rank of each group of expert ranks has {plans.expert_skew:g} times the mean load."
     given = [name for name in (argument.partition("=")[0] for argument in options.arguments) if name in CHOSEN]
     if given:
-        effect = "the given values have no effect" if plans.own is None else "the run's own layout is described below"
+        effect = "the run's own layout is described below"
+        if plans.own is None:
+            effect = f"the given values have no effect, as their layout has {counted(asked.layout.world_size, 'rank')}"
         yield f"The plan chooses the values of {', '.join(given)}; {effect}."
 
 

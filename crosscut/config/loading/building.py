@@ -146,6 +146,8 @@ class SectionBuilder:
         """
         hints, required = fields_of(kind)[0], _required(kind, table)
         known, meant = list(hints), Table()
+        if not path and self._refuse_mixed(kind, table):
+            return {}
         for key in islice((key for key in table if key not in known), _MOST_UNKNOWN):
             if not path:
                 self._refuse_at_top(kind, key, table[key])
@@ -159,6 +161,22 @@ class SectionBuilder:
                 self._mistakes.doubt(found)
                 meant |= {field: table[key] for field in required if [_joined(path, field)] == found}
         return {field: value for field, value in meant.items() if field not in table}
+
+    def _refuse_mixed(self, kind: type, table: Mapping[str, object]) -> bool:
+        """Record one mistake for all sections of a run in the file of a corpus, or the other way round. Return whether
+        there are any.
+        """
+        known = fields_of(kind)[0]
+        others = {key: whole for other, whole in _WHOLES.items() if other is not kind for key in fields_of(other)[0]}
+        mixed = [key for key in table if key not in known and key in others]
+        if mixed:
+            self._note(
+                f"The file of {_WHOLES[kind]} must not have sections of {others[mixed[0]]}, but has "
+                f"{', '.join(f'`{key}`' for key in mixed)}. Describe the corpus in a file of its own, prepare it "
+                "with `crosscut prepare`, and give the run the folder with its tokens: `data.tokens`.",
+                mixed[0],
+            )
+        return bool(mixed)
 
     def _refuse_at_top(self, kind: type, key: str, value: object) -> None:
         """Record a mistake for a key without a section, or for each key of an unknown section."""

@@ -16,7 +16,10 @@ from crosscut.finetuning.tasks import SpanExample, TextExample
 _SPREAD = 0.01
 """Numbers count as equal if their standard deviation is below this fraction of that of the true numbers."""
 
-REMEDY = "Try a lower `optimizer.learning_rate`, a longer `--warmup`, more `--epochs` or another seed."
+REMEDY = (
+    "Try more `--epochs`, a lower `optimizer.learning_rate` (for a small model a higher one), a longer `--warmup` or "
+    "another seed."
+)
 
 
 def constant_prediction(task: TunedTask, predictions: Sequence[Prediction], examples: Sequence[Example]) -> str:

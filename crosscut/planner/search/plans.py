@@ -5,6 +5,7 @@ reasons.
 from dataclasses import dataclass, replace
 
 from crosscut.config import RunConfig
+from crosscut.config.training import Recompute
 from crosscut.planner.candidate import Candidate
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import MemoryForecast
@@ -127,10 +128,11 @@ class Plans:
 
     @property
     def own(self) -> Plan | Rejected | None:
-        """Forecast of the run's own layout, recomputation and micro-batches. None if the run has one rank, or another
-        number of ranks than the plan.
+        """Forecast of the run's own layout, recomputation and micro-batches. None if the run has another number of
+        ranks than the plan, or one rank without recomputation, as a run has that says nothing of its layout.
         """
-        if self.num_ranks == 1 or self.asked.layout.world_size != self.num_ranks:
+        has_own = self.num_ranks > 1 or self.asked.training.recompute is not Recompute.NONE
+        if not has_own or self.asked.layout.world_size != self.num_ranks:
             return None
         candidate = replace(Candidate.at(self.asked, 0), expert_skew=self.expert_skew)
         return forecast(candidate, Speed(self.hardware, self.asked.training.precision, ranks=self.num_ranks))

@@ -42,7 +42,11 @@ def _block(block: ShownBlock) -> Iterator[str]:
         yield from _step(step, "┃" if inside else "│")
     for title, messages in (("forward", [*block.forward]), ("backward", [*block.backward])):
         sent = f"{sum(message.wire_bytes for message in messages):,.0f}"
-        yield f"  {title}, in order: each rank sends {sent} bytes" if messages else f"  {title}: nothing is sent"
+        yield (
+            f"  {title}, in order: in a ring, each rank sends {sent} bytes"
+            if messages
+            else f"  {title}: nothing is sent"
+        )
         yield from _table(messages)
     yield from wrap(_kept(block), _WIDTH, initial_indent="  ", subsequent_indent="    ")
 

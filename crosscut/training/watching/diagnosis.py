@@ -104,9 +104,13 @@ def explain_non_finite(failure: NonFiniteError, trainer: Trainer, batches: Batch
 def _fault_of_teacher(step: int, trainer: Trainer) -> TrainingError:
     """Return the error for a step in which the teacher's predictions are not finite."""
     teacher = trainer.run.config.teacher
-    whose = f"`teacher.cache` (`{teacher.cache}`)" if teacher.cache else f"`teacher.folder` (`{teacher.folder}`)"
-    remedy = 'Set teacher.precision="float32", or choose another teacher'
-    remedy = "Store them in a new folder, with `crosscut prepare teacher`" if teacher.cache else remedy
+    whose, remedy = (
+        f"`teacher.folder` (`{teacher.folder}`)",
+        'Set teacher.precision="float32", or choose another teacher',
+    )
+    if teacher.cache:
+        whose = f"`teacher.cache` (`{teacher.cache}`)"
+        remedy = "Store them in a new folder, with `crosscut prepare teacher`"
     return TrainingError(
         f"The teacher's predictions must be finite, but at step {step + 1}, those of {whose} are not, and those of the "
         "model are. The weights and checkpoints are those from before the step. "

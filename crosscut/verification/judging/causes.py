@@ -164,7 +164,7 @@ _SHAPES_DO_NOT_FIT = "The ranks' shapes do not add up to the uncut shape: a dime
 _SUM_IS_MISSING = (
     "Each tensor rank holds only its part of a sum: an all-reduce over the tensor ranks is missing. Check the forward "
     "all-reduce after a row-parallel layer, the backward all-reduce before a column-parallel layer, and, for a "
-    "replicated parameter, the sum of its gradients under sequence parallelism."
+    "replicated parameter that sees only a part of the tokens or of the heads, the sum of its gradients."
 )
 _OFF_BY_A_VECTOR = (
     "The output is off by the same vector at every token: every rank adds a bias that only one rank should add, "

@@ -153,7 +153,8 @@ SHOWN = {
         " hours and costs 28.6 EUR.",
     ),
     "--model gpt2-medium --gpus 4 --gpu v100-32gb training.batch_size=8 layout.tensor=2": (
-        "The plan chooses the values of layout.tensor; the given values have no effect.", "no The run's own layout",
+        "The plan chooses the values of layout.tensor; the given values have no effect, as their layout has 2 ranks.",
+        "no The run's own layout",
     ),
     "--model gpt2-xl --gpus 2 --gpu v100-32gb training.batch_size=512 training.micro_batch_size=256 layout.data=2": (
         "The run's own layout does not fit: ",

@@ -195,4 +195,4 @@ def test_the_same_prediction_for_every_example_is_named(bert, tmp_path, forked_r
         told = f"{whose} predicts "
         assert told in result.output
         line = next(line for line in report.splitlines() if told in line)
-        assert "for all 8 dev examples, although their labels differ.** Try a lower `optimizer.learning_rate`" in line
+        assert "for all 8 dev examples, although their labels differ.** Try more `--epochs`" in line
