@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.gpu.without_gpu import CodeMade, on_code  # before PyTorch
+from benchmarks.gpu.without_gpu import CodeMade, on_code  # isort: split
 
 import torch
 from torch._inductor.graph import GraphLowering
@@ -34,7 +34,7 @@ from crosscut.rehearsal.pretence import WithoutMemory
 from crosscut.rehearsal.rehearse import blank_batches
 from crosscut.training.step import Trainer
 
-LLAMA = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none"}
+LLAMA = {"positions": "rotary", "norm": "rms", "layers": ["attention swiglu"], "biases": "none"}
 
 
 class Case(NamedTuple):

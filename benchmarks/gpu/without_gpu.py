@@ -14,7 +14,12 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.library import Library
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="crosscut-count-"))
 
@@ -61,95 +66,101 @@ if reason := reason_against():
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_FOLDER)  # a cache of other code would hide what is counted
 _load_guard()
 
-import torch
 
-_cuda: Any = torch.cuda
+def _answer(value: object) -> Callable[..., object]:
+    """Make a function that returns the value. Each patch needs its own: Dynamo has a table of functions."""
+    return lambda *_given, **_named: value
 
 
 def _answer_as_an_h100() -> None:
     """Answer PyTorch's questions about devices. The CPU's PyTorch raises an error for each."""
-    _cuda._lazy_init = lambda: None
-    _cuda.is_available = lambda: True
-    _cuda.device_count = lambda: 1
-    _cuda.current_device = lambda: 0
-    _cuda.set_device = lambda device: None
-    _cuda.synchronize = lambda *device: None
-    _cuda._exchange_device = lambda device: 0
-    _cuda._maybe_exchange_device = lambda device: 0
-    _cuda.get_device_properties = lambda device=None: H100
-    _cuda.get_device_capability = lambda device=None: (H100.major, H100.minor)
-    _cuda.get_device_name = lambda device=None: H100.name
-    _cuda.is_bf16_supported = lambda **given: True
-    _cuda.get_rng_state = lambda *device: torch.zeros(16, dtype=torch.uint8)
-    _cuda.set_rng_state = lambda *given: None
+    import torch
+
+    nothing = ("_lazy_init", "set_device", "synchronize", "set_rng_state")
+    numbers = {"device_count": 1, "current_device": 0, "_exchange_device": 0, "_maybe_exchange_device": 0}
+    figures = {"get_device_properties": H100, "get_device_capability": (9, 0), "get_device_name": H100.name}
+    yes = {"is_available": True, "is_bf16_supported": True}
+    state = {"get_rng_state": torch.zeros(16, dtype=torch.uint8)}
+    for name, value in {**dict.fromkeys(nothing), **numbers, **figures, **yes, **state}.items():
+        setattr(torch.cuda, name, _answer(value))
     torch.version.cuda = "13.0"
-    answers: dict[str, Callable[..., Any]] = {
-        "_cuda_getCurrentRawStream": lambda device: 0, "_cuda_getDevice": lambda: 0,
-        "_cuda_exchangeDevice": lambda device: 0, "_cuda_maybeExchangeDevice": lambda device: 0,
-        "_cuda_setDevice": lambda device: None,
-    }  # fmt: skip
-    for name, answer in answers.items():  # CUDA's part of PyTorch, which is not there
-        setattr(torch._C, name, answer)
-
-
-_answer_as_an_h100()  # before the compiler is imported, which keeps these functions
-
-import torch._dynamo.device_interface
-import torch._functorch.config
-import torch._inductor.config
-import torch._inductor.fx_passes.fuse_attention
-import torch._inductor.fx_passes.misc_patterns
-import torch._inductor.fx_passes.pad_mm
-import torch.utils._triton
-from torch import Tensor
-from torch._inductor.graph import GraphLowering
+    # CUDA's part of PyTorch, which is not there
+    for name in ("getCurrentRawStream", "getDevice", "exchangeDevice", "maybeExchangeDevice", "setDevice"):
+        setattr(torch._C, f"_cuda_{name}", _answer(0))
 
 
 def _generate_without_device() -> None:
-    """Skip what Inductor does on a device while it compiles."""
-    worker: Any = torch._dynamo.device_interface.CudaInterface.Worker
-    worker.get_device_properties = staticmethod(lambda device=None: H100)
-    worker.current_device = staticmethod(lambda: 0)
-    triton: Any = torch.utils._triton
-    triton.has_triton = lambda: True  # asks the driver
-    triton.triton_hash_with_backend = lambda: "0" * 64  # asks the driver
-    passes: Any = torch._inductor.fx_passes
+    """Skip what Inductor does on a device while it compiles. `torch.cuda` must answer before Inductor is imported,
+    which keeps its functions.
+    """
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
+    from torch._dynamo.device_interface import CudaInterface
+    from torch._inductor.fx_passes import fuse_attention, misc_patterns, pad_mm
+    from torch.utils import _triton
+
+    _patch(CudaInterface.Worker, get_device_properties=H100, current_device=0)  # answers of worker processes
+    _patch(_triton, has_triton=True, triton_hash_with_backend="0" * 64)  # both ask the driver
     # These patterns are traced from real tensors on the device. They replace attention that is written out, products of
     # odd sizes and random permutations, none of which a layer has.
-    passes.fuse_attention._sfdp_init = lambda *given: None
-    passes.pad_mm._pad_mm_init = lambda *given: None
-    passes.misc_patterns._misc_patterns_init = lambda *given: None
-    inductor: Any = torch._inductor.config
-    inductor.fx_graph_cache, inductor.compile_threads = False, 1
-    functorch: Any = torch._functorch.config
-    functorch.enable_autograd_cache = False
-    functorch.force_non_lazy_backward_lowering = True  # the forward pass never runs, so no backward pass would come
+    _patch(fuse_attention, _sfdp_init=None)
+    _patch(pad_mm, _pad_mm_init=None)
+    _patch(misc_patterns, _misc_patterns_init=None)
+    _set(inductor, fx_graph_cache=False, compile_threads=1)
+    # The forward pass never runs, so a backward pass that is compiled when it first runs would never be.
+    _set(functorch, enable_autograd_cache=False, force_non_lazy_backward_lowering=True)
+
+
+def _patch(owner: object, **answers: object) -> None:
+    for name, value in answers.items():
+        answer = _answer(value)
+        setattr(owner, name, staticmethod(answer) if isinstance(owner, type) else answer)
+
+
+def _set(owner: object, **values: object) -> None:
+    for name, value in values.items():
+        setattr(owner, name, value)
+
+
+def _fold_constants() -> "Library":
+    """Make the constants that Inductor folds on the CPU. It only reads their value. Return the registration, which ends
+    with the object.
+    """
+    import torch
+
+    def empty(size: list[int], *, dtype: "torch.dtype | None" = None, **_others: object) -> "Tensor":
+        return torch.empty(size, dtype=dtype, device="cpu")
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("empty.memory_format", empty, "CUDA")
+    return library
 
 
 def _attend_as_an_h100() -> None:
     """Attend with cuDNN, which PyTorch chooses on an H100. The choice is in CUDA's part of PyTorch."""
+    import torch
 
     def attend(
-        q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None = None, is_causal: bool = False,
-        dropout_p: float = 0.0, scale: float | None = None, enable_gqa: bool = False,
-    ) -> Tensor:  # fmt: skip
-        assert attn_mask is None, "with a mask, PyTorch chooses another kernel"
+        q: "Tensor", k: "Tensor", v: "Tensor", *, is_causal: bool, scale: float | None, **others: object
+    ) -> "Tensor":
+        assert not others.get("attn_mask"), "with a mask, PyTorch chooses another kernel"
         attention = torch.ops.aten._scaled_dot_product_cudnn_attention
-        result: Tensor = attention(q, k, v, None, True, dropout_p, is_causal, False, scale=scale)[0]
+        result: Tensor = attention(q, k, v, None, True, 0.0, is_causal, False, scale=scale)[0]
         return result
 
     torch.nn.functional.scaled_dot_product_attention = attend  # type: ignore[assignment]
 
 
-def on_code(hear: Callable[[GraphLowering, str], None]) -> None:
-    """Call `hear` with each graph that Inductor has lowered and with the code that it has generated. Calls of the code
-    raise `CodeMade`.
+def on_code(hear: Callable[[Any, str], None]) -> None:
+    """Call `hear` with each graph that Inductor has lowered (`GraphLowering`) and with the code that it has generated.
+    Calls of the code raise `CodeMade`.
     """
+    from torch._inductor.graph import GraphLowering
 
-    def call(arguments: object) -> None:
+    def call(_arguments: object) -> None:
         raise CodeMade
 
-    def hear_code(graph: GraphLowering) -> SimpleNamespace:
+    def hear_code(graph: Any) -> SimpleNamespace:
         code, _ = graph.codegen()
         hear(graph, code.value)
         return SimpleNamespace(call=call, runner=None, __file__="")
@@ -157,5 +168,7 @@ def on_code(hear: Callable[[GraphLowering, str], None]) -> None:
     GraphLowering.compile_to_module = hear_code  # type: ignore[assignment, method-assign]
 
 
+_answer_as_an_h100()
 _generate_without_device()
+_FOLDING = _fold_constants()
 _attend_as_an_h100()
