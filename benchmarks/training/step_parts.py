@@ -87,7 +87,7 @@ def run_crosscut(clock: Clock, words: list[str]) -> None:
 
     for part, owner, name in (
         ("batch", Batches, "micro_batches"), ("forward", GPT, "loss"), ("clip", step, "measure_gradients"),
-        ("clip", step, "clip_gradients_"), ("optimizer", LocalAdamW, "step"), ("metrics", Metrics, "step"),
+        ("optimizer", LocalAdamW, "step"), ("metrics", Metrics, "step"),
     ):  # fmt: skip
         clock.time(part, owner, name)
     clock.mark(step.Trainer, "step")

@@ -18,10 +18,10 @@ from crosscut.parallel import (
     ColumnParallelLinear,
     LayerNorm,
     RowParallelLinear,
-    clip_gradients_,
     global_gradient_norm,
     make_lone_mesh,
 )
+from crosscut.parallel.state.gradient_norm import clip_factor
 from crosscut.parallel.state.parameters import local_part
 
 _KERNELS = 200
@@ -250,7 +250,8 @@ def _on_host(device: torch.device) -> list[Callable[[], object]]:
         layers[0](x).sum().backward()
 
     def step() -> None:
-        clip_gradients_(parameters, global_gradient_norm(parameters), 1.0)
+        factor = clip_factor(global_gradient_norm(parameters), 1.0)
+        optimizer.grad_scale = factor.reciprocal().float()  # type: ignore[attr-defined]
         optimizer.step()
 
     return [partial(layers[0], x), both, step]

@@ -21,7 +21,6 @@ from crosscut.parallel import (
     LowRankGradients,
     ParallelMesh,
     RandomStreams,
-    clip_gradients_,
     enable_symmetric_memory,
     make_reducer,
     measure_gradients,
@@ -29,6 +28,7 @@ from crosscut.parallel import (
     sum_copies,
 )
 from crosscut.parallel.collectives import all_reduce
+from crosscut.parallel.state.gradient_norm import clip_factor
 from crosscut.planner.stages import schedule_of, separates_weights, stage_sizes
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.memory.host_moments import InHostMemory
@@ -180,7 +180,7 @@ class Trainer:
         loss, verdict = self.summed(torch.stack([loss, measured.verdict.to(loss.dtype)])).unbind()
         norm = measured.norm + verdict
         held = self._hold(loss, norm)
-        clip_gradients_(self.parameters, norm, self.run.optimizer.clip_norm)
+        self.optimizer.clip = clip_factor(norm, self.run.optimizer.clip_norm)
         rate = learning_rate(step, config=self.run.optimizer, num_steps=self.run.training.steps)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.found_inf = held

@@ -57,12 +57,15 @@ from crosscut.parallel import (
 from crosscut.parallel.collectives import all_gather, all_reduce, split, start_all_reduce_owned, wait
 from crosscut.parallel.owners.stages import Channels
 from crosscut.parallel.state import gradients, sharding, turns
+from crosscut.parallel.state.gradient_norm import clip_factor
 from crosscut.parallel.state.gradients import _local
 from crosscut.parallel.state.parameters import cut_dim, local
 from crosscut.training import step as training_step
 from crosscut.training.optimization import averaging, muon
+from crosscut.training.optimization.optimizer import LocalAdamW
 from crosscut.training.speed import compilation
 from crosscut.verification import LayoutReport, for_verification, verify_module, verify_on_mesh
+from crosscut.verification.module import CLIP_NORM
 from crosscut.verification.run_proof import MICRO_BATCHES
 from tests.verification.runs import BERT, CHOICE, CLASSES, CPU, MASKED, SPANS, tiny_run, verify_run
 
@@ -640,11 +643,14 @@ def norm_of_own_parameters(_plain: Any, parameters: Any, _owners: Any, **_: Any)
     return GradientNorm(squares.sqrt(), squares)
 
 
-@fault("clip by the local norm", "clipped gradients")
-@instead_of(training_step, "clip_gradients_")
-def clip_by_the_local_norm(clip: Any, parameters: Any, norm: float, max_norm: float) -> None:
-    own = torch.stack([_local(p.grad).square().sum() for p in parameters]).sum().sqrt()
-    clip(parameters, own.item(), max_norm)
+@instead_of(LocalAdamW, "step")
+def clip_by_own_norm(step: Any, self: LocalAdamW) -> None:
+    gradients = [_local(p.grad) for group in self.param_groups for p in group["params"]]
+    self.clip = clip_factor(torch.stack([g.square().sum() for g in gradients]).sum().sqrt(), CLIP_NORM)
+    step(self)
+
+
+fault("clip by the local norm", "clipped gradients")(clip_by_own_norm)
 
 
 @fault("loss normalised by local tokens", "loss", DATA)

@@ -129,6 +129,13 @@ def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
     return total
 
 
+def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
+    """Return the factor by which gradients with the global norm `norm` are multiplied to clip them to `max_norm`: a
+    scalar, at most 1, in the element type of `norm`.
+    """
+    return (max_norm / (norm + 1e-6)).clamp(max=1.0)
+
+
 def clip_gradients_(parameters: Sequence[nn.Parameter], norm: Tensor | float, max_norm: float) -> None:
     """Clip the gradients: if `norm` is larger than `max_norm`, scale all gradients down to a global norm of `max_norm`
     (paper, section 4.1.1).
@@ -139,7 +146,7 @@ def clip_gradients_(parameters: Sequence[nn.Parameter], norm: Tensor | float, ma
     """
     gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
     if isinstance(norm, Tensor):
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        factor = clip_factor(norm, max_norm)
         for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
             torch._foreach_mul_([g for g in gradients if g.dtype == dtype], factor.to(dtype))
     elif max_norm / (norm + 1e-6) < 1.0:

@@ -4,11 +4,16 @@ import shutil
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from crosscut.config import ConfigError, RunConfig
+from crosscut.config import ConfigError, OptimizerConfig, RunConfig
+from crosscut.parallel.state.gradient_norm import clip_factor
+from crosscut.training.memory.host_moments import InHostMemory
+from crosscut.training.optimization.optimizer import OnDevice, Rules, make_optimizer
 from crosscut.training.optimization.schedule import learning_rate
 from tests.refusals import refusal
 from tests.training.jobs import parts
+from tests.training.optimization.test_muon import describe_tiny
 from tests.training.test_resume import LAYOUTS, checkpoint_of, record, train
 
 RATES = {"embedding": 0.02, "head": 0.004, "matrix": 0.003, "scalar": 0.05}
@@ -80,3 +85,62 @@ def test_a_group_that_the_model_lacks_is_refused(run_with):
         "`optimizer.head_learning_rate` must be 0 for a model whose output projection shares the weight of the "
         "embedding, but is 0.004. Set `optimizer.embedding_learning_rate`, or set model.tied=false."
     )
+
+
+class Operators(TorchDispatchMode):
+    """Notes the names of the operators that run inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.name().split(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
+def operators_of_update(run: RunConfig) -> set[str]:
+    trainer, batches = parts(run)
+    loss = trainer.accumulate(0, batches.micro_batches(0))
+    with Operators() as seen:
+        trainer.update(0, loss)
+    return seen.names
+
+
+def test_clipping_takes_no_pass_of_its_own_over_the_gradients_of_adamw(ranks, run_with):
+    for precision, is_apart in (("bfloat16", False), ("float64", True)):  # the kernel divides by a float32 only
+        names = ranks.run(1, operators_of_update, run_with(f"training.precision={precision}"))[0]
+        assert "aten::_fused_adamw_" in names
+        assert ("aten::_foreach_mul_" in names) == is_apart
+
+
+@pytest.mark.parametrize("home", [OnDevice, InHostMemory])
+@pytest.mark.parametrize("has_muon", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_step_clips_as_a_product_with_the_factor_does(dtype, has_muon, home):
+    """Also the gradients that it leaves, and a step that is held. Gradients that need no clipping keep every bit."""
+    results, equal = [], dtype == torch.float64
+    for inside in (False, True):
+        torch.manual_seed(1)
+        layer = torch.nn.Linear(6, 4).to(dtype)
+        (described,) = (p for p in describe_tiny() if p.name == "blocks.0.mlp.expand.weight")
+        config = OptimizerConfig(
+            learning_rate=0.1, **({"matrices": "muon", "matrix_learning_rate": 0.1} if has_muon else {})
+        )
+        rules = Rules(undecayed=("bias",), matrices={"weight": described} if has_muon else {})
+        optimizer = make_optimizer(layer, config, rules=rules, home=home())
+        for norm, held in ((7.3, 0.0), (0.5, 0.0), (float("nan"), 1.0), (3.0, 0.0)):
+            gradients = [torch.randn_like(p) * norm for p in layer.parameters()]
+            factor = clip_factor(torch.tensor(norm, dtype=torch.float64), 1.0)
+            for parameter, gradient in zip(layer.parameters(), gradients, strict=True):
+                parameter.grad = gradient.clone() if inside else gradient * factor.to(dtype)
+            optimizer.clip, optimizer.found_inf = factor if inside else None, torch.tensor(held)
+            optimizer.step()
+            state = [t for s in optimizer.state.values() for t in s.values()]
+            kept = [] if held else [p.grad for p in layer.parameters()]
+            results.append([t.detach().clone() for t in (*layer.parameters(), *state, *kept)])
+            if norm < 1.0:
+                assert all(map(torch.equal, kept, gradients))
+    for clipped, expected in zip(results[4:], results[:4], strict=True):
+        for one, other in zip(clipped, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0.0 if equal else 3e-6, atol=0.0 if equal else 1e-7)

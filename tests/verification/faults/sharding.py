@@ -16,7 +16,7 @@ from crosscut.parallel.state import sharding
 from crosscut.parallel.state.gradients import _local
 from crosscut.training import step as training_step
 from crosscut.training.memory import host_activations, recomputation
-from tests.verification.mutations import ACCUMULATED, PACKED, SHARED, STAGES, Patch, fault, instead_of
+from tests.verification.mutations import ACCUMULATED, PACKED, SHARED, STAGES, Patch, clip_by_own_norm, fault, instead_of
 from tests.verification.runs import LLAMA
 
 SHARED_GRADIENTS = Layout(data=2, sharding="zero2")
@@ -79,11 +79,7 @@ def norm_of_own_shards(norm: Any, parameters: Any, owners: Any, **also: Any) -> 
     return measured._replace(norm=squares.sqrt()) if parameters[0].device_mesh.size() > 1 else measured
 
 
-@fault("shards are clipped by the norm of the own shards", "clipped gradients", SHARED)
-@instead_of(training_step, "clip_gradients_")
-def shards_clipped_by_own_norm(clip: Any, parameters: Any, norm: Any, max_norm: float) -> None:
-    own = torch.stack([_local(p.grad).square().sum() for p in parameters]).sum().sqrt()
-    clip(parameters, own.item(), max_norm)
+fault("shards are clipped by the norm of the own shards", "clipped gradients", SHARED)(clip_by_own_norm)
 
 
 @fault("the weights of layers are gathered in float32", "blocks.0.attention_norm", SHARED)
