@@ -2,15 +2,16 @@
 once.
 
 Without compilation, PyTorch's log-softmax and the operators after it work in place on float32 logits. With compilation,
-three passes read the logits in the element type of the products:
+two passes read the logits in the element type of the products:
 
-1. `highest` computes each token's largest logit.
-2. `sums` computes each token's sum of exponentials and the target's logit.
-3. `error` computes the gradients of the logits. It computes the exponentials again, which takes less time than storing
-   and reading them.
+1. `sums` computes each token's largest logit, sum of exponentials and target's logit. A GPU computes the first two
+   together: whenever it finds a larger logit, it multiplies the sum so far by the exponential of the difference
+   (Milakov and Gimelshein 2018, arXiv 1805.02867).
+2. `error` replaces the logits by their gradients. It computes the exponentials again, which takes less time than
+   storing and reading them.
 
-The ranks communicate between the passes, so a compiler cannot fuse two passes into one kernel. If the model caps its
-logits, each compiled pass caps the logits again.
+The ranks communicate between the passes, so a compiler cannot fuse the two into one kernel. The first pass therefore
+refers to the largest logit of its own rank. If the model caps its logits, each compiled pass caps the logits again.
 
 Shapes: C tokens of a chunk, V vocabulary, T tensor ranks.
 """
@@ -38,41 +39,40 @@ class Logits(NamedTuple):
 
 
 class LossPasses:
-    """Compiled functions for the three passes of the loss over a rank's logits: `highest`, `sums` and `error`. The
-    passes send nothing between ranks.
+    """Compiled functions for the two passes of the loss over a rank's logits: `sums` and `error`. The passes send
+    nothing between ranks.
 
     The argument `compiled` is a function that compiles a pass, such as `torch.compile`.
     """
 
     def __init__(self, compiled: Callable[[Pass], Pass]) -> None:
-        self.highest, self.sums, self.error = compiled(_highest), compiled(_sums), compiled(_error)
+        self.sums, self.error = compiled(_sums), compiled(_error)
 
 
-def _highest(logits: Logits, wide: torch.dtype) -> Tensor:
-    """Return the largest logit of each token [C], without the padded part of the vocabulary."""
-    values, num_real, cap = logits
-    return torch.where(_columns(values) < num_real, soft_cap(values.to(wide), cap), -torch.inf).amax(1)
-
-
-def _sums(logits: Logits, highest: Tensor, index: Tensor) -> Tensor:
-    """Return, for each token, the sum of exponentials and the target's logit, as [2, C]. Both are relative to the
-    largest logit `highest` [C].
+def _sums(logits: Logits, index: Tensor, wide: torch.dtype) -> Tensor:
+    """Return, for each token, the largest logit, the sum of exponentials relative to it, and the target's logit, as
+    [3, C], of the rank's own columns without padding. A rank that has only padding returns -inf and zeros.
 
     `index` [C] is the column of each target. If another rank holds a target, the target's logit is 0.
     """
     values, num_real, cap = logits
+    if not num_real:
+        nothing = torch.zeros(len(values), dtype=wide, device=values.device)
+        return torch.stack([nothing - torch.inf, nothing, nothing])
     columns = _columns(values)
-    relative = soft_cap(values.to(highest.dtype), cap) - highest.unsqueeze(1)
-    exponentials = torch.where(columns < num_real, relative.exp(), 0.0).sum(1)
-    target = torch.where((columns == index.unsqueeze(1)) & (columns < num_real), relative, 0.0).sum(1)
-    return torch.stack([exponentials, target])
+    real = torch.where(columns < num_real, soft_cap(values.to(wide), cap), -torch.inf)
+    highest = real.amax(1, keepdim=True)  # this line and the next have the form that Inductor turns into one pass
+    exponentials = (real - highest).exp().sum(1, keepdim=True)
+    target = torch.where((columns == index.unsqueeze(1)) & (columns < num_real), real, 0.0).sum(1)
+    return torch.stack([highest.squeeze(1), exponentials.squeeze(1), target])
 
 
 def _error(logits: Logits, highest: Tensor, sums: Tensor, index: Tensor, growth: Tensor | None) -> Tensor:
-    """Return the gradients of the loss with respect to the logits, [C, V/T], in the type of the logits. The gradients
-    are the probabilities, minus 1 at the target, and 0 for padding. With a soft cap, the gradients are multiplied by
-    the cap's derivative.
+    """Replace the logits [C, V/T] by the gradients of the loss with respect to them, in place, and return the
+    gradients. The gradients are the probabilities, minus 1 at the target, and 0 for padding. With a soft cap, the
+    gradients are multiplied by the cap's derivative.
 
+    `highest` [C] is each token's largest logit on all ranks, and `sums` [C] the sum of exponentials relative to it.
     `growth` [C] multiplies the probabilities; None means 1.
     """
     values, num_real, cap = logits
@@ -83,7 +83,7 @@ def _error(logits: Logits, highest: Tensor, sums: Tensor, index: Tensor, growth:
     error = p - (columns == index.unsqueeze(1)).to(p.dtype)
     if cap:  # the compiler computes the capped logits once
         error = error * (1.0 - (soft_cap(values.to(highest.dtype), cap) / cap).square())
-    return torch.where(columns < num_real, error, 0.0).to(values.dtype)
+    return values.copy_(torch.where(columns < num_real, error, 0.0))
 
 
 def log_softmax_(logits: Tensor, num_real: int) -> tuple[Tensor, Tensor]:

@@ -352,16 +352,17 @@ def _compare(logits: Tensor, targets: Tensor, part: VocabularyPart) -> tuple[Ten
 
 def _compare_compiled(product: Tensor, targets: Tensor, plan: _LossPlan) -> tuple[Tensor, Tensor | None]:
     """Compute the same as `_losses_of_chunk`, with compiled passes. `product` [C, V/T] holds the logits before the soft
-    cap.
+    cap. If gradients are needed, they overwrite it.
     """
     passes, part = plan.settings.passes, plan.part
     assert passes is not None
     wide = torch.promote_types(product.dtype, torch.float32)
     logits = Logits(product, part.num_real, plan.settings.soft_cap)
     index = targets - part.first
-    highest = all_reduce(passes.highest(logits, wide), part.axis, "max")
-    sums, target = all_reduce(passes.sums(logits, highest, index), part.axis).unbind()
-    losses, growth = _with_z_loss(sums.log() - target, highest + sums.log(), plan.settings.z_loss)
+    own, sums, target = passes.sums(logits, index, wide).unbind()
+    highest = all_reduce(own, part.axis, "max")
+    sums, target = all_reduce(torch.stack([sums * (own - highest).exp(), target]), part.axis).unbind()
+    losses, growth = _with_z_loss(sums.log() - (target - highest), highest + sums.log(), plan.settings.z_loss)
     if not plan.needs_grad:
         return losses, None
     return losses, passes.error(logits, highest, sums, index, growth)

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from crosscut.kernels.loss_passes import error_into, log_softmax_
+from crosscut.kernels.loss_passes import Logits, LossPasses, error_into, log_softmax_
 
 C, V = 5, 9
 
@@ -45,3 +45,26 @@ def test_error_is_the_gradient_of_the_loss(dtype: torch.dtype) -> None:
     assert error.data_ptr() == out.data_ptr()
     close = {"rtol": 1e-12, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-2, "atol": 1e-2}
     torch.testing.assert_close(error, expected.to(dtype), **close)
+
+
+@pytest.mark.parametrize(("num_real", "cap"), [(V, 0.0), (6, 0.0), (6, 2.0)])
+def test_the_passes_to_compile_read_logits_once_and_overwrite_them(num_real: int, cap: float) -> None:
+    passes, values = LossPasses(lambda function: function), _logits().requires_grad_()
+    targets = torch.tensor([0, 5, 3, 3, 5])
+    real = (cap * torch.tanh(values / cap) if cap else values)[:, :num_real]
+    F.cross_entropy(real, targets, reduction="sum").backward()
+    held = values.detach().clone()
+    logits = Logits(held, num_real, cap)
+    highest, sums, target = passes.sums(logits, targets, torch.float64).unbind()
+    torch.testing.assert_close(highest, real.amax(1))
+    torch.testing.assert_close(highest + sums.log(), real.logsumexp(1))
+    torch.testing.assert_close(target, real.gather(1, targets.unsqueeze(1)).squeeze(1))
+    error = passes.error(logits, highest, sums, targets, None)
+    assert error.data_ptr() == held.data_ptr()
+    torch.testing.assert_close(error, values.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_a_rank_with_padding_only_adds_nothing_to_the_sums() -> None:
+    logits = Logits(torch.full((C, V), torch.nan), 0, 0.0)
+    sums = LossPasses(lambda function: function).sums(logits, torch.zeros(C, dtype=torch.long), torch.float32)
+    assert sums.tolist() == [[-torch.inf] * C, [0.0] * C, [0.0] * C]

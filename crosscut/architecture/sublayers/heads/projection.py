@@ -94,7 +94,7 @@ class Loss(LossStep):
         """Bytes that the embedding and the loss read and write in one micro-batch.
 
         The forward pass reads or writes the residual stream six times. For each logit, a compiled loss reads and writes
-        four numbers in the compute type (the data type of matrix products), and an uncompiled loss ten numbers in the
+        three numbers in the compute type (the data type of matrix products), and an uncompiled loss ten numbers in the
         accumulation type. A soft cap adds ten numbers to an uncompiled loss: two each to divide, to apply tanh, to
         compute the derivatives, to multiply, and to multiply by the derivatives. The backward pass reads or writes the
         residual stream five times and, unless the output weight is frozen, the gradient of the output weight three
@@ -103,20 +103,21 @@ class Loss(LossStep):
         product = self.product(target)
         stream = target.tokens * product.k * target.compute_bytes
         uncompiled = (20 if self.caps_logits else 10) * target.sums_bytes
-        of_logit = 4 * target.compute_bytes if target.compiled else uncompiled
+        of_logit = 3 * target.compute_bytes if target.compiled else uncompiled
         vocabulary_gradient = 0 if product.is_frozen else 3 * product.n * product.k * target.sums_bytes
         return Passes(forward=6 * stream + of_logit * product.m * product.n, backward=5 * stream + vocabulary_gradient)
 
     def logit_bytes(self, target: Target) -> int:
         """Bytes that the loss holds for each logit of a chunk.
 
-        A compiled loss holds each logit twice in the compute type, which is the data type of matrix products. An
-        uncompiled loss holds each logit in the accumulation type, and also in the compute type if the two types differ.
-        With a soft cap, an uncompiled loss also holds the derivatives in the accumulation type.
+        A compiled loss holds each logit once in the compute type, which is the data type of matrix products: the
+        gradients overwrite the logits. An uncompiled loss holds each logit in the accumulation type, and also in the
+        compute type if the two types differ. With a soft cap, an uncompiled loss also holds the derivatives in the
+        accumulation type.
         """
         is_mixed = target.compute_bytes != target.sums_bytes
         if target.compiled:
-            return 2 * target.compute_bytes
+            return target.compute_bytes
         return target.sums_bytes * (2 if self.caps_logits else 1) + target.compute_bytes * is_mixed
 
     def statistics(self) -> tuple[tuple[str, int], ...]:
