@@ -156,16 +156,25 @@ def product_in(buffer: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 def add_product(total: Tensor, a: Tensor, b: Tensor, *, is_first: bool = False) -> None:
     """Add a product in place: total [M, K] += a [M, N] @ b [N, K]. With `is_first`, overwrite `total` by a @ b.
 
-    `total` may have a wider element type than `a` and `b`.
+    `total` may have a wider element type than `a` and `b`. On a GPU, a float32 sum is then never rounded to their type.
     """
     if total.dtype == a.dtype and onednn.suits(a, b.t()):
         onednn.add_product(total, a, b, is_first=is_first)
     elif total.dtype == a.dtype:
         total.addmm_(a, b, beta=0 if is_first else 1)
+    elif adds_in_float32(total):
+        torch.addmm(total, a, b, beta=0 if is_first else 1, out_dtype=torch.float32, out=total)
     elif is_first:
         total.copy_(a @ b)
     else:
         total.add_(a @ b)
+
+
+def adds_in_float32(total: Tensor) -> bool:
+    """Whether a product of narrow factors can be added to `total` without a rounded copy of the product. PyTorch has
+    such products on GPUs only, and only in float32.
+    """
+    return total.is_cuda and total.dtype == torch.float32
 
 
 def as_rows(x: Tensor) -> Tensor:

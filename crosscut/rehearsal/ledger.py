@@ -257,6 +257,7 @@ def _solved(system: Tensor, wanted: Tensor, *_: object, **__: object) -> int:
 
 _COUNTS: dict[object, Callable[..., int]] = {
     aten.addmm_: _added,
+    aten.addmm: _added,
     aten.linalg_solve_triangular: _solved,
     **({torch.ops.mkldnn._linear_pointwise: _linear} if onednn.IS_THERE else {}),
     aten._scaled_dot_product_flash_attention: _forward,

@@ -1,14 +1,14 @@
 """Fake tensors for the dry run, and the choices that PyTorch would make on a GPU.
 
 A dry run uses PyTorch's fake tensors, which have a shape and a data type but no values. The fake tensors are on the
-CPU, because PyTorch without CUDA supports the backward pass only for CPU tensors. A dry run of GPUs makes seven choices
+CPU, because PyTorch without CUDA supports the backward pass only for CPU tensors. A dry run of GPUs makes eight choices
 as PyTorch makes them on an Ampere GPU or a later one:
 
 - attention uses a fused kernel, which saves the log-sum-exp of each query and head instead of the scores;
 - keys and values are repeated for all query heads if no fused kernel accepts fewer key-value heads;
 - a dropout mask has one byte per element;
 - the loss uses the chunk size for GPUs;
-- products do not use oneDNN;
+- products do not use oneDNN, and a product is added to a float32 sum without a copy;
 - GeLU is PyTorch's kernel;
 - the norm of the gradients takes each gradient whole.
 
@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from crosscut.config.conventions import AMPERE
-from crosscut.kernels import gelu, onednn
+from crosscut.kernels import gelu, onednn, products
 from crosscut.model.sublayers import attention
 from crosscut.parallel.pretended import is_wait
 from crosscut.parallel.state import gradient_norm
@@ -72,6 +72,7 @@ def as_on(device: Device) -> Iterator[None]:
     with (
         replaced(F, scaled_dot_product_attention=_fused_attention, dropout=_dropout),
         replaced(onednn, IS_THERE=False, is_faster=lambda: False),
+        replaced(products, adds_in_float32=lambda total: total.dtype == torch.float32),
         replaced(attention, capability_of=lambda _: AMPERE),
         replaced(gelu, MOST_ELEMENTS=0),
         replaced(gradient_norm, NORM_PIECE=sys.maxsize),

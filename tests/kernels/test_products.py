@@ -3,10 +3,12 @@
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from crosscut.config import Layout
 from crosscut.kernels import FLOAT8, ORDINARY, onednn
-from crosscut.kernels.products import FEW, _cast
+from crosscut.kernels.products import FEW, _cast, add_product
 from crosscut.parallel import ColumnParallelLinear, Multiplication, RowParallelLinear, make_mesh, normal_
 from tests.ranks import RankPool
 
@@ -159,3 +161,41 @@ def test_without_onednn_nothing_asks_for_it(monkeypatch):
     with torch.no_grad():
         for num_tokens in FEW:
             assert ORDINARY.output(torch.ones(num_tokens, 4), torch.ones(3, 4)).eq(4).all()
+
+
+class _OnGpu(TorchDispatchMode):
+    """Notes the operators of fake CUDA tensors. PyTorch without CUDA has no product with a float32 result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, object]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls.append((func.name(), kwargs.get("beta", 1)))
+        return kwargs["out"] if "out" in kwargs else func(*args, **kwargs)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_gpu_adds_narrow_products_to_a_float32_sum_in_one_kernel(dtype: torch.dtype, is_first: bool) -> None:
+    with FakeTensorMode():
+        a, b = (torch.empty(size, dtype=dtype, device="cuda") for size in ((S, OUT), (S, IN)))
+        total = torch.empty(OUT, IN, device="cuda")
+        with _OnGpu() as seen:
+            add_product(total, a.t(), b, is_first=is_first)
+    assert [call for call in seen.calls if "mm" in call[0]] == [("aten::addmm.dtype_out", 0 if is_first else 1)]
+    assert all("mm" in name or name.startswith(("aten::t", "prim::")) for name, _ in seen.calls), seen.calls
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_sum_of_narrow_products_is_rounded_to_float32_only(dtype: torch.dtype) -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    factors = [
+        [torch.randn(size, generator=generator, device="cuda").to(dtype) for size in ((256, OUT), (256, IN))]
+        for _ in range(3)
+    ]
+    total = torch.full((OUT, IN), torch.nan, device="cuda")
+    for i, (a, b) in enumerate(factors):
+        add_product(total, a.t(), b, is_first=i == 0)
+    assert _distance(total, sum(a.double().t() @ b.double() for a, b in factors)) < 1e-5

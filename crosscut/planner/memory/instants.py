@@ -138,6 +138,7 @@ class Instants:
         chunk = min(predicted, default_loss_chunk(max(rows, 1), predicted, device=stage.device))
         weights, activations = self._held(stage.num_layers - 1)
         cast = stage.size * stage.is_mixed
+        rounded = cast if stage.device == "cpu" else 0  # a GPU adds products to the float32 gradient directly
         teaches = stage.run.teacher.teaches
         plain = stage.device == "cpu" or teaches  # the loss on a CPU or with a teacher is never compiled
         logits: float = stage.decoder.loss.logit_bytes(replace(target, compiled=False) if plain else target)
@@ -151,7 +152,7 @@ class Instants:
             "loss",
             weights=weights + vocabulary * cast,
             gradients=self._summed(0)
-            + stage.vocabulary_gradient * (stage.wide + cast)
+            + stage.vocabulary_gradient * (stage.wide + rounded)
             + self._unsummed(stage.num_layers - 1),
             activations=activations + ends + chunk * stage.whole // target.tokens + results,
             logits=int(chunk * (rows * logits + of_teacher)),

@@ -12,7 +12,7 @@ from crosscut.architecture.parameters import Cut, Parameter, Role
 from crosscut.architecture.steps import Passes, Product, Value
 from crosscut.architecture.sublayers.heads.head import Head, LossStep
 from crosscut.architecture.target import Target
-from crosscut.config import ModelConfig
+from crosscut.config import ModelConfig, default_loss_chunk
 
 
 @dataclass(frozen=True)
@@ -97,15 +97,29 @@ class Loss(LossStep):
         three numbers in the compute type (the data type of matrix products), and an uncompiled loss ten numbers in the
         accumulation type. A soft cap adds ten numbers to an uncompiled loss: two each to divide, to apply tanh, to
         compute the derivatives, to multiply, and to multiply by the derivatives. The backward pass reads or writes the
-        residual stream five times and, unless the output weight is frozen, the gradient of the output weight three
-        times.
+        residual stream five times. Unless the output weight is frozen, its gradient is read and written to be scaled.
         """
         product = self.product(target)
         stream = target.tokens * product.k * target.compute_bytes
         uncompiled = (20 if self.caps_logits else 10) * target.sums_bytes
         of_logit = 3 * target.compute_bytes if target.compiled else uncompiled
-        vocabulary_gradient = 0 if product.is_frozen else 3 * product.n * product.k * target.sums_bytes
-        return Passes(forward=6 * stream + of_logit * product.m * product.n, backward=5 * stream + vocabulary_gradient)
+        of_weight = self._weight_passes(target) * product.k
+        scaled = 0 if product.is_frozen else 2 * product.n * product.k * target.sums_bytes
+        forward = 6 * stream + of_logit * product.m * product.n + of_weight * product.n
+        return Passes(forward=forward, backward=5 * stream + scaled)
+
+    def _weight_passes(self, target: Target) -> int:
+        """Bytes that the forward pass reads and writes for each element of the output weight: to cast the weight, and
+        to add up its gradient over the chunks. A CPU casts the product of each chunk.
+        """
+        narrow, wide = target.compute_bytes, target.sums_bytes
+        cast = narrow + wide if narrow != wide else 0
+        if self.vocabulary.is_frozen:
+            return cast
+        chunk = default_loss_chunk(self.local_vocabulary(target), target.predicted_tokens, device=target.device)
+        chunks = -(-target.predicted_tokens // chunk)
+        copied = narrow * (narrow != wide and target.device == "cpu")
+        return cast + chunks * copied + (2 * chunks - 1) * wide
 
     def logit_bytes(self, target: Target) -> int:
         """Bytes that the loss holds for each logit of a chunk.
