@@ -38,7 +38,8 @@ LOGITS_AT_ONCE = MappingProxyType({"cpu": 1 << 24, "cuda": 1 << 29})
 """Maximum number of logits that the loss holds on one rank at a time, by kind of device. This maximum determines the
 number of tokens in a chunk. On the CPU, the logits of a chunk take at most 64 MiB in float32. On a GPU, a chunk has
 thousands of tokens, because adding a chunk's gradient to the gradient of the whole embedding costs as much as the
-matrix products of a few hundred tokens."""
+matrix products of a few hundred tokens. A compiled loss on a GPU holds twice as many logits, because its gradients
+overwrite them."""
 
 
 def padded_vocab_size(vocab_size: int, tensor: int, multiple: int = VOCABULARY_MULTIPLE) -> int:
@@ -49,13 +50,15 @@ def padded_vocab_size(vocab_size: int, tensor: int, multiple: int = VOCABULARY_M
     return -(-vocab_size // multiple) * multiple
 
 
-def default_loss_chunk(local_vocab_size: int, num_tokens: int, *, device: str = "cpu") -> int:
+def default_loss_chunk(local_vocab_size: int, num_tokens: int, *, device: str = "cpu", compiled: bool = False) -> int:
     """Number of tokens whose logits the loss computes together.
 
     The `num_tokens` are split into equal chunks, each a multiple of 128 tokens where possible. `local_vocab_size` is
-    the number of vocabulary entries on one rank. A device of "auto" is treated as the CPU.
+    the number of vocabulary entries on one rank. A device of "auto" is treated as the CPU. `compiled` says whether the
+    loss is compiled.
     """
-    most = max(1, LOGITS_AT_ONCE.get(device, LOGITS_AT_ONCE["cpu"]) // local_vocab_size)
+    logits = LOGITS_AT_ONCE.get(device, LOGITS_AT_ONCE["cpu"]) * (2 if compiled and device == "cuda" else 1)
+    most = max(1, logits // local_vocab_size)
     most -= most % 128 if most > 128 else 0
     even = -(-num_tokens // -(-num_tokens // most)) if num_tokens else 1
     return min(most, -(-even // 128) * 128)

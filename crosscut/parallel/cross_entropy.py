@@ -148,7 +148,8 @@ def vocab_parallel_cross_entropy(
     Raises `LayoutError` if the shapes do not match, `ConfigError` if `settings.chunk_tokens` is below 1, and
     `RuntimeError` if a target is not a valid token id (on CUDA, when the device reaches the check).
     """
-    chunk = loss_chunk(settings.chunk_tokens, hidden, weight)
+    compiled = settings.passes is not None and settings.distillation is None
+    chunk = loss_chunk(settings.chunk_tokens, hidden, weight, compiled=compiled)
     require_fit(hidden, weight, targets, vocab_size, axis)
     part = VocabularyPart.of(axis, weight.shape[0], vocab_size)
     # `Function.forward` runs without gradients, so `torch.is_grad_enabled()` must be read here.
@@ -160,12 +161,12 @@ def vocab_parallel_cross_entropy(
     return loss  # type: ignore[no-any-return]
 
 
-def loss_chunk(chunk_tokens: int | None, hidden: Tensor, weight: Tensor) -> int:
+def loss_chunk(chunk_tokens: int | None, hidden: Tensor, weight: Tensor, *, compiled: bool = False) -> int:
     """Return the number of tokens per chunk: `chunk_tokens`, or, if it is None, the default for `hidden` [N, H] and
-    `weight` [V/T, H]. Raises `ConfigError` if `chunk_tokens` is below 1.
+    `weight` [V/T, H], if the loss is `compiled` or not. Raises `ConfigError` if `chunk_tokens` is below 1.
     """
     if chunk_tokens is None:
-        return default_loss_chunk(weight.shape[0], hidden.shape[0], device=hidden.device.type)
+        return default_loss_chunk(weight.shape[0], hidden.shape[0], device=hidden.device.type, compiled=compiled)
     require_at_least("chunk_tokens", chunk_tokens, 1)
     return chunk_tokens
 

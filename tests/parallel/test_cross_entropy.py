@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -22,6 +23,7 @@ from crosscut.parallel import (
     make_mesh,
     vocab_parallel_cross_entropy,
 )
+from crosscut.parallel.cross_entropy import loss_chunk
 from tests.parallel.twins import CLOSE, CPU, each, joined
 from tests.ranks import RankPool
 
@@ -271,6 +273,12 @@ def test_logits_at_once_grow_with_the_vocabulary_to_a_bound_only(ranks: RankPool
     small, *large = ranks.run(1, _largest_by_default, 2048, [4096, 16_384, 65_536, 262_144])[0]
     assert small == 2048 * 4096, "all tokens at once"
     assert large == [2**24] * 3
+
+
+def test_a_compiled_loss_on_a_gpu_has_chunks_of_twice_the_tokens() -> None:
+    with FakeTensorMode():
+        hidden, weight = (torch.empty(rows, H, device="cuda") for rows in (2**14, 2**17))
+        assert [loss_chunk(None, hidden, weight, compiled=compiled) for compiled in (False, True)] == [2**12, 2**13]
 
 
 def _watch(chunk_tokens: int, grad: bool) -> tuple[int, int]:

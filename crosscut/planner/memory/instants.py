@@ -135,13 +135,15 @@ class Instants:
         stage, target, vocabulary = self.stage, self.stage.target, self.stage.root.vocabulary
         rows = vocabulary // stage.run.model.hidden_size
         predicted = target.predicted_tokens
-        chunk = min(predicted, default_loss_chunk(max(rows, 1), predicted, device=stage.device))
         weights, activations = self._held(stage.num_layers - 1)
         cast = stage.size * stage.is_mixed
         rounded = cast if stage.device == "cpu" else 0  # a GPU adds products to the float32 gradient directly
         teaches = stage.run.teacher.teaches
-        plain = stage.device == "cpu" or teaches  # the loss on a CPU or with a teacher is never compiled
-        logits: float = stage.decoder.loss.logit_bytes(replace(target, compiled=False) if plain else target)
+        # The loss on a CPU or with a teacher is never compiled.
+        of_loss = replace(target, compiled=target.compiled and stage.device == "cuda" and not teaches)
+        logits: float = stage.decoder.loss.logit_bytes(of_loss)
+        most = default_loss_chunk(max(rows, 1), predicted, device=stage.device, compiled=of_loss.compiled)
+        chunk = min(predicted, most)
         results, of_teacher = 0, 0.0
         if teaches:
             of_teacher = teacher_logit_bytes(stage.run, rows)

@@ -228,8 +228,9 @@ def loss_messages(run: Planned, target: Target) -> list[Collective]:
 
 
 def _default_chunk(run: Planned, target: Target) -> int:
-    rows = describe(run.model).loss.local_vocabulary(target)
-    return default_loss_chunk(max(rows, 1), run.predicted_tokens, device=run.training.device)
+    rows, device = describe(run.model).loss.local_vocabulary(target), run.training.device
+    compiled = is_compiled(run, device) and not run.teacher.teaches
+    return default_loss_chunk(max(rows, 1), run.predicted_tokens, device=device, compiled=compiled)
 
 
 def _loss(run: Planned, chunk_tokens: int, M: int) -> list[Collective]:

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from crosscut.architecture import describe
 from crosscut.config import ConfigError, Layout, ModelConfig, RunConfig, TrainingConfig, default_loss_chunk
 from crosscut.planner import Collective, parameters_per_rank, step_traffic, wire_bytes_per_step
+from crosscut.planner.candidate import target_of
 from crosscut.planner.messages.traffic import reason_against_halves
 
 H, L, P, S = 32, 3, 48, 16
@@ -133,11 +135,16 @@ def test_default_loss_chunk_holds_the_logits_that_training_keeps() -> None:
     assert the_only("loss maximum", step_traffic(run)).elements == default_loss_chunk(local_vocab_size, 64) == 4
 
 
-@pytest.mark.parametrize(("device", "bound"), [("cpu", 2**24), ("cuda", 2**29)])
-def test_logits_of_a_default_chunk_stay_below_a_bound_whatever_the_vocabulary(device: str, bound: int) -> None:
+@pytest.mark.parametrize(
+    ("device", "compiled", "bound"),
+    [("cpu", False, 2**24), ("cpu", True, 2**24), ("cuda", False, 2**29), ("cuda", True, 2**30)],
+)
+def test_logits_of_a_default_chunk_stay_below_a_bound_whatever_the_vocabulary(
+    device: str, compiled: bool, bound: int
+) -> None:
     for num_tokens in (1000, 8192, 100_000):
         for local_vocab_size in range(128, 300_000, 1664):
-            chunk = default_loss_chunk(local_vocab_size, num_tokens, device=device)
+            chunk = default_loss_chunk(local_vocab_size, num_tokens, device=device, compiled=compiled)
             assert chunk * local_vocab_size <= bound
             if num_tokens * local_vocab_size <= bound // 2:
                 assert chunk >= num_tokens, "what fits is done at once"
@@ -163,6 +170,21 @@ def test_loss_chunks_are_even(local_vocab_size: int, num_tokens: int, chunk: int
     assert default_loss_chunk(local_vocab_size, num_tokens) == chunk
     assert default_loss_chunk(local_vocab_size, num_tokens, device="auto") == chunk
     assert default_loss_chunk(50_304, 8192, device="cuda") == 8192
+
+
+def test_a_compiled_loss_on_a_gpu_has_half_as_many_chunks_and_so_fewer_passes_over_the_weights_gradient() -> None:
+    model = ModelConfig(num_layers=1, hidden_size=2048, num_heads=16, vocab_size=2**17, dropout=0.0)
+    training = TrainingConfig(batch_size=16, micro_batch_size=16, precision="bfloat16", device="cuda")
+    stream, logits, weight = 2**14 * 2048, 2**14 * 2**17, 2**17 * 2048
+    for compiled, chunks, of_logit in ((False, 4, 10 * 4), (True, 2, 3 * 2)):
+        chosen = replace(training, compile="on" if compiled else "off")
+        run = RunConfig(model=model, layout=Layout(tensor=2), training=chosen)
+        assert the_only("loss maximum", step_traffic(run)).count == chunks / 2, "each rank has half of the vocabulary"
+        target = replace(target_of(run, device="cuda"), tensor=1, compiled=compiled)
+        cast, added = 6, 4 + 8 * (chunks - 1)
+        assert describe(model).loss.ends_passes(target).forward == (
+            6 * 2 * stream + of_logit * logits + (cast + added) * weight
+        )
 
 
 def test_loss_does_not_grow_with_the_vocabulary() -> None:

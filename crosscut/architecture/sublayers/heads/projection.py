@@ -116,8 +116,8 @@ class Loss(LossStep):
         cast = narrow + wide if narrow != wide else 0
         if self.vocabulary.is_frozen:
             return cast
-        chunk = default_loss_chunk(self.local_vocabulary(target), target.predicted_tokens, device=target.device)
-        chunks = -(-target.predicted_tokens // chunk)
+        rows, tokens = self.local_vocabulary(target), target.predicted_tokens
+        chunks = -(-tokens // default_loss_chunk(rows, tokens, device=target.device, compiled=target.compiled))
         copied = narrow * (narrow != wide and target.device == "cpu")
         return cast + chunks * copied + (2 * chunks - 1) * wide
 
