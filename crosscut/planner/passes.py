@@ -28,17 +28,17 @@ from crosscut.planner.parameters import Shares, known_vocab_size, trained_parame
 from crosscut.planner.program import Program
 from crosscut.planner.stages import part_of
 
-ADAMW_BYTES = 32
-"""Bytes per parameter in float32: AdamW reads weight, gradient and two moments, and writes all four. It writes the
-gradient because its kernel clips it."""
-CLIP_BYTES = 8
-"""Bytes per parameter in float32: a kernel of its own clips the gradients of matrices before Muon updates them."""
+ADAMW_BYTES = 28
+"""Bytes per parameter in float32: AdamW reads weight, gradient and two moments, and writes weight and moments."""
 AVERAGE_BYTES = 12
 """Bytes per parameter in float32: the moving average reads average and weight, and writes the average."""
 LOW_RANK_BYTES = 64
 """Bytes per element in float32 of a gradient in low rank: two tensors are divided or multiplied, two sums read two
 tensors and write one, the products read the term twice and write the gradient, and the memory is replaced."""
 _NORM_BYTES = 4
+_CLIP_BYTES = {True: 8, False: 4}
+"""Bytes per parameter in float32 to clip gradients. The key says whether a kernel of its own does it, as before Muon.
+Otherwise, AdamW's kernel also writes the gradient."""
 _KERNELS = {True: (5, 12), False: (15, 30)}
 """Number of kernels in a layer's forward pass and in its backward pass, not counting matrix products. The key says
 whether the layer is compiled."""
@@ -125,10 +125,11 @@ def optimizer_bytes(run: Planned, program: Program) -> float:
     of_plans = [(plan.tokens.size, trained_parameters_per_rank(part, layout, plan)) for plan in layout.plans]
     copied = sum(elements for readers, elements in of_plans if readers > 1) if layout.shard_size == 1 else 0
     updated = sum(elements / readers for readers, elements in of_plans) if program.shards_optimizer else own
-    of_muon = muon_share(run) * wide * (CLIP_BYTES + MUON_BYTES - ADAMW_BYTES)
+    of_adamw = ADAMW_BYTES + _CLIP_BYTES[program.clips_apart]
+    of_muon = muon_share(run) * wide * (MUON_BYTES + _CLIP_BYTES[True] - of_adamw)
     average = AVERAGE_BYTES if run.optimizer.ema_decay else 0
     in_low_rank = sum(low_rank(run, plan).gradients for plan in layout.plans)
-    of_update = (ADAMW_BYTES + _NORM_BYTES + average) * (updated / own)
+    of_update = (of_adamw + _NORM_BYTES + average) * (updated / own)
     copied = max(copied - in_low_rank, 0)
     return own * wide * (of_update + 16 * (copied / own)) + of_muon + in_low_rank * wide * LOW_RANK_BYTES
 

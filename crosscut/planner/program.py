@@ -50,6 +50,9 @@ class Program(NamedTuple):
     """Share of the rows of experts that a rank sends: inside a node, and between nodes. A rank of Crosscut sends a row
     to each expert of a token. Other programs send a token only once to each rank, or to each node."""
 
+    clips_apart: bool = True
+    """Whether a kernel of its own clips the gradients, instead of AdamW's kernel."""
+
     bucket_bytes: int | None = BUCKET_BYTES
     """Bytes of a bucket of gradients. The data ranks reduce the gradients bucket by bucket. With None, all gradients
     are sent as one message."""
@@ -63,7 +66,9 @@ def crosscut_program(run: Planned, hardware: Hardware) -> Program:
     on_gpu = hardware.device == "cuda"
     compiled = run.is_compiled_on_gpus if on_gpu else run.training.compile == "on"
     fused = on_gpu or not run.model.dropout
-    return Program(compiled, fused, overlaps_tensor=on_gpu, overlaps_data=on_gpu, repeats_last=compiled)
+    return Program(
+        compiled, fused, overlaps_tensor=on_gpu, overlaps_data=on_gpu, repeats_last=compiled, clips_apart=False
+    )
 
 
 PAPER_PROGRAM = Program(
