@@ -107,7 +107,7 @@ def count(case: Case, code_folder: Path | None = None) -> list[Count]:
     counted: list[Count] = []
 
     def hear(graph: GraphLowering, code: str) -> None:
-        counted.append(_count(graph, code))
+        counted.append(count_graph(graph, code))
         if code_folder is not None:
             code_folder.mkdir(parents=True, exist_ok=True)
             (code_folder / ("backward.py" if graph.is_backward else "forward.py")).write_text(code)
@@ -127,7 +127,8 @@ def count(case: Case, code_folder: Path | None = None) -> list[Count]:
     return counted
 
 
-def _count(graph: GraphLowering, code: str) -> Count:
+def count_graph(graph: GraphLowering, code: str) -> Count:
+    """Count the work of a graph and of the code that Inductor made of it."""
     calls = Counter(map(_kind, _called(code)))
     inputs = set(graph.graph_inputs)
     kept = [out for out in graph.graph_outputs[1:] if out.get_name() not in inputs] if not graph.is_backward else []
