@@ -2,8 +2,7 @@
 
 `make_step` builds one program and returns the function that does a training step: forward and backward over the
 micro-batches, clipping at a norm of 1.0, AdamW in PyTorch's fused form. All programs have the same sizes, tied
-embeddings and no dropout. In bfloat16 the peers run under autocast with weights in float32, as Crosscut does;
-torchtitan uses its own mixed precision (`torchtitan_llama.py`).
+embeddings and no dropout. In bfloat16 the peers run under autocast with weights in float32, as Crosscut does.
 """
 
 import importlib.util
@@ -158,15 +157,9 @@ def make_plain(shape: Shape, way: Way) -> Step:
     from benchmarks.contenders.plain_gpt import PlainGPT
 
     with _on(way):
-        model = PlainGPT(**shape.sizes, sequence_length=shape.sequence_length)
+        sizes = {**shape.sizes, "sequence_length": shape.sequence_length}
+        model = PlainGPT(**sizes, loss_chunk_tokens=way.loss_chunk_tokens)
     return step_of(model, _compiled(model, way), way)
-
-
-def make_torchtitan(shape: Shape, way: Way) -> Step:
-    """The Llama of torchtitan. torchtitan has no GPT-2."""
-    from benchmarks.contenders.torchtitan_llama import TorchtitanStep
-
-    return TorchtitanStep(shape, way)
 
 
 PROGRAMS: dict[str, Callable[[Shape, Way], Step]] = {
@@ -174,10 +167,9 @@ PROGRAMS: dict[str, Callable[[Shape, Way], Step]] = {
     "transformers": make_transformers,
     "litgpt": make_litgpt,
     "plain": make_plain,
-    "torchtitan": make_torchtitan,
 }
 
-PEERS_OF = {"GPT-2": ("transformers", "litgpt", "plain"), "Llama": ("torchtitan",),
+PEERS_OF = {"GPT-2": ("transformers", "litgpt", "plain"), "Llama": (),
             **dict.fromkeys(("BERT", "Mamba-2", "Mixtral", "Qwen3-MoE"), ("transformers",))}  # fmt: skip
 """Peers that train a model of a family."""
 

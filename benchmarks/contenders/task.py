@@ -55,6 +55,8 @@ class Way:
     precision: str = "float32"
     overrides: tuple[str, ...] = ()
     """Further settings of a Crosscut run, such as `training.recompute=full`."""
+    loss_chunk_tokens: int = 0
+    """Tokens whose logits the plain program holds at once. 0 means all tokens of a micro-batch."""
 
 
 Step = Callable[[int, Sequence[tuple[Any, Any]]], Callable[[], float]]

@@ -2,18 +2,22 @@
 
 import hashlib
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import ROOT
 from benchmarks.machine import describe_machine
 
 
-def machine(device: dict[str, Any]) -> dict[str, Any]:
-    """Describe the device, the versions and the source."""
-    versions = describe_machine("torch", "triton", "transformers", "litgpt", "torchtitan", "torchao")
+def machine(device: dict[str, Any], codes: Mapping[str, Path]) -> dict[str, Any]:
+    """Describe the device, the versions and the source. `codes` are the folders of `crosscut` by name."""
+    versions = describe_machine("torch", "triton", "transformers")
     now = datetime.now(tz=UTC).isoformat(timespec="seconds")
-    return {**versions, **device, "date": now, "commit": _commit(), "source_sha256": _source_hash()}
+    hashes = {name: _source_hash(folder / "crosscut") for name, folder in codes.items()}
+    hashes["benchmarks"] = _source_hash(ROOT / "benchmarks")
+    return {**versions, **device, "date": now, "commit": _commit(), "source_sha256": hashes}
 
 
 def _commit() -> str:
@@ -30,9 +34,9 @@ def _commit() -> str:
     return f"{commit}{'-changed' if changed else ''}"
 
 
-def _source_hash() -> str:
-    """Hash the Python files of the package and the benchmarks, which identifies a copy without git."""
+def _source_hash(folder: Path) -> str:
+    """Hash the Python files of a folder, which identifies a copy without git."""
     digest = hashlib.sha256()
-    for path in sorted([*(ROOT / "crosscut").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]):
-        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -1,120 +1,215 @@
-"""The benchmark of one GPU runs on a CPU, on tiny models, and holds its goals against the figures."""
+"""The calls of the benchmark of one GPU run on a CPU, on tiny models, and hold their goals against the figures."""
 
 import json
 import math
-import os
+import shutil
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.contenders.programs import PEERS_OF, crosscut_run
-from benchmarks.contenders.task import Shape, Way
-from benchmarks.gpu import run as gpu
-from benchmarks.gpu.plan import GOALS, LLAMAS, full_plan, tiny_plan
-from benchmarks.gpu.run import Budget, Row, in_process, judged, run_plan
-from benchmarks.gpu.worker import attention_kernel, is_out_of_memory
-from crosscut.planner import count_parameters
+from benchmarks.gpu.calls import SECONDS, Call, Row, judged, main
+from benchmarks.gpu.measuring.clocks import sampled, stated, summary
+from benchmarks.gpu.measuring.products import shaped_products
+from benchmarks.gpu.measuring.profiles import Kernel, kind_of, tables
+from benchmarks.gpu.measuring.steps import is_out_of_memory
+from benchmarks.gpu.plan import (
+    BASE,
+    CARD,
+    CHANGED,
+    GOALS,
+    PLAIN,
+    RANK,
+    SHAPES,
+    SHORT,
+    WIDE,
+    first_call,
+    plain,
+    second_call,
+    step,
+)
+from benchmarks.gpu.process import ROOT
 from tests.benchmarks.conftest import run_program, run_python
-from tests.nursery import forked
 
 
-@pytest.fixture
-def run_tiny(tmp_path, monkeypatch):
-    """Function that runs the benchmark on the CPU, in forks of the tests' server; its figures after each write."""
-    written = []
-    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # which the benchmark changes
-    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    of_tests = SimpleNamespace(get_context=forked, set_start_method=print, set_forkserver_preload=print)
-    monkeypatch.setattr(gpu, "mp", of_tests)
-
-    def run(*options: str) -> list[dict[str, Any]]:
-        file = tmp_path / "figures.json"
-        monkeypatch.setattr(gpu, "write_whole", lambda *it: (write(*it), written.append(json.loads(file.read_text()))))
-        gpu.main(["--device", "cpu", "--tiny", "--json", str(file), *options])
-        return written
-
-    write = gpu.write_whole
-    return run
-
-
-@pytest.mark.slow  # test_gpu_benchmark_writes_after_every_measurement runs two of its kinds
-def test_gpu_benchmark_runs_on_the_cpu(run_tiny, capsys):
-    told, printed = run_tiny()[-1], capsys.readouterr().out
-    rows = {row["name"]: row for row in told["measurements"]}
-    assert {row["group"] for row in rows.values()} == {"models", "precision", "layouts", "recomputation"}
-    for name, row in rows.items():
-        assert name in printed
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_both_calls_run_on_the_cpu_with_base_and_changed_code(tmp_path):
+    base, file = tmp_path / "before", tmp_path / "figures.json"
+    shutil.copytree(ROOT / "crosscut", base / "crosscut", ignore=shutil.ignore_patterns("__pycache__"))
+    with (base / "crosscut" / "__init__.py").open("a") as package:
+        package.write("\nprint('this is the base', flush=True)\n")
+    options = ("--device", "cpu", "--tiny", "--base", base, "--json", file)
+    printed = run_program("gpu/run.py", *options, timeout=580, cwd=tmp_path).stdout
+    told = json.loads(file.read_text())
+    rows = {(row["name"], row["code"]): row for row in told["measurements"]}
+    entries = [*first_call(), *second_call()]
+    assert {*rows} == {(entry.title, entry.code) for entry in entries}
+    assert printed.count("this is the base") == sum(entry.code == BASE for entry in entries)
+    for (name, _), row in rows.items():
         if name.startswith("float8") and not row["turns"]:
             assert row["remarks"][0].startswith("failed: "), "this processor has no such products, and says so"
             continue
         assert row["remarks"] == []
-        figures = row["figures"]
-        assert figures["tokens_per_second"] == pytest.approx(4 * 32 / figures["seconds_per_step"])
-        assert 0 < figures["of_measured_rate"] < 1
-    assert len(rows["crosscut, tiny"]["turns"]) == 2
-    # What a rank of eight computes is an eighth of the model.
-    assert rows["rank 0 of 8 ranks, 2 layers of 64"]["tensor"] == 8
-    assert rows["crosscut, tiny"]["turns"][0]["first_loss"] == pytest.approx(math.log(512), abs=0.1)
-    for name in ("plain, tiny", "crosscut, Llama tiny"):
-        assert rows[name]["turns"][0]["first_loss"] == pytest.approx(math.log(512), abs=0.1)
-    assert {goal["met"] for goal in told["goals"]} == {None}, "the goals are about models that a CPU does not measure"
-    assert set(told["machine"]) >= {"date", "device", "driver", "torch", "transformers", "commit", "source_sha256"}
+        _require_whole(row)
+    assert len(rows[WIDE, CHANGED]["turns"]) == len(rows[f"{WIDE} ({BASE})", BASE]["turns"]) == 3
+    ratios = {goal["of"][0]: goal["measured"] for goal in told["goals"]}
+    assert ratios[WIDE] > 0
+    assert f"{WIDE} ({CHANGED}) over {WIDE} ({BASE}): " in printed
+    assert set(told["machine"]["source_sha256"]) == {CHANGED, BASE, "benchmarks"}
 
 
-def test_gpu_benchmark_writes_after_every_measurement(run_tiny):
-    told, last = run_tiny("--only", "layouts")
-    assert [row["name"] for row in told["measurements"]] == ["rank 0 of 8 ranks, 2 layers of 64"]
-    assert len(last["measurements"]) == 2
-    assert told["measurements"][0]["figures"]["tokens_per_second"] > 0
-    assert len(told["goals"]) == 10
+def _require_whole(row: dict[str, Any]) -> None:
+    """Require the figures of an entry of this kind."""
+    last = row["turns"][-1]
+    if row["kind"] == "card":
+        assert 0 < min(last["matrix_rates"]) <= last["matrix_rate"]
+    elif row["kind"] == "products":
+        assert all(product["bfloat16"] > 0 for product in last["products"])
+    elif row["kind"] == "attention":
+        assert all(kernel["forward"] for kernel in last["attention"])
+    else:
+        assert row["figures"]["tokens_per_second"] == pytest.approx(4 * 32 / row["figures"]["seconds_per_step"])
+        if row["tensor"] == 1:  # of a rank of eight without messages, losses mean nothing
+            assert last["first_loss"] == pytest.approx(math.log(512), abs=0.1)
+        if row["profiled"]:
+            assert set(row["turns"][0]["host_microseconds"]) == {
+                "layer_forward", "between_layers", "layer_backward", "step"
+            }  # fmt: skip
+            assert row["turns"][0]["profile"]["kinds"]
 
 
-def test_gpu_plan_has_llamas_only_beside_a_peer_that_trains_them():
-    alone = full_plan(141 * 10**9, installed=lambda program: program not in PEERS_OF["Llama"])
-    assert not [m for m in alone if m.shape.family == "Llama"]
-    beside = full_plan(141 * 10**9, installed=lambda program: True)
-    assert {m.name for m in beside} - {m.name for m in alone} == {
-        f"{program}, {model}" for model in LLAMAS for program in ("crosscut", "torchtitan", "torchtitan eager")
+def test_what_the_goals_compare_is_measured_in_the_time_of_one_call():
+    first, second = first_call(), second_call()
+    titles = [{(entry.name, entry.code) for entry in call} for call in (first, second)]
+    for goal in GOALS:
+        assert any({goal.of, goal.over} <= call for call in titles), goal
+    assert sum(entry.expected for entry in first) < SECONDS
+    needed = second.index(plain(WIDE)) + 1
+    assert sum(entry.expected for entry in second[:needed]) < SECONDS
+    assert first[0] == second[0] == CARD
+
+
+def test_base_and_changed_code_alternate_and_each_begins_once():
+    steps = [entry.code for entry in second_call() if entry.name == WIDE]
+    assert steps == [CHANGED, BASE, BASE, CHANGED]
+    assert [entry.code for entry in second_call(["one", "two"]) if entry.name == WIDE][2:4] == ["one", "two"]
+
+
+def test_products_have_the_shapes_of_the_models():
+    found = {(p.model, p.name): (p.m, p.k, p.n) for p in shaped_products()}
+    tokens = 4 * 4096
+    assert found[WIDE, "mlp.expand.weight"] == (tokens, 2048, 8192)
+    assert found[RANK, "mlp.contract.weight"] == (8 * 1024, 4 * 3072 // 8, 3072)
+    assert found[WIDE, "head"] == (tokens, 2048, 131_072)
+    assert {model for model, _ in found} == {*SHAPES}
+
+
+def test_kernels_are_summed_by_kind_and_gaps_are_idle():
+    kernels = [
+        Kernel("nvjet_tst_128x256_64x4_h_bz_NNT", 0.0, 2000.0),
+        Kernel("triton_red_fused_native_layer_norm_0", 3000.0, 4000.0),
+        Kernel("cudnn_generated_fort_native_sdpa_sm90_flash_fprop", 3500.0, 5000.0),
+        Kernel("nvjet_tst_128x256_64x4_h_bz_NNT", 5000.0, 5500.0),
+        Kernel("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>", 7000.0, 7250.0),
+    ]
+    found = tables(reversed(kernels))
+    assert found["kinds"] == [
+        ("products", 2, 2.5), ("attention", 1, 1.5), ("compiled", 1, 1.0), ("optimizer and norm", 1, 0.25)
+    ]  # fmt: skip
+    assert found["longest"][0] == ("nvjet_tst_128x256_64x4_h_bz_NNT", 2, 2.5)
+    assert found["idle_ms"] == pytest.approx(1.0 + 1.5)
+    assert kind_of("triton_poi_fused__scaled_dot_product_flash_attention_3") == "compiled"
+    assert kind_of("Memcpy DtoD (Device -> Device)") == "copies"
+
+
+def test_clocks_are_sampled_while_something_runs(tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        '#!/bin/sh\ncase "$*" in *-lms*) echo 1980, 3201, 690.5, 61; echo 1755, 3201, [N/A], 62;'
+        " echo 1755, 3201, 699.5, 63; exec sleep 60;; *) echo 580.1, 700.00, 1980, 3201;; esac\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with sampled() as samples:
+        time.sleep(0.3)
+    assert summary(samples)["SM MHz"] == [1755, 1867.5, 1980], "a line without a figure does not count"
+    assert stated()["power.limit"] == "700.00"
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    with sampled() as samples:
+        pass
+    assert summary(samples) == {}
+    assert stated()["power.limit"] == "unknown"
+
+
+def test_what_does_not_fit_into_the_time_is_skipped_and_named():
+    call = Call({CHANGED: ROOT}, "cpu", seconds=1.0)
+    told: list[str] = []
+    call.run([CARD, step(WIDE)], lambda row: told.append(row.entry.title))
+    assert told == ["card", WIDE]
+    assert [row.remarks for row in call.rows.values()] == [["skipped: 1 of 1 s were left"]] * 2
+
+
+def test_goals_are_held_against_the_figures_of_the_call():
+    def turned(name: str, code: str, seconds: float) -> Row:
+        entry = next(e for e in second_call() if (e.name, e.code) == (name, code))
+        return Row(entry, [{"seconds_per_step": seconds, "peak_bytes": 1}])
+
+    call = Call({}, "cuda", about={"dense_peak": 989e12})
+    for row in (turned(WIDE, CHANGED, 0.30), turned(WIDE, BASE, 0.315), turned(f"{PLAIN}, {WIDE}", CHANGED, 0.306)):
+        call.rows[row.entry.title] = row
+    # 4 x 4096 tokens of 11.27 GFLOP in 0.3 s are 616 TFLOP/s.
+    assert call.figures(call.rows[WIDE])["of_dense_peak"] == pytest.approx(0.622, abs=2e-3)
+    found = {(goal["of"][0], goal["over"]): goal for goal in judged(call)}
+    assert found[WIDE, (WIDE, BASE)]["measured"] == pytest.approx(1.05)
+    assert found[WIDE, (WIDE, BASE)]["met"] is True
+    assert found[WIDE, (f"{PLAIN}, {WIDE}", CHANGED)]["met"] is False
+    assert found[SHORT, (SHORT, BASE)]["met"] is None
+
+
+def test_forecasts_are_printed_before_a_gpu_is_seen(capsys):
+    main("", ["--forecast"])
+    printed = capsys.readouterr().out.splitlines()
+    rows = {line.split("|")[1].strip(): line for line in printed[2:]}
+    assert set(rows) == {
+        e.name for e in (*first_call(), *second_call()) if e.program == "crosscut" and e.kind == "step"
     }
-    for model, llama in LLAMAS.items():
-        gpt2 = next(m.shape for m in alone if m.name == f"crosscut, {model.removeprefix('Llama ')}")
-        sizes = [count_parameters(crosscut_run(shape, Way()).model) for shape in (llama, gpt2)]
-        assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
-    assert crosscut_run(Shape(family="Llama"), Way()).model.family == "Llama"
+    assert all(line.endswith("| not measured |") for line in rows.values())
 
 
-@pytest.mark.slow
-def test_gpu_benchmark_runs_uncompiled_what_cannot_be_compiled():
-    program = """
-import json
-from dataclasses import asdict, replace
-from benchmarks.gpu.run import Budget, run_plan
-from benchmarks.gpu.plan import tiny_plan
-switching = ("model.dropout=0.1", "layout.tensor=2")  # between two random streams: no compiler follows it
-plan = [replace(tiny_plan()[0], name="a", compiled=True, overrides=switching, tensor=2)]
-rows = run_plan(plan, Budget(100.0), "cpu", lambda row: None)
-print(json.dumps({name: [len(row.turns), row.remarks] for name, row in rows.items()}))
-"""
-    rows = json.loads(run_python(program).splitlines()[-1])
-    assert rows["a"][0] == 0
-    assert rows["a"][1][0].startswith("failed: ConfigError: `training.compile` must be")
-    assert rows["uncompiled: a"] == [1, []]
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--device", "cpu"], "`--device` must be cuda for the large models, but is cpu. Add --tiny."),
+        (["--base", "{tmp}"], "`--base` must name folders that hold `crosscut`, but {tmp} does not. See --help."),
+        (
+            ["--base", str(ROOT), "{tmp}/changed"],
+            "`--base` must name folders with different names, but two are alike. Rename one.",
+        ),
+    ],
+)
+def test_calls_refuse_options_that_do_not_fit_together(options, message, tmp_path, capsys):
+    (tmp_path / "changed" / "crosscut").mkdir(parents=True)
+    (tmp_path / "changed" / "crosscut" / "__init__.py").touch()
+    with pytest.raises(SystemExit) as ended:
+        main("", [option.format(tmp=tmp_path) for option in options])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: {message.format(tmp=tmp_path)}\n")
 
 
 MISCOMPILED = """
 import torch
 import torch.nn.functional as F
-from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
 from benchmarks.contenders.programs import CrosscutStep
-from benchmarks.gpu.plan import tiny_plan
-from benchmarks.gpu.worker import measure
+from benchmarks.gpu.plan import WIDE, step, tiny
+from benchmarks.gpu.measuring.steps import measure_step
 from crosscut.training.speed import compilation
 from crosscut.training.step import Trainer
+
+torch.set_num_threads(1)
 
 def compile_otherwise(graph, inputs, activation=None):
     for node in graph.graph.nodes:
@@ -140,7 +235,7 @@ def without_memory(*arguments):
 def tell(backend=compile_otherwise, comparison=compiled_gradients_off):
     compilation.BACKEND, CrosscutStep.compiled_gradients_off = backend, comparison
     try:
-        print(measure(replace(tiny_plan()[0], compiled=True), "cpu")["compiled_gradients_off"])
+        print(measure_step(tiny(step(WIDE)), torch.device("cpu"))["compiled_gradients_off"])
     except ArithmeticError as error:
         print(error)
 
@@ -152,7 +247,7 @@ tell(comparison=with_a_gradient_that_is_none)
 
 
 @pytest.mark.slow
-def test_gpu_benchmark_takes_no_figure_of_wrong_gradients():
+def test_no_figure_of_wrong_gradients_counts():
     off, error, unknown, of_nan = run_python(MISCOMPILED).splitlines()[-4:]
     assert float(off) < 0.05
     assert error.startswith("the compiled gradient of blocks.")
@@ -163,101 +258,32 @@ def test_gpu_benchmark_takes_no_figure_of_wrong_gradients():
     )
 
 
-@pytest.mark.slow
-def test_gpu_benchmark_ends_what_takes_too_long():
+ENDED = """
+import time
+from benchmarks.gpu import process
+from benchmarks.gpu.plan import WIDE, step, tiny
+
+if __name__ == "__main__":
+    process.start_server()
     start = time.monotonic()
-    assert in_process(time.sleep, (60.0,), limit=0.5).reason == "did not end within 0 s"
-    assert time.monotonic() - start < 30
+    print(process.in_process(tiny(step(WIDE)), process.ROOT, "cpu", limit=0.5).reason)
+    print(process.in_process(tiny(step(WIDE)), Path("elsewhere"), "cpu", limit=60).reason)
+    print(time.monotonic() - start)
+"""
 
 
-def test_gpu_benchmark_knows_every_way_to_run_out_of_memory():
+@pytest.mark.slow
+def test_a_process_that_takes_too_long_or_finds_other_code_is_ended():
+    late, elsewhere, seconds = run_python(ENDED).splitlines()[-3:]
+    assert late == "did not end within 0 s"
+    assert elsewhere.startswith("ImportError: `crosscut` must come from elsewhere, but comes from ")
+    assert float(seconds) < 120
+
+
+def test_every_way_to_run_out_of_memory_is_known():
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
-    assert is_out_of_memory(RuntimeError("CUDA error: out of memory"))
     inside = RuntimeError("backend='inductor' raised:")
     inside.__cause__ = torch.OutOfMemoryError("no more")
     assert is_out_of_memory(inside)
     assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
-
-
-def test_gpu_plan_has_something_to_compare_with_before_anything_that_takes_minutes():
-    plan = full_plan(150 * 10**9)
-    first = {m.name: place for place, m in reversed(list(enumerate(plan))) if m.shape.family == "GPT-2"}
-    whole = min(place for place, m in enumerate(plan) if m.compiled and m.program != "crosscut")
-    assert max(first[f"plain eager, {model}"] for model in ("1.2B at 1024", "1.2B at 4096", "1.7B at 4096")) < whole
-    assert all(place < whole for name, place in first.items() if name.startswith(("crosscut", "float8", "rank 0")))
-    budget = Budget(100.0)
-    budget.learn(plan[whole], 90.0)
-    assert budget.fits(plan[0]), "a peer that takes long says nothing about Crosscut"
-    budget.learn(plan[0], 101.0)
-    assert not budget.fits(plan[0])
-    budget.learn(plan[1], 10.0)
-    assert budget.fits(plan[2]), "nor does the first, which fills the compiler's caches, about later ones"
-    assert Budget(100.0).most == Budget(525.0).most == 110
-    assert Budget(900.0).most == 180, "who has more time waits longer for peers to be compiled"
-
-
-def test_gpu_benchmark_skips_what_no_longer_fits_and_says_so():
-    told = []
-    rows = run_plan(tiny_plan(), Budget(1.0), "cpu", told.append)
-    assert set(rows) == {row.measurement.name for row in told}
-    for row in rows.values():
-        assert row.turns == []
-        assert row.remarks == ["skipped: 1 of 1 s were left"]
-
-
-def test_gpu_benchmark_refuses_to_measure_nothing(monkeypatch, capsys):
-    monkeypatch.setattr(gpu, "start_server", None)
-    with pytest.raises(SystemExit) as ended:
-        gpu.main(["--device", "cpu", "--tiny", "--only", "models", "compile"])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.endswith(
-        "`--only` must name kinds that --tiny supports (models, precision, layouts, recomputation), but compile is not "
-        "among them. Remove it, or remove --tiny.\n"
-    )
-
-
-@pytest.mark.slow
-def test_gpu_benchmark_says_what_cannot_be_imported(tmp_path):
-    (tmp_path / "rich").mkdir()
-    (tmp_path / "rich" / "__init__.py").write_text("raise ImportError('no rich here')\n")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = run_program("gpu/run.py", "--device", "cpu", "--tiny", status=2, cwd=tmp_path, env=environment)
-    assert "Python must find the packages that Crosscut trains with, but ImportError: no rich here" in done.stderr
-
-
-def test_gpu_benchmark_names_the_kernel_of_attention():
-    assert attention_kernel(96, "cpu") == "flash attention"
-
-
-def test_gpu_goals_are_held_against_the_figures():
-    plan = {m.name: m for m in full_plan(141 * 10**9, installed=lambda program: True)}
-    assert {goal.of for goal in GOALS} <= set(plan)
-    assert plan["plain, 1.2B at 1024"].shape == plan["crosscut, 1.2B at 1024"].shape
-    assert plan["torchtitan, Llama 1.7B at 4096"].shape == plan["crosscut, Llama 1.7B at 4096"].shape
-
-    def turned(name: str, seconds: float) -> Row:
-        turn = {"seconds_per_step": seconds, "measured_matrix_rate": 7e14, "peak_bytes": 1}
-        return Row(plan[name], [turn])
-
-    def held(rows: dict[str, Row]) -> dict[str, tuple[float | None, bool | None]]:
-        goals = judged(GOALS, rows, 989e12)
-        return {goal["goal"].removeprefix("crosscut, "): (goal["measured"], goal["met"]) for goal in goals}
-
-    # 4 x 4096 tokens of 11.27 GFLOP in 0.3 s are 616 TFLOP/s.
-    seconds = {"crosscut, 1.7B at 4096": 0.30, "plain, 1.7B at 4096": 0.32, "plain eager, 1.7B at 4096": 0.60,
-               "float8, 1.7B at 4096": 0.20}  # fmt: skip
-    rows = {name: turned(name, value) for name, value in seconds.items()}
-    found, faster = held(rows), "tokens/s over the fastest peer's"
-    assert found["1.7B at 4096: utilisation of the dense peak"] == (pytest.approx(0.622, abs=2e-3), True)
-    assert found[f"1.7B at 4096: {faster}"] == (pytest.approx(0.32 / 0.30), False)
-    assert found[f"Llama 1.7B at 4096: {faster}"][0] is None
-    assert found["float8, 1.7B at 4096: tokens/s over bfloat16's"][1] is True
-    assert found["1.2B at 1024: utilisation of the dense peak"][1] is None
-    llamas = {"crosscut, Llama 1.7B at 4096": 0.25, "torchtitan, Llama 1.7B at 4096": 0.30}
-    with_llamas = held(rows | {name: turned(name, value) for name, value in llamas.items()})
-    assert with_llamas.pop(f"Llama 1.7B at 4096: {faster}") == (pytest.approx(1.2), True)
-    assert all(found[name] == goal for name, goal in with_llamas.items()), "a Llama is no peer of a GPT-2"
-    del rows["plain, 1.7B at 4096"]
-    alone = held(rows)[f"1.7B at 4096: {faster}"]
-    assert alone == (pytest.approx(2.0), None), "a compiled peer might be faster"
