@@ -116,21 +116,26 @@ class Call:
 
 
 def judged(call: Call, goals: Sequence[Goal] = GOALS) -> Iterator[dict[str, Any]]:
-    """Yield each goal with its ratio and whether it is met; None for what was not measured in this call."""
+    """Yield each goal with its ratio and whether it is met; None for what was not measured in this call, on a GPU."""
     steps = {(row.entry.name, row.entry.code): call.figures(row) for row in call.rows.values()}
     for goal in goals:
         ours, theirs = (steps.get(key, {}).get("tokens_per_second") for key in (goal.of, goal.over))
         ratio = ours / theirs if ours and theirs else None
-        met = None if ratio is None else ratio >= goal.least
+        met = ratio >= goal.least if ratio and call.device == "cuda" else None
         yield {"of": goal.of, "over": goal.over, "least": goal.least, "measured": ratio, "met": met}
 
 
 def entries_of(options: argparse.Namespace, codes: Mapping[str, Path], memory: float) -> list[Entry]:
-    """List the entries of the calls that the options name, without those whose code is missing."""
+    """List the entries of the calls that the options name, without those whose code is missing. Tiny models have one
+    turn.
+    """
     states = [name for name in codes if name not in (CHANGED, BASE)]
     calls = {1: first_call(), 2: second_call(states)}
     entries = [entry for number in options.call for entry in calls[number] if entry.code in codes]
-    return [tiny(entry) if options.tiny else fitted(entry, memory) for entry in entries]
+    if options.tiny:
+        titles = [entry.title for entry in entries]
+        return [tiny(entry) for i, entry in enumerate(entries) if entry.title not in titles[:i]]
+    return [fitted(entry, memory) for entry in entries]
 
 
 def main(docstring: str | None, arguments: list[str] | None = None) -> None:

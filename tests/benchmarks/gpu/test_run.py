@@ -46,16 +46,15 @@ def test_both_calls_run_on_the_cpu_with_base_and_changed_code(tmp_path):
     rows = {(row["name"], row["code"]): row for row in told["measurements"]}
     entries = [*first_call(), *second_call()]
     assert {*rows} == {(entry.title, entry.code) for entry in entries}
-    assert printed.count("this is the base") == sum(entry.code == BASE for entry in entries)
+    assert printed.count("this is the base") == len({entry.title for entry in entries if entry.code == BASE})
     for (name, _), row in rows.items():
         if name.startswith("float8") and not row["turns"]:
             assert row["remarks"][0].startswith("failed: "), "this processor has no such products, and says so"
             continue
         assert row["remarks"] == []
         _require_whole(row)
-    assert len(rows[WIDE, CHANGED]["turns"]) == len(rows[f"{WIDE} ({BASE})", BASE]["turns"]) == 3
-    ratios = {goal["of"][0]: goal["measured"] for goal in told["goals"]}
-    assert ratios[WIDE] > 0
+    assert all(goal["measured"] > 0 for goal in told["goals"] if not goal["of"][0].startswith("float8"))
+    assert {goal["met"] for goal in told["goals"]} == {None}, "the goals are about models that a CPU does not measure"
     assert f"{WIDE} ({CHANGED}) over {WIDE} ({BASE}): " in printed
     assert set(told["machine"]["source_sha256"]) == {CHANGED, BASE, "benchmarks"}
 
@@ -152,12 +151,13 @@ def test_what_does_not_fit_into_the_time_is_skipped_and_named():
 
 
 def test_goals_are_held_against_the_figures_of_the_call():
-    def turned(name: str, code: str, seconds: float) -> Row:
+    def turned(name: str, code: str, *seconds: float) -> Row:
         entry = next(e for e in second_call() if (e.name, e.code) == (name, code))
-        return Row(entry, [{"seconds_per_step": seconds, "peak_bytes": 1}])
+        return Row(entry, [{"seconds_per_step": each, "peak_bytes": 1} for each in seconds])
 
     call = Call({}, "cuda", about={"dense_peak": 989e12})
-    for row in (turned(WIDE, CHANGED, 0.30), turned(WIDE, BASE, 0.315), turned(f"{PLAIN}, {WIDE}", CHANGED, 0.306)):
+    plain_one = turned(f"{PLAIN}, {WIDE}", CHANGED, 0.306)
+    for row in (turned(WIDE, CHANGED, 0.31, 0.29), turned(WIDE, BASE, 0.315), plain_one):
         call.rows[row.entry.title] = row
     # 4 x 4096 tokens of 11.27 GFLOP in 0.3 s are 616 TFLOP/s.
     assert call.figures(call.rows[WIDE])["of_dense_peak"] == pytest.approx(0.622, abs=2e-3)
