@@ -22,7 +22,7 @@ Shapes: N tokens (any leading dimensions), I in, O out.
 import math
 from abc import ABC, abstractmethod
 from copy import copy
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -105,14 +105,16 @@ class _Float8(Products):
     """
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return _like(_multiply(_rows(x), weight, torch.float8_e4m3fn, bias=bias, fast=True), x)
+        product = _multiply(_cast(_rows(x)), _cast(weight), dtype=x.dtype, bias=bias, fast=True)
+        return _like(product, x)
 
     def input_gradient(self, grad: Tensor, weight: Tensor, onto: Tensor | None = None) -> Tensor:
-        product = _like(_multiply(_rows(grad), weight.t(), torch.float8_e5m2), grad)
+        product = _multiply(_cast_gradient(grad), _cast(weight).t(), dtype=grad.dtype)
+        product = _like(product, grad)
         return product if onto is None else onto.add_(product)
 
     def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
-        return _multiply(_rows(grad).t(), _rows(x).t(), torch.float8_e5m2)
+        return _multiply(_cast_gradient(grad).t(), _cast(_rows(x)).t(), dtype=grad.dtype)
 
 
 ORDINARY: Products = _Ordinary()
@@ -234,35 +236,55 @@ def _in_blocks(x: Tensor, weight: Tensor, num_blocks: int) -> Tensor:
     return y.view(*x.shape[:-1], num_outputs)
 
 
-def _cast(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cast a tensor to 8 bits. Also return the float32 factor by which to multiply the 8-bit values to get the original
-    values back.
+class _Cast(NamedTuple):
+    """Matrix in 8 bits, and the float32 factor by which to multiply the 8-bit values to get the original values back.
 
-    If the tensor contains NaN or infinity, the factor is NaN, so the result of a product is not finite either.
-
-    Compiled code computes the scale twice: in the kernel for the cast and in the kernel for the factor. Both kernels
-    must compute the same scale, or the product is wrong by a factor of 2. The largest element is therefore converted to
-    float32 before any kernel stores it, and the scale is computed from the bits of the largest element, without the
-    GPU's approximate logarithm.
+    If the original contains NaN or infinity, the factor is NaN, so the result of a product is not finite either.
     """
-    largest = wide_in_compiled_code(x).abs().amax().float().clamp(min=_SMALLEST)
+
+    values: Tensor
+    factor: Tensor
+
+    def t(self) -> "_Cast":
+        """Return the transpose, with the same factor."""
+        return _Cast(self.values.t(), self.factor)
+
+
+def _cast(x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, *, along: int = -1) -> _Cast:
+    """Cast a tensor to 8 bits, with one scale. The largest elements along one dimension are computed first, then the
+    scale: the compiler fuses them with other sums along the same dimension.
+
+    A cast of a matrix and a cast of its transpose would be two casts. Therefore, cast the matrix, and transpose the
+    result. In compiled code, the casts of a tensor for several products are then one cast.
+
+    The factor is the result of a reduction, because compiled code keeps such results for the backward pass, and
+    computes other results again. The scale depends on the factor only, so both always fit together. They are computed
+    from the bits of the largest elements, without the GPU's approximate logarithm. The compiler may store the largest
+    elements between two kernels, so they are converted to float32 first.
+    """
+    largest = wide_in_compiled_code(x).abs().amax(along).float().clamp(min=_SMALLEST)
     # Each 8-bit type has a maximum of the form 1.75 x 2^m. If the mantissa is above 1.75, the sum carries into the
     # exponent.
     exponent = ((largest.view(torch.int32) + 0x1FFFFF) >> 23) - math.frexp(torch.finfo(dtype).max)[1] + 1
-    scale, factor = ((biased << 23).view(torch.float32) for biased in (254 - exponent, exponent))
-    return (x * scale).to(dtype), torch.where(largest.isfinite(), factor, torch.nan)  # exact: powers of two
+    # The second term is NaN for NaN and infinity, otherwise 0. The compiler would not recognise equal calls of `where`.
+    factor = ((exponent << 23).view(torch.float32) + largest * 0.0).amax()
+    scale = ((254 << 23) - factor.view(torch.int32)).view(torch.float32)  # 1 / factor, exact for powers of two
+    return _Cast((x * scale).to(dtype), factor)
 
 
-def _multiply(a: Tensor, b: Tensor, kind: torch.dtype, *, bias: Tensor | None = None, fast: bool = False) -> Tensor:
-    """Return A B^T [M, N] in the type of `a`, for `a` [M, K] and `b` [N, K]. `a` is cast to the 8-bit type `kind`, and
-    `b` is cast to float8_e4m3fn. Both 8-bit matrices are stored row by row, because the hardware reads them in this
-    order.
+def _cast_gradient(grad: Tensor) -> _Cast:
+    """Cast the gradient [..., O] of a product to 8 bits: [N, O]. The largest elements are computed per column, so that
+    one pass computes them and the gradient of the bias.
     """
-    a8, of_a = _cast(a, kind)
-    b8, of_b = _cast(b, torch.float8_e4m3fn)
-    y: Tensor = torch._scaled_mm(
-        a8.contiguous(), b8.contiguous().t(), of_a, of_b, bias=bias, out_dtype=a.dtype, use_fast_accum=fast
-    )
+    return _cast(_rows(grad), torch.float8_e5m2, along=0)
+
+
+def _multiply(a: _Cast, b: _Cast, *, dtype: torch.dtype, bias: Tensor | None = None, fast: bool = False) -> Tensor:
+    """Return A B^T [M, N] in `dtype`, for `a` [M, K] and `b` [N, K]. Both 8-bit matrices are stored row by row, because
+    the hardware reads them in this order.
+    """
+    first, second = a.values.contiguous(), b.values.contiguous().t()
+    y: Tensor = torch._scaled_mm(first, second, a.factor, b.factor, bias=bias, out_dtype=dtype, use_fast_accum=fast)
     return y
 
 

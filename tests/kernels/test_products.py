@@ -1,8 +1,12 @@
 """A linear layer's products: of few tokens; in 8 bits, near the exact ones and the same however a matrix is cut."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -10,6 +14,7 @@ from crosscut.config import Layout
 from crosscut.kernels import FLOAT8, ORDINARY, onednn
 from crosscut.kernels.products import FEW, _cast, add_product
 from crosscut.parallel import ColumnParallelLinear, Multiplication, RowParallelLinear, make_mesh, normal_
+from crosscut.parallel.fused import multiply_inside
 from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
@@ -74,6 +79,47 @@ def test_zeros_stay_zeros_and_what_is_not_finite_stays_so() -> None:
         x = torch.ones(16, IN)
         x[3, 5] = value
         assert not FLOAT8.output(x, weight).isfinite().all()
+
+
+def _in_8_bits(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The elements of `x` after a cast to 8 bits and back, in float64, by the formula of torchao's recipe."""
+    scale = torch.exp2((torch.finfo(dtype).max / x.double().abs().max()).log2().floor())
+    return (x.double() * scale).to(dtype).double() / scale
+
+
+@pytest.mark.parametrize("num_tokens", [S, 5], ids=["a multiple", "filled up"])
+def test_float8_products_are_those_of_a_plain_emulation(num_tokens: int) -> None:
+    x, weight, bias, grad = _factors(torch.float32, num_tokens)
+    x8, weight8 = (_in_8_bits(factor, torch.float8_e4m3fn) for factor in (x, weight))
+    grad8 = _in_8_bits(grad, torch.float8_e5m2)
+    assert _distance(FLOAT8.output(x, weight, bias), x8 @ weight8.t() + bias.double()) < 1e-6
+    assert _distance(FLOAT8.input_gradient(grad, weight), grad8 @ weight8) < 1e-6
+    assert _distance(FLOAT8.weight_gradient(grad, x), grad8.flatten(0, 1).t() @ x8.flatten(0, 1)) < 1e-6
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
+def test_compiled_code_reads_each_tensor_once_for_its_largest_element() -> None:
+    """Trap: a cast of a transpose, or of a tensor for each of its products, has another largest element for PyTorch."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _inputs: object) -> Callable[..., object]:
+        graphs.append(graph)
+        return make_boxed_func(graph)
+
+    def two_layers(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        return multiply_inside(multiply_inside(x, first, FLOAT8).square(), second, FLOAT8)
+
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition)
+    x, weight, _, _ = _factors(torch.float32)
+    inputs = [factor.requires_grad_() for factor in (x, weight, weight.t().contiguous())]
+    results = []
+    for function in (two_layers, torch.compile(two_layers, backend=backend, fullgraph=True)):
+        y = function(*inputs)
+        results.append((y, *torch.autograd.grad(y.square().sum(), inputs)))
+    assert all(map(torch.equal, *results))
+    targets = [[node.target for node in graph.graph.nodes] for graph in graphs]
+    largest = [found.count(torch.ops.aten.abs.default) for found in targets]
+    assert largest == [4, 2], "two inputs and two weights; two gradients"
 
 
 def _through_layers(layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
