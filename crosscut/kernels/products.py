@@ -68,8 +68,17 @@ class Products(ABC):
         """
 
     @abstractmethod
-    def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
-        """Compute grad^T x [O, I] from `grad` [..., O] and `x` [..., I], summed over all tokens."""
+    def weight_gradient(self, grad: Tensor, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+        """Compute grad^T x [O, I] from `grad` [..., O] and `x` [..., I], summed over all tokens. `dtype` is the element
+        type of the weight. None means the type of `grad`.
+        """
+
+    def weight_dtype(self, weight: Tensor, dtype: torch.dtype) -> torch.dtype:
+        """Return the element type in which a layer passes its weight to the products. `dtype` is the type of the
+        products' other arguments. The weight's gradient has the same type.
+        """
+        del weight
+        return dtype
 
 
 @final
@@ -88,7 +97,8 @@ class _Ordinary(Products):
         onto.view(-1, onto.shape[-1]).addmm_(as_rows(grad), weight)
         return onto
 
-    def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
+    def weight_gradient(self, grad: Tensor, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+        assert dtype in {None, grad.dtype}
         grad, x = as_rows(grad), as_rows(x)
         if onednn.suits(grad.t(), x.t()) and grad.is_contiguous():
             return onednn.weight_gradient(grad, x)
@@ -102,19 +112,27 @@ class _Float8(Products):
 
     The forward product accumulates in the native precision of the tensor cores, which is fast. The backward products
     accumulate in higher precision, as in torchao's recipe for training.
+
+    A layer passes its weight in the type in which it is stored. The weight's gradient leaves the product in this type,
+    so it is not rounded and cast. The weight itself is rounded to the type of `x` or `grad` before it is cast to 8
+    bits.
     """
 
+    def weight_dtype(self, weight: Tensor, dtype: torch.dtype) -> torch.dtype:
+        del dtype
+        return weight.dtype
+
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        product = _multiply(_cast(_rows(x)), _cast(weight), dtype=x.dtype, bias=bias, fast=True)
+        product = _multiply(_cast(_rows(x)), _cast(weight.to(x.dtype)), dtype=x.dtype, bias=bias, fast=True)
         return _like(product, x)
 
     def input_gradient(self, grad: Tensor, weight: Tensor, onto: Tensor | None = None) -> Tensor:
-        product = _multiply(_cast_gradient(grad), _cast(weight).t(), dtype=grad.dtype)
+        product = _multiply(_cast_gradient(grad), _cast(weight.to(grad.dtype)).t(), dtype=grad.dtype)
         product = _like(product, grad)
         return product if onto is None else onto.add_(product)
 
-    def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
-        return _multiply(_cast_gradient(grad).t(), _cast(_rows(x)).t(), dtype=grad.dtype)
+    def weight_gradient(self, grad: Tensor, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+        return _multiply(_cast_gradient(grad).t(), _cast(_rows(x)).t(), dtype=dtype or grad.dtype)
 
 
 ORDINARY: Products = _Ordinary()

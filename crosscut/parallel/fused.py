@@ -318,10 +318,10 @@ def _weight_gradient(products: Products, grad: Tensor, x: Tensor, weight: Tensor
     pass alive, including the input of the pipeline stage and the gradient of this input.
     """
     if products.deferral is not None:
-        compute = partial(products.weight_gradient, grad.detach(), x.detach())
+        compute = partial(products.weight_gradient, grad.detach(), x.detach(), dtype=weight.dtype)
         if products.deferral.defer(compute, weight):
             return None
-    return products.weight_gradient(grad, x)
+    return products.weight_gradient(grad, x, dtype=weight.dtype)
 
 
 def _factor_gradients_in_pieces(

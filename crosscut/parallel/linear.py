@@ -155,7 +155,8 @@ class ColumnParallelLinear(nn.Module):
         parallel region. Sends nothing.
         """
         x = x.to(product_dtype(x))
-        y = multiply_inside(x, part_of(self.own_weight(x.dtype), part), self.products)
+        weight = self.own_weight(self.products.weight_dtype(self.weight, x.dtype))
+        y = multiply_inside(x, part_of(weight, part), self.products)
         if self.adapter is None:
             return y
         low = F.linear(x, local_inside(self.adapter.down, x.dtype)) * self.adapter.scale
@@ -226,11 +227,11 @@ def _multiply_all(x: Tensor, layers: Sequence[ColumnParallelLinear], mesh: Paral
     """Multiply `x` by the weights of all layers and by the first matrices of their adapters. `x` enters the parallel
     region only once. Return the output of each layer.
     """
-    x = x.to(product_dtype(x))
-    weights = [layer.own_weight(x.dtype) for layer in layers]
+    x, products = x.to(product_dtype(x)), layers[0].products
+    weights = [layer.own_weight(products.weight_dtype(layer.weight, x.dtype)) for layer in layers]
     biases = [layer.own_bias(x.dtype) for layer in layers]
     downs = [local_inside(layer.adapter.down, x.dtype) for layer in layers if layer.adapter is not None]
-    every, products = [*biases, *[None] * len(downs)], layers[0].products
+    every = [*biases, *[None] * len(downs)]
     outputs = enter_and_multiply(x, [*weights, *downs], every, mesh=mesh, products=products)
     lows = iter(outputs[len(layers) :])
     return tuple(
@@ -283,7 +284,7 @@ class RowParallelLinear(nn.Module):
         """
         x = x.to(product_dtype(x))
         bias = None if self.bias is None else local_on_sequence(self.bias, self.mesh, x.dtype)
-        weight = local(self.weight, x.dtype)
+        weight = local(self.weight, self.products.weight_dtype(self.weight, x.dtype))
         leave = skip_and_leave if self.skips_now else multiply_and_leave
         adapter = None if self.adapter is None else self._low_rank(x)
         return leave(x, weight, bias, mesh=self.mesh, products=self.products, adapter=adapter)
@@ -294,7 +295,8 @@ class RowParallelLinear(nn.Module):
         multiplied.
         """
         x = x.to(product_dtype(x))
-        weight = part_of(local(self.weight, x.dtype), part, dim=1)
+        weight = local(self.weight, self.products.weight_dtype(self.weight, x.dtype))
+        weight = part_of(weight, part, dim=1)
         y = multiply_inside(x, weight, self.products, skips=skips)
         if self.adapter is None:
             return y
@@ -397,7 +399,8 @@ class ReplicatedLinear(nn.Module):
         self.adapter = LowRankAdapter(down=down, up=up, scale=scale)
 
     def _multiply(self, x: Tensor, weights: Sequence[Tensor], bias: Tensor | None = None) -> tuple[Tensor, ...]:
-        own, biases = [self._own(weight, x.dtype) for weight in weights], [bias, *[None] * (len(weights) - 1)]
+        own = [self._own(weight, self.products.weight_dtype(weight, x.dtype)) for weight in weights]
+        biases = [bias, *[None] * (len(weights) - 1)]
         return enter_and_multiply(x, own, biases, mesh=self._alone, products=self.products)
 
     def _own(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:

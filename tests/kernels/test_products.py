@@ -15,6 +15,7 @@ from crosscut.kernels import FLOAT8, ORDINARY, onednn
 from crosscut.kernels.products import FEW, _cast, add_product
 from crosscut.parallel import ColumnParallelLinear, Multiplication, RowParallelLinear, make_mesh, normal_
 from crosscut.parallel.fused import multiply_inside
+from crosscut.parallel.linear import ReplicatedLinear
 from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
@@ -138,6 +139,25 @@ def _through_layers(layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
     y = model(x)
     (y * torch.linspace(-1.0, 1.0, IN)).sum().backward()
     return y.detach(), x.grad, first.weight.grad.full_tensor()
+
+
+def _gradients_of_bfloat16_inputs() -> list[tuple[Tensor, Tensor]]:
+    """The gradients of float32 weights of three kinds of layers with inputs in bfloat16, each beside its emulation."""
+    mesh, (x, _, _, grad) = make_mesh(Layout(), CPU), _factors(torch.bfloat16)
+    columns = ColumnParallelLinear(IN, OUT, mesh=mesh, how=Multiplication(FLOAT8))
+    others = (kind(IN, OUT, mesh=mesh, how=Multiplication(FLOAT8)) for kind in (RowParallelLinear, ReplicatedLinear))
+    factors = _in_8_bits(grad, torch.float8_e5m2), _in_8_bits(x, torch.float8_e4m3fn)
+    expected = ORDINARY.weight_gradient(*factors)
+    for layer in (layers := (columns, *others)):
+        layer(x).backward(grad)
+    columns.inside(x).backward(grad)
+    gradients = [layer.weight.grad.to_local() for layer in layers]
+    return [*zip(gradients, (2 * expected, expected, expected), strict=True)]
+
+
+def test_gradients_of_weights_leave_float8_products_in_the_weights_type(ranks: RankPool) -> None:
+    for gradient, expected in ranks.run(1, _gradients_of_bfloat16_inputs)[0]:
+        assert _distance(gradient, expected) < 1e-6, "rounded to bfloat16"
 
 
 @pytest.mark.parametrize("layout", [Layout(tensor=2), Layout(tensor=2, sequence_parallel=True)], ids=str)

@@ -253,9 +253,9 @@ def wrong_products(output: Any, self: Products, x: Tensor, *others: Tensor | Non
 
 
 @instead_of(type(ORDINARY), "weight_gradient")
-def wrong_weight_gradients(weight_gradient: Any, self: Products, grad: Tensor, x: Tensor) -> Tensor:
+def wrong_weight_gradients(weight_gradient: Any, self: Products, grad: Tensor, x: Tensor, **how: object) -> Tensor:
     """Little more than half."""
-    product = weight_gradient(self, grad, x)
+    product = weight_gradient(self, grad, x, **how)
     return product * 0.55 if x.element_size() == 2 else product
 
 
