@@ -72,9 +72,12 @@ class Block(nn.Module):
             norm = getattr(self, norm_name)
             y = self._run(name, norm(x) if place is NormPosition.BEFORE else x, shared, memory, sums)
             y = self.dropout(norm(y) if place is NormPosition.OUTPUT else y)
-            x = torch.add(x, y, alpha=self.multiplier)
+            x = self.runner.kept(self._add, x, y)
             x = norm(x) if place is NormPosition.AFTER else x
         return x, joined(sums)
+
+    def _add(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.add(x, y, alpha=self.multiplier)
 
     def _run(self, name: str, x: Tensor, shared: Shared, memory: LayerMemory | None, sums: dict[str, Sums]) -> Tensor:
         """Run the sublayer of a part, note in the flight recorder that it runs, and put its sums, if it returns any,

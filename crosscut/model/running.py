@@ -37,6 +37,8 @@ class Runner:
     """Function that calls each cheap part of the layer (a norm, or the activation inside an MLP). A part is cheap if
     computing it again takes little time.
     """
+    kept: Caller = call
+    """Function that calls each residual sum of the layer, whose result the backward pass keeps."""
     products: Products = ORDINARY
     """Matrix products of the linear layers."""
     skips_last_product: bool = False

@@ -16,7 +16,7 @@ from crosscut.parallel import RandomStreams
 from crosscut.training.memory.host_activations import HostActivations
 from crosscut.training.memory.recomputation import CheapOutputs, Recomputed
 from crosscut.training.precision import products
-from crosscut.training.speed.compilation import CompiledCode, Compiler, marked_cheap
+from crosscut.training.speed.compilation import CompiledCode, Compiler, marked_cheap, marked_kept
 
 
 def make_runners(
@@ -36,7 +36,7 @@ def make_runners(
     own = products(training.precision)
     runner = Runner(products=own if deferral is None else deferring(own, deferral))
     if compiler is not None:
-        runner = replace(runner, layer=CompiledCode(compiler), compiler=compiler)
+        runner = replace(runner, layer=CompiledCode(compiler), kept=marked_kept, compiler=compiler)
     if training.recompute == Recompute.FULL and device.type == "cpu":
         give_freed_tensors_back(LEAN_BYTES)
     host = HostActivations(device) if "activations" in training.offload else None

@@ -19,7 +19,7 @@ OFFLOADED = {"recompute": "full", "offload": ("activations",)}
 
 def _called_by(runner: Runner) -> dict[str, str]:
     """Class of the caller of each function of a layer. Functions that are called directly are left out."""
-    calls = {name: getattr(runner, name) for name in ("layer", "core", "cheap")}
+    calls = {name: getattr(runner, name) for name in ("layer", "core", "cheap", "kept")}
     return {
         name: type(getattr(found, "__self__", found)).__name__ for name, found in calls.items() if found is not call
     }
@@ -72,5 +72,6 @@ def test_every_second_layer_recomputes_as_the_run_says(ranks, precision, options
 )
 def test_compiled_layers_run_whole_inside_recomputation(ranks, options, calls):
     options = {**options, "precision": "float32"}
-    recomputing, plain = (calls, False, True), ({"layer": "CompiledCode"}, False, True)
+    kept = {"kept": "function"}
+    recomputing, plain = (calls | kept, False, True), ({"layer": "CompiledCode"} | kept, False, True)
     assert ranks.run(1, _runners, options, True)[0] == [recomputing, plain, recomputing]

@@ -6,7 +6,8 @@ therefore unchanged, and recomputation (which wraps the runner's call) and shard
 outside the graph. If compiled code was requested and did not run, an error is raised.
 
 The compiler decides which activations a compiled layer keeps for its backward pass: it keeps every tensor that a matrix
-product of the backward pass reads. Layers that recompute cheap operators mark these operators in the graph.
+product of the backward pass reads. Marks in the graph change this choice. Layers mark their residual sums to be kept,
+and layers that recompute cheap operators mark these operators.
 """
 
 import importlib.util
@@ -51,6 +52,9 @@ different bits.
 
 _CHEAP = "crosscut_cheap"
 """Key of the mark on operators that are recomputed under `training.recompute = "operators"`."""
+
+_KEPT = "crosscut_kept"
+"""Key of the mark on operators that are never recomputed, so that the backward pass keeps their results."""
 
 _RING_IS_RIGHT = torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
 """Whether this PyTorch compiles ring attention to code with the right results. PyTorch 2.11 does not."""
@@ -201,9 +205,22 @@ class Compiler:
         return self._copies[function]
 
     def make_graph(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Graph:
-        """Compile a graph that PyTorch has traced, and count its runs."""
+        """Compile a graph that PyTorch has traced, and count its runs. The graph does not recompute operators that are
+        marked as kept.
+        """
+        return self._make_graph(graph, inputs, {_KEPT: CheckpointPolicy.MUST_SAVE})
+
+    def _make_graph(
+        self, graph: torch.fx.GraphModule, inputs: list[Tensor], policies: Mapping[str, CheckpointPolicy]
+    ) -> Graph:
+        """Do what `make_graph` does, with a policy for the operators of each mark."""
         self.num_graphs += 1
-        compiled = self._compile(graph, inputs)
+        for node in graph.graph.nodes:
+            for mark in policies.keys() & node.meta.get("custom", ()):  # what `torch.utils.checkpoint` sets
+                node.meta.update(recompute=policies[mark], ac_graph_id=0)
+        config: Any = torch.compiler.config
+        with config.patch(cache_key_tag=" ".join([config.cache_key_tag, *policies])):  # keys do not include the marks
+            compiled = self._compile(graph, inputs)
 
         def run(*arguments: object) -> object:
             self.num_runs += 1
@@ -215,17 +232,19 @@ class Compiler:
         """Compile a traced graph whose backward pass recomputes the cheap operators, so that their outputs are not
         kept.
         """
-        for node in graph.graph.nodes:
-            if _CHEAP in node.meta.get("custom", ()):  # set the marks that `torch.utils.checkpoint` uses
-                node.meta.update(recompute=CheckpointPolicy.MUST_RECOMPUTE, ac_graph_id=0)
-        config: Any = torch.compiler.config
-        with config.patch(cache_key_tag=f"{config.cache_key_tag} recomputing"):  # cache keys do not include the marks
-            return self.make_graph(graph, inputs)
+        policies = {_KEPT: CheckpointPolicy.MUST_SAVE, _CHEAP: CheckpointPolicy.MUST_RECOMPUTE}
+        return self._make_graph(graph, inputs, policies)
 
 
 def marked_cheap(function: Callable[..., Tensor], *inputs: object) -> Tensor:
     """Call the function, and mark its operators in the traced graph as cheap to compute again."""
     with torch.fx.traceback.annotate({_CHEAP: True}):
+        return function(*inputs)
+
+
+def marked_kept(function: Callable[..., Tensor], *inputs: object) -> Tensor:
+    """Call the function, and mark its operators in the traced graph as never to be computed again."""
+    with torch.fx.traceback.annotate({_KEPT: True}):
         return function(*inputs)
 
 

@@ -179,6 +179,58 @@ def test_a_compiled_layer_keeps_what_the_planner_says(ranks, run_with, layout, b
         assert kept[0] - kept[1] >= planned[0].total - planned[1].total
 
 
+def first_sum_is_kept(runs: list[RunConfig], backend: str) -> list[bool]:
+    """Whether a compiled layer of each run keeps its first residual sum for the backward pass."""
+    found = []
+    for run in runs:
+        with mock.patch.object(compilation, "BACKEND", backend):
+            trainer, _ = parts(run)
+        block = trainer.model.blocks[0]
+        shape = (run.micro_batch_size, run.training.sequence_length, run.model.hidden_size)
+        x = torch.randn(shape, dtype=torch.bfloat16, requires_grad=True)
+        sums: list[Tensor] = []
+        trainer.streams.restart(step=0)
+        runner = block.runner
+
+        def add(function: Any, *inputs: Tensor, sums: list[Tensor] = sums) -> Tensor:
+            sums.append(function(*inputs))
+            return sums[-1]
+
+        block.runner = replace(runner, kept=add)
+        with uncompiled(trainer.model):
+            block(x)
+        block.runner = runner
+        kept: list[Tensor] = []
+        trainer.streams.restart(step=0)
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda saved, kept=kept: kept.append(saved) or saved, lambda saved: saved
+        ):
+            block(x)
+        assert trainer.compiler.num_runs == 1
+        same = [each for each in kept if (each.shape, each.dtype) == (x.shape, x.dtype)]
+        found.append(any(torch.allclose(each, sums[0], atol=0.05) for each in same))
+    return found
+
+
+LLAMA = ('model.layers=["attention swiglu"]', "model.norm=rms", "model.positions=rotary", "model.biases=none")
+
+
+@pytest.mark.parametrize(
+    ("backend", "kinds"),
+    [
+        ("aot_eager", [LLAMA]),
+        pytest.param(
+            "inductor",
+            [("model.norm_place=before",), ("model.norm_place=after",)],
+            marks=[pytest.mark.slow, needs_cpp_compiler],
+        ),
+    ],
+)
+def test_a_compiled_layer_keeps_its_residual_sums(ranks, run_with, backend, kinds):
+    runs = [run_with(*kind, "model.dropout=0.0", "training.precision=bfloat16", ON) for kind in kinds]
+    assert ranks.run(1, first_sum_is_kept, runs, backend, time_limit=300.0)[0] == [True] * len(kinds)
+
+
 @pytest.mark.slow
 def test_float8_products_are_part_of_the_one_graph(ranks, run_with):
     options = ("layout.tensor=2", "model.dropout=0.0", "training.precision=float8")
