@@ -58,7 +58,7 @@ def start_reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
     """
     if axis.size == 1:
         return x
-    _require_divisible(x, axis, dim)
+    require_divisible(x, axis, dim)
     # The collective splits dimension 0. If all dimensions before `dim` have size 1, a reshape is enough, without a
     # copy.
     if dim and x.shape[:dim].numel() == 1:
@@ -84,7 +84,7 @@ def start_all_to_all(x: Tensor, axis: Axis) -> Tensor:
     """
     if axis.size == 1:
         return x
-    _require_divisible(x, axis, 0)
+    require_divisible(x, axis, 0)
     rows = [x.shape[0] // axis.size] * axis.size
     return _start(MessageKind.ALL_TO_ALL, x, axis, _ops.all_to_all_single, rows, rows)
 
@@ -226,11 +226,11 @@ def split(x: Tensor, axis: Axis, dim: int) -> Tensor:
     """
     if axis.size == 1:
         return x
-    _require_divisible(x, axis, dim)
+    require_divisible(x, axis, dim)
     return x.chunk(axis.size, dim)[axis.rank].clone(memory_format=torch.contiguous_format)
 
 
-def _require_divisible(x: Tensor, axis: Axis, dim: int) -> None:
+def require_divisible(x: Tensor, axis: Axis, dim: int) -> None:
     """Raise `LayoutError` on all ranks if dimension `dim` cannot be split evenly. With uneven parts, ranks could wait
     for each other forever.
     """

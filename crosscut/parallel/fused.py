@@ -13,7 +13,8 @@ message:
 
 Under sequence parallelism, `enter_and_multiply` saves only this rank's part of the sequence, and gathers the sequence
 again in the backward pass. The fused functions also split a large batch into two halves: the ranks send one half while
-they multiply the other half.
+they multiply the other half. Where this copies less, products read and write the parts of sequences in the order in
+which ranks send them, and only tensors inside the region are put into the order of the sequences (`works_on_parts`).
 
 Shapes: B batch, S sequence, I in, O out, T tensor ranks. Under sequence parallelism, tensors outside a parallel region
 have S/T in place of S.
@@ -33,7 +34,17 @@ from crosscut.config.conventions import num_pieces
 from crosscut.kernels.functions import AutogradContext, add_owned, run
 from crosscut.kernels.products import ORDINARY, Products, add_product, as_rows, bias_gradient, multiply_into
 from crosscut.parallel.collectives import wait
-from crosscut.parallel.halves import finish_gather, start_gather, start_gather_again, start_sum, summed_shape
+from crosscut.parallel.halves import (
+    finish_gather,
+    from_parts,
+    start_gather,
+    start_gather_again,
+    start_sum,
+    summed_shape,
+    to_parts,
+    works_on_parts,
+    write_from_parts,
+)
 from crosscut.parallel.mesh import ParallelMesh
 from crosscut.parallel.operators import enter_tensor_parallel, leave_tensor_parallel, require_sequence
 from crosscut.parallel.symmetric_memory import gather_and_multiply, multiply_and_scatter
@@ -80,6 +91,7 @@ def enter_and_multiply(
 
 class _EnterContext(AutogradContext[tuple[Tensor, ...]], Protocol):
     mesh: ParallelMesh
+    in_parts: bool
     products: Products
     has_bias: list[bool]
 
@@ -93,16 +105,23 @@ class _EnterAndMultiply(Function):
         ctx.save_for_backward(x, *weights)
         ctx.mesh, ctx.products, ctx.has_bias = mesh, products, [bias is not None for bias in biases]
         pieces = _pieces(x, mesh, products, x.numel() * mesh.tensor.size)
+        width = sum(weight.shape[0] for weight in weights)
+        ctx.in_parts = in_parts = works_on_parts(mesh, inside=2 * width, sent=3 * x.shape[-1])
         entering = [start_gather(piece, mesh) for piece in pieces]
         if len(entering) == 1:
-            whole = finish_gather(entering[0], mesh)
-            return tuple(products.output(whole, *layer) for layer in zip(weights, biases, strict=True))
+            whole = finish_gather(entering[0], mesh, in_parts=in_parts)
+            outputs = tuple(products.output(whole, *layer) for layer in zip(weights, biases, strict=True))
+            return tuple(from_parts(y, mesh) for y in outputs) if in_parts else outputs
         shape = (x.shape[0], x.shape[1] * mesh.tensor.size, *x.shape[2:-1])
         outputs = tuple(x.new_empty(*shape, weight.shape[0]) for weight in weights)
         for i, piece in enumerate(entering):
-            whole = finish_gather(piece, mesh)
+            whole = finish_gather(piece, mesh, in_parts=in_parts)
             for y, weight, bias in zip(outputs, weights, biases, strict=True):
-                multiply_into(y.chunk(len(entering))[i], whole, weight, bias)
+                own = y.chunk(len(entering))[i]
+                if in_parts:
+                    write_from_parts(own, products.output(whole, weight, bias), mesh)
+                else:
+                    multiply_into(own, whole, weight, bias)
         return outputs
 
     @staticmethod
@@ -113,14 +132,17 @@ class _EnterAndMultiply(Function):
         needs_x, _, _, *needs = ctx.needs_input_grad
         needs_weights, needs_biases = needs[: len(weights)], needs[len(weights) :]
         entering = start_gather_again(x, grads[0], mesh) if any(needs_weights) else None
-        pending = start_sum(_input_gradient(products, grads, weights), mesh) if needs_x else None
+        in_order = grads
+        if ctx.in_parts:
+            grads = tuple(to_parts(grad, mesh) for grad in grads)
+        pending = start_sum(_input_gradient(products, grads, weights), mesh, in_parts=ctx.in_parts) if needs_x else None
         grad_biases = [
             bias_gradient(grad) if has_bias and wanted else None
-            for grad, has_bias, wanted in zip(grads, ctx.has_bias, needs_biases, strict=True)
+            for grad, has_bias, wanted in zip(in_order, ctx.has_bias, needs_biases, strict=True)
         ]
         grad_weights: list[Tensor | None] = [None] * len(weights)
         if entering is not None:
-            whole = finish_gather(entering, mesh)
+            whole = finish_gather(entering, mesh, in_parts=ctx.in_parts)
             grad_weights = [
                 _weight_gradient(products, grad, whole, weight) if wanted else None
                 for grad, weight, wanted in zip(grads, weights, needs_weights, strict=True)
@@ -235,6 +257,7 @@ def skip_and_leave(
 
 class _LeaveContext(AutogradContext[tuple[Tensor, Tensor, Tensor | None, Tensor | None]], Protocol):
     mesh: ParallelMesh
+    in_parts: bool
     products: Products
     has_bias: bool
 
@@ -248,10 +271,14 @@ class _MultiplyAndLeave(Function):
         assert weight is not None
         ctx.save_for_backward(x, weight, low, up)
         ctx.mesh, ctx.products, ctx.has_bias = mesh, products, bias is not None
-        pieces = _pieces(x, mesh, products, x.shape[:-1].numel() * weight.shape[0])
-        lows = [None] * len(pieces) if low is None else low.chunk(len(pieces))
+        num = _num_pieces(x, mesh, products, x.shape[:-1].numel() * weight.shape[0])
+        ctx.in_parts = in_parts = _leaves_in_parts(mesh, weight, low, num)
+        pieces, lows = _cut(x, num, mesh, in_parts), _cut(low, num, mesh, in_parts)
         both = zip(pieces, lows, strict=True)
-        leaving = [start_sum(_sum_of_products(products, piece, weight, low, up), mesh) for piece, low in both]
+        leaving = [
+            start_sum(_sum_of_products(products, piece, weight, low, up), mesh, in_parts=in_parts)
+            for piece, low in both
+        ]
         done = [wait(piece, mesh.tensor) for piece in leaving]
         y = done[0] if len(done) == 1 else torch.cat(done)
         return y if bias is None else add_owned(y, bias)
@@ -268,11 +295,15 @@ class _MultiplyAndLeave(Function):
         factors = [(x, weight, needs_x, needs_weight)]
         if low is not None and up is not None:
             factors.append((low, up, needs_low, needs_up))
-        if len(leaving) == 1:
-            whole = finish_gather(leaving[0], mesh)
-            grads = [_factor_gradients(products, whole, factor) for factor in factors]
+        if len(leaving) > 1:
+            grads = _factor_gradients_in_pieces(leaving, mesh, factors, in_parts=ctx.in_parts)
         else:
-            grads = _factor_gradients_in_pieces(leaving, mesh, factors)
+            whole = finish_gather(leaving[0], mesh, in_parts=ctx.in_parts)
+            if ctx.in_parts:
+                factors = [(to_parts(x, mesh), weight, *needs) for x, weight, *needs in factors]
+            grads = [_factor_gradients(products, whole, factor) for factor in factors]
+            if ctx.in_parts:
+                grads = [(None if x is None else from_parts(x, mesh), weight) for x, weight in grads]
         grad_low, grad_up = grads[1] if low is not None else (None, None)
         grad_x, grad_weight = grads[0]
         return grad_x, None, None, grad_weight, grad_bias, grad_low, grad_up
@@ -287,7 +318,21 @@ class _SkipProduct(_MultiplyAndLeave):
         assert weight is not None
         ctx.save_for_backward(x, weight, low, up)
         ctx.mesh, ctx.products, ctx.has_bias = mesh, products, bias is not None
+        num = _num_pieces(x, mesh, products, x.shape[:-1].numel() * weight.shape[0])
+        ctx.in_parts = _leaves_in_parts(mesh, weight, low, num)
         return x.new_zeros(*summed_shape(x, mesh), weight.shape[0])
+
+
+def _leaves_in_parts(mesh: ParallelMesh, weight: Tensor, low: Tensor | None, num_pieces: int) -> bool:
+    width = weight.shape[1] + (0 if low is None else low.shape[-1])
+    return works_on_parts(mesh, inside=3 * width, sent=2 * weight.shape[0], keeps=num_pieces == 1)
+
+
+def _cut(x: Tensor | None, num_pieces: int, mesh: ParallelMesh, in_parts: bool) -> Sequence[Tensor | None]:
+    """Cut `x` [B, S, I] into pieces along the batch; with `in_parts`, into pieces of its parts [T B, S/T, I]."""
+    if x is None:
+        return [None] * num_pieces
+    return (to_parts(x, mesh, num_pieces) if in_parts else x).chunk(num_pieces)
 
 
 def _sum_of_products(products: Products, x: Tensor, weight: Tensor, low: Tensor | None, up: Tensor | None) -> Tensor:
@@ -325,7 +370,7 @@ def _weight_gradient(products: Products, grad: Tensor, x: Tensor, weight: Tensor
 
 
 def _factor_gradients_in_pieces(
-    leaving: Sequence[Tensor], mesh: ParallelMesh, factors: Sequence[_Factors]
+    leaving: Sequence[Tensor], mesh: ParallelMesh, factors: Sequence[_Factors], *, in_parts: bool
 ) -> list[tuple[Tensor | None, Tensor | None]]:
     """Return the gradients of the factors of several products. The forward pass added up these products. `leaving` is
     the gradient of their sum, in pieces along the batch, as `start_gather` returns them.
@@ -334,25 +379,31 @@ def _factor_gradients_in_pieces(
         (x.new_empty(x.shape) if needs_x else None, torch.empty_like(weight) if needs_weight else None)
         for x, weight, needs_x, needs_weight in factors
     ]
+    inputs = [_cut(x, len(leaving), mesh, in_parts) for x, *_ in factors]
     for i, piece in enumerate(leaving):
-        whole = finish_gather(piece, mesh)
-        for (x, weight, *_), (grad_x, grad_weight) in zip(factors, grads, strict=True):
-            if grad_x is not None:
+        whole = finish_gather(piece, mesh, in_parts=in_parts)
+        for pieces, (_, weight, *_), (grad_x, grad_weight) in zip(inputs, factors, grads, strict=True):
+            if grad_x is not None and in_parts:
+                write_from_parts(grad_x.chunk(len(leaving))[i], ORDINARY.input_gradient(whole, weight), mesh)
+            elif grad_x is not None:
                 multiply_into(grad_x.chunk(len(leaving))[i], whole, weight.t())
             if grad_weight is not None:
-                add_product(grad_weight, as_rows(whole).t(), as_rows(x.chunk(len(leaving))[i]), is_first=i == 0)
+                add_product(grad_weight, as_rows(whole).t(), as_rows(pieces[i]), is_first=i == 0)
     return grads
 
 
-def _pieces(x: Tensor, mesh: ParallelMesh, products: Products, elements: int) -> list[Tensor]:
-    """Cut `x` into pieces along the batch, so that one piece is sent while another piece is multiplied.
+def _pieces(x: Tensor, mesh: ParallelMesh, products: Products, elements: int) -> Sequence[Tensor]:
+    """Cut `x` into pieces along the batch, so that one piece is sent while another piece is multiplied."""
+    return x.chunk(_num_pieces(x, mesh, products, elements))
+
+
+def _num_pieces(x: Tensor, mesh: ParallelMesh, products: Products, elements: int) -> int:
+    """Number of pieces into which `x` is cut along the batch.
 
     Without sequence parallelism, `x` stays whole, and f and g send one all-reduce each. For 8-bit products, `x` also
     stays whole, because otherwise each piece would be cast separately.
     """
-    if not mesh.sequence_parallel or products is not ORDINARY:
-        return [x]
-    return list(x.chunk(num_pieces(x.shape[0], elements)))
+    return num_pieces(x.shape[0], elements) if mesh.sequence_parallel and products is ORDINARY else 1
 
 
 def _input_gradient(products: Products, grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:

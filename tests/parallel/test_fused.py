@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from crosscut.config import Layout, LayoutError
 from crosscut.kernels.deferral import Deferral
@@ -23,9 +24,9 @@ from tests.parallel.twins import CPU, LAYOUTS, each, part, split_sequence
 from tests.ranks import RankPool
 from tests.refusals import refusal
 
-B, S, I = 2, 8, 6  # noqa: E741 - the shapes' names
-WIDTHS = ((10,), (10, 4, 3))
-"""Outputs of each layer that shares the input: of one layer, and of three."""
+B, S, I = 4, 8, 6  # noqa: E741 - the shapes' names
+WIDTHS = ((10,), (10, 4, 3), (4, 3))
+"""Outputs of each layer that shares the input: of one layer, of three, and of two that are narrower than the input."""
 SPLIT = Layout(tensor=2, sequence_parallel=True)
 
 Run = tuple[list[Tensor], list[Sent]]
@@ -122,6 +123,50 @@ def test_fused_functions_send_what_the_plain_twins_send_and_gather_the_input_aga
         assert sorted(sent) == sorted([*plain, *again])
     for (_, plain), (_, sent) in ranks.run(layout.tensor, _leaving, layout, True, 1):
         assert sent == plain
+
+
+class _Copies(TorchDispatchMode):
+    """Counter of the elements that operators copy outside of products and messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        copies = (torch.ops.aten.cat, torch.ops.aten.clone, torch.ops.aten.copy_)
+        self.elements += result.numel() if func.overloadpacket in copies else 0
+        return result
+
+
+def _copied(layout: Layout, inputs: int, outputs: int, num_pieces: int) -> list[int]:
+    """Elements that entering and leaving copy, for a region of `inputs` and `outputs` columns of this rank."""
+    mesh, x = make_mesh(layout, CPU), torch.ones(B, S, inputs, requires_grad=True)
+    weights = [torch.ones(shape, requires_grad=True) for shape in ((outputs, I), (I, inputs))]
+    found = []
+    with mock.patch.object(fused, "num_pieces", lambda *_: num_pieces):
+        for leaf, call in (
+            (x, lambda x: fused.multiply_and_leave(x, weights[1], None, mesh=mesh)),
+            (
+                torch.ones(B, S // layout.tensor, I, requires_grad=True),
+                lambda x: fused.enter_and_multiply(x, weights[:1], [None], mesh=mesh)[0],
+            ),
+        ):
+            with _Copies() as copies:
+                y = call(leaf)
+                torch.autograd.grad(y, (leaf,), torch.ones_like(y))
+            found.append(copies.elements)
+    return found
+
+
+@pytest.mark.parametrize("num_pieces", [1, 2])
+def test_a_narrow_region_is_copied_in_place_of_the_sequence_that_is_sent(ranks: RankPool, num_pieces: int) -> None:
+    for leaving, entering in ranks.run(2, _copied, SPLIT, 1, 2, num_pieces):
+        joined = B * S // 2 * I if num_pieces == 2 else 0  # the halves of a sum
+        assert (leaving - joined, entering) == (3 * B * S * 1, 2 * B * S * 2)
+    for leaving, entering in ranks.run(2, _copied, SPLIT, I, 2 * I, num_pieces):
+        joined = B * S // 2 * I if num_pieces == 2 else 0
+        assert (leaving - joined, entering) == (2 * B * S * I, 3 * B * S * I)
 
 
 @pytest.mark.parametrize("layout", [Layout(tensor=1), Layout(tensor=2), SPLIT], ids=str)

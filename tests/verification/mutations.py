@@ -207,7 +207,7 @@ def own_loss(model: nn.Module, mesh: ParallelMesh) -> Tensor:
 
 @fault("f without its backward all-reduce", "blocks.1.mlp.expand")
 def f_without_backward(patch: Patch) -> None:
-    within(patch, fused._EnterAndMultiply, "backward", start_sum=lambda product, mesh: product)
+    within(patch, fused._EnterAndMultiply, "backward", start_sum=lambda product, mesh, **_: product)
 
 
 @fault("f without its backward all-reduce, before the loss", "loss")
@@ -222,7 +222,7 @@ def f_in_place(patch: Patch) -> None:
 
 @fault("g missing", "blocks.0.attention.output")
 def g_missing(patch: Patch) -> None:
-    within(patch, fused._MultiplyAndLeave, "forward", start_sum=lambda product, mesh: product)
+    within(patch, fused._MultiplyAndLeave, "forward", start_sum=lambda product, mesh, **_: product)
 
 
 @fault("g missing after the embedding", "tokens")
@@ -234,15 +234,18 @@ def g_missing_after_the_embedding(patch: Patch) -> None:
 def g_twice(patch: Patch) -> None:
     g = fused.start_sum
 
-    def again(product: Tensor, mesh: ParallelMesh) -> Tensor:
-        return start_all_reduce_owned(wait(g(product, mesh), mesh.tensor), mesh.tensor)
+    def again(product: Tensor, mesh: ParallelMesh, **how: bool) -> Tensor:
+        return start_all_reduce_owned(wait(g(product, mesh, **how), mesh.tensor), mesh.tensor)
 
     within(patch, fused._MultiplyAndLeave, "forward", start_sum=again)
 
 
 @fault("the gathered sequence's gradient is split, not reduce-scattered", "blocks.1.mlp.expand", SPLIT)
 def gather_without_sum(patch: Patch) -> None:
-    within(patch, fused._EnterAndMultiply, "backward", start_sum=lambda product, mesh: split(product, mesh.tensor, 1))
+    def own(product: Tensor, mesh: ParallelMesh, *, in_parts: bool) -> Tensor:
+        return split(product, mesh.tensor, 0 if in_parts else 1)
+
+    within(patch, fused._EnterAndMultiply, "backward", start_sum=own)
 
 
 @fault("an all-reduce more than planned, that changes nothing", "collectives")
@@ -266,7 +269,7 @@ def row_bias_per_rank(patch: Patch) -> None:
         def forward(ctx: Any, x: Tensor, mesh: ParallelMesh, products: Any, *others: Tensor) -> Tensor:
             weight, bias, *_ = others
             ctx.save_for_backward(x, weight, None, None)
-            ctx.mesh, ctx.products, ctx.has_bias = mesh, products, True
+            ctx.mesh, ctx.products, ctx.has_bias, ctx.in_parts = mesh, products, True, False
             return wait(fused.start_sum(F.linear(x, weight, bias), mesh), mesh.tensor)
 
     patch.setattr(fused, "_MultiplyAndLeave", BiasFirst)
