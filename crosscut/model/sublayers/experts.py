@@ -117,7 +117,7 @@ class Experts(nn.Module):
         summand on each tensor rank. `ends` is the index after the last row of each of this rank's experts.
         """
         dtype = rows.dtype
-        own = [local(self.get_parameter(name), dtype) for name in self.names]
+        own = [local(getattr(self, name), dtype) for name in self.names]
         is_plain = self.runner.compiler is None and self.runner.cheap is call and not self.runner.skips_last_product
         is_plain &= self.sizes.mlp is not FeedForward.GELU  # whose kernel, and so its bits, depends on the rows
         if is_plain and takes_turns(rows, weights, own[0]):

@@ -3,7 +3,7 @@
 Every parameter is a `DTensor` on the tensor axis: `Shard(0)` for columns of the paper's A (PyTorch stores a linear
 weight transposed, [out, in]), `Shard(1)` for rows of A, and `Replicate()` if every rank holds the whole parameter.
 PyTorch's optimizer, checkpoints and resharding therefore work unchanged. The forward pass calls `local` and computes
-with ordinary tensors.
+with ordinary tensors (`leaves`).
 
 If a replicated parameter is used on a split sequence or inside a parallel region, each rank computes only a part of the
 gradient. `local_on_sequence` and `local_inside` give such a gradient the placement `Partial`.
@@ -25,15 +25,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from crosscut.config import LayoutError
 from crosscut.config.axes import AxisRole, cuts_parameters, is_folded, role_of
 from crosscut.parallel.collectives import all_gather
 from crosscut.parallel.mesh import Axis, ParallelMesh, PlanAxes
+from crosscut.parallel.state.leaves import Leaves, own_part
 
 
 def sharded_parameter(
@@ -175,48 +174,9 @@ def local(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     Autograd records the cast. With float32 parameters and bfloat16 activations, the gradients of the parameters are
     therefore float32. An ordinary tensor is cast.
     """
-    return _own_part(parameter, None, dtype) if isinstance(parameter, DTensor) else parameter.to(dtype)
-
-
-def _own_part(parameter: Tensor, gradient: tuple[Placement, ...] | None, dtype: torch.dtype) -> Tensor:
-    assert isinstance(parameter, DTensor)
-    if torch.compiler.is_compiling():  # the compiler supports `to_local` and runs its checks only once
-        return parameter.to_local(grad_placements=gradient).to(dtype)
-    if torch.is_grad_enabled() and parameter.requires_grad:
-        part: Tensor = _OwnPart.apply(parameter, gradient)
-    else:
-        part = parameter._local_tensor
-    return part if part.dtype == dtype else part.to(dtype)
-
-
-class _OwnPartContext(FunctionCtx):
-    spec: DTensorSpec
-
-
-class _OwnPart(torch.autograd.Function):
-    """Autograd function that returns a parameter's local part, and gives the parameter's gradient a placement. It does
-    the same as `DTensor.to_local` in a third of the time.
-
-    PyTorch's `to_local` calls `from_local` for every gradient. `from_local` computes and checks shapes and strides that
-    the parameter already knows.
-    """
-
-    @staticmethod
-    def forward(ctx: _OwnPartContext, parameter: DTensor, gradient: tuple[Placement, ...] | None) -> Tensor:
-        spec = parameter._spec
-        if gradient is not None and gradient != spec.placements:
-            spec = DTensorSpec(spec.mesh, gradient, tensor_meta=spec.tensor_meta)
-        ctx.spec = spec
-        ctx.set_materialize_grads(False)
-        return parameter._local_tensor.view_as(parameter._local_tensor)  # a new tensor object, as autograd requires
-
-    @staticmethod
-    def backward(ctx: _OwnPartContext, gradient: Tensor | None) -> tuple[Tensor | None, None]:
-        if gradient is None:
-            return None, None
-        if gradient.is_contiguous():
-            return DTensor(gradient, ctx.spec, requires_grad=False), None
-        return DTensor.from_local(gradient, ctx.spec.mesh, ctx.spec.placements, run_check=False), None
+    if isinstance(parameter, (DTensor, Leaves)):
+        return own_part(parameter, None, dtype)
+    return parameter.to(dtype)
 
 
 def is_distributed(tensor: object) -> bool:
@@ -281,7 +241,7 @@ def local_on_sequence(parameter: Tensor, mesh: ParallelMesh, dtype: torch.dtype)
 
     Under sequence parallelism, the parameter's gradient is `Partial`, because each rank sees only a part of the tokens.
     """
-    return _own_part(parameter, (Partial(),) if mesh.sequence_parallel else (Replicate(),), dtype)
+    return own_part(parameter, (Partial(),) if mesh.sequence_parallel else (Replicate(),), dtype)
 
 
 def local_inside(parameter: Tensor, dtype: torch.dtype) -> Tensor:
@@ -289,7 +249,7 @@ def local_inside(parameter: Tensor, dtype: torch.dtype) -> Tensor:
 
     The parameter's gradient is `Partial`, because each rank does only a part of the region's work.
     """
-    return _own_part(parameter, (Partial(),), dtype)
+    return own_part(parameter, (Partial(),), dtype)
 
 
 class AxisCut(NamedTuple):

@@ -35,6 +35,7 @@ from crosscut.model import GPT
 from crosscut.model.block import Block
 from crosscut.model.running import LossRunner
 from crosscut.parallel import ParallelMesh
+from crosscut.parallel.state.leaves import on_leaves
 
 BACKEND = "inductor"
 """Backend of `torch.compile` that compiles the graphs."""
@@ -260,6 +261,8 @@ class CompiledCode:
         self._compiler = compiler
         self._make_graph = compiler.make_recomputing_graph if recomputes_operators else compiler.make_graph
         self._traced: dict[object, Callable[..., Any]] = {}
+        self._modules: dict[nn.Module, list[nn.Module]] = {}
+        """Modules with parameters inside each layer."""
 
     def __call__(self, function: Callable[..., _T], *inputs: object) -> _T:
         """Return `function(*inputs)`, where `function` is a bound method of a layer."""
@@ -268,7 +271,12 @@ class CompiledCode:
         assert isinstance(function, types.MethodType)
         if (method := function.__func__) not in self._traced:
             self._traced[method] = self._compiler.trace(method, self._make_graph)
-        result: _T = self._compiler.run("A layer", self._traced[method], function.__self__, *inputs)
+        layer = function.__self__
+        assert isinstance(layer, nn.Module)
+        if layer not in self._modules:
+            self._modules[layer] = [each for each in layer.modules() if each._parameters]
+        call = partial(self._compiler.run, "A layer", self._traced[method], layer)
+        result: _T = on_leaves(self._modules[layer], call, *inputs)
         return result
 
 
