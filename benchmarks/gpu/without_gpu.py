@@ -29,7 +29,7 @@ H100 = SimpleNamespace(
     L2_cache_size=50 << 20, shared_memory_per_block=49_152, shared_memory_per_block_optin=232_448,
     shared_memory_per_multiprocessor=233_472, gcnArchName="",
 )  # fmt: skip
-"""What PyTorch tells about an H100. Inductor chooses its kernels by these properties."""
+"""Properties that PyTorch tells of an H100. Inductor chooses its kernels by them."""
 
 
 class CodeMade(BaseException):

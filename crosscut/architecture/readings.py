@@ -116,14 +116,16 @@ def saved(lowered: Lowered, target: Target, mode: str) -> tuple[tuple[tuple[Valu
 
     `mode` is a value of `training.recompute`. With "full", only the input of the first step is saved. A value that
     several steps save is listed at the first of them. A compiled layer saves the same values with `mode` "selective" as
-    with "none".
+    with "none". If it multiplies in 8 bits, it saves the same as with "operators": the compiler computes the outputs of
+    cheap operators again, where it casts them for a product of the backward pass.
     """
     forgets_core = mode == Recompute.SELECTIVE and not target.compiled
+    forgets_cheap = mode == Recompute.OPERATORS or (target.compiled and target.eight_bit)
     seen: set[str] = set()
 
     def of(step: Step) -> Iterator[Value]:
         for value in step.reads if step.is_core and forgets_core else step.keeps:
-            if value.name not in seen and not (mode == Recompute.OPERATORS and value.is_cheap):
+            if value.name not in seen and not (forgets_cheap and value.is_cheap):
                 seen.add(value.name)
                 yield value
 

@@ -330,7 +330,7 @@ class Leave(Step):
 
 def _in_halves(target: Target, message: Message) -> Message:
     """Split the message into two halves if it is large enough and the target's products can be halved."""
-    pieces = num_pieces(target.sequences, message.elements) if target.sends_halves else 1
+    pieces = 1 if target.eight_bit else num_pieces(target.sequences, message.elements)
     return replace(message, pieces=pieces)
 
 

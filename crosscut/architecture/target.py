@@ -65,9 +65,9 @@ class Target(HashedOnce):
     predicted: int | None = None
     """Number of tokens of a micro-batch for which the head of a masked language model computes logits. None means all
     tokens."""
-    sends_halves: bool = True
-    """Whether a large message of a split sequence may be sent in two halves. Each half then overlaps with the product
-    of the other half."""
+    eight_bit: bool = False
+    """Whether layers multiply in 8 bits, and cast the factors of each product. A large message of a split sequence is
+    then sent whole. Otherwise, it may be sent in two halves, and each half overlaps with the product of the other."""
 
     @classmethod
     def of(cls, layout: Layout) -> "Target":

@@ -56,8 +56,9 @@ def activations_of(layer: Layer, run: Planned, target: Target, mode: str) -> tup
     """
     if mode == Recompute.FULL and "activations" in run.training.offload and target.device == "cuda":
         return tuple(Kept() for _ in layer.parts)
+    casts_again = target.compiled and target.eight_bit  # the compiler casts weights again for the backward pass
     first, *others = kept(layer, target, mode)
-    return replace(first, weights=0 if mode == Recompute.FULL else _cast_weights(layer, run)), *others
+    return replace(first, weights=0 if mode == Recompute.FULL or casts_again else _cast_weights(layer, run)), *others
 
 
 def _cast_weights(layer: Layer, run: Planned) -> int:

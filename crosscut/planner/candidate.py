@@ -96,6 +96,6 @@ def target_of(run: Planned, *, device: Device, capability: tuple[int, int] = AMP
         compiled=is_compiled(run, device),
         document_mask=run.training.document_mask,
         predicted=run.predicted_tokens if "predicted" in describe(run.model).head.reads else None,
-        sends_halves=run.training.precision != "float8",
+        eight_bit=run.training.precision == "float8",
     )
     return shared_target(target)

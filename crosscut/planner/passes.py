@@ -16,11 +16,13 @@ casting weights, casting and summing gradients, the gradient norm and the optimi
 Legend: `b` sequences of a micro-batch, `s` tokens of a sequence, `h` hidden size, `t` tensor ranks.
 """
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from crosscut.architecture import Decoder, Layer, Target, describe, flat, layer_parameters, lower
+from crosscut.architecture import Decoder, Layer, Product, Step, Target, describe, flat, layer_parameters, lower
 from crosscut.architecture.readings import passes
+from crosscut.architecture.steps import Multiply
 from crosscut.planner.candidate import Planned
 from crosscut.planner.messages.low_rank import low_rank
 from crosscut.planner.muon import MUON_BYTES, muon_share
@@ -39,9 +41,14 @@ _NORM_BYTES = 4
 _CLIP_BYTES = {True: 8, False: 4}
 """Bytes per parameter in float32 to clip gradients. The key says whether a kernel of its own does it, as before Muon.
 Otherwise, AdamW's kernel also writes the gradient."""
-_KERNELS = {True: (5, 12), False: (15, 30)}
+_KERNELS = {True: (13, 24), False: (15, 30)}
 """Number of kernels in a layer's forward pass and in its backward pass, not counting matrix products. The key says
-whether the layer is compiled."""
+whether the layer is compiled. Those of a compiled GPT-2 are counted (`benchmarks/gpu/count.py`)."""
+_CAST_KERNELS = (24, 33)
+"""Further kernels of a compiled layer that multiplies in 8 bits: the largest elements and the casts. Counted, too."""
+_CAST_BYTES = 3
+"""Bytes per element of a cast to 8 bits: the tensor is read in 16 bits and written in 8. The largest element is found
+where the tensor is computed."""
 
 
 class LayerPasses(NamedTuple):
@@ -66,15 +73,34 @@ def layer_passes(layer: Layer, target: Target) -> LayerPasses:
     counts.
     """
     steps = list(flat(lower(layer, target)))
-    whole = passes(steps, target)
+    whole, (of_forward, of_backward) = passes(steps, target), _casts(steps, target)
+    kernels = _KERNELS[target.compiled]
+    more = _CAST_KERNELS if target.eight_bit else (0, 0)
     return LayerPasses(
-        forward=whole.forward,
-        backward=whole.backward,
+        forward=whole.forward + of_forward,
+        backward=whole.backward + of_backward,
         cheap=passes([step for step in steps if any(value.is_cheap for value in step.gives)], target).forward,
         core=passes([step for step in steps if step.is_core], target).forward,
-        kernels=_KERNELS[target.compiled],
+        kernels=(kernels[0] + more[0], kernels[1] + more[1]),
         gelu=whole.gelu,
     )
+
+
+def _casts(steps: Iterable[Step], target: Target) -> tuple[float, float]:
+    """Bytes of casting the factors of all products to 8 bits, forward and backward; 0 without such products. Each of
+    the three products of a matrix casts both of its factors.
+    """
+    if not target.eight_bit:
+        return 0, 0
+    products = [product for step in steps if isinstance(step, Multiply) for product in step.products(target)]
+    forward = sum(_CAST_BYTES * _factors(product) for product in products)
+    return forward, sum(_CAST_BYTES * (_factors(p.of_input) + _factors(p.of_weight)) for p in products)
+
+
+def _factors(product: Product) -> float:
+    """Number of elements of both factors."""
+    m, k, n, batch = product.of_group
+    return batch * (m * k + k * n)
 
 
 def weight_passes(run: Planned, program: Program) -> tuple[float, float]:
