@@ -260,6 +260,7 @@ def test_no_figure_of_wrong_gradients_counts():
 
 ENDED = """
 import time
+from pathlib import Path
 from benchmarks.gpu import process
 from benchmarks.gpu.plan import WIDE, step, tiny
 
