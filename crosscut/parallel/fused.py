@@ -273,11 +273,11 @@ class _MultiplyAndLeave(Function):
         ctx.mesh, ctx.products, ctx.has_bias = mesh, products, bias is not None
         num = _num_pieces(x, mesh, products, x.shape[:-1].numel() * weight.shape[0])
         ctx.in_parts = in_parts = _leaves_in_parts(mesh, weight, low, num)
-        pieces, lows = _cut(x, num, mesh, in_parts), _cut(low, num, mesh, in_parts)
-        both = zip(pieces, lows, strict=True)
+        pieces = _cut(x, num, mesh, in_parts)
+        lows = [None] * num if low is None else _cut(low, num, mesh, in_parts)
         leaving = [
             start_sum(_sum_of_products(products, piece, weight, low, up), mesh, in_parts=in_parts)
-            for piece, low in both
+            for piece, low in zip(pieces, lows, strict=True)
         ]
         done = [wait(piece, mesh.tensor) for piece in leaving]
         y = done[0] if len(done) == 1 else torch.cat(done)
@@ -300,7 +300,7 @@ class _MultiplyAndLeave(Function):
         else:
             whole = finish_gather(leaving[0], mesh, in_parts=ctx.in_parts)
             if ctx.in_parts:
-                factors = [(to_parts(x, mesh), weight, *needs) for x, weight, *needs in factors]
+                factors = [(to_parts(factor[0], mesh), *factor[1:]) for factor in factors]
             grads = [_factor_gradients(products, whole, factor) for factor in factors]
             if ctx.in_parts:
                 grads = [(None if x is None else from_parts(x, mesh), weight) for x, weight in grads]
@@ -328,10 +328,8 @@ def _leaves_in_parts(mesh: ParallelMesh, weight: Tensor, low: Tensor | None, num
     return works_on_parts(mesh, inside=3 * width, sent=2 * weight.shape[0], keeps=num_pieces == 1)
 
 
-def _cut(x: Tensor | None, num_pieces: int, mesh: ParallelMesh, in_parts: bool) -> Sequence[Tensor | None]:
+def _cut(x: Tensor, num_pieces: int, mesh: ParallelMesh, in_parts: bool) -> Sequence[Tensor]:
     """Cut `x` [B, S, I] into pieces along the batch; with `in_parts`, into pieces of its parts [T B, S/T, I]."""
-    if x is None:
-        return [None] * num_pieces
     return (to_parts(x, mesh, num_pieces) if in_parts else x).chunk(num_pieces)
 
 

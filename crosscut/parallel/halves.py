@@ -97,7 +97,8 @@ def to_parts(x: Tensor, mesh: ParallelMesh, num_pieces: int = 1) -> Tensor:
     """
     require_divisible(x, mesh.tensor, SEQUENCE_DIM)
     by_piece = x.unflatten(SEQUENCE_DIM, (mesh.tensor.size, -1)).unflatten(0, (num_pieces, -1))  # [P, B/P, T, S/T, ...]
-    return by_piece.transpose(1, 2).flatten(0, 2)
+    parts: Tensor = by_piece.transpose(1, 2).flatten(0, 2)
+    return parts
 
 
 def from_parts(parts: Tensor, mesh: ParallelMesh) -> Tensor:
@@ -111,7 +112,8 @@ def write_from_parts(out: Tensor, parts: Tensor, mesh: ParallelMesh) -> None:
 
 
 def _by_sequence(parts: Tensor, mesh: ParallelMesh) -> Tensor:
-    return parts.unflatten(0, (mesh.tensor.size, -1)).transpose(0, 1)
+    by_sequence: Tensor = parts.unflatten(0, (mesh.tensor.size, -1)).transpose(0, 1)
+    return by_sequence
 
 
 def summed_shape(x: Tensor, mesh: ParallelMesh) -> tuple[int, ...]:

@@ -129,7 +129,7 @@ def test_the_weight_given_with_the_look_up_adds_both_gradients_in_one_tensor(ran
     for (tied, lean), (summed, large) in ranks.run(layout.world_size, _tied_gradients, layout):
         torch.testing.assert_close(tied, summed, rtol=1e-12, atol=1e-14)
         assert tied.abs().sum() > 0
-        assert lean <= large - 2  # neither the rows' own gradient [V/T, H] nor the sum
+        assert lean < large  # no gradient [V/T, H] of the rows alone
 
 
 @pytest.mark.parametrize("tensor", [1, 4])
