@@ -103,7 +103,7 @@ def to_parts(x: Tensor, mesh: ParallelMesh, num_pieces: int = 1) -> Tensor:
 
 def from_parts(parts: Tensor, mesh: ParallelMesh) -> Tensor:
     """Copy parts [T B, S/T, ...] into the order of their sequences [B, S, ...]."""
-    return _by_sequence(parts, mesh).flatten(1, 2)
+    return _by_sequence(parts, mesh).flatten(1, 2).contiguous()  # `flatten` of parts of one token is a view
 
 
 def write_from_parts(out: Tensor, parts: Tensor, mesh: ParallelMesh) -> None:
