@@ -116,16 +116,17 @@ def saved(lowered: Lowered, target: Target, mode: str) -> tuple[tuple[tuple[Valu
 
     `mode` is a value of `training.recompute`. With "full", only the input of the first step is saved. A value that
     several steps save is listed at the first of them. A compiled layer saves the same values with `mode` "selective" as
-    with "none". If it multiplies in 8 bits, it saves the same as with "operators": the compiler computes the outputs of
-    cheap operators again, where it casts them for a product of the backward pass.
+    with "none". The compiler computes the outputs of cheap operators again where it casts them to 8 bits for a product
+    of the backward pass.
     """
     forgets_core = mode == Recompute.SELECTIVE and not target.compiled
-    forgets_cheap = mode == Recompute.OPERATORS or (target.compiled and target.eight_bit)
+    forgets_cheap = mode == Recompute.OPERATORS
     seen: set[str] = set()
 
     def of(step: Step) -> Iterator[Value]:
+        is_cast = target.compiled and isinstance(step, Multiply) and step.is_in_eight_bits(target)
         for value in step.reads if step.is_core and forgets_core else step.keeps:
-            if value.name not in seen and not (forgets_cheap and value.is_cheap):
+            if value.name not in seen and not ((forgets_cheap or is_cast) and value.is_cheap):
                 seen.add(value.name)
                 yield value
 
@@ -205,8 +206,18 @@ def _deferred_products(steps: Iterable[Step]) -> list[Multiply]:
 
 
 def weights_read(layer: Layer, target: Target) -> int:
-    """Number of parameters of a layer on one rank that the backward pass reads: all except the biases."""
-    return sum(parameter.size for parameter in layer_parameters(layer, target) if parameter.role is not Role.BIAS)
+    """Number of parameters of a layer on one rank that the backward pass reads in the compute type: all except the
+    biases, and matrices that are cast to 8 bits from the type in which they are stored.
+    """
+    return sum(
+        parameter.size
+        for parameter in layer_parameters(layer, target)
+        if parameter.role is not Role.BIAS
+        and not (target.eight_bit and parameter.role in _MATRICES and not parameter.is_expert)
+    )
+
+
+_MATRICES = (Role.MATRIX, Role.BEFORE_RESIDUAL)
 
 
 def last_matrix(layer: Layer, target: Target) -> int:

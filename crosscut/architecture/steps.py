@@ -348,6 +348,10 @@ class Multiply(Step):
         """Whether a schedule may compute the gradient of the weight later."""
         return True
 
+    def is_in_eight_bits(self, target: Target) -> bool:
+        """Whether the products cast their factors to 8 bits."""
+        return target.eight_bit
+
     def products(self, target: Target) -> tuple[Product, ...]:
         """The forward products on one rank: with the weight, and with the matrices of the adapter."""
         weight, rows = self.matrix.weight, self.reads[0].num_rows(target)

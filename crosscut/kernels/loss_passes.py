@@ -62,7 +62,8 @@ def _sums(logits: Logits, index: Tensor, wide: torch.dtype) -> Tensor:
     columns = _columns(values)
     real = torch.where(columns < num_real, soft_cap(values.to(wide), cap), -torch.inf)
     highest = real.amax(1, keepdim=True)  # this line and the next have the form that Inductor turns into one pass
-    exponentials = (real - highest).exp().sum(1, keepdim=True)
+    lowest = torch.finfo(wide).min  # all logits of a rank may be -inf
+    exponentials = (real - highest.clamp(min=lowest)).exp().sum(1, keepdim=True)
     target = torch.where((columns == index.unsqueeze(1)) & (columns < num_real), real, 0.0).sum(1)
     return torch.stack([highest.squeeze(1), exponentials.squeeze(1), target])
 

@@ -330,7 +330,7 @@ def _leaves_in_parts(mesh: ParallelMesh, weight: Tensor, low: Tensor | None, num
 
 def _cut(x: Tensor, num_pieces: int, mesh: ParallelMesh, in_parts: bool) -> Sequence[Tensor]:
     """Cut `x` [B, S, I] into pieces along the batch; with `in_parts`, into pieces of its parts [T B, S/T, I]."""
-    return (to_parts(x, mesh, num_pieces) if in_parts else x).chunk(num_pieces)
+    return _chunks(to_parts(x, mesh, num_pieces) if in_parts else x, num_pieces)
 
 
 def _sum_of_products(products: Products, x: Tensor, weight: Tensor, low: Tensor | None, up: Tensor | None) -> Tensor:
@@ -392,7 +392,11 @@ def _factor_gradients_in_pieces(
 
 def _pieces(x: Tensor, mesh: ParallelMesh, products: Products, elements: int) -> Sequence[Tensor]:
     """Cut `x` into pieces along the batch, so that one piece is sent while another piece is multiplied."""
-    return x.chunk(_num_pieces(x, mesh, products, elements))
+    return _chunks(x, _num_pieces(x, mesh, products, elements))
+
+
+def _chunks(x: Tensor, num: int) -> Sequence[Tensor]:
+    return [x] if num == 1 else x.chunk(num)  # a compiler takes a chunk for another tensor, and casts it again
 
 
 def _num_pieces(x: Tensor, mesh: ParallelMesh, products: Products, elements: int) -> int:

@@ -56,12 +56,11 @@ def activations_of(layer: Layer, run: Planned, target: Target, mode: str) -> tup
     """
     if mode == Recompute.FULL and "activations" in run.training.offload and target.device == "cuda":
         return tuple(Kept() for _ in layer.parts)
-    casts_again = target.compiled and target.eight_bit  # the compiler casts weights again for the backward pass
     first, *others = kept(layer, target, mode)
-    return replace(first, weights=0 if mode == Recompute.FULL or casts_again else _cast_weights(layer, run)), *others
+    return replace(first, weights=0 if mode == Recompute.FULL else _cast_weights(layer, run, target)), *others
 
 
-def _cast_weights(layer: Layer, run: Planned) -> int:
+def _cast_weights(layer: Layer, run: Planned, target: Target) -> int:
     """Bytes of a layer's cast weights, which are a copy in the compute type. 0 if the weights are stored in this type.
 
     The result is also 0 if the data ranks shard the weights, because the gathered weights have the compute type and
@@ -71,7 +70,7 @@ def _cast_weights(layer: Layer, run: Planned) -> int:
     is_same = precision.compute == precision.accumulation
     if is_same or run.layout.shard_size > 1:
         return 0
-    return weights_read(layer, Target.of(run.layout)) * precision.compute_bytes
+    return weights_read(layer, target) * precision.compute_bytes
 
 
 def published_layer_activations(run: Planned) -> float:

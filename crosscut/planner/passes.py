@@ -41,10 +41,10 @@ _NORM_BYTES = 4
 _CLIP_BYTES = {True: 8, False: 4}
 """Bytes per parameter in float32 to clip gradients. The key says whether a kernel of its own does it, as before Muon.
 Otherwise, AdamW's kernel also writes the gradient."""
-_KERNELS = {True: (13, 24), False: (15, 30)}
+_KERNELS = {True: (12, 23), False: (15, 30)}
 """Number of kernels in a layer's forward pass and in its backward pass, not counting matrix products. The key says
 whether the layer is compiled. Those of a compiled GPT-2 are counted (`benchmarks/gpu/count.py`)."""
-_CAST_KERNELS = (24, 33)
+_CAST_KERNELS = (23, 16)
 """Further kernels of a compiled layer that multiplies in 8 bits: the largest elements and the casts. Counted, too."""
 _CAST_BYTES = 3
 """Bytes per element of a cast to 8 bits: the tensor is read in 16 bits and written in 8. The largest element is found
@@ -90,9 +90,8 @@ def _casts(steps: Iterable[Step], target: Target) -> tuple[float, float]:
     """Bytes of casting the factors of all products to 8 bits, forward and backward; 0 without such products. Each of
     the three products of a matrix casts both of its factors.
     """
-    if not target.eight_bit:
-        return 0, 0
-    products = [product for step in steps if isinstance(step, Multiply) for product in step.products(target)]
+    cast = [step for step in steps if isinstance(step, Multiply) and step.is_in_eight_bits(target)]
+    products = [product for step in cast for product in step.products(target)]
     forward = sum(_CAST_BYTES * _factors(product) for product in products)
     return forward, sum(_CAST_BYTES * (_factors(p.of_input) + _factors(p.of_weight)) for p in products)
 
@@ -108,15 +107,20 @@ def weight_passes(run: Planned, program: Program) -> tuple[float, float]:
 
     Return two numbers: the bytes of casting weights to the compute type, and the bytes of casting gradients back and
     summing the gradients over micro-batches. The first micro-batch has no earlier gradients to add. Sharded
-    weights are cast before the gather, so each rank casts only its shard.
+    weights are cast before the gather, so each rank casts only its shard. Products in 8 bits cast whole weights
+    themselves (`layer_passes`), and their gradients need no cast.
     """
     precision = run.training.numbers
     narrow, wide = precision.compute_bytes, precision.accumulation_bytes
     added = 3 * wide * (1 - 1 / run.num_micro_batches)
-    stored, trained = _layer_parameters(part_of(run), Target.of(run.layout), Shares.of(run.layout))
+    part, target, shares = part_of(run), Target.of(run.layout), Shares.of(run.layout)
+    stored, trained = _layer_parameters(part, target, shares)
     if narrow == wide or not program.casts_weights:
         return 0.0, added * trained
-    return stored * (wide + narrow), trained * (narrow + wide + added)
+    cast, cast_back = stored, trained
+    if run.training.precision == "float8" and run.layout.shard_size == 1:
+        cast, cast_back = _layer_parameters(part, target, shares, only_experts=True)
+    return cast * (wide + narrow), cast_back * (narrow + wide) + trained * added
 
 
 def ends_passes(run: Planned, target: Target) -> tuple[float, float]:
@@ -161,11 +165,15 @@ def optimizer_bytes(run: Planned, program: Program) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _layer_parameters(part: Decoder, target: Target, shares: Shares) -> tuple[float, int]:
+def _layer_parameters(
+    part: Decoder, target: Target, shares: Shares, *, only_experts: bool = False
+) -> tuple[float, int]:
     """Number of parameters of all layers that one rank stores, as a mean over the ranks, and number of trainable
     parameters on one tensor rank.
     """
     parts = [(p, count) for layer, count in part.kinds.items() for p in layer_parameters(layer, target)]
+    if only_experts:
+        parts = [(p, count) for p, count in parts if p.is_expert]
     experts = sum(count * p.size for p, count in parts if p.is_expert)
     dense = sum(count * p.size for p, count in parts) - experts
     trained = sum(count * p.size for p, count in parts if not p.is_frozen)

@@ -23,6 +23,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
@@ -60,6 +61,10 @@ class WithoutMemory(FakeTensorMode):
         return super().__torch_dispatch__(func, types, args, kwargs or {})
 
 
+_HAS_WIDE_SUM = torch.ops.aten.addmm.dtype_out in decomposition_table
+"""Whether this PyTorch can pretend to add a product in float32, which PyTorch 2.11 only does on a GPU."""
+
+
 @contextmanager
 def as_on(device: Device) -> Iterator[None]:
     """Context manager under which a new model uses the operators that PyTorch would choose on `device`.
@@ -72,7 +77,7 @@ def as_on(device: Device) -> Iterator[None]:
     with (
         replaced(F, scaled_dot_product_attention=_fused_attention, dropout=_dropout),
         replaced(onednn, IS_THERE=False, is_faster=lambda: False),
-        replaced(products, adds_in_float32=lambda total: total.dtype == torch.float32),
+        replaced(products, adds_in_float32=lambda total: _HAS_WIDE_SUM and total.dtype == torch.float32),
         replaced(attention, capability_of=lambda _: AMPERE),
         replaced(gelu, MOST_ELEMENTS=0),
         replaced(gradient_norm, NORM_PIECE=sys.maxsize),

@@ -207,6 +207,11 @@ class MultiplyEach(Multiply):
         """False: the gradients of all experts' matrices are computed at once, in the backward pass."""
         return False
 
+    def is_in_eight_bits(self, target: Target) -> bool:
+        """False: experts multiply in bfloat16 in every run."""
+        del target
+        return False
+
     def products(self, target: Target) -> tuple[Product, ...]:
         """The forward product on one rank, in a group for each of the rank's experts that can have a row."""
         (product,) = super().products(target)

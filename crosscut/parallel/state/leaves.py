@@ -3,15 +3,17 @@
 A parameter is a `DTensor` (`parameters`), and so is its gradient. A forward or a backward pass that handled distributed
 tensors would describe and check each of them anew, in every layer. The passes therefore never see a `DTensor`: each
 parameter has leaves that share the memory of its local tensor. Autograd gives the gradient to the leaf, and a hook
-hands it over to the parameter's `.grad` at once, so a leaf never keeps a gradient. The hooks of the parameter then run
-as if autograd had reached the parameter itself.
+hands it over to the parameter's `.grad` at once, so a leaf never keeps a gradient. The hooks of the parameter then run.
+They run once for each leaf that the loss reached, and once more if the loss also reached the parameter itself.
 
 `leaves_of` makes the leaves when a layer first reads the parameter, and makes new ones if the parameter's local tensor
 is no longer the one that they share. Parameters that are computed from other tensors have no leaves. Code that asks
-`torch.autograd.grad` for the gradient of a parameter does not find the parameter in the graph; call `backward` instead.
+`torch.autograd.grad` or `backward(inputs=...)` for the gradient of a parameter does not find the parameter in the
+graph; call `backward` instead.
 """
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TypeVar, final
@@ -37,6 +39,7 @@ class Leaves:
         spec = parameter._spec
         self.parameter, self.source = parameter, parameter._local_tensor
         """The parameter, and the local tensor that the leaves share."""
+        self.dtype = parameter.dtype
         self.trains = parameter.requires_grad
         self.own = self._leaf(spec)
         """Leaf whose gradient has the placement of the parameter."""
@@ -50,14 +53,26 @@ class Leaves:
         leaf.register_post_accumulate_grad_hook(partial(_hand_over, weakref.ref(self), spec))
         return leaf
 
+    def belong_to(self, parameter: DTensor) -> bool:
+        """Whether these are leaves of the parameter, and share its present local tensor."""
+        leaf, source = self.own, parameter._local_tensor
+        alike: bool = torch._C._is_alias_of(leaf, source)  # type: ignore[attr-defined]
+        return (
+            self.parameter is parameter
+            and self.source is source
+            and alike
+            and leaf.storage_offset() == source.storage_offset()
+            and leaf.shape == source.shape
+        )
+
     def part(self, gradient: Gradient) -> Tensor:
         """Return the leaf whose gradient has the placement `gradient`."""
         if not self.trains:
             return self.source
         return self.own if gradient is None or not isinstance(gradient[0], Partial) else self.partial
 
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()  # a copy of the parameter makes its own leaves
+    def __reduce__(self) -> tuple[type[object], tuple[()]]:
+        return OrderedDict, ()  # a copy of the parameter makes its own leaves; `torch.load` allows this type
 
 
 def _hand_over(owner: weakref.ref[Leaves], spec: DTensorSpec, leaf: Tensor) -> None:
@@ -70,14 +85,16 @@ def _hand_over(owner: weakref.ref[Leaves], spec: DTensorSpec, leaf: Tensor) -> N
             f"A parameter of shape {tuple(spec.shape)} must keep its tensor from the forward to the backward pass, but "
             "it was converted or replaced between them. Convert a model before its forward pass."
         )
+    if not parameter.requires_grad:  # since the forward pass
+        return
     if local is not None:
         _accumulate(parameter, DTensor(local, spec, requires_grad=False))
-    for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
+    for hook in tuple((getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values()):
         hook(parameter)
 
 
 def _accumulate(parameter: DTensor, gradient: Tensor) -> None:
-    for hook in (parameter._backward_hooks or {}).values():
+    for hook in tuple((parameter._backward_hooks or {}).values()):
         changed = hook(gradient)
         gradient = gradient if changed is None else changed
     held = parameter.grad
@@ -90,24 +107,21 @@ def _accumulate(parameter: DTensor, gradient: Tensor) -> None:
 
 
 def leaves_of(parameter: DTensor) -> Leaves | None:
-    """Return the leaves of a parameter, which share its present local tensor. None if other tensors determine the
-    parameter, so that autograd must reach the parameter itself.
+    """Return the leaves of a parameter, which share its present local tensor. None if autograd must reach the parameter
+    itself: other tensors determine it, or it can have no gradient at all.
     """
     if not parameter.is_leaf:
         return None
-    leaves: Leaves | None = getattr(parameter, "leaves", None)
-    source = parameter._local_tensor
-    if leaves is None or leaves.source is not source or not _share_memory(leaves.own, source):
+    leaves: object = getattr(parameter, "leaves", None)
+    if not isinstance(leaves, Leaves) or not leaves.belong_to(parameter):
+        source = parameter._local_tensor
+        if source.is_inference() or not source.is_floating_point():
+            return None
         with torch.inference_mode(False):
             leaves = Leaves(parameter)
         vars(parameter)["leaves"] = leaves
     leaves.trains = parameter.requires_grad
     return leaves
-
-
-def _share_memory(one: Tensor, other: Tensor) -> bool:
-    alike: bool = torch._C._is_alias_of(one, other)  # type: ignore[attr-defined]
-    return alike
 
 
 def on_leaves(modules: Iterable[nn.Module], function: Callable[..., _T], *arguments: object) -> _T:

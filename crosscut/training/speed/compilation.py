@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar, final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -261,8 +262,8 @@ class CompiledCode:
         self._compiler = compiler
         self._make_graph = compiler.make_recomputing_graph if recomputes_operators else compiler.make_graph
         self._traced: dict[object, Callable[..., Any]] = {}
-        self._modules: dict[nn.Module, list[nn.Module]] = {}
-        """Modules with parameters inside each layer."""
+        self._modules: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()
+        """Modules with parameters inside each layer, apart from the layer itself."""
 
     def __call__(self, function: Callable[..., _T], *inputs: object) -> _T:
         """Return `function(*inputs)`, where `function` is a bound method of a layer."""
@@ -274,9 +275,9 @@ class CompiledCode:
         layer = function.__self__
         assert isinstance(layer, nn.Module)
         if layer not in self._modules:
-            self._modules[layer] = [each for each in layer.modules() if each._parameters]
+            self._modules[layer] = [each for each in layer.modules() if each._parameters and each is not layer]
         call = partial(self._compiler.run, "A layer", self._traced[method], layer)
-        result: _T = on_leaves(self._modules[layer], call, *inputs)
+        result: _T = on_leaves((layer, *self._modules[layer]), call, *inputs)
         return result
 
 

@@ -179,3 +179,50 @@ def test_no_leaf_is_made_for_generation(layer: ColumnParallelLinear) -> None:
         layer(torch.ones(2, 3, 4))
     layer(torch.ones(2, 3, 4)).sum().backward()
     assert isinstance(layer.weight.grad, DTensor)
+
+
+def test_a_shallow_copy_gets_its_own_gradient(mesh: ParallelMesh) -> None:
+    first = replicated_parameter((3,), mesh.tensor, dtype=torch.float64, device=CPU, value=1.0)
+    local(first, torch.float64).sum().backward()
+    second = copy.copy(first)
+    second.grad = None
+    (2.0 * local(second, torch.float64)).sum().backward()
+    assert (_grad(first).tolist(), _grad(second).tolist()) == ([1.0] * 3, [2.0] * 3)
+
+
+def test_a_hook_may_remove_itself(mesh: ParallelMesh) -> None:
+    parameter, calls, handles = replicated_parameter((3,), mesh.tensor, dtype=torch.float64, device=CPU), [], {}
+
+    def once(name: str) -> None:
+        calls.append(name)
+        handles[name].remove()
+
+    for register in (parameter.register_hook, parameter.register_post_accumulate_grad_hook):
+        name = register.__name__
+        handles[name] = register(lambda _, name=name: once(name))
+        register(lambda _: calls.append("stays"))
+    local(parameter, torch.float64).sum().backward()
+    assert sorted(calls) == ["register_hook", "register_post_accumulate_grad_hook", "stays", "stays"]
+
+
+def test_a_parameter_that_moves_in_its_storage_is_read_where_it_is(mesh: ParallelMesh) -> None:
+    parameter = replicated_parameter((3,), mesh.tensor, dtype=torch.float64, device=CPU)
+    rows = torch.arange(6.0, dtype=torch.float64)
+    assert isinstance(parameter, DTensor)
+    for part in (rows[:3], rows[3:]):
+        parameter._local_tensor.data = part
+        assert local(parameter, torch.float64).tolist() == part.tolist()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # as above
+def test_parameters_without_gradients_have_no_leaves(layer: ColumnParallelLinear) -> None:
+    layer.register_parameter("places", nn.Parameter(torch.arange(3), requires_grad=False))
+    compiler = Compiler("eager")
+    layer.requires_grad_(requires_grad=False)
+    assert CompiledCode(compiler)(layer.forward, torch.ones(1, 2, 4)).shape == (1, 2, 3)
+
+
+def test_a_saved_parameter_is_loaded_without_code(layer: ColumnParallelLinear, tmp_path: Any) -> None:
+    layer(torch.ones(1, 2, 4)).sum().backward()
+    torch.save(vars(layer.weight)["leaves"], tmp_path / "leaves.pt")
+    assert not torch.load(tmp_path / "leaves.pt", weights_only=True)
